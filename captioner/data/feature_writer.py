@@ -1,8 +1,5 @@
 """Writes a folder of features, which `captioner.data.features` reads.
 
-    FOLDER/features.journal  while it is being filled: the header of features.json, then one line
-                             per block whose rows are on disk
-
 An interrupted run loses at most one block. The encoder is passed in as a function. `encode_photos`
 makes the blocks, in this process or elsewhere, and `FeatureWriter` writes them.
 """
@@ -17,8 +14,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,11 +32,11 @@ from captioner.data.features import (
     VERSION,
     Record,
     difference,
-    file_size,
     read_contents,
     read_file,
 )
 from captioner.data.images import open_image
+from captioner.data.journal import continue_journal, read_journal
 from captioner.data.prefetch import read_batches, reader_threads
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_write, write_lock
@@ -70,11 +68,6 @@ class FeaturePlan:
     """From `feature_fingerprint`, with dtype and precision."""
 
     @property
-    def rows(self) -> int:
-        """N, photos and flipped photos."""
-        return len(self.images) + self.flipped
-
-    @property
     def row_bytes(self) -> int:
         """Size of a row (bytes)."""
         regions = self.grid[0] * self.grid[1]
@@ -83,15 +76,16 @@ class FeaturePlan:
     @property
     def bytes(self) -> int:
         """Size of all rows (bytes)."""
-        return self.rows * self.row_bytes
+        return (len(self.images) + self.flipped) * self.row_bytes
 
     @property
     def header(self) -> dict[str, Any]:
         """Start of the journal and of features.json."""
+        rows = len(self.images) + self.flipped
         return {
             "version": VERSION,
             "key": dict(self.fingerprint),
-            "shape": [self.rows, self.grid[0] * self.grid[1], self.feature_dim],
+            "shape": [rows, self.grid[0] * self.grid[1], self.feature_dim],
             "grid": list(self.grid),
             "mirrored": self.flipped,
             "photos": [[image.image_id, image.path.name] for image in self.images],
@@ -130,8 +124,7 @@ class FeatureWriter:
     def missing_bytes(self) -> int:
         """Disk space still needed (bytes)."""
         rows = self.folder / ROWS
-        blocks = getattr(rows.stat(), "st_blocks", 0) if rows.exists() else 0  # of 512 bytes
-        return max(0, self.plan.bytes - 512 * blocks)
+        return max(0, self.plan.bytes - (512 * rows.stat().st_blocks if rows.exists() else 0))
 
     def fill(self, encode: Encode, preprocessing: Preprocessing, batch_size: int = 32) -> Progress:
         """Encode the missing photos, which threads read ahead, and write their features.
@@ -168,33 +161,33 @@ class FeatureWriter:
             DataError: Another process is filling the folder, or features overflow the dtype.
             OSError: The disk is full, or the folder cannot be written.
         """
+        journal, rows_file = self.folder / JOURNAL, self.folder / ROWS
         self.folder.mkdir(parents=True, exist_ok=True)
         with write_lock(self.folder):
             self._inspect()  # again: another process may have filled it
             if self.complete and not self.force:
                 return
-            self._begin()
-            with (
-                (self.folder / ROWS).open("r+b") as rows,
-                (self.folder / JOURNAL).open("a", encoding="utf-8") as journal,
-                closing(blocks(len(self.records))) as found,
-            ):
-                for block in found:
-                    self._write(rows, block)
-                    rows.flush()
-                    os.fsync(rows.fileno())
-                    journal.write(json.dumps(block.records) + "\n")
-                    journal.flush()
-                    self.records += block.records
-                    yield len(block.records), block.errors
-            if len(self.records) != len(self.plan.images):
-                raise DataError(
-                    f"{self.folder}: features of {len(self.records)} of {len(self.plan.images)} "
-                    "photos were computed"
-                )
+            done = [self.records] if self.records else []
+            with continue_journal(journal, self.plan.header, done) as append:
+                if not self.records:
+                    # Removed rather than truncated: a training run may be reading the rows.
+                    (self.folder / CONTENTS).unlink(missing_ok=True)
+                    rows_file.unlink(missing_ok=True)
+                    rows_file.touch()
+                with rows_file.open("r+b") as rows, closing(blocks(len(self.records))) as found:
+                    rows.truncate(self.plan.bytes)
+                    for block in found:
+                        for number, row in zip(self._numbers(block), block.rows, strict=True):
+                            rows.seek(number * self.plan.row_bytes)
+                            rows.write(row.data)
+                        rows.flush()
+                        os.fsync(rows.fileno())
+                        append(block.records)
+                        self.records += block.records
+                        yield len(block.records), block.errors
             contents = {**self.plan.header, "records": self.records}
             atomic_write(self.folder / CONTENTS, json.dumps(contents))
-            (self.folder / JOURNAL).unlink()
+            journal.unlink()
             self.complete = True
 
     def _inspect(self) -> None:
@@ -202,16 +195,15 @@ class FeatureWriter:
         folder, header = self.folder, self.plan.header
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"{folder} is a file; give a folder")
-        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        held, records = _read_journal(folder)
-        if CONTENTS in names:
-            held, records = read_contents(folder) or {}, []
+        held, blocks = read_journal(folder / JOURNAL)
+        self.complete = False
+        if (folder / CONTENTS).exists():
+            held, blocks = read_contents(folder), []
             held.pop("records", None)
-        self.complete = CONTENTS in names and held == header
-        resumable = held == header and file_size(folder / ROWS) == self.plan.bytes
-        self.records = records if resumable else []
-        temporary = (f".{CONTENTS}", f".{JOURNAL}")
-        others = sorted(name for name in names if not name.startswith(temporary))
+            self.complete = held == header
+        resumable = held == header and (folder / ROWS).exists()
+        self.records = [Record(*one) for block in blocks for one in block] if resumable else []
+        others = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
         if self.force or held == header or not others:
             return
         other = difference((held or {}).get("key") or {}, header["key"])
@@ -219,28 +211,12 @@ class FeatureWriter:
         problem = problem if held else f"holds other files (first: {others[0]})"
         raise ConfigError(f"{folder} {problem}; give another folder, or --force to write to it")
 
-    def _begin(self) -> None:
-        """Write a row file of the full size and a journal without incomplete lines."""
-        header = json.dumps(self.plan.header) + "\n"
-        if self.records:
-            atomic_write(self.folder / JOURNAL, header + json.dumps(self.records) + "\n")
-            return
-        # Removed rather than truncated: a training run may be reading the rows. The journal goes
-        # last: without it, the rows left by an interruption here would look like someone else's.
-        for name in (ROWS, CONTENTS, JOURNAL):
-            (self.folder / name).unlink(missing_ok=True)
-        atomic_write(self.folder / JOURNAL, header)
-        with (self.folder / ROWS).open("xb") as rows:
-            rows.truncate(self.plan.bytes)
-
-    def _write(self, rows: IO[bytes], block: Block) -> None:
-        """Write a block's rows."""
-        start, count, size = len(self.records), len(self.plan.images), self.plan.row_bytes
+    def _numbers(self, block: Block) -> list[int]:
+        """The numbers of a block's rows."""
+        start = len(self.records)
         readable = [n for n, record in enumerate(block.records, start) if record.crc is not None]
-        flipped = [count + n for n in readable if n < self.plan.flipped]
-        for number, values in zip([*readable, *flipped], block.rows, strict=True):
-            rows.seek(number * size)
-            rows.write(values.data)
+        photos = len(self.plan.images)
+        return [*readable, *(photos + n for n in readable if n < self.plan.flipped)]
 
 
 class Block(NamedTuple):
@@ -278,78 +254,52 @@ def encode_photos(
     """
     read, threads = partial(_read_photo, preprocessing), reader_threads()
     with closing(read_batches(read, paths, batch_size, threads=threads)) as batches:
-        for number, batch in enumerate(batches):
+        for start, batch in zip(count(0, batch_size), batches, strict=False):
             photos = [photo for _, photo in batch if not isinstance(photo, ImageError)]
-            start = number * batch_size
-            names = paths[start : start + batch_size]
-            yield _encode_block(photos, names, encode, flipped=flipped - start, dtype=dtype)
-
-
-def _encode_block(
-    batch: Sequence[_Photo], paths: Sequence[Path], encode: Encode, *, flipped: int, dtype: str
-) -> Block:
-    pixels = {n: p.pixels for n, p in enumerate(batch) if not isinstance(p.pixels, ImageError)}
-    mirrored = {n: p[:, ::-1] for n, p in pixels.items() if n < flipped}
-    rows = {
-        (n, is_flipped): row
-        for is_flipped, images in ((False, pixels), (True, mirrored))
-        for n, row in _encode(images, paths, encode, dtype).items()
-    }
-    crcs = {key: zlib.crc32(row.data) for key, row in rows.items()}
-    return Block(
-        [Record(*p.file, crcs.get((n, False)), crcs.get((n, True))) for n, p in enumerate(batch)],
-        np.stack(list(rows.values())) if rows else np.empty((0, 0), np.uint8),
-        [str(p.pixels) for p in batch if isinstance(p.pixels, ImageError)],
-    )
+            pixels = {n: p for n, (_, p) in enumerate(photos) if not isinstance(p, ImageError)}
+            turned = {n: p[:, ::-1] for n, p in pixels.items() if start + n < flipped}
+            rows = [
+                _encode(images, paths[start:], encode, dtype)
+                for images in (pixels, turned)
+                if images
+            ]
+            crcs = [{n: zlib.crc32(row.data) for n, row in found.items()} for found in rows]
+            upright, mirrored = [*crcs, {}, {}][:2]
+            yield Block(
+                [
+                    Record(*file, upright.get(n), mirrored.get(n))
+                    for n, (file, _) in enumerate(photos)
+                ],
+                np.stack([row for found in rows for row in found.values()])
+                if rows
+                else np.empty((0, 0), np.uint8),
+                [str(p) for _, p in photos if isinstance(p, ImageError)],
+            )
 
 
 def _encode(
     pixels: Mapping[int, NDArray[np.uint8]], paths: Sequence[Path], encode: Encode, dtype: str
 ) -> dict[int, NDArray[np.uint8]]:
     """The rows of photos, by their index in the block."""
-    if not pixels:
-        return {}
     features = encode(torch.from_numpy(np.stack(list(pixels.values())))).to(DTYPES[dtype])
-    if not bool(features.isfinite().all()):
-        bad = next(n for n, row in zip(pixels, features, strict=True) if not row.isfinite().all())
+    finite = features.isfinite().flatten(1).all(dim=1).tolist()
+    if not all(finite):
+        bad = paths[list(pixels)[finite.index(False)]]
         raise DataError(
-            f"{paths[bad]}: features overflow {dtype}; use --dtype bfloat16 or float32, or check "
+            f"{bad}: features overflow {dtype}; use --dtype bfloat16 or float32, or check "
             "the encoder's weights"
         )
     data = features.cpu().contiguous().view(torch.uint8).numpy().reshape(len(pixels), -1)
     return dict(zip(pixels, data, strict=True))
 
 
-class _Photo(NamedTuple):
-    """A photo's file and its pixels."""
-
-    file: tuple[int, int, str]
-    """Size, time and SHA-256; see `Record`."""
-    pixels: NDArray[np.uint8] | ImageError
-    """(H, W, 3)."""
-
-
-def _read_photo(preprocessing: Preprocessing, path: Path) -> _Photo:
+def _read_photo(
+    preprocessing: Preprocessing, path: Path
+) -> tuple[tuple[int, int, str], NDArray[np.uint8] | ImageError]:
+    """A photo's size, time and SHA-256 (see `Record`), and its pixels (H, W, 3)."""
     file, data = read_file(path)  # once, so that the checksum is of the bytes decoded
     try:
         photo = open_image(path if data is None else io.BytesIO(data), name=str(path))
-        return _Photo(file, preprocessing.pixels(photo))
+        return file, preprocessing.pixels(photo)
     except ImageError as error:
-        return _Photo(file, error)
-
-
-def _read_journal(folder: Path) -> tuple[dict[str, Any] | None, list[Record]]:
-    """Header and records of an incomplete folder, without a line that was cut short."""
-    try:
-        text = (folder / JOURNAL).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None, []
-    lines: list[Any] = []
-    for line in text.splitlines(keepends=True):
-        try:
-            lines.append(json.loads(line if line.endswith("\n") else ""))
-        except ValueError:
-            break
-    if not lines or not isinstance(lines[0], dict):
-        return None, []
-    return lines[0], [Record(*record) for block in lines[1:] for record in block]
+        return file, error

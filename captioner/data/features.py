@@ -2,7 +2,8 @@
 
     FOLDER/features.bin      rows of (L, D): the photos, then flipped versions of the first ones
     FOLDER/features.json     written last: what the rows were made from, checksums
-    FOLDER/features.journal  only until the folder is complete, see captioner.data.feature_writer
+    FOLDER/features.journal  only while it is filled: the header of features.json, then one line per
+                             block whose rows are on disk
 
 Notation: N rows, B photos, L = Gh x Gw regions, D feature size.
 """
@@ -16,6 +17,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,19 +126,15 @@ class FeatureCache:
             begun = (folder / JOURNAL).exists()
             problem = "is incomplete; continue" if begun else "has no features; create them"
             raise DataError(f"{folder} {problem} with: {COMMAND} -o {folder}")
-        contents = read_contents(folder) or {}
-        if contents.get("version") != VERSION:
-            raise DataError(f"{folder / CONTENTS} is damaged; {_recreate(folder)}")
-        if other := difference(contents["key"], fingerprint):
+        contents = read_contents(folder)
+        if other := difference(contents.get("key", {}), fingerprint):
             raise DataError(f"{folder} was made with {other}; {_recreate(folder)}")
-        count, regions, feature_dim = contents["shape"]
-        row_bytes = regions * feature_dim * DTYPES[contents["key"]["dtype"]].itemsize
-        if (found := file_size(folder / ROWS)) != count * row_bytes:
-            raise DataError(
-                f"{folder / ROWS} has {max(0, found):,} bytes, expected {count * row_bytes:,}; "
-                f"{_recreate(folder)}"
-            )
-        rows = np.memmap(folder / ROWS, np.uint8, "r", shape=(count, row_bytes))
+        try:
+            count, regions, feature_dim = contents["shape"]
+            row_bytes = regions * feature_dim * DTYPES[contents["key"]["dtype"]].itemsize
+            rows = np.memmap(folder / ROWS, np.uint8, "r", shape=(count, row_bytes))
+        except (OSError, KeyError, ValueError) as error:
+            raise DataError(f"{folder} is damaged ({error}); {_recreate(folder)}") from error
         return cls(folder, contents, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:  # another process maps the file itself
@@ -150,9 +148,9 @@ class FeatureCache:
     def check(self, images: Sequence[CaptionedImage], *, flipped: bool = False) -> None:
         """Check that the rows belong to these photos as they are now.
 
-        A file of the same size and modification time counts as unchanged; if only the time differs
-        (a copied data set), its checksum is compared. Missing files are not an error, since their
-        features are cached. A photo that could not be read counts as known (see `has`).
+        A file of the same size and time counts as unchanged; if only the time differs (a copied
+        data set), its checksum is compared. Missing files are not an error. A photo that could not
+        be read counts as known (see `has`).
 
         Args:
             images: The photos to be read.
@@ -161,15 +159,13 @@ class FeatureCache:
         Raises:
             DataError: Photos are not in the cache, or their files have changed.
         """
-        unknown = [image for image in images if not self._knows(image)]
-        self._refuse(unknown, images, "are not in")
-        if flipped:
-            lacking = [image for image in images if self._index[image.image_id] >= self.flipped]
-            self._refuse(lacking, images, "have no flipped row (data.horizontal_flip) in")
         with ThreadPoolExecutor(reader_threads()) as pool:
-            changes = list(pool.map(self._changed, images))
-        changed = [image for image, other in zip(images, changes, strict=True) if other]
-        self._refuse(changed, images, "have changed since they were encoded for")
+            problems = list(pool.map(partial(self._problem, flipped), images))
+        if wrong := [n for n, problem in enumerate(problems) if problem]:
+            raise DataError(
+                f"{len(wrong)} of {len(images)} photos {problems[wrong[0]]} {self.folder} "
+                f"(first: {images[wrong[0]].path}); {_recreate(self.folder)}"
+            )
 
     def read(self, photos: Sequence[tuple[int, bool]]) -> Tensor:
         """Gather rows.
@@ -185,60 +181,43 @@ class FeatureCache:
             initialize CUDA.
 
         Raises:
-            DataError: A row does not exist or is damaged.
+            DataError: A row is damaged.
         """
         pin = torch.cuda.is_available() and get_worker_info() is None
         shape = (len(photos), *self.shape[1:])
         features = torch.empty(shape, dtype=self.dtype, pin_memory=pin)
         target = features.view(torch.uint8).numpy().reshape(len(photos), self._rows.shape[1])
         for number, (image_id, flipped) in enumerate(photos):
-            row, record = self._find(image_id, flipped)
+            photo = self._index[image_id]
+            row, record = photo + flipped * len(self.records), self.records[photo]
             target[number] = 0 if record.crc is None else self._rows[row]
             if not self._verified[row] and record.crc is not None:
                 crc = record.flipped_crc if flipped else record.crc
                 if zlib.crc32(target[number].data) != crc:
-                    name = self._names[self._index[image_id]]
                     raise DataError(
-                        f"{self.folder / ROWS}: the features of {name} are damaged; "
+                        f"{self.folder / ROWS}: the features of {self._names[photo]} are damaged; "
                         f"{_recreate(self.folder)}"
                     )
                 self._verified[row] = True
         return features
 
-    def _find(self, image_id: int, flipped: bool) -> tuple[int, Record]:
-        """A photo's row number and record."""
-        photo = self._index.get(image_id)
-        if photo is None or (flipped and photo >= self.flipped):
-            kind = "flipped photo" if flipped else "photo"
-            raise DataError(
-                f"{self.folder} has no row for {kind} {image_id}; {_recreate(self.folder)}"
-            )
-        return photo + len(self.records) if flipped else photo, self.records[photo]
-
-    def _knows(self, image: CaptionedImage) -> bool:
+    def _problem(self, flipped: bool, image: CaptionedImage) -> str:
+        """Why the rows are not those of a photo; empty if they are."""
         row = self._index.get(image.image_id)
-        return row is not None and self._names[row] == image.path.name
-
-    def _changed(self, image: CaptionedImage) -> bool:
-        record = self.records[self._index[image.image_id]]
+        if row is None or self._names[row] != image.path.name:
+            return "are not in"
+        if flipped and row >= self.flipped:
+            return "have no flipped row (data.horizontal_flip) in"
+        record = self.records[row]
         try:
             status = image.path.stat()
         except OSError:
-            return False
+            return ""
         if (status.st_size, status.st_mtime_ns) == (record.size, record.mtime_ns):
-            return False
-        if 0 <= record.size != status.st_size:
-            return True
-        return read_file(image.path)[0][2] != record.sha256
-
-    def _refuse(
-        self, wrong: Sequence[CaptionedImage], images: Sequence[CaptionedImage], problem: str
-    ) -> None:
-        if wrong:
-            raise DataError(
-                f"{len(wrong)} of {len(images)} photos {problem} {self.folder} "
-                f"(first: {wrong[0].path}); {_recreate(self.folder)}"
-            )
+            return ""
+        changed = 0 <= record.size != status.st_size
+        changed = changed or read_file(image.path)[0][2] != record.sha256
+        return "have changed since they were encoded for" if changed else ""
 
 
 def _recreate(folder: Path) -> str:
@@ -248,13 +227,13 @@ def _recreate(folder: Path) -> str:
 # --- Shared with the writer -----------------------------------------------------------------------
 
 
-def read_contents(folder: Path) -> dict[str, Any] | None:
-    """The content of ``features.json``; None if it cannot be read."""
+def read_contents(folder: Path) -> dict[str, Any]:
+    """The content of ``features.json``; empty if it cannot be read or is of another version."""
     try:
-        contents = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return contents if isinstance(contents, dict) else None
+        contents: dict[str, Any] = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
+        return contents if contents["version"] == VERSION else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def difference(held: Mapping[str, str], expected: Mapping[str, str]) -> str | None:
@@ -275,8 +254,3 @@ def read_file(path: Path) -> tuple[tuple[int, int, str], bytes | None]:
     except OSError:
         return (-1, 0, ""), None
     return (status.st_size, status.st_mtime_ns, hashlib.sha256(data).hexdigest()), data
-
-
-def file_size(path: Path) -> int:
-    """File size (bytes); -1 if there is no file."""
-    return path.stat().st_size if path.is_file() else -1

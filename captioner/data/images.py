@@ -95,7 +95,7 @@ def open_image(
             return _decode(file, called, max_pixels, formats, min_side)[0]
     if isinstance(source, (bytes, bytearray, memoryview)):
         source = io.BytesIO(source)
-    if not hasattr(source, "read") or isinstance(source, io.TextIOBase):
+    if not hasattr(source, "read") or isinstance(source, io.StringIO | io.TextIOWrapper):
         raise NotAnImageError(
             f"{f'{name}: ' if name else ''}a photo must be a path, bytes, an open binary file, a "
             f"Pillow image or a NumPy array, not {type(source).__name__}; convert it to one"

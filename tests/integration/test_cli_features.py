@@ -23,7 +23,6 @@ from captioner.data.features import (
     JOURNAL,
     ROWS,
     FeatureCache,
-    Record,
     feature_fingerprint,
 )
 from captioner.data.images import open_image
@@ -149,15 +148,15 @@ def test_an_interrupted_run_can_be_continued(run, tmp_path, monkeypatch, capsys)
     expected = contents_of(tmp_path / "f")
     shutil.rmtree(tmp_path / "f")
 
-    write, calls = FeatureWriter._write, iter(range(2))
+    numbers, calls = FeatureWriter._numbers, iter(range(2))
 
-    def interrupted(*arguments: Any) -> list[Record]:
+    def interrupted(*arguments: Any) -> list[int]:
         if next(calls, None) is None:
             raise KeyboardInterrupt
-        return write(*arguments)
+        return numbers(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FeatureWriter, "_write", interrupted)
+        patch.setattr(FeatureWriter, "_numbers", interrupted)
         capsys.readouterr()
         assert run("--batch-size", "1") == INTERRUPTED
     assert "run the same command again" in only_line(capsys)

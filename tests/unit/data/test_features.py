@@ -65,8 +65,6 @@ def test_flipped_rows_are_features_of_flipped_pixels(tmp_path, images, plan) -> 
         live = encode(pixels_of(image).flip(2))
         assert torch.equal(cache.read([(image.image_id, True)]), live)
         assert not torch.equal(cache.read([(image.image_id, False)]), live)
-    with pytest.raises(DataError, match="flipped photo 15"):
-        cache.read([(15, True)])
 
 
 def test_cache_can_be_used_in_another_process(tmp_path, plan) -> None:
@@ -174,8 +172,6 @@ def test_unknown_photos_are_refused(tmp_path, images, plan) -> None:
         with pytest.raises(DataError, match=r"1 of 2 photos are not in .*first: .*png"):
             cache.check([images[1], other])
     assert not cache.has(99)
-    with pytest.raises(DataError, match="photo 99"):
-        cache.read([(99, False)])
 
 
 @pytest.mark.parametrize("data", [b"", b"no picture", None])
