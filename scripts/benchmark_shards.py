@@ -21,8 +21,7 @@ from moto.server import ThreadedMotoServer
 from captioner.data.batches import EncodedImage, PhotoReader
 from captioner.data.coco import CaptionedImage
 from captioner.data.shard_stream import ShardStream
-from captioner.data.shard_writer import write_shards
-from captioner.data.shards import read_manifest
+from captioner.data.shards import read_manifest, write_shards
 from captioner.model.preprocessing import Preprocessing
 
 
@@ -46,7 +45,7 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         shards = write_shards(images, Path(folder), photos_per_shard=100).manifest
-        total = sum(shard.size for shard in shards.shards)
+        total = sum(shard.bytes for shard in shards.shards)
         fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
         for path in Path(folder).iterdir():
             with fsspec.open(f"s3://bucket/shards/{path.name}", "wb") as file:

@@ -176,7 +176,7 @@ class ShardsOptions(ConfigOptions):
 
     output: OutputFolder
     """Folder for the tar files."""
-    photos_per_shard: int = 1000
+    photos_per_shard: Positive = 1000
     """Photos per tar file; training needs at least one file per worker and process."""
     force: bool = False
     """Replace existing shards."""
@@ -194,7 +194,7 @@ def shards(argv: Sequence[str]) -> int:
     config = options.read(given)
     from tqdm import tqdm
 
-    from captioner.data.shard_writer import write_shards
+    from captioner.data.shards import write_shards
     from captioner.training.data import read_data
 
     images, _ = read_data(replace(config.data, shards=None))
@@ -218,7 +218,7 @@ def shards(argv: Sequence[str]) -> int:
     for problem in written.skipped:
         warn(problem)
     manifest = written.manifest
-    gigabytes = sum(shard.size for shard in manifest.shards) / 1e9
+    gigabytes = sum(shard.bytes for shard in manifest.shards) / 1e9
     print(
         f"{options.output}: {manifest.photos} photos in {len(manifest.shards)} shards, "
         f"{gigabytes:.2f} GB"

@@ -52,7 +52,7 @@ class Augmentation:
         return image
 
     def _crop(self, size: tuple[int, int], rng: random.Random) -> tuple[float, float, float, float]:
-        """Left, upper, right and lower edge (pixels), not rounded."""
+        """Left, upper, right and lower edge (pixels)."""
         area = rng.uniform(self.min_crop, 1.0)
         # No side may exceed the photo's; limiting the aspect ratio keeps the sampled area.
         limit = min(_ASPECT, -math.log(area))

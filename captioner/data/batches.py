@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from captioner.data.augmentation import Augmentation
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
-from captioner.errors import CaptionerError, ImageError
+from captioner.errors import DataError, ImageError
 from captioner.model.preprocessing import Preprocessing
 from captioner.text.vocabulary import PAD, START
 
@@ -49,8 +49,8 @@ class Batch(NamedTuple):
 
     def parts(self, size: int) -> list[Batch]:
         """Split the batch into parts of at most ``size`` photos; 0: one part."""
-        starts = range(0, len(self.images), size or len(self.images))
-        spans = [slice(start, start + size) if size else slice(None) for start in starts]
+        size = size or len(self.images)
+        spans = [slice(start, start + size) for start in range(0, len(self.images), size)]
         return [Batch(self.images[span], self.tokens[span], self.image_ids[span]) for span in spans]
 
 
@@ -85,9 +85,6 @@ class EncodedImage:
         return f"{self.image.image_id} {self.repeat}" if self.repeat else str(self.image.image_id)
 
 
-NO_AUGMENTATION = Augmentation()
-
-
 class PhotoReader(Dataset[Item]):
     """Makes items of photos; captions, flip and augmentation vary by epoch.
 
@@ -102,14 +99,11 @@ class PhotoReader(Dataset[Item]):
         *,
         max_captions: int,
         horizontal_flip: bool = False,
-        augmentation: Augmentation = NO_AUGMENTATION,
+        augmentation: Augmentation = Augmentation(),  # noqa: B008 (immutable)
         seed: int = 0,
     ) -> None:
-        self.preprocessing = preprocessing
-        self.max_captions = max_captions
-        self.horizontal_flip = horizontal_flip
-        self.augmentation = augmentation
-        self.seed = seed
+        self.preprocessing, self.max_captions = preprocessing, max_captions
+        self.horizontal_flip, self.augmentation, self.seed = horizontal_flip, augmentation, seed
 
     def sample(self, photo: EncodedImage, epoch: int) -> tuple[list[list[int]], bool]:
         """A photo's captions in an epoch, at most ``max_captions``, and whether to flip it."""
@@ -160,7 +154,7 @@ def warn_skipped(error: ImageError) -> None:
     logging.getLogger(__name__).warning("%s; training continues without it", error)
 
 
-class EpochSampler(Sampler[list[tuple[int, int]]]):
+class EpochSampler:
     """Batches of (epoch, index), shuffled by seed and epoch; can start at any batch.
 
     Each process takes its share of each batch, so a batch holds the same photos for any number of
@@ -192,7 +186,7 @@ class EpochSampler(Sampler[list[tuple[int, int]]]):
             world: Number of processes.
             bucket: Number of batches that are sorted together.
         """
-        self.size, self.batch_size, self.seed = len(lengths), batch_size, seed
+        self.batch_size, self.seed = batch_size, seed
         self.lengths = [(len(of_photo), *sorted(of_photo)) for of_photo in lengths]
         self.rank, self.world, self.bucket = rank, world, bucket
         self.epoch, self.start = 0, 0
@@ -200,10 +194,7 @@ class EpochSampler(Sampler[list[tuple[int, int]]]):
     @property
     def batches(self) -> int:
         """Number of batches in an epoch."""
-        return -(-self.size // self.batch_size)
-
-    def __len__(self) -> int:
-        return self.batches - self.start
+        return -(-len(self.lengths) // self.batch_size)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         for batch in self._all_batches()[self.start :]:
@@ -214,16 +205,17 @@ class EpochSampler(Sampler[list[tuple[int, int]]]):
 
     def _all_batches(self) -> list[list[int]]:
         """The epoch's batches over all processes."""
+        size = len(self.lengths)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        order = torch.randperm(self.size, generator=generator).tolist()
+        order = torch.randperm(size, generator=generator).tolist()
         if self.bucket > 1:
             window = self.bucket * self.batch_size
             order = [
                 index
-                for start in range(0, self.size, window)
+                for start in range(0, size, window)
                 for index in sorted(order[start : start + window], key=self.lengths.__getitem__)
             ]
-        batches = [order[i : i + self.batch_size] for i in range(0, self.size, self.batch_size)]
+        batches = [order[i : i + self.batch_size] for i in range(0, size, self.batch_size)]
         if self.bucket > 1:
             shuffled = torch.randperm(len(batches), generator=generator).tolist()
             batches = [batches[i] for i in shuffled]
@@ -254,8 +246,7 @@ def pad_captions(
         (B, R, T + 1), see ``Batch.tokens``.
     """
     longest = max((len(words) for photo in captions for words in photo), default=1)
-    shape = (len(captions), max(1, *map(len, captions)), 1 + longest)
-    tokens = torch.full(shape, PAD)
+    tokens = torch.full((len(captions), max(1, *map(len, captions)), 1 + longest), PAD)
     for b, photo in enumerate(captions):
         for r, words in enumerate(photo):
             start = START if starts is None else starts[b]
@@ -263,61 +254,45 @@ def pad_captions(
     return tokens
 
 
-def leave_signals_to_parent(worker: int) -> None:
-    """Ignore Ctrl-C and SIGTERM, which reach the whole process group: the parent handles them."""
-    del worker
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-
 def training_loader(
     reader: PhotoReader, photos: Sequence[EncodedImage], sampler: EpochSampler, workers: int
 ) -> Iterator[Batch]:
     """Batches of photos in the sampler's order, prefetched by ``workers`` processes."""
-    batches = _BatchesOfPhotos(sampler, photos)
+    batches = ([(epoch, without_text(photos[n])) for epoch, n in batch] for batch in sampler)
     return load_ahead(reader, workers, batch_sampler=batches, collate_fn=collate)
-
-
-class _BatchesOfPhotos(Sampler[list[tuple[int, EncodedImage]]]):
-    """A sampler's batches with photos in place of their indices."""
-
-    def __init__(self, sampler: EpochSampler, photos: Sequence[EncodedImage]) -> None:
-        self.sampler, self.photos = sampler, photos
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[list[tuple[int, EncodedImage]]]:
-        for batch in self.sampler:
-            yield [(epoch, without_text(self.photos[index])) for epoch, index in batch]
 
 
 def load_ahead(dataset: Dataset[Any], workers: int, **options: Any) -> Iterator[Batch]:
     """Iterate over a ``DataLoader`` whose workers end with the iteration, even after an error.
 
-    Workers ignore SIGTERM (see `leave_signals_to_parent`), so a leaked worker would keep the
-    program from exiting. An error keeps the loader's frames alive through its traceback, and with
-    them the workers; the frames are therefore cleared.
+    Workers ignore SIGTERM, so a leaked worker would keep the program from exiting. An error keeps
+    the loader's frames alive through its traceback, and with them the workers; the frames are
+    therefore cleared.
 
     Args:
-        dataset: What the workers read. It may yield a ``CaptionerError`` in place of a batch, which
-            is raised here.
+        dataset: What the workers read.
         workers: Number of worker processes; 0: load in this process.
         options: Further options of ``DataLoader``.
     """
-    loader: DataLoader[Batch | CaptionerError] = DataLoader(
+    loader: DataLoader[Batch] = DataLoader(
         dataset,
         num_workers=workers,
-        worker_init_fn=leave_signals_to_parent,
+        worker_init_fn=_leave_signals_to_parent,
         generator=torch.Generator().manual_seed(0),  # keeps the global generator unchanged
         pin_memory=torch.cuda.is_available(),
         **options,
     )
     try:
-        for batch in loader:
-            if isinstance(batch, CaptionerError):
-                raise batch
-            yield batch
+        yield from loader
     except Exception as error:
         traceback.clear_frames(error.__traceback__)
+        if isinstance(error, DataError):  # a worker's traceback comes before its message
+            raise DataError(str(error).rpartition("DataError: ")[2].strip()) from None
         raise
+
+
+def _leave_signals_to_parent(worker: int) -> None:
+    """Ignore Ctrl-C and SIGTERM, which reach the whole process group: the parent handles them."""
+    del worker
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -47,8 +47,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray(_to_8_bit(image)).convert("RGB")
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
-        rgba = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-        return Image.alpha_composite(white, rgba).convert("RGB")
+        plain = image.convert("LA") if image.mode == "La" else image
+        # A name for the RGBA image would keep its memory.
+        return Image.alpha_composite(white, plain.convert("RGBA")).convert("RGB")
     if image.mode == "CMYK" and image.format in {"JPEG", "MPO"} and "adobe" not in image.info:
         # Adobe stores inverted inks and marks the file; Pillow inverts every CMYK JPEG.
         return ImageChops.invert(image).convert("RGB")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -31,9 +31,7 @@ class ShardStream(IterableDataset[list[Item]]):
 
     The first ``start`` batches of ``epoch`` are skipped without decoding their photos. All
     processes yield the same number of batches: one that runs out yields fillers, a black photo
-    without captions, which add nothing to the loss.
-
-    A photo that cannot be decoded is logged and replaced by a filler.
+    without captions, which add nothing to the loss. So does a photo that cannot be decoded.
     """
 
     def __init__(
@@ -61,74 +59,56 @@ class ShardStream(IterableDataset[list[Item]]):
             buffer: Size of each worker's shuffle buffer (photos, not decoded).
 
         Raises:
-            ConfigError: There are fewer shards than workers, or the batch is too small.
-            DataError: The shards hold more photos than ``items``.
+            ConfigError: There are fewer shards than workers, or fewer photos per batch than
+                processes.
         """
-        streams = world * max(1, workers)
-        if len(manifest.shards) < streams:
-            raise ConfigError(_too_few_shards(manifest, world, workers))
-        if batch_size < world:
+        self.streams = world * max(1, workers)
+        if len(manifest.shards) < self.streams or batch_size < world:
             raise ConfigError(
-                f"training.batch_size is {batch_size} for {world} processes; give {world} or more"
-            )
-        if manifest.photos > len(items):
-            raise DataError(
-                f"the shards in {manifest.folder} hold {manifest.photos} photos, but the training "
-                f"captions {len(items)}; give the captions that the shards were made from"
+                f"{len(manifest.shards)} shards and training.batch_size {batch_size} are too few "
+                f"for {world} processes with {max(1, workers)} workers each; give fewer "
+                "data.workers, or make smaller shards with captioner prepare shards "
+                f"--photos-per-shard {max(1, manifest.photos // self.streams)}"
             )
         self.manifest, self.items, self.reader = manifest, items, reader
         self.batch_size, self.rank, self.world = batch_size, rank, world
         self.workers, self.buffer = workers, buffer
         self.epoch, self.start = 0, 0
 
-    @property
-    def batches(self) -> int:
-        """Number of batches in the epoch, the same for all processes."""
-        return self.batches_in(self.epoch)
-
     def batches_in(self, epoch: int) -> int:
         """Number of batches in an epoch; differs slightly if shards have unequal sizes."""
-        order = self._order(epoch)
-        return max(sum(self._counts(order, rank)) for rank in range(self.world))
+        return max(sum(self._counts(epoch, rank)) for rank in range(self.world))
 
     def __iter__(self) -> Iterator[list[Item]]:
-        counts = self._counts(self._order(self.epoch), self.rank)
-        counts[0] += self.batches - sum(counts)
-        turns = list(_turns(counts))
-        done = Counter(turns[: self.start])
-        left = turns[self.start :]
+        counts = self._counts(self.epoch, self.rank)
+        counts[0] += self.batches_in(self.epoch) - sum(counts)
+        # The worker of each batch: a loader takes turns and skips workers that are exhausted.
+        workers = [
+            [worker for worker, count in enumerate(counts) if turn < count]
+            for turn in range(max(counts))
+        ]
+        turns = [worker for turn in workers for worker in turn]
+        done, left = Counter(turns[: self.start]), turns[self.start :]
         order = list(dict.fromkeys(left))  # the first worker has the next turn
+        streams = {worker: self._batches(worker, counts[worker], done[worker]) for worker in order}
         info = get_worker_info()
         if info is None:
-            streams = {
-                worker: self._batches(worker, counts[worker], done[worker]) for worker in order
-            }
             for worker in left:
                 yield next(streams[worker])
-        elif info.num_workers != self.workers:
-            raise ConfigError(
-                f"the stream has {self.workers} workers, but the loader {info.num_workers}; "
-                "give both the same number"
-            )
         elif info.id < len(order):
-            worker = order[info.id]
-            yield from self._batches(worker, counts[worker], done[worker])
+            yield from streams[order[info.id]]
 
-    def _order(self, epoch: int) -> list[Shard]:
-        """All shards in an epoch's order."""
+    def _shards(self, epoch: int, rank: int, worker: int) -> list[Shard]:
+        """The shards that one worker of a process reads."""
         order = list(self.manifest.shards)
         random.Random(f"{self.reader.seed} {epoch} shards").shuffle(order)
-        return order
+        return order[rank + self.world * worker :: self.streams]
 
-    def _part(self, order: list[Shard], rank: int, worker: int) -> list[Shard]:
-        """The shards that one worker of a process reads."""
-        return order[rank + self.world * worker :: self.world * max(1, self.workers)]
-
-    def _counts(self, order: list[Shard], rank: int) -> list[int]:
+    def _counts(self, epoch: int, rank: int) -> list[int]:
         """Number of batches of each worker of a process."""
         share = self._share(rank)
         return [
-            -(-sum(shard.photos for shard in self._part(order, rank, worker)) // share)
+            -(-sum(shard.photos for shard in self._shards(epoch, rank, worker)) // share)
             for worker in range(max(1, self.workers))
         ]
 
@@ -150,17 +130,16 @@ class ShardStream(IterableDataset[list[Item]]):
             yield [self.reader.filler()]
 
     def _photos(self, worker: int) -> Iterator[ShardPhoto]:
-        for shard in self._part(self._order(self.epoch), self.rank, worker):
+        for shard in self._shards(self.epoch, self.rank, worker):
             yield from read_shard(join(self.manifest.folder, shard.name), shard)
 
     def _item(self, photo: ShardPhoto) -> Item:
         """Decode a photo and sample its captions."""
         known = self.items.get(photo.image_id)
         if known is None or known.image.path.name != Path(photo.file_name).name:
-            other = "do not have" if known is None else f"have as {known.image.path.name}"
             raise DataError(
-                f"{photo.name} has image id {photo.image_id}, which the training captions "
-                f"{other}; give the captions that the shards were made from"
+                f"{photo.name}, image id {photo.image_id}, is not in the training captions; give "
+                "the captions that the shards were made from"
             )
         source = io.BytesIO(photo.data)
         return self.reader.item(known, self.epoch, source, photo.name) or self.reader.filler()
@@ -172,30 +151,7 @@ def shard_loader(stream: ShardStream) -> Iterator[Batch]:
     Raises:
         DataError: A shard is damaged.
     """
-    return load_ahead(_ErrorAsItem(stream), stream.workers, batch_size=None, collate_fn=_collate)
-
-
-class _ErrorAsItem(IterableDataset[list[Item] | DataError]):
-    """Yields a stream's error as its last item: raised in a worker, it would carry a traceback."""
-
-    def __init__(self, stream: ShardStream) -> None:
-        self.stream = stream
-
-    def __iter__(self) -> Iterator[list[Item] | DataError]:
-        try:
-            yield from self.stream
-        except DataError as error:
-            yield DataError(str(error))
-
-
-def _collate(batch: list[Item] | DataError) -> Batch | DataError:
-    return batch if isinstance(batch, DataError) else collate(batch)
-
-
-def _turns(counts: Sequence[int]) -> Iterator[int]:
-    """The worker of each batch: a loader takes turns and skips workers that are exhausted."""
-    for turn in range(max(counts)):
-        yield from (worker for worker, count in enumerate(counts) if turn < count)
+    return load_ahead(stream, stream.workers, batch_size=None, collate_fn=collate)
 
 
 def _shuffled(
@@ -212,13 +168,3 @@ def _shuffled(
         held[index] = photo
     rng.shuffle(held)
     yield from held
-
-
-def _too_few_shards(manifest: Manifest, world: int, workers: int) -> str:
-    shards, streams = len(manifest.shards), world * max(1, workers)
-    fewer = f"give data.workers {shards // world}, or " if shards >= world and workers > 1 else ""
-    return (
-        f"{manifest.folder} has {shards} shards, but {world} processes with {max(1, workers)} "
-        f"workers each need {streams}; {fewer}make smaller shards with captioner prepare shards "
-        f"--photos-per-shard {max(1, manifest.photos // streams)}"
-    )

@@ -8,30 +8,31 @@ consecutive files that share their name up to the first dot are one sample.
 
 ``shards.json`` beside them lists each shard with its number of photos, size and SHA-256. It is
 written last: if it exists, the shards are complete. The folder may be a URL of object storage.
-
-`captioner.data.shard_writer` writes them, `captioner.data.shard_stream` reads them in training.
+`captioner.data.shard_stream` reads them in training.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import re
+import random
 import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from captioner.data.coco import parse_json
+from captioner.data.coco import CaptionedImage
+from captioner.data.journal import continue_journal, read_journal
 from captioner.data.storage import join, open_to_read, sizes
-from captioner.errors import DataError
+from captioner.errors import ConfigError, DataError
+from captioner.files import atomic_open, atomic_write, write_lock
 
-MANIFEST = "shards.json"
+MANIFEST, JOURNAL = "shards.json", "shards.journal"
 VERSION = 1
 """Format version of the manifest."""
 
-SHARD_NAME = re.compile(r"shard-[0-9]{6,}\.tar")
 _RECREATE = "copy it again, or recreate it with captioner prepare shards --force"
 _BLOCK = 1 << 16  # bytes per read
 
@@ -42,8 +43,7 @@ class Shard:
 
     name: str
     photos: int
-    size: int
-    """Bytes."""
+    bytes: int
     sha256: str
 
 
@@ -67,6 +67,33 @@ class Manifest:
         return hashlib.sha256(listed.encode()).hexdigest()[:12]
 
 
+class HashedFile:
+    """A binary file that counts and hashes the bytes read or written; not seekable."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.size, self.sha256 = file, 0, hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        """See ``IO.read``."""
+        return self._count(self.file.read(size))
+
+    def write(self, data: bytes) -> int:
+        """See ``IO.write``."""
+        return self.file.write(self._count(data))
+
+    def tell(self) -> int:
+        """See ``IO.tell``."""
+        return self.size
+
+    def _count(self, data: bytes) -> bytes:
+        self.size += len(data)
+        self.sha256.update(data)
+        return data
+
+
+# --- Reading --------------------------------------------------------------------------------------
+
+
 class ShardPhoto(NamedTuple):
     """An encoded photo from a shard."""
 
@@ -88,8 +115,7 @@ def read_manifest(folder: str | Path) -> Manifest:
         The shards. Their sizes have been checked; `read_shard` verifies their checksums.
 
     Raises:
-        DataError: The manifest is missing, damaged or of another version, or a shard is missing or
-            has another size.
+        DataError: The manifest is missing or damaged, or a shard is missing or has another size.
     """
     path, found = join(folder, MANIFEST), sizes(folder)
     if MANIFEST not in found:
@@ -98,103 +124,169 @@ def read_manifest(folder: str | Path) -> Manifest:
         )
     try:
         with open_to_read(path) as file:
-            data = parse_json(file.read(), path)
-        shards = tuple(
-            Shard(str(one["name"]), int(one["photos"]), int(one["bytes"]), str(one["sha256"]))
-            for one in data["shards"]
-            if data["version"] == VERSION
-        )
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (KeyError, TypeError, ValueError) as error:
+            shards = tuple(Shard(**one) for one in json.loads(file.read())["shards"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not a list of shards ({error}); {_RECREATE}") from error
-    if not shards or not all(SHARD_NAME.fullmatch(shard.name) for shard in shards):
-        raise DataError(f"{path} is not a list of shards; {_RECREATE}")
     for shard in shards:
-        _compare(join(folder, shard.name), "bytes", found.get(shard.name, 0), shard.size)
+        if (size := found.get(shard.name, 0)) != shard.bytes:
+            raise DataError(
+                f"{join(folder, shard.name)} has {size:,} bytes, but {MANIFEST} lists "
+                f"{shard.bytes:,}; {_RECREATE}"
+            )
     return Manifest(folder, shards)
-
-
-def _compare(path: str | Path, unit: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise DataError(
-            f"{path} has {found:,} {unit}, but {MANIFEST} lists {expected:,}; {_RECREATE}"
-        )
 
 
 def read_shard(path: str | Path, shard: Shard) -> Iterator[ShardPhoto]:
     """Read the photos of a shard.
 
     Raises:
-        DataError: The shard is damaged or does not match the manifest; a wrong checksum is only
-            known after the last photo.
+        DataError: The shard is damaged; a wrong checksum is only known after the last photo.
     """
-    photos = 0
     try:
         with open_to_read(path) as raw:
             file = HashedFile(raw)
-            for _, data, sample in read_samples(file):
+            for data, sample in _samples(file):
                 fields = json.loads(sample)
-                photos += 1
                 file_name = fields["file_name"]
                 yield ShardPhoto(fields["image_id"], file_name, f"{path}: {file_name}", data)
-            file.read_all()
+            while file.read(_BLOCK):
+                pass
     except (tarfile.TarError, OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is truncated or damaged ({error}); {_RECREATE}") from error
-    _compare(path, "bytes", file.size, shard.size)
     if file.sha256.hexdigest() != shard.sha256:
         raise DataError(f"{path} is damaged: its SHA-256 is not the one in {MANIFEST}; {_RECREATE}")
-    _compare(path, "photos", photos, shard.photos)
 
 
-class HashedFile:
-    """A binary file that counts and hashes the bytes read or written; not seekable."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.size, self.sha256 = file, 0, hashlib.sha256()
-
-    def read(self, size: int) -> bytes:
-        """See ``IO.read``."""
-        return self._count(self.file.read(size))
-
-    def write(self, data: bytes) -> int:
-        """See ``IO.write``."""
-        return self.file.write(self._count(data))
-
-    def tell(self) -> int:
-        """See ``IO.tell``."""
-        return self.size
-
-    def read_all(self) -> None:
-        """Hash the rest of the file."""
-        while self.read(_BLOCK):
-            pass
-
-    def _count(self, data: bytes) -> bytes:
-        self.size += len(data)
-        self.sha256.update(data)
-        return data
-
-
-def read_samples(file: HashedFile) -> Iterator[tuple[str, bytes, bytes]]:
-    """Name and bytes of each photo, and its JSON, in one pass.
+def _samples(file: HashedFile) -> Iterator[tuple[bytes, bytes]]:
+    """The bytes of each photo, and its JSON, in one pass.
 
     A sample's files may come in any order; WebDataset's own writer sorts them by extension. A
     sample that lacks one of the two is left out.
     """
-    key, name = "", ""
-    photo = fields = None
+    key, sample = "", dict[bool, bytes]()
     with tarfile.open(fileobj=file, mode="r|", bufsize=_BLOCK) as tar:  # type: ignore[call-overload]
         for member in tar:
             content = tar.extractfile(member)
-            data = b"" if content is None else content.read()
             if (its_key := member.name.partition(".")[0]) != key:
-                if photo is not None and fields is not None:
-                    yield name, photo, fields
-                key, photo, fields = its_key, None, None
-            if member.name.endswith(".json"):
-                fields = data
-            else:
-                name, photo = member.name, data
-    if photo is not None and fields is not None:
-        yield name, photo, fields
+                key, sample = its_key, {}
+            sample[member.name.endswith(".json")] = b"" if content is None else content.read()
+            if len(sample) == 2:
+                yield sample[False], sample[True]
+                sample = {}
+
+
+# --- Writing --------------------------------------------------------------------------------------
+
+
+class WrittenShards(NamedTuple):
+    """Result of `write_shards`."""
+
+    manifest: Manifest
+    skipped: list[str]
+    """One message per photo that could not be read."""
+
+
+def write_shards(
+    images: Sequence[CaptionedImage],
+    folder: str | Path,
+    *,
+    photos_per_shard: int = 1000,
+    seed: int = 0,
+    force: bool = False,
+    progress: Callable[[int], object] = lambda _: None,
+) -> WrittenShards:
+    """Write photos and captions to shards; the same photos and settings give the same bytes.
+
+    Each shard is written completely or not at all. The same call resumes an interrupted one and
+    keeps its complete shards.
+
+    Args:
+        images: Photos with their captions.
+        folder: Output folder; created if missing.
+        photos_per_shard: The last shard, and shards with skipped photos, have fewer.
+        seed: Seed of the photos' order, which is shuffled once.
+        force: Remove existing shards first.
+        progress: Called with the number of photos done since the last call.
+
+    Returns:
+        The manifest, and the photos that were skipped.
+
+    Raises:
+        ConfigError: The folder holds complete shards, or shards of other photos or settings.
+        DataError: None of the photos can be read, or another process writes to the folder.
+        OSError: A shard cannot be written (disk full, no permission).
+    """
+    folder, order = Path(folder), list(images)
+    random.Random(f"{seed} shards").shuffle(order)
+    digest = hashlib.sha256("".join(f"{one.path.name} {_fields(one)!r}" for one in order).encode())
+    header = {"photos": digest.hexdigest(), "photos_per_shard": photos_per_shard}
+    folder.mkdir(parents=True, exist_ok=True)
+    with write_lock(folder):
+        if force:
+            for path in (folder / MANIFEST, *folder.glob("shard-*.tar"), folder / JOURNAL):
+                path.unlink(missing_ok=True)
+        held, done = read_journal(folder / JOURNAL)
+        if held != header and (held is not None or any(folder.glob("shard*"))):
+            complete = (folder / MANIFEST).exists()
+            problem = "complete shards" if complete else "shards of other photos or settings"
+            raise ConfigError(
+                f"{folder} already holds {problem}; give --force to replace them, or another folder"
+            )
+        with continue_journal(folder / JOURNAL, header, done) as append:
+            for number, start in enumerate(range(0, len(order), photos_per_shard)):
+                photos = order[start : start + photos_per_shard]
+                if number < len(done):
+                    progress(len(photos))
+                    continue
+                shard, skipped = _write_shard(folder / f"shard-{number:06d}.tar", photos, progress)
+                done.append([asdict(shard), skipped])
+                append(done[-1])
+        shards = tuple(Shard(**shard) for shard, _ in done)
+        problems = [problem for _, skipped in done for problem in skipped]
+        if not any(shard.photos for shard in shards):
+            first = f" (first: {problems[0]})" if problems else ""
+            raise DataError(f"none of {len(order)} photos can be read{first}; check data.images")
+        content = {"version": VERSION, "shards": [asdict(shard) for shard in shards]}
+        atomic_write(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
+        (folder / JOURNAL).unlink()
+    return WrittenShards(Manifest(folder, shards), problems)
+
+
+def _write_shard(
+    path: Path, photos: Sequence[CaptionedImage], progress: Callable[[int], object]
+) -> tuple[Shard, list[str]]:
+    skipped = []
+    with atomic_open(path, "wb") as raw:
+        file = HashedFile(raw)
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:  # type: ignore[call-overload]
+            for photo in photos:
+                # Readers would skip a file without extension, and .json is taken by the captions.
+                extension = photo.path.suffix
+                extension = extension if extension.lower() not in ("", ".json") else ".img"
+                try:
+                    data = photo.path.read_bytes()
+                except OSError as error:
+                    reason = error.strerror or error
+                    skipped.append(f"{photo.path}: cannot be read ({reason}); skipped")
+                else:
+                    _add(tar, f"{photo.image_id:012d}{extension}", data)
+                    _add(tar, f"{photo.image_id:012d}.json", _fields(photo))
+                progress(1)
+    size, sha256 = file.size, file.sha256.hexdigest()
+    return Shard(path.name, len(photos) - len(skipped), size, sha256), skipped
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    """Add a file without owner and time, so that every machine writes the same bytes."""
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))
+
+
+def _fields(photo: CaptionedImage) -> bytes:
+    fields = {
+        "image_id": photo.image_id,
+        "file_name": photo.path.name,
+        "captions": list(photo.captions),
+    }
+    return json.dumps(fields).encode()

@@ -31,9 +31,6 @@ from captioner.data.shards import read_manifest
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import TrainConfig
 
-AHEAD = 2
-"""Batches of features that are read ahead."""
-
 
 class Source(Protocol):
     """Batches of one process."""
@@ -75,7 +72,7 @@ class FeatureSource(PhotoSource):
     cache: FeatureCache
 
     def _read(self) -> Iterator[Batch]:
-        return read_ahead(self._batch, self.sampler, ahead=AHEAD)
+        return read_ahead(self._batch, self.sampler, ahead=2)
 
     def _batch(self, indices: list[tuple[int, int]]) -> Batch:
         """A batch of (epoch, index); collated before reading, so that features are copied once."""
@@ -117,7 +114,7 @@ def open_source(
     rank: int = 0,
     world: int = 1,
 ) -> Source:
-    """Open the source of a training run.
+    """Open the source of a training run's process ``rank`` of ``world``.
 
     Args:
         config: The run's config.
@@ -128,8 +125,7 @@ def open_source(
         world: Number of processes.
 
     Raises:
-        DataError: The shards cannot be read.
-        ConfigError: There are too few shards for the processes.
+        CaptionerError: The shards cannot be read, or are too few for the processes.
     """
     data, seed, batch_size = config.data, config.training.seed, config.training.batch_size
     reader = PhotoReader(

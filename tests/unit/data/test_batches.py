@@ -167,7 +167,7 @@ def indices(sampler: EpochSampler) -> list[list[int]]:
 def test_an_epoch_has_every_photo_once(size: int, batch_size: int, bucket: int):
     sampler = sampler_of(size, batch_size, bucket=bucket)
     batches = indices(sampler)
-    assert len(batches) == len(sampler) == sampler.batches == -(-size // batch_size)
+    assert len(batches) == sampler.batches == -(-size // batch_size)
     full = [batch for batch in batches if len(batch) == batch_size]
     assert len(batches) - len(full) == (size % batch_size > 0)
     assert sorted(index for batch in batches for index in batch) == list(range(size))
@@ -199,7 +199,6 @@ def test_an_epoch_can_start_at_any_batch(start: int, bucket: int):
     whole = indices(sampler)
     sampler.start = start
     assert indices(sampler) == whole[start:]
-    assert len(sampler) == len(whole) - start
 
 
 @any_bucket

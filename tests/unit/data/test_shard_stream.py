@@ -17,8 +17,7 @@ from toy_shards import PER_SHARD, PHOTOS, copied, grey_photos
 from captioner.data.batches import EncodedImage, Item, PhotoReader
 from captioner.data.coco import CaptionedImage
 from captioner.data.shard_stream import ShardStream, shard_loader
-from captioner.data.shard_writer import write_shards
-from captioner.data.shards import Manifest, read_manifest
+from captioner.data.shards import Manifest, read_manifest, write_shards
 from captioner.errors import ConfigError, DataError
 from captioner.model.preprocessing import Preprocessing
 
@@ -94,7 +93,7 @@ def test_an_epoch_has_every_photo_once(make: Make, world: int, workers: int, bat
         seen = [photo for rank in batches for batch in rank for photo in photos(batch)]
         assert sorted(seen) == list(range(100, 100 + PHOTOS))
         # All processes take the same number of steps, which is known in advance.
-        assert {len(rank) for rank in batches} == {ranks[0].batches} == {ranks[-1].batches}
+        assert {len(rank) for rank in batches} == {ranks[0].batches_in(epoch)}
         for step in zip(*batches, strict=True):
             assert all(len(batch) >= 1 for batch in step)
             assert sum(map(len, step)) <= max(batch_size, world)
@@ -117,7 +116,6 @@ def test_the_number_of_batches_is_known_in_advance(make: Make):
     settings = {"world": 2, "workers": 2, "batch_size": 4}
     counts = [make(**settings).batches_in(epoch) for epoch in range(20)]
     assert counts == [len(list(make(**settings, epoch=epoch, rank=1))) for epoch in range(20)]
-    assert make(**settings, epoch=3).batches == counts[3]
 
 
 # --- Resuming ---
@@ -208,34 +206,16 @@ def test_a_workers_error_is_one_line_and_ends_all_workers(make: Make, folder: Pa
     assert multiprocessing.active_children() == []  # leftover workers would keep the program alive
 
 
-def test_a_wrong_number_of_photos_is_found(make: Make, folder: Path):
-    manifest = read_manifest(folder)
-    more = (replace(manifest.shards[0], photos=4), *manifest.shards[1:])
-    fewer = (replace(manifest.shards[0], photos=2), *manifest.shards[1:])
-    for shards in (more, fewer):
-        with pytest.raises(
-            DataError, match=r"shard-000000\.tar has 3 photos, but shards\.json lists"
-        ):
-            list(make(replace(manifest, shards=shards[:7])))
-
-
 def test_photos_without_training_captions(make: Make, images: list[CaptionedImage]):
     stream = make()
     stream.items = {n: item for n, item in encoded(images).items() if n != 100}
-    with pytest.raises(DataError, match="image id 100, which the training captions do not have"):
+    with pytest.raises(DataError, match="image id 100, is not in the training captions"):
         list(stream)
 
 
 # --- Settings ---
 
 
-@pytest.mark.parametrize(
-    ("world", "workers", "message"),
-    [
-        (3, 3, "8 shards, but 3 processes with 3 workers each need 9; give data.workers 2, or "),
-        (1, 9, "give data.workers 8, or make smaller shards with captioner prepare shards "),
-    ],
-)
-def test_too_few_shards(make: Make, world: int, workers: int, message: str):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        make(world=world, workers=workers, batch_size=20)
+def test_too_few_shards(make: Make):
+    with pytest.raises(ConfigError, match=r"8 shards .* too few for 3 processes with 3 workers"):
+        make(world=3, workers=3, batch_size=20)
