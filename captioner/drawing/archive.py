@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from captioner.caption import Caption
 from captioner.data.images import open_image
-from captioner.drawing.options import ARCHIVES, check_caption, check_suffix
+from captioner.drawing.options import ARCHIVES, check_captions, check_suffix
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 
@@ -52,14 +52,11 @@ class MapArchive:
             ImageError: The photo cannot be read.
         """
         size = size or open_image(photo).size
-        for caption in [captions] if isinstance(captions, Caption) else captions:
-            check_caption(caption)
-            grid = np.shape(caption.alphas)[1:]
-            held = np.shape(self._rows[0][2].alphas)[1:] if self._rows else grid
-            if grid != held:
+        for caption in check_captions(captions):
+            if self._rows and self._rows[0][2].alphas.shape[1:] != caption.alphas.shape[1:]:
                 raise ConfigError(
-                    f"{photo} has maps of {' x '.join(map(str, grid))} regions, but those before "
-                    f"it have {' x '.join(map(str, held))}; write one archive per model"
+                    f"{photo} has maps of another grid than the photos before it; write one "
+                    "archive per model"
                 )
             self._rows.append((str(photo), size, caption))
 
@@ -71,25 +68,23 @@ class MapArchive:
         """
         if not self._rows:
             raise ConfigError("the archive has no captions; add at least one")
-        captions = [caption for _, _, caption in self._rows]
+        names, sizes, captions = zip(*self._rows, strict=True)
         lengths = [len(caption.words) for caption in captions]
-        longest, grid = max(lengths), np.shape(captions[0].alphas)[1:]
-        words = np.array(
-            [[*c.words, *[""] * (longest - len(c.words))] for c in captions], dtype=str
-        )
-        alphas = np.zeros((len(captions), longest, *grid), dtype=np.float32)
-        gates, log_probs = np.zeros((2, len(captions), longest), dtype=np.float32)
+        shape = len(captions), max(lengths)
+        words = [[*c.words, *[""] * (shape[1] - len(c.words))] for c in captions]
+        alphas = np.zeros((*shape, *captions[0].alphas.shape[1:]), dtype=np.float32)
+        gates, log_probs = np.zeros((2, *shape), dtype=np.float32)
         for row, (caption, length) in enumerate(zip(captions, lengths, strict=True)):
             alphas[row, :length] = caption.alphas
             gates[row, :length] = caption.gates
             log_probs[row, :length] = caption.log_probs
         return {
             "format_version": np.array(FORMAT_VERSION),
-            "photos": np.array([name for name, _, _ in self._rows]),
-            "sizes": np.array([size[::-1] for _, size, _ in self._rows], dtype=np.int32),
+            "photos": np.array(names),
+            "sizes": np.array(sizes, dtype=np.int32)[:, ::-1],
             "captions": np.array([caption.text for caption in captions]),
             "lengths": np.array(lengths, dtype=np.int32),
-            "words": words.reshape(len(captions), longest),
+            "words": np.array(words, dtype=str).reshape(shape),
             "alphas": alphas,
             "gates": gates,
             "log_probs": log_probs,
@@ -105,6 +100,6 @@ class MapArchive:
             OSError: The file cannot be written; an existing file is kept.
         """
         check_suffix("an archive of maps", path, ARCHIVES)
-        data, arrays = io.BytesIO(), dict[str, Any](self.arrays())
-        np.savez_compressed(data, **arrays)
+        data = io.BytesIO()
+        np.savez_compressed(data, allow_pickle=False, **self.arrays())
         atomic_write(path, data.getvalue())

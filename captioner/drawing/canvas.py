@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import contourpy
 import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
@@ -26,27 +27,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.drawing.document import data_uri
-from captioner.drawing.style import printable
+from captioner.drawing.style import Theme, printable
 from captioner.version import __version__
 
-_OUTLINE = ((3.6, "#000000"), (1.6, "#ffffff"))
-"""Strokes of an outline, as width in hairlines and colour: they stand out on any photo."""
-
-# Set explicitly, so that the user's matplotlibrc has no effect.
 _SETTINGS: Any = {
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],  # the others in viewers of SVG
-    "savefig.bbox": None,
-    "savefig.transparent": False,
-    "text.usetex": False,
-    "text.antialiased": True,
     "text.hinting": "none",
-    "path.sketch": None,
-    "path.effects": [],
     "path.simplify": False,
     "pdf.fonttype": 42,
-    "pdf.compression": 4,
-    "pdf.use14corefonts": False,
-    "pdf.inheritcolor": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "captioner",
 }
@@ -55,8 +43,10 @@ _LOCK = threading.Lock()  # matplotlib's settings are global
 
 @contextmanager
 def matplotlib_settings() -> Iterator[None]:
-    """Apply our settings, one thread at a time, and restore the caller's."""
-    with _LOCK, matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+    """Apply our settings in place of the user's, one thread at a time, and restore those."""
+    with _LOCK, matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_SETTINGS)
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # drawn as a box
         yield
 
@@ -64,12 +54,12 @@ def matplotlib_settings() -> Iterator[None]:
 class Canvas:
     """Text, boxes, pictures and outlines, drawn in order on a background."""
 
-    def __init__(self, background: str) -> None:
-        self.figure = Figure(dpi=72, facecolor=background, edgecolor="none")
+    def __init__(self, theme: Theme, text_size: float) -> None:
+        self.theme, self.text_size = theme, text_size
+        self.figure = Figure(dpi=72, facecolor=theme.background, edgecolor="none")
         self._down = Affine2D()  # pixels from the top, once the height is known
-        self._count = 0
 
-    def finish(self, width: int, height: int) -> None:
+    def set_size(self, width: int, height: int) -> None:
         """Set the size, after everything was added."""
         self.figure.set_size_inches(width / 72, height / 72)
         self._down.scale(1, -1).translate(0, height)
@@ -79,30 +69,33 @@ class Canvas:
         x: float,
         y: float,
         text: str,
-        size: float,
-        colour: str,
+        size: float | None = None,
+        colour: str | None = None,
         *,
         bold: bool = False,
         align: Literal["left", "right", "center"] = "left",
     ) -> None:
         """One line of text; ``y`` is its baseline."""
         if text := printable(text).rstrip():
-            weight = "bold" if bold else "normal"
-            font = FontProperties(family="sans-serif", weight=weight, size=size)
+            font = FontProperties(
+                family="sans-serif",
+                weight="bold" if bold else "normal",
+                size=size or self.text_size,
+            )
             self.figure.text(
-                x, y, text, color=colour, ha=align, va="baseline", parse_math=False,
-                transform=self._down, fontproperties=font, zorder=self._order(),
+                x, y, text, color=colour or self.theme.text, ha=align, va="baseline",
+                parse_math=False, transform=self._down, fontproperties=font, zorder=self._order(),
             )  # fmt: skip
 
     def box(self, left: float, top: float, right: float, bottom: float, colour: str) -> None:
         """A filled rectangle."""
-        corner, size = (left, top), (right - left, bottom - top)
-        self._add(Rectangle(corner, *size, facecolor=colour, linewidth=0, snap=False))
+        size = right - left, bottom - top
+        self._add(Rectangle((left, top), *size, facecolor=colour, linewidth=0, snap=False))
 
-    def bar(self, box: tuple[int, int, int, int], share: float, *, track: str, fill: str) -> None:
+    def bar(self, box: tuple[int, int, int, int], share: float, fill: str) -> None:
         """A horizontal bar, filled from the left; not at all if ``share`` is 0 or NaN."""
         left, top, right, bottom = box
-        self.box(left, top, right, bottom, track)
+        self.box(left, top, right, bottom, self.theme.track)
         if share > 0:
             length = max(round((right - left) * min(share, 1.0)), 1)
             self.box(left, top, left + length, bottom, fill)
@@ -114,18 +107,23 @@ class Canvas:
     def outline(
         self, x: int, y: int, size: tuple[int, int], mask: NDArray[np.bool_], hairline: float
     ) -> None:
-        """The border of a mask that covers the picture at this place."""
-        area = Bbox.from_bounds(x, y, *size)
-        lines = [Path(line * size + (x, y), closed=True) for line in mask_contours(mask)]
-        if not lines:
-            return
-        for thick, colour in _OUTLINE:
+        """The border of a mask (H, W) that covers the picture at this place."""
+        padded = np.pad(np.asarray(mask, dtype=np.float32), 1)
+        # Half way between the pixels inside and outside. Pixel i of the mask is i + 1 of the padded
+        # one, and its centre lies at i + 0.5.
+        lines = [
+            np.clip((np.asarray(line) - 0.5) / mask.shape[::-1], 0.0, 1.0)
+            for line in contourpy.contour_generator(z=padded).lines(0.5)
+        ]
+        # Black around white stands out on any photo.
+        for thick, colour in ((3.6, "#000000"), (1.6, "#ffffff")) if lines else ():
+            paths = (Path(line * size + (x, y), closed=True) for line in lines)
             patch = PathPatch(
-                Path.make_compound_path(*lines),
+                Path.make_compound_path(*paths),
                 fill=False, edgecolor=colour, linewidth=thick * hairline, joinstyle="round",
             )  # fmt: skip
             self._add(patch)
-            patch.set_clip_box(TransformedBbox(area, self._down))
+            patch.set_clip_box(TransformedBbox(Bbox.from_bounds(x, y, *size), self._down))
 
     def _add(self, artist: Artist) -> None:
         artist.set(transform=self._down, zorder=self._order())
@@ -133,8 +131,7 @@ class Canvas:
 
     def _order(self) -> int:
         """The next place in the order of drawing, in which screen readers read an SVG too."""
-        self._count += 1
-        return self._count
+        return len(self.figure.get_children())
 
 
 class _Picture(Artist):
@@ -161,35 +158,16 @@ class _Picture(Artist):
         context.restore()
 
 
-def mask_contours(mask: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
-    """Trace the border of a mask, half way between the pixels inside and outside.
-
-    Args:
-        mask: (H, W); closed at the border of the photo.
-
-    Returns:
-        Closed lines (N, 2) of x and y, 0 to 1 over the mask.
-    """
-    from contourpy import contour_generator
-
-    padded = np.pad(np.asarray(mask, dtype=np.float32), 1)
-    lines = contour_generator(z=padded).lines(0.5)
-    height, width = mask.shape
-    # Pixel i of the mask is i + 1 of the padded one, and its centre lies at i + 0.5.
-    return [np.clip((np.asarray(line) - 0.5) / (width, height), 0.0, 1.0) for line in lines]
-
-
 def to_image(figure: Figure) -> Image.Image:
     """Render a figure as an antialiased RGB picture."""
     with matplotlib_settings():
         canvas: Any = FigureCanvasAgg(figure)
         canvas.draw()
-        pixels = np.asarray(canvas.buffer_rgba())
-    return Image.fromarray(np.ascontiguousarray(pixels[..., :3]))
+        return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
-def to_vectors(figure: Figure, kind: Literal["svg", "pdf"], title: str) -> bytes:
-    """The content of an SVG or PDF file, without a date."""
+def to_vectors(figure: Figure, kind: str, title: str) -> bytes:
+    """The content of an ``svg`` or ``pdf`` file, without a date."""
     buffer = io.BytesIO()
     date = "Date" if kind == "svg" else "CreationDate"
     about = {"Title": printable(title), "Creator": f"captioner {__version__}", date: None}

@@ -15,21 +15,22 @@ from captioner.caption import Caption
 from captioner.data.images import Photo, open_image
 from captioner.drawing.document import encoded
 from captioner.drawing.heatmap import fit_photo
-from captioner.drawing.layout import FigureLayout
 from captioner.drawing.options import (
     FIGURES,
     FigureOptions,
-    check_caption,
+    check_captions,
     check_size,
     check_suffix,
 )
-from captioner.drawing.panels import Block, Masks, check_only, panels_of
+from captioner.drawing.word_queries import find, find_all
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.option_fields import build_options
 
 if TYPE_CHECKING:
     import matplotlib.figure
+
+    from captioner.drawing.sheet import Masks
 
 _MAX_SIDE = 65_500  # pixels; matplotlib's renderer uses 16-bit coordinates
 _MAX_PIXELS = 89_478_485  # what Pillow reads without a warning; twice that needs 5 GB
@@ -42,7 +43,6 @@ class Figure:
         self.figure = figure
         """The matplotlib figure, with 72 dots per inch."""
         self._title = title
-        self._image: Image.Image | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -51,11 +51,9 @@ class Figure:
 
     def image(self) -> Image.Image:
         """The figure as an RGB picture."""
-        if self._image is None:
-            from captioner.drawing.canvas import to_image
+        from captioner.drawing.canvas import to_image
 
-            self._image = to_image(self.figure)
-        return self._image.copy()
+        return to_image(self.figure)
 
     def save(self, path: str | Path) -> None:
         """Write the figure; the output is deterministic.
@@ -72,12 +70,12 @@ class Figure:
 
     def encode(self, suffix: str) -> bytes:
         """The content of a file with this extension (one of ``FIGURES``)."""
-        if suffix == ".png":
-            return encoded(self.image(), "PNG", compress_level=4)
         if suffix in (".svg", ".pdf"):
             from captioner.drawing.canvas import to_vectors
 
-            return to_vectors(self.figure, "svg" if suffix == ".svg" else "pdf", self._title)
+            return to_vectors(self.figure, suffix[1:], self._title)
+        if suffix == ".png":
+            return encoded(self.image(), "PNG", compress_level=4)
         return encoded(self.image(), "JPEG", quality=92, subsampling=0, optimize=True)
 
     def _repr_png_(self) -> bytes:
@@ -110,57 +108,32 @@ def overlay(
         ImageError: The photo cannot be read.
     """
     wanted = build_options(FigureOptions, options)
-    given = list(captions) if isinstance(captions, Sequence) else [captions]
-    _check(given, labels, outlines, wanted)
-    resized = fit_photo(open_image(photo), wanted.panel_size)
-    blocks = [
-        Block(
-            caption,
-            labels[index] if labels else "",
-            panels_of(caption, outlines[index] if outlines else {}, wanted),
-        )
-        for index, caption in enumerate(given)
-    ]
-    layout = FigureLayout.choose(
-        resized.size,
-        [len(block.panels) for block in blocks],
-        wanted.columns,
-        alternatives=wanted.alternatives,
-        noted=any(panel.note for block in blocks for panel in block.panels),
-    )
-    # Before the panels are drawn.
-    check_size("figure", layout.width, layout.min_height, _MAX_SIDE, _MAX_PIXELS)
-    from captioner.drawing.sheet import Sheet  # imports matplotlib
-
-    figure = Sheet(layout, blocks, resized, wanted).draw()
-    title = " | ".join(
-        f"{block.label}: {block.caption.text}" if block.label else block.caption.text
-        for block in blocks
-    )
-    drawn = Figure(figure, title)
-    check_size("figure", *drawn.size, _MAX_SIDE, _MAX_PIXELS)
-    return drawn
-
-
-def _check(
-    captions: list[Caption],
-    labels: Sequence[str],
-    outlines: Sequence[Masks],
-    options: FigureOptions,
-) -> None:
-    """Raise ConfigError if the arguments do not fit together."""
-    if not captions:
-        raise ConfigError("captions is empty; pass at least one caption")
-    for name, values in (("labels", labels), ("outlines", outlines)):
-        if values and len(values) != len(captions):
-            raise ConfigError(f"{len(values)} {name} for {len(captions)} captions; pass one each")
-    for caption in captions:
-        check_caption(caption)
+    given = check_captions(captions, labels)
+    for caption in given:
         known = min((len(words) for words in caption.alternatives), default=0)
-        if caption.words and known < options.alternatives:
+        if caption.words and known < wanted.alternatives:
             raise ConfigError(
                 f"the caption has {known or 'no'} alternatives per word, not "
-                f"{options.alternatives}; use model.caption(photo, "
-                f"alternatives={options.alternatives})"
+                f"{wanted.alternatives}; use model.caption(photo, "
+                f"alternatives={wanted.alternatives})"
             )
-    check_only(captions, options.only)
+    for query in wanted.only:
+        if not any(find_all(caption, [query]) for caption in given):
+            find(given[0].words, query, given[0].pieces)  # raises
+    resized = fit_photo(open_image(photo), wanted.panel_size)
+    from captioner.drawing.canvas import matplotlib_settings  # imports matplotlib
+    from captioner.drawing.sheet import Block, Sheet, choose_layout, panels_of
+
+    names, masks = labels or [""] * len(given), outlines or [{}] * len(given)
+    blocks = [
+        Block(caption, label, panels_of(caption, drawn, wanted))
+        for caption, label, drawn in zip(given, names, masks, strict=True)
+    ]
+    layout = choose_layout(resized.size, blocks, wanted.columns)
+    check_size("figure", layout.width, layout.min_height, _MAX_SIDE, _MAX_PIXELS)
+    with matplotlib_settings():
+        figure = Sheet(layout, blocks, resized, wanted).draw()
+    texts = (
+        f"{one.label}: {one.caption.text}" if one.label else one.caption.text for one in blocks
+    )
+    return Figure(figure, " | ".join(texts))

@@ -13,11 +13,9 @@ to whole pixels.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
-from PIL import Image, ImageColor, ImageDraw
+from PIL import Image, ImageDraw
 
 from captioner.caption import Caption
 from captioner.drawing import style
@@ -35,8 +33,7 @@ _PAUSE = 2.0  # seconds of the whole sentence at the end
 _MIN_WIDTH = 280  # pixels of the text below the photo
 
 
-@dataclass(frozen=True)
-class Shot:
+class Shot(NamedTuple):
     """A distinct frame and how long it is shown."""
 
     word: int
@@ -73,11 +70,11 @@ class Scene:
     def __init__(self, photo: Image.Image, caption: Caption, options: AnimationOptions) -> None:
         self.photo, self.caption, self.options = photo, caption, options
         self.theme = style.THEMES[options.theme]
-        self.sentence = caption.text or "no words"
         alphas = caption.alphas
         self.maps = [*alphas, alphas.mean(axis=0)] if caption.words else []
         """The map of each word, and the mean of all."""
-        self.scale = shared_scale(caption.alphas, scale_gates(caption))
+        self.scale = shared_scale(alphas, scale_gates(caption))
+        self.above = above_scale(alphas, scale_gates(caption), self.scale)
         self.inner = max(photo.width, _MIN_WIDTH)
         self.text = max(13, min(22, round(self.inner / 26)))
         self.small = max(11, round(0.78 * self.text))
@@ -89,41 +86,20 @@ class Scene:
         self.numbers_top = self.sentence_top + self.leading * lines + self.text // 2
         width = self.inner + 2 * self.margin
         height = self.numbers_top + round(1.9 * self.small) + self.margin
-        self.width, self.height = width + width % 2, height + height % 2  # video needs even sizes
-        self.corner = self.margin + (self.inner - photo.width) // 2, self.margin
-
-    def fixed_colours(self) -> list[tuple[int, ...]]:
-        """RGB of the background, text and bars."""
-        t = self.theme
-        names = (t.background, t.text, t.muted, t.track, t.gate, t.highlight)
-        return [ImageColor.getrgb(name)[:3] for name in names]
-
-    def palette_samples(self) -> list[Image.Image]:
-        """The photo at high levels of attention, which are rare in frames but need colours too."""
-        if not self.caption.words:
-            return [self.photo]
-        levels = (np.full((1, 1), level, dtype=np.float32) for level in (0.4, 0.65, 0.9))
-        return [
-            attention_image(self.photo, level, scale_max=1.0, colormap=self.options.colormap)
-            for level in levels
-        ]
+        self.size = width + width % 2, height + height % 2  # video needs even sizes
 
     def draw(self, shot: Shot) -> Image.Image:
         """Draw one frame, RGB."""
-        frame = Image.new("RGB", (self.width, self.height), self.theme.background)
-        if self.caption.words:
-            frame.paste(self._panel(shot), self.corner)
-            self._sentence(frame, shot.word)
-            self._numbers(frame, shot)
-        else:
-            frame.paste(self.photo, self.corner)
+        frame = Image.new("RGB", self.size, self.theme.background)
+        corner = self.margin + (self.inner - self.photo.width) // 2, self.margin
+        if not self.caption.words:
+            frame.paste(self.photo, corner)
             baseline = self.sentence_top + round(1.05 * self.text)
-            self._text(frame, (self.margin, baseline), self.sentence, self.text, self.theme.muted)
-        return frame
-
-    def _panel(self, shot: Shot) -> Image.Image:
+            empty = self.caption.text or "no words"
+            self._text(frame, (self.margin, baseline), empty, self.text, colour=self.theme.muted)
+            return frame
         before, after = self.maps[max(shot.word - 1, 0)], self.maps[shot.word]
-        return attention_image(
+        panel = attention_image(
             self.photo,
             before + ease(shot.part) * (after - before),
             scale_max=self.scale,
@@ -131,28 +107,38 @@ class Scene:
             smooth=self.options.smooth,
             colormap=self.options.colormap,
         )
+        frame.paste(panel, corner)
+        self._sentence(frame, shot.word)
+        self._numbers(frame, shot)
+        return frame
 
     def _sentence(self, frame: Image.Image, current: int) -> None:
         """The words so far, the current one highlighted."""
+        size = self.text
         for position, (left, line, word) in enumerate(self.words[: current + 1]):
             top, x = self.sentence_top + line * self.leading, self.margin + left
             if position == current:
-                pad = 0.22 * self.text
-                width = style.pillow_font(self.text).getlength(word)
-                box = (round(x - pad), top, round(x + width + pad), top + round(1.42 * self.text))
-                _rounded_box(frame, box, 0.25 * self.text, self.theme.highlight)
-            self._text(frame, (x, top + round(1.05 * self.text)), word, self.text, self.theme.text)
+                pad, width = 0.22 * size, style.pillow_font(size).getlength(word)
+                start, end = round(x - pad), round(x + width + pad)
+                # Antialiased corners: drawn at four times the size, then reduced.
+                box = max(1, end - start), round(1.42 * size)
+                mask = Image.new("L", (4 * box[0], 4 * box[1]))
+                corners = (0, 0, mask.width - 1, mask.height - 1)
+                ImageDraw.Draw(mask).rounded_rectangle(corners, size, fill=255)
+                mask = mask.resize(box, Image.Resampling.BOX)
+                frame.paste(Image.new("RGB", box, self.theme.highlight), (start, top), mask)
+            self._text(frame, (x, top + round(1.05 * size)), word, size)
 
     def _numbers(self, frame: Image.Image, shot: Shot) -> None:
         """Gate and probability of the current word on the left, the colour scale on the right."""
         size, theme, words = self.small, self.theme, len(self.caption.words)
         baseline = self.numbers_top + round(1.1 * size)
         top, bottom = baseline - round(0.58 * size), baseline - round(0.1 * size) + 1
+        end, most = self.margin + self.inner, style.percent(self.scale)
         if shot.word < words:
-            gate = float(self.caption.gates[shot.word])
-            before = float(self.caption.gates[max(shot.word - 1, 0)])
-            moved = before + (gate - before) * ease(shot.part)
-            level = moved if math.isfinite(moved) else gate
+            gates = self.caption.gates
+            gate, before = float(gates[shot.word]), float(gates[max(shot.word - 1, 0)])
+            level = before + (gate - before) * ease(shot.part)
             left = round(self.margin + 1.0 * size)
             right = left + round(3.2 * size)
             draw = ImageDraw.Draw(frame)
@@ -162,46 +148,32 @@ class Scene:
                 draw.rectangle((left, top, left + length, bottom - 1), theme.gate)
             value = right + 0.45 * size
             p = f"p {style.probability(float(self.caption.log_probs[shot.word]))}"
-            self._text(frame, (self.margin, baseline), "β", size, theme.muted)
-            self._text(frame, (value, baseline), style.number(gate), size, theme.text)
-            self._text(frame, (value + 3.1 * size, baseline), p, size, theme.text)
+            self._text(frame, (self.margin, baseline), "β", size, colour=theme.muted)
+            self._text(frame, (value, baseline), style.number(gate), size)
+            self._text(frame, (value + 3.1 * size, baseline), p, size)
+            most = f"≥ {most}" if self.above[shot.word] else most
         else:
             note = f"mean of all {words} words" if words > 1 else "all 1 word"
-            self._text(frame, (self.margin, baseline), note, size, theme.text)
-        end, most = self.margin + self.inner, style.percent(self.scale)
-        above = above_scale(self.caption.alphas, scale_gates(self.caption), self.scale)
-        most = f"≥ {most}" if shot.word < words and above[shot.word] else most
+            self._text(frame, (self.margin, baseline), note, size)
         right = round(end - style.text_width(most, size) - 0.4 * size)
         left = max(self.margin + round(14 * size), right - 9 * size)
-        self._text(frame, (end, baseline), most, size, theme.muted, anchor="rs")
-        self._text(frame, (left - 0.4 * size, baseline), "0", size, theme.muted, anchor="rs")
+        self._text(frame, (end, baseline), most, size, colour=theme.muted, anchor="rs")
+        self._text(frame, (left - 0.4 * size, baseline), "0", size, colour=theme.muted, anchor="rs")
         frame.paste(scale_bar(right - left, bottom - top, self.options.colormap), (left, top))
 
-    @staticmethod
     def _text(
+        self,
         frame: Image.Image,
         at: tuple[float, float],
         text: str,
         size: int,
-        colour: str,
         *,
+        colour: str = "",
         anchor: str = "ls",
     ) -> None:
         """Text whose baseline starts, or with another anchor of Pillow's ends, at a point."""
-        ImageDraw.Draw(frame).text(at, text, colour, style.pillow_font(size), anchor=anchor)
-
-
-def _rounded_box(
-    frame: Image.Image, box: tuple[int, int, int, int], radius: float, colour: str
-) -> None:
-    """Draw a box with antialiased round corners: drawn at four times its size, then reduced."""
-    left, top, right, bottom = box
-    width, height = max(1, right - left), max(1, bottom - top)
-    mask = Image.new("L", (4 * width, 4 * height))
-    corners = (0, 0, 4 * width - 1, 4 * height - 1)
-    ImageDraw.Draw(mask).rounded_rectangle(corners, 4 * radius, fill=255)
-    mask = mask.resize((width, height), Image.Resampling.BOX)
-    frame.paste(Image.new("RGB", (width, height), colour), (left, top), mask)
+        draw, font = ImageDraw.Draw(frame), style.pillow_font(size)
+        draw.text(at, text, colour or self.theme.text, font, anchor=anchor)
 
 
 def _arrange(caption: Caption, size: int, width: int) -> list[tuple[float, int, str]]:

@@ -141,9 +141,6 @@ def attention_map(
     if grid.ndim != 2 or grid.size == 0:
         raise ConfigError(f"an attention map must have shape (rows, columns), not {grid.shape}")
     y, x = regions or Geometry.even(grid.shape)
-    for axis in (y, x):
-        if not (axis.start < axis.stop and axis.pitch > 0):
-            raise ConfigError(f"the regions {axis} are empty; they need start < stop, pitch > 0")
     width, height = size
     rows, seen_rows = y.samples(height, grid.shape[0], smooth=smooth)
     columns, seen_columns = x.samples(width, grid.shape[1], smooth=smooth)
@@ -178,19 +175,11 @@ def attention_image(
     """
     values = attention_map(alpha, photo.size, regions, smooth=smooth)
     top = shared_scale(alpha) if scale_max is None else scale_max
-    if not top > 0:
-        raise ConfigError(f"scale_max is {top}; use a value above 0")
     return _blend(fit_photo(photo, 0), values / np.float32(top), colormap)
 
 
 def scale_bar(width: int, height: int, colormap: str = "inferno") -> Image.Image:
-    """Draw the colour scale over mid-grey, from 0 (left) to ``scale_max`` (right).
-
-    Args:
-        width: Width in pixels.
-        height: Height in pixels.
-        colormap: One of ``COLORMAPS``.
-    """
+    """Draw the colour scale over mid-grey, from 0 (left) to ``scale_max`` (right)."""
     grey = Image.new("RGB", (width, height), (128, 128, 128))
     levels = np.broadcast_to(np.linspace(0.0, 1.0, width, dtype=np.float32), (height, width))
     return _blend(grey, levels, colormap)
@@ -221,7 +210,12 @@ def _blend(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Im
     style = HEATMAP_STYLE
     heat = style.heat * (style.floor + (1.0 - style.floor) * grey)
     saturation = style.dim * (style.saturation + (1.0 - style.saturation) * strength)
-    hatched = style.outside * grey + style.hatch * _hatching(grey.shape) if outside.any() else None
+    hatched = None
+    if outside.any():  # thin diagonal lines
+        period = max(4, round(max(grey.shape) / 50))
+        rows, columns = np.ogrid[: grey.shape[0], : grey.shape[1]]
+        lines = (rows + columns) % period < max(1, period // 5)
+        hatched = style.outside * grey + style.hatch * lines
     bands = []
     # Channel by channel, several times faster than arrays with a last axis of three.
     for plane, colour in zip(planes, colours, strict=True):
@@ -233,14 +227,6 @@ def _blend(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Im
     return Image.merge("RGB", bands)
 
 
-def _hatching(shape: tuple[int, int]) -> NDArray[np.bool_]:
-    """Mask of thin diagonal lines, (H, W)."""
-    period = max(4, round(max(shape) / 50))
-    rows, columns = np.ogrid[: shape[0], : shape[1]]
-    lines: NDArray[np.bool_] = (rows + columns) % period < max(1, period // 5)
-    return lines
-
-
 def palette(colormap: str = "inferno") -> str:
     """The 256 colours of a colormap as concatenated ``rrggbb``, from no attention to the most."""
     colours: NDArray[np.uint8] = np.rint(_colours(colormap).T * 255.0).astype(np.uint8)
@@ -250,8 +236,6 @@ def palette(colormap: str = "inferno") -> str:
 @lru_cache(maxsize=len(COLORMAPS))
 def _colours(name: str) -> NDArray[np.float32]:
     """Red, green and blue of the 256 colours of a colormap, (3, 256), 0 to 1."""
-    if name not in COLORMAPS:
-        raise ConfigError(f"unknown colormap {name!r}; choose one of {', '.join(COLORMAPS)}")
     import matplotlib
 
     colours: NDArray[np.float32] = matplotlib.colormaps[name](np.arange(256))[:, :3].T

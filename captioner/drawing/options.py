@@ -7,24 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 from annotated_types import Ge, Interval
 
 from captioner.caption import Caption
 from captioner.errors import ConfigError
 from captioner.option_fields import Shown, check_options
 
+# File extensions
 FIGURES = (".png", ".jpg", ".jpeg", ".svg", ".pdf")
-"""File extensions of figures."""
-
 ANIMATIONS = (".gif", ".webp", ".mp4")
-"""File extensions of animations."""
-
 PAGES = (".html", ".htm")
-"""File extensions of pages."""
-
 ARCHIVES = (".npz",)
-"""File extensions of archives of maps."""
 
 Colormap = Literal["inferno", "magma", "plasma", "viridis", "cividis", "gray"]
 """matplotlib's perceptually uniform colormaps with increasing luminance."""
@@ -117,27 +110,19 @@ def check_size(kind: str, width: int, height: int, max_side: int, max_pixels: in
         )
 
 
-def check_caption(caption: Caption) -> None:
-    """Check that a caption can be drawn.
-
-    Raises:
-        ConfigError: It is not a ``Caption``, its arrays do not match its words, or its attention
-            is not finite.
-    """
-    if not isinstance(caption, Caption):
-        raise ConfigError(
-            f"expected a Caption, not {type(caption).__name__}; use the result of "
-            "model.caption(photo) or model.explain(photo, text)"
-        )
-    count, shape = len(caption.words), np.shape(caption.alphas)
-    if len(shape) != 3 or shape[0] != count or (count and 0 in shape):
-        raise ConfigError(
-            f"alphas of a caption of {count} words must have shape ({count}, rows, columns), "
-            f"not {shape}"
-        )
-    if not np.isfinite(caption.alphas).all():
-        raise ConfigError("alphas contain NaN or infinity and cannot be drawn")
-    for name in ("log_probs", "gates", "pieces", "alternatives"):
-        length = len(getattr(caption, name))
-        if length != count and (length or name in ("log_probs", "gates")):
-            raise ConfigError(f"a caption of {count} words has {length} {name}")
+def check_captions(
+    captions: Caption | Sequence[Caption], labels: Sequence[str] = ()
+) -> list[Caption]:
+    """One or several captions as a list; raises ConfigError if they cannot be drawn."""
+    given = list(captions) if isinstance(captions, Sequence) else [captions]
+    if not given:
+        raise ConfigError("captions is empty; pass at least one caption")
+    if labels and len(labels) != len(given):
+        raise ConfigError(f"{len(labels)} labels for {len(given)} captions; pass one each")
+    for caption in given:
+        if not isinstance(caption, Caption):
+            raise ConfigError(
+                f"expected a Caption, not {type(caption).__name__}; use the result of "
+                "model.caption(photo) or model.explain(photo, text)"
+            )
+    return given

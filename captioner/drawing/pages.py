@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from captioner.caption import DOUBTFUL, Caption
 from captioner.data.images import Photo, open_image
 from captioner.drawing.document import (
@@ -27,7 +25,13 @@ from captioner.drawing.document import (
     with_policy,
 )
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, fit_photo, palette
-from captioner.drawing.options import PAGES, PageOptions, check_caption, check_suffix
+from captioner.drawing.options import (
+    PAGES,
+    PageOptions,
+    check_captions,
+    check_size,
+    check_suffix,
+)
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.option_fields import build_options
@@ -92,9 +96,8 @@ def page(
         ConfigError: An option or a caption is invalid, or labels and captions differ in number.
         ImageError: The photo cannot be read.
     """
-    several = captions if isinstance(captions, Sequence) else [captions]
     wanted = build_options(PageOptions, options)
-    return _page([Entry(photo, several, wanted.title, labels)], wanted)
+    return _page([Entry(photo, check_captions(captions), wanted.title, labels)], wanted)
 
 
 def gallery(entries: Iterable[Entry], **options: Any) -> Page:
@@ -112,23 +115,18 @@ def gallery(entries: Iterable[Entry], **options: Any) -> Page:
 
 
 def _page(entries: Iterable[Entry], options: PageOptions) -> Page:
-    look = viewer_look(options.colormap, smooth=options.smooth)
     items: list[str] = []
     data: list[dict[str, Any]] = []
     for number, entry in enumerate(entries, 1):
-        _check(entry, number)
+        captions = check_captions(entry.captions, entry.labels)
         items.append(_item(entry, number, options.panel_size))
-        data.append(
-            {
-                "title": entry.title,
-                "labels": list(entry.labels),
-                "captions": [caption.as_dict(attention=True) for caption in entry.captions],
-            }
-        )
+        shown = [caption.as_dict(attention=True) for caption in captions]
+        data.append({"title": entry.title, "labels": list(entry.labels), "captions": shown})
     if not items:
         raise ConfigError("a page needs at least one photo")
     heading = options.title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
     only_attention = all(c.get("method") is None for entry in data for c in entry["captions"])
+    look = viewer_look(options.colormap, smooth=options.smooth)
     parts = {
         "kind": "single" if len(items) == 1 else "many",
         "title": escaped(heading or "captioner"),
@@ -192,35 +190,10 @@ The gate β is the weight of the photo for the word.""",
 """Below the captions of a page with attention only, and of one with other methods."""
 
 
-def _check(entry: Entry, number: int) -> None:
-    if not isinstance(entry, Entry):
-        raise ConfigError(
-            f"entry {number} of the page is a {type(entry).__name__}; use "
-            "captioner.Entry(photo, [caption])"
-        )
-    if entry.labels and len(entry.labels) != len(entry.captions):
-        raise ConfigError(
-            f"{len(entry.labels)} labels for {len(entry.captions)} captions; pass one each"
-        )
-    if not entry.captions:
-        raise ConfigError(f"photo {number} of the page has no captions; pass at least one")
-    for caption in entry.captions:
-        check_caption(caption)
-        if not np.isfinite([*caption.log_probs, *caption.gates, caption.log_prob]).all():
-            raise ConfigError(
-                f"log_probs or gates of {caption.text!r} contain NaN or infinity and cannot be "
-                "shown"
-            )
-
-
 def _item(entry: Entry, number: int, panel_size: int) -> str:
     """The list item of a photo, which needs no JavaScript."""
     picture = fit_photo(open_image(entry.photo), panel_size)
-    if max(picture.size) > MAX_SIDE:
-        raise ConfigError(
-            f"photo {number} has {picture.width} x {picture.height} pixels (limit: {MAX_SIDE} "
-            "per side); use a panel_size above 0"
-        )
+    check_size("page's photo", *picture.size, MAX_SIDE, MAX_SIDE**2)
     texts = [caption.text or "no words" for caption in entry.captions]
     labels = [f"{label}: " for label in entry.labels] or [""] * len(texts)
     lines = "<br>".join(

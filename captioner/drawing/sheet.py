@@ -1,16 +1,34 @@
-"""Draws a figure: headers, panels with their titles, the legend."""
+"""Layout and drawing of a figure.
+
+    ┌──────────────────────────┬──────────────────────────┐
+    │ label                    │ label                    │  header of a block (one per caption)
+    │ the sentence             │ the sentence             │
+    │ photo   word 1   word 2  │ photo   word 1   word 2  │  cells: above a panel its word, gate β
+    │ ▒▒▒▒▒   ▓▒▒▒▒▒   ▒▒▓▒▒▒  │ ▒▒▒▒▒   ▓▒▒▒▒▒   ▒▒▓▒▒▒  │  and probability p; below it the
+    │         ▸ dog ▬▬ ▸ on ▬  │         ▸ cat ▬▬ ▸ on ▬  │  alternatives
+    ├──────────────────────────┴──────────────────────────┤
+    │ 0 ▒▒▓▓ 31%   β …   p …                              │  legend
+    └─────────────────────────────────────────────────────┘
+
+All lengths are multiples of the text size, which follows from the size of a panel and the width of
+the figure, so that text is readable when printed 7 inches wide.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import DOUBTFUL, END_NAME, Alternative, Caption
 from captioner.drawing import style
-from captioner.drawing.canvas import Canvas, matplotlib_settings
+from captioner.drawing.canvas import Canvas
 from captioner.drawing.heatmap import (
     CLOSED_GATE,
     above_scale,
@@ -19,184 +37,282 @@ from captioner.drawing.heatmap import (
     scale_gates,
     shared_scale,
 )
-from captioner.drawing.layout import FigureLayout
 from captioner.drawing.options import FigureOptions
-from captioner.drawing.panels import Block, Panel
+from captioner.drawing.word_queries import find_all
 from captioner.options import METHOD_TITLES
 
-METHOD_NOTES = {
+_ASPECT = 1.5  # target width / height
+_MAX_COLUMNS = 8  # over all blocks, unless columns is given
+_MIN_TEXT, _MIN_CELL, _MIN_CELL_NOTED = 14, 160, 250  # pixels
+_PRINT_WIDTH, _PRINT_TEXT = 7 * 72, 5.2  # points: two columns of a paper, smallest text there
+_READABLE = 0.0135  # text size / figure width: 6.8 points at a width of 7 inches
+
+_METHOD_NOTES = {
     "attention": "attention: weight of the region",
     "attention_gate": "attention × gate: the attention that reached the word; all regions sum to β",
     "gradient_input": "gradient × input: first-order effect of the region on the word's log p",
     "grad_cam": "Grad-CAM: features of the region that raise the word's log p",
     "occlusion": "occlusion: drop of the word's log p without the region",
 }
-"""What the brightness of each method means."""
 
 
-class Sheet:
-    """Draws blocks of panels on a canvas."""
+Masks: TypeAlias = Mapping[int, Sequence[NDArray[np.bool_]]]
+"""Masks (H, W) of the photo's size by position of a word, counted from 0."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The photo (no positions), or the map of one or several words."""
+
+    title: str
+    note: str
+    positions: tuple[int, ...]
+    alpha: NDArray[np.float32] | None
+    masks: list[NDArray[np.bool_]]
+    alternatives: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True)
+class Block:
+    """A caption and its panels."""
+
+    caption: Caption
+    label: str
+    panels: list[Panel]
+
+    def single(self) -> list[int]:
+        """Positions of the words that have a panel of their own, in order."""
+        return sorted({p.positions[0] for p in self.panels if len(p.positions) == 1})
+
+
+def panels_of(caption: Caption, masks: Masks, options: FigureOptions) -> list[Panel]:
+    """The photo, all or the selected words, and on request the whole caption."""
+    words, count = caption.words, len(caption.words)
+    panels = [Panel("photo", "", (), None, [m for at in sorted(masks) for m in masks[at]])]
+    shown = find_all(caption, options.only) if options.only else [(i,) for i in range(count)]
+    for positions in shown:
+        single = len(positions) == 1
+        title = " ".join(words[i] for i in positions)
+        if caption.pieces and not single:
+            title = "".join(caption.pieces[i] for i in positions).strip()
+        chosen = caption.alphas[list(positions)]
+        kind, alpha = "mean", chosen.mean(axis=0)
+        if options.combine == "max":  # not renormalized: regions keep the colour of the word's map
+            kind, alpha = "greatest", chosen.max(axis=0)
+        note = "" if single else f"{kind} of {len(positions)} words"
+        outlined = [mask for i in positions for mask in masks.get(i, ())]
+        others = caption.alternatives[positions[0]] if single and options.alternatives else ()
+        others = others[: options.alternatives]
+        panels.append(Panel(title, note, positions, alpha, outlined, others))
+    if options.coverage and words:
+        title = f"all {count} words" if count > 1 else "all 1 word"
+        panels.append(Panel(title, "mean", tuple(range(count)), caption.alphas.mean(axis=0), []))
+    return panels
+
+
+class Layout:
+    """Arrangement and lengths of a figure, in pixels.
+
+    Args:
+        panel: Width and height of a panel.
+        blocks: The captions.
+        across: Blocks side by side.
+        columns: Panels per row of a block.
+    """
 
     def __init__(
-        self,
-        layout: FigureLayout,
-        blocks: list[Block],
-        photo: Image.Image,
-        options: FigureOptions,
+        self, panel: tuple[int, int], blocks: list[Block], across: int, columns: int
     ) -> None:
-        self.layout, self.blocks, self.options = layout, blocks, options
-        self.theme = style.THEMES[options.theme]
-        with_words = [block.caption for block in blocks if block.caption.words]
+        panels = [one for block in blocks for one in block.panels]
+        noted = any(one.note for one in panels)
+        self.across, self.columns = across, columns
+        cell = max(panel[0], _MIN_CELL_NOTED if noted else _MIN_CELL)
+        fitting = max(0.06 * math.sqrt(math.prod(panel)), _READABLE * cell * columns * across)
+        self.text = max(_MIN_TEXT, round(min(fitting, 0.092 * cell)))
+        em = self.em
+        self.small = em(0.82)  # text size of numbers and notes
+        self.line = round(1.4 * self.small)  # height of an alternative
+        self.title = em(2.8)  # height of the title above a panel
+        lines = max(len(one.alternatives) for one in panels)
+        self.below = em(0.35) + lines * self.line if lines else 0
+        self.cell_width, self.cell_height = cell, self.title + panel[1] + self.below
+        self.gap, self.block_gap, self.margin = em(0.9), em(2.4), em(1.2)
+        self.block_width = columns * (cell + self.gap) - self.gap
+        self.inner = across * (self.block_width + self.block_gap) - self.block_gap
+        self.width = self.inner + 2 * self.margin
+        count = len(blocks)
+        self.bands = [range(s, min(s + across, count)) for s in range(0, count, across)]
+        self.rows = [
+            max(math.ceil(len(blocks[b].panels) / columns) for b in band) for band in self.bands
+        ]
+        self.min_height = sum(self.rows) * (self.title + panel[1])  # without headers and legend
+        self.empty = sum(self.rows) - len(panels) / (columns * across)  # rows of cells
+
+    def em(self, factor: float) -> int:
+        """A multiple of the text size in whole pixels."""
+        return round(factor * self.text)
+
+    def penalty(self) -> float:
+        """Penalty for a bad aspect ratio, empty cells and small text in print."""
+        height = sum(r * (self.cell_height + self.gap) + 4 * self.text for r in self.rows)
+        aspect = abs(math.log(self.width / (height + 4 * self.text) / _ASPECT))
+        printed = _PRINT_WIDTH * self.small / self.width
+        return aspect + 0.8 * self.empty + 0.5 * max(0.0, _PRINT_TEXT - printed)
+
+
+def choose_layout(panel: tuple[int, int], blocks: list[Block], columns: int | None) -> Layout:
+    """The arrangement with the lowest penalty.
+
+    Args:
+        panel: Width and height of a panel.
+        blocks: The captions; two or three are always side by side.
+        columns: Panels per row of a block; None: automatic.
+    """
+    count, most = len(blocks), max(len(block.panels) for block in blocks)
+    layouts = []
+    for across in [count] if count <= 3 else range(2, min(count, 4) + 1):
+        widest = max(1, min(most, _MAX_COLUMNS // across))
+        for n in [columns] if columns else range(1, widest + 1):
+            layouts.append(Layout(panel, blocks, across, n))
+    return min(layouts, key=Layout.penalty)
+
+
+class Sheet(Canvas):
+    """Draws blocks of panels; inside ``matplotlib_settings``."""
+
+    def __init__(
+        self, layout: Layout, blocks: list[Block], photo: Image.Image, options: FigureOptions
+    ) -> None:
+        super().__init__(style.THEMES[options.theme], layout.small)
+        self.layout, self.blocks, self.photo, self.options = layout, blocks, photo, options
         self.tops: dict[str, float] = {}
         """The brightest value of each method: their units differ."""
+        with_words = [block.caption for block in blocks if block.caption.words]
         for one in with_words:
             top = shared_scale(one.alphas, scale_gates(one))
             self.tops[one.method] = max(top, self.tops.get(one.method, 0.0))
         self.grids = sorted({one.alphas.shape[1:] for one in with_words})
-        self.pictures = [
-            [self._picture(photo, block.caption, panel) for panel in block.panels]
-            for block in blocks
-        ]
-
-    def _picture(self, photo: Image.Image, caption: Caption, panel: Panel) -> Image.Image:
-        if panel.alpha is None:
-            return photo
-        return attention_image(
-            photo,
-            panel.alpha,
-            scale_max=self.tops[caption.method],
-            regions=caption.regions,
-            smooth=self.options.smooth,
-            colormap=self.options.colormap,
-        )
 
     def draw(self) -> Figure:
-        """Draw everything."""
-        with matplotlib_settings():
-            self.canvas = Canvas(self.theme.background)
-            self._draw()
-        return self.canvas.figure
-
-    def _draw(self) -> None:
         """Draw everything, from top to bottom."""
         layout, y = self.layout, self.layout.margin
-        for number, band in enumerate(layout.bands):
+        for number, (band, rows) in enumerate(zip(layout.bands, layout.rows, strict=True)):
             y += layout.block_gap if number else 0
-            y = self._band(band, y)
+            y = self._band(band, rows, y)
         if self.grids:
             y = self._legend(y + round(1.3 * layout.gap))
-        self.canvas.finish(layout.width, y + layout.margin)
+        self.set_size(layout.width, y + layout.margin)
+        return self.figure
 
-    def _band(self, band: range, top: int) -> int:
+    def _band(self, band: range, rows: int, top: int) -> int:
         """Draw the blocks side by side; returns the y at which they end."""
         layout, columns = self.layout, self.layout.columns
         step = layout.block_width + layout.block_gap
-        lefts = [layout.margin + block % layout.across * step for block in band]
-        y = layout.gap + max(
-            self._header(self.blocks[block], left, top)
-            for block, left in zip(band, lefts, strict=True)
-        )
-        rows = []
-        for row in range(layout.rows(band)):
-            rows.append(y)
-            shown = [p for i in band for p in self.blocks[i].panels[row * columns :][:columns]]
+        lefts = {block: layout.margin + block % layout.across * step for block in band}
+        y = layout.gap + max(self._header(self.blocks[b], x, top) for b, x in lefts.items())
+        tops = []
+        for row in range(rows):
+            tops.append(y)
+            shown = [p for b in band for p in self.blocks[b].panels[row * columns :][:columns]]
             y += layout.cell_height + layout.gap
             y -= 0 if any(panel.alternatives for panel in shown) else layout.below
         bottom = y - layout.gap
-        for block, left in zip(band, lefts, strict=True):
+        for block, left in lefts.items():
             if block > band.start:
                 middle, half = left - layout.block_gap // 2, max(1, layout.em(0.03))
-                self.canvas.box(middle - half, top, middle + half, bottom, self.theme.track)
-            for index in range(len(self.blocks[block].panels)):
+                self.box(middle - half, top, middle + half, bottom, self.theme.track)
+            for index, panel in enumerate(self.blocks[block].panels):
                 x = left + index % columns * (layout.cell_width + layout.gap)
-                self._cell(block, index, x, rows[index // columns])
+                self._cell(self.blocks[block].caption, panel, x, tops[index // columns])
         return bottom
 
     def _header(self, block: Block, left: int, y: int) -> int:
         """Draw label, sentence and confidence, wrapped to the block; returns their bottom."""
-        layout, theme, caption = self.layout, self.theme, block.caption
+        layout, muted, caption = self.layout, self.theme.muted, block.caption
         text, small, width = layout.text, layout.small, layout.block_width
         if block.label:
             label = style.truncate(style.printable(block.label), text, width, bold=True)
-            self.canvas.text(left, y + text, label, text, theme.muted, bold=True)
+            self.text(left, y + text, label, text, muted, bold=True)
             y += layout.em(1.5)
-        empty = "No words, so no attention to show."
-        size, colour = (layout.em(1.5), theme.text) if caption.words else (text, theme.muted)
-        for line in style.wrap([caption.text or empty], size, width):
-            self.canvas.text(left, y + size, line, size, colour)
+        size, colour = (layout.em(1.5), None) if caption.words else (text, muted)
+        sentence = caption.text or "No words, so no attention to show."
+        for line in style.wrap([sentence], size, width):
+            self.text(left, y + size, line, size, colour)
             y += round(1.3 * size)
         if caption.confidence is not None:
             sure = f"confidence {style.percent(caption.confidence)}"
-            self.canvas.text(left, y + small, sure, small, theme.muted)
+            self.text(left, y + small, sure, colour=muted)
             y += round(1.3 * small)
         return y
 
-    def _cell(self, block: int, index: int, x: int, y: int) -> None:
+    def _cell(self, caption: Caption, panel: Panel, x: int, y: int) -> None:
         """Draw a panel with its title and alternatives."""
-        layout, picture = self.layout, self.pictures[block][index]
-        caption, panel = self.blocks[block].caption, self.blocks[block].panels[index]
-        self._title(caption, panel, x, y)
-        method = METHOD_TITLES[caption.method]
-        name = panel.title if panel.alpha is None else f"{method}: {panel.title}"
-        upper = y + layout.title
-        self.canvas.picture(x, upper, picture, name)
-        for mask in panel.masks:
-            hairline = max(1.0, 0.06 * layout.text)
-            self.canvas.outline(x, upper, picture.size, mask, hairline)
-        chosen = caption.words[panel.positions[0]] if len(panel.positions) == 1 else ""
-        lower = upper + picture.height + layout.em(0.35)
-        for line, other in enumerate(panel.alternatives):
-            self._alternative(other, other.word == chosen, x, lower + line * layout.line)
-
-    def _title(self, caption: Caption, panel: Panel, x: int, y: int) -> None:
-        """Draw the word, its gate and its probability."""
-        layout, theme, draw = self.layout, self.theme, self.canvas
-        text, small, right = layout.text, layout.small, x + layout.cell_width
-        word_line, number_line = y + layout.em(1.15), y + layout.em(2.25)
+        layout, picture, name = self.layout, self.photo, panel.title
         if panel.alpha is None:
-            draw.text(x, word_line, panel.title, text, theme.muted)
+            self.text(x, y + layout.em(1.15), panel.title, layout.text, self.theme.muted)
             if caption.words:
                 total = f"log p {style.number(caption.log_prob)}"
-                draw.text(x, number_line, total, small, theme.muted)
-            return
+                self.text(x, y + layout.em(2.25), total, colour=self.theme.muted)
+        else:
+            self._title(caption, panel, x, y)
+            name = f"{METHOD_TITLES[caption.method]}: {panel.title}"
+            picture = attention_image(
+                self.photo,
+                panel.alpha,
+                scale_max=self.tops[caption.method],
+                regions=caption.regions,
+                smooth=self.options.smooth,
+                colormap=self.options.colormap,
+            )
+        y += layout.title
+        self.picture(x, y, picture, name)
+        for mask in panel.masks:
+            self.outline(x, y, picture.size, mask, max(1.0, 0.06 * layout.text))
+        y += picture.height + layout.em(0.35)
+        for line, other in enumerate(panel.alternatives):
+            chosen = other.word == caption.words[panel.positions[0]]
+            self._alternative(other, chosen, x, y + line * layout.line)
+
+    def _title(self, caption: Caption, panel: Panel, x: int, y: int) -> None:
+        """Draw the words, their gate and their probability."""
+        layout, theme, positions = self.layout, self.theme, list(panel.positions)
+        small, right = layout.small, x + layout.cell_width
+        word_line, number_line = y + layout.em(1.15), y + layout.em(2.25)
         room = float(layout.cell_width)
         if panel.note:
-            draw.text(right, word_line, panel.note, small, theme.muted, align="right")
-            room -= style.text_width(panel.note, small) + text
+            self.text(right, word_line, panel.note, colour=theme.muted, align="right")
+            room -= style.text_width(panel.note, small) + layout.text
         word, size = style.fit(panel.title, layout.em(1.2), room, bold=True)
-        draw.text(x, word_line, word, size, theme.text, bold=True)
-
-        gate = float(np.mean([float(caption.gates[p]) for p in panel.positions]))
+        self.text(x, word_line, word, size, bold=True)
+        gate = float(caption.gates[positions].mean(dtype=np.float64))
         start, end = x + layout.em(0.9), x + layout.em(0.9) + layout.em(2.3)
         upper = number_line - layout.em(0.46)
         lower = max(number_line - layout.em(0.14), upper + 2)
-        draw.text(x, number_line, "β", small, theme.muted)
-        draw.bar((start, upper, end, lower), gate, track=theme.track, fill=theme.gate)
-        draw.text(end + layout.em(0.4), number_line, style.number(gate), small, theme.text)
-        log_prob = float(sum(min(float(caption.log_probs[p]), 0.0) for p in panel.positions))
+        self.text(x, number_line, "β", colour=theme.muted)
+        self.bar((start, upper, end, lower), gate, theme.gate)
+        self.text(end + layout.em(0.4), number_line, style.number(gate))
+        log_prob = float(np.minimum(caption.log_probs[positions], 0.0).sum(dtype=np.float64))
         p = f"p {style.probability(log_prob)}"
-        draw.text(right, number_line, p, small, theme.text, align="right")
-        if len(panel.positions) == 1 and panel.positions[0] in caption.doubtful:
+        self.text(right, number_line, p, align="right")
+        if len(positions) == 1 and positions[0] in caption.doubtful:
             before = right - style.text_width(p, small) - layout.em(0.4)
-            draw.text(before, number_line, "?", small, theme.text, bold=True, align="right")
+            self.text(before, number_line, "?", bold=True, align="right")
 
     def _alternative(self, other: Alternative, chosen: bool, x: int, y: int) -> None:
         """Draw a candidate word and its probability."""
         layout, theme, size = self.layout, self.theme, self.layout.small
         baseline, right = y + round(1.05 * size), x + layout.cell_width
         middle = x + size + round(0.45 * (layout.cell_width - size))
+        colour, fill = (theme.text, theme.chosen) if chosen else (theme.muted, theme.other)
         if chosen:
-            self.canvas.text(x, baseline, "▸", size, theme.chosen)
+            self.text(x, baseline, "▸", size, theme.chosen)
         name = "(end)" if other.word == END_NAME else other.word
         word, fitted = style.fit(name, size, middle - x - 1.4 * size, bold=chosen)
-        colour = theme.text if chosen else theme.muted
-        self.canvas.text(x + size, baseline, word, fitted, colour, bold=chosen)
+        self.text(x + size, baseline, word, fitted, colour, bold=chosen)
         upper, lower = baseline - round(0.52 * size), baseline - round(0.12 * size)
         end = max(right - round(3.9 * size), middle + 1)
-        p, fill = math.exp(min(other.log_prob, 0.0)), theme.chosen if chosen else theme.other
-        self.canvas.bar((middle, upper, end, lower), p, track=theme.track, fill=fill)
-        value = style.probability(other.log_prob)
-        self.canvas.text(right, baseline, value, size, colour, align="right")
+        self.bar((middle, upper, end, lower), math.exp(min(other.log_prob, 0.0)), fill)
+        self.text(right, baseline, style.probability(other.log_prob), size, colour, align="right")
 
     def _legend(self, top: int) -> int:
         """Draw the colour scale and the notes, side by side if there is room."""
@@ -210,70 +326,66 @@ class Sheet:
             x, y, room = x + width + layout.block_gap, top, math.ceil(longest)
         y += size
         for line in style.wrap(notes, size, room):
-            self.canvas.text(x, y, line, size, self.theme.muted)
+            self.text(x, y, line, colour=self.theme.muted)
             y += round(1.45 * size)
         return max(bottom, y - round(1.2 * size))
 
     def _notes(self) -> list[str]:
         """The lines of the legend."""
         panels = [panel for block in self.blocks for panel in block.panels]
-        mean, product = (
-            (" (several words: mean)", " (several words: product)")
-            if any(panel.note for panel in panels)
-            else ("", "")
-        )
-        notes = [
-            f"β  gate: weight of the photo for the word{mean}",
-            f"p  probability of the word, given the previous words{product}",
-        ]
-        if any({*block.single()} & {*block.caption.doubtful} for block in self.blocks):
-            notes.append(f"?  doubtful word: p below {DOUBTFUL}")
-        if any(panel.alternatives for panel in panels):
-            notes.append("▸  the chosen word, among the most probable at its position")
-        if any(panel.masks for panel in panels):
-            notes.append("white line: objects named by the words, from the given masks")
-        if not all(block.caption.regions.covers_photo for block in self.blocks):
-            notes.append("hatched: not seen by the model")
-        if above := self._above_scale():
-            notes.append(f"above the scale: {above} (β below {CLOSED_GATE}, so it hardly counts)")
-        if list(self.tops) != ["attention"]:
-            notes += [METHOD_NOTES[method] for method in self.tops]
-        if len(self.grids) > 1:
-            grids = " and ".join(f"{rows} × {columns}" for rows, columns in self.grids)
-            notes.append(f"grid sizes differ ({grids}), so shares per region do too")
-        return notes
-
-    def _above_scale(self) -> str:
-        """The drawn words that were left out of the scale and exceed it."""
-        found: dict[str, None] = {}  # an ordered set
+        several = any(panel.note for panel in panels)
+        above: dict[str, None] = {}  # an ordered set of words that exceed the scale
         for block in self.blocks:
             caption = block.caption
             top = self.tops.get(caption.method, 1.0)
-            above = above_scale(caption.alphas, scale_gates(caption), top)
-            found |= dict.fromkeys(f"“{caption.words[p]}”" for p in block.single() if above[p])
-        return ", ".join(found)
+            exceeds = above_scale(caption.alphas, scale_gates(caption), top)
+            above |= dict.fromkeys(f"“{caption.words[p]}”" for p in block.single() if exceeds[p])
+        doubtful = any({*block.single()} & {*block.caption.doubtful} for block in self.blocks)
+        whole = all(block.caption.regions.covers_photo for block in self.blocks)
+        notes = {
+            "β  gate: weight of the photo for the word"
+            + (" (several words: mean)" if several else ""): True,
+            "p  probability of the word, given the previous words"
+            + (" (several words: product)" if several else ""): True,
+            f"?  doubtful word: p below {DOUBTFUL}": doubtful,
+            "▸  the chosen word, among the most probable at its position": any(
+                panel.alternatives for panel in panels
+            ),
+            "white line: objects named by the words, from the given masks": any(
+                panel.masks for panel in panels
+            ),
+            "hatched: not seen by the model": not whole,
+            f"above the scale: {', '.join(above)} (β below {CLOSED_GATE}, so it hardly counts)": (
+                bool(above)
+            ),
+        }
+        if list(self.tops) != ["attention"]:
+            notes |= {_METHOD_NOTES[method]: True for method in self.tops}
+        grids = " and ".join(f"{rows} × {columns}" for rows, columns in self.grids)
+        notes[f"grid sizes differ ({grids}), so shares per region do too"] = len(self.grids) > 1
+        return [note for note, applies in notes.items() if applies]
 
     def _scale(self, x: int, y: int, width: int) -> int:
         """Draw the colour bar with zero, the uniform share and the maximum; returns its bottom."""
-        layout, draw, colour = self.layout, self.canvas, self.theme.text
+        layout, muted = self.layout, self.theme.muted
         size, several = layout.small, len(self.tops) > 1
         kind = "attention" if list(self.tops) == ["attention"] else "relevance"
         title = "each method on its own scale" if several else f"share of {kind} per region"
-        draw.text(x, y + size, title, size, self.theme.muted)
+        self.text(x, y + size, title, colour=muted)
         upper, lower = y + round(1.75 * size), y + round(1.75 * size) + round(0.75 * layout.text)
         most = "max" if several else style.percent(max(self.tops.values()))
         left = x + round(style.text_width("0", size) + 0.4 * layout.text)
         right = x + round(width - style.text_width(most, size) - 0.4 * layout.text)
         middle = (upper + lower) / 2 + 0.36 * size
-        draw.text(x, middle, "0", size, colour)
-        draw.text(x + width, middle, most, size, colour, align="right")
+        self.text(x, middle, "0")
+        self.text(x + width, middle, most, align="right")
         bar = scale_bar(right - left, lower - upper, self.options.colormap)
-        draw.picture(left, upper, bar, "scale")
+        self.picture(left, upper, bar, "scale")
         baseline = lower + layout.em(0.35) + size
         if several:
             for method, top in self.tops.items():
                 text = f"max of {METHOD_TITLES[method]}: {style.percent(top)}"
-                draw.text(x, baseline, text, size, self.theme.muted)
+                self.text(x, baseline, text, colour=muted)
                 baseline += round(1.45 * size)
             return baseline - round(1.2 * size)
         thick, ticks = max(1, layout.em(0.08)), []
@@ -281,10 +393,10 @@ class Sheet:
         for share in shares:
             part = min(share / max(self.tops.values()), 1.0)
             tick = left + round((right - left - thick) * part)
-            draw.box(tick, lower, tick + thick, lower + layout.em(0.28), colour)
+            self.box(tick, lower, tick + thick, lower + layout.em(0.28), self.theme.text)
             ticks.append(tick + thick / 2)
         label = f"uniform {' and '.join(style.percent(share) for share in shares)}"
         half = style.text_width(label, size) / 2
         centre = min(max(sum(ticks) / len(ticks), x + half), x + width - half)
-        draw.text(centre, baseline, label, size, colour, align="center")
+        self.text(centre, baseline, label, align="center")
         return baseline + round(0.25 * size)

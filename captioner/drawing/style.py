@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import ImageFont
 
@@ -19,8 +19,7 @@ _LARGE = 512  # text is measured at this size, where rounding to pixels is negli
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-@dataclass(frozen=True)
-class Theme:
+class Theme(NamedTuple):
     """Colours as #rrggbb: contrast of 4.5 for text and 3 for bars (WCAG AA).
 
     Orange and blue are distinguishable to colour-blind readers.
@@ -28,17 +27,12 @@ class Theme:
 
     background: str
     text: str
-    muted: str
-    """Secondary text."""
-    track: str
-    """Background of bars, and rules."""
+    muted: str  # secondary text
+    track: str  # background of bars, and rules
     gate: str
-    chosen: str
-    """Bar of the chosen word."""
-    other: str
-    """Bars of the other candidate words."""
-    highlight: str
-    """Background of the current word of an animation."""
+    chosen: str  # bar of the chosen word
+    other: str  # bars of the other candidate words
+    highlight: str  # background of the current word of an animation
 
 
 THEMES = {
@@ -80,14 +74,9 @@ def printable(text: str) -> str:
 
 def lacks_letters(text: str) -> bool:
     """Whether the font lacks characters of a text; pictures show them as boxes."""
-    return not _characters().issuperset(map(ord, printable(text)))
-
-
-@lru_cache(maxsize=1)
-def _characters() -> frozenset[int]:
     from matplotlib.ft2font import FT2Font
 
-    return frozenset(FT2Font(str(font_file())).get_charmap())
+    return not FT2Font(str(font_file())).get_charmap().keys() >= set(map(ord, printable(text)))
 
 
 def wrap(texts: Sequence[str], size: float, width: float) -> list[str]:

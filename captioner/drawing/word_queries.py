@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
+from captioner.caption import Caption
 from captioner.errors import ConfigError
 from captioner.text.tokenizer import normalize, tokenize
 
@@ -43,6 +45,15 @@ def find(words: Sequence[str], query: str, pieces: Sequence[str] = ()) -> list[t
     if joined := _find_pieces(pieces, normalize(query).casefold().strip()):
         return joined
     raise ConfigError(f"{query!r} is not in the caption: {numbered}")
+
+
+def find_all(caption: Caption, only: Sequence[str]) -> list[tuple[int, ...]]:
+    """Positions of all queries in a caption, without duplicates; missing ones are skipped."""
+    found: list[tuple[int, ...]] = []
+    for query in only:
+        with suppress(ConfigError):
+            found += find(caption.words, query, caption.pieces)
+    return list(dict.fromkeys(found))
 
 
 def _find_pieces(pieces: Sequence[str], wanted: str) -> list[tuple[int, ...]]:

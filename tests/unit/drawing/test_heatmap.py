@@ -18,7 +18,6 @@ from captioner.drawing.heatmap import (
     scale_bar,
     shared_scale,
 )
-from captioner.errors import ConfigError
 from captioner.geometry import Geometry
 
 GRIDS = [(1, 1), (1, 5), (4, 1), (7, 7), (5, 9), (14, 14)]
@@ -134,12 +133,3 @@ def test_fit_photo_scales_down_only(
     size: tuple[int, int], panel_size: int, expected: tuple[int, int]
 ) -> None:
     assert fit_photo(flat(size), panel_size).size == expected
-
-
-def test_errors() -> None:
-    with pytest.raises(ConfigError, match="rows, columns"):
-        attention_image(flat((40, 30)), np.ones(49))
-    with pytest.raises(ConfigError, match="unknown colormap 'jet'; choose one of inferno"):
-        scale_bar(10, 3, "jet")
-    with pytest.raises(ConfigError, match="empty"):
-        attention_map(np.ones((7, 7)), (40, 30), Geometry.even((7, 7), 0.5, 0.0, 0.5, 1.0))

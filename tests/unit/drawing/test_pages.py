@@ -161,19 +161,6 @@ def test_a_page_needs_an_html_extension(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["x.html"]
 
 
-def test_errors() -> None:
-    with pytest.raises(ConfigError, match="at least one photo"):
-        gallery([])
-    with pytest.raises(ConfigError, match="photo 1 of the page has no captions"):
-        page(photo(), [])
-    with pytest.raises(ConfigError, match=r"1 has 65600 x 2 pixels \(limit: 65500 .* use a panel_"):
-        page(Image.new("RGB", (65_600, 2)), make(), panel_size=0)
-    unknown = make()
-    unknown.gates[0] = np.inf
-    with pytest.raises(ConfigError, match="log_probs or gates of 'a dog'"):
-        page(photo(), unknown)
-
-
 def test_an_undecodable_name_is_shown_with_a_question_mark(tmp_path: Path) -> None:
     page(photo(), make(), title="\udcffname.jpg").save(tmp_path / "x.html")
 
@@ -210,15 +197,3 @@ def test_a_photo_caption_encodes_its_photo_only_when_shown(monkeypatch: pytest.M
     ((_, attributes),) = Elements(caption._repr_html_() or "").tags
     data = data_of(str(attributes["srcdoc"]))
     assert data["entries"][0]["captions"] == [plain.as_dict(attention=True)]
-
-
-def test_a_photo_caption_keeps_the_path_of_its_photo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    photo((1600, 400)).save(tmp_path / "photo.png")
-    monkeypatch.chdir(tmp_path)
-    caption = with_photo([make()], shown_photo(photo((1600, 400)), "photo.png"))[0]
-    monkeypatch.chdir("/")
-
-    assert caption.photo == tmp_path / "photo.png"
-    assert "width=&quot;640&quot; height=&quot;160&quot;" in (caption._repr_html_() or "")
