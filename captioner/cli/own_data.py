@@ -16,8 +16,7 @@ from typing import Annotated
 
 from captioner.cli.arguments import flag
 from captioner.data.dataset import ImportSummary, prepare_dataset
-from captioner.data.importers import detect_layout, find_source
-from captioner.data.tables import Columns
+from captioner.data.importers import Columns, detect_layout, find_source
 from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_write
 from captioner.option_fields import Folder, Shown

@@ -6,9 +6,9 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from captioner.errors import DataError
 from captioner.files import read_input
@@ -60,26 +60,14 @@ def read_coco(
         if not isinstance(entries, list) or not entries:
             raise DataError(f"{path} has no {part!r}; give a COCO {content} file")
         for number, entry in enumerate(entries):
-            if problem := _problem(entry, types):
-                raise DataError(f"{path}: {part}[{number}] {problem}; give a COCO {content} file")
+            for key, accepted in types.items():
+                if not isinstance(entry, dict) or type(entry.get(key)) not in accepted:
+                    where = f"{path}: {part}[{number}]"
+                    raise DataError(f"{where} lacks a valid {key!r}; give a COCO {content} file")
     counts = Counter(image["id"] for image in data["images"])
     if repeated := [image_id for image_id, count in counts.items() if count > 1]:
         raise DataError(f"{path}: image id {repeated[0]} occurs twice; give each image its own id")
     return data
-
-
-_TYPE_NAMES = {int: "an integer", str: "a string", list: "polygons or run lengths"}
-
-
-def _problem(entry: Any, types: Mapping[str, tuple[type, ...]]) -> str | None:
-    """What is wrong with one entry."""
-    for key, accepted in types.items():
-        if not isinstance(entry, dict) or key not in entry:
-            caption = isinstance(entry, dict) and "caption" in entry and "caption" not in types
-            return f"lacks {key!r}{' (it is a caption)' if caption else ''}"
-        if type(entry[key]) not in accepted:
-            return f"has a {key!r} that is not {_TYPE_NAMES[accepted[0]]}"
-    return None
 
 
 def read_captions(
@@ -101,21 +89,22 @@ def read_captions(
             for an image id.
     """
     found = _read_files(annotations, renumber)
-    return found.names, found.captions
+    names = {image_id: photo.name for image_id, photo in found.items()}
+    return names, {image_id: photo.captions for image_id, photo in found.items()}
 
 
-class _Captions(NamedTuple):
-    """The content of several files by image id; see `read_captions`."""
+@dataclass
+class _Photo:
+    """An image of one or several files; see `CaptionedImage`."""
 
-    names: dict[int, str]
-    captions: dict[int, list[str]]
-    sources: dict[int, int]
-    """See ``CaptionedImage.source``."""
-    labels: dict[int, tuple[int | str, ...]]
-    """See ``CaptionedImage.labels``."""
+    name: str
+    source: int
+    captions: list[str] = field(default_factory=list)
+    labels: tuple[int | str, ...] = ()
 
 
-def _read_files(annotations: Sequence[str | Path], renumber: bool) -> _Captions:
+def _read_files(annotations: Sequence[str | Path], renumber: bool) -> dict[int, _Photo]:
+    """The images by id; see `read_captions`."""
     files: dict[Path, int] = {}
     for index, path in enumerate(annotations):
         files.setdefault(Path(path).resolve(), index)
@@ -123,34 +112,32 @@ def _read_files(annotations: Sequence[str | Path], renumber: bool) -> _Captions:
     following = 1 + max(
         (image["id"] for data in contents.values() for image in data["images"]), default=0
     )
-    found = _Captions({}, {}, {}, {})
+    found: dict[int, _Photo] = {}
     for path, data in contents.items():
         ids: dict[int, int] = {}  # from those of this file
         for image in data["images"]:
             image_id, name = image["id"], image["file_name"]
-            if found.names.get(image_id, name) != name:
+            if image_id in found and found[image_id].name != name:
                 if not renumber:
                     raise DataError(
-                        f"{path}: image id {image_id} is {name} here but {found.names[image_id]} "
+                        f"{path}: image id {image_id} is {name} here but {found[image_id].name} "
                         "in an earlier file; give files whose ids agree (captioner prepare dataset "
                         "has --first-id)"
                     )
                 image_id, following = following, following + 1
             ids[image["id"]] = image_id
-            found.names.setdefault(image_id, name)
-            found.captions.setdefault(image_id, [])
-            found.sources.setdefault(image_id, files[path])
-            found.labels[image_id] = found.labels.get(image_id) or _labels(image)
+            photo = found.setdefault(image_id, _Photo(name, files[path]))
+            photo.labels = photo.labels or _labels(image)
         for entry in data["annotations"]:
             # The images may be listed in an earlier file.
             image_id = ids.get(entry["image_id"], entry["image_id"])
-            if image_id not in found.names:
+            if image_id not in found:
                 raise DataError(
                     f"{path}: caption {entry['id']} belongs to image {entry['image_id']}, "
                     "which is not in the file; remove the caption or add the image"
                 )
-            if entry["caption"].strip():
-                found.captions[image_id].append(entry["caption"].strip())
+            if caption := entry["caption"].strip():
+                found[image_id].captions.append(caption)
     return found
 
 
@@ -178,29 +165,27 @@ def read_dataset(
     """
     if not annotations:
         raise DataError("no annotations were given; give at least one COCO captions file")
-    names, captions, sources, labels = _read_files(annotations, renumber)
-    selected = {
-        image_id: names[image_id]
-        for image_id in sorted(names)
-        if captions[image_id] and (ids is None or image_id in ids)
+    found = _read_files(annotations, renumber)
+    names = {
+        image_id: found[image_id].name
+        for image_id in sorted(found)
+        if found[image_id].captions and (ids is None or image_id in ids)
     }
     source = ", ".join(Path(path).name for path in annotations)
+    if not names:
+        in_split = " in this split" if ids is not None else ""
+        raise DataError(f"{source} has no captioned photos{in_split}; give a COCO captions file")
     if images is None:
-        paths = {image_id: Path(name) for image_id, name in selected.items()}
+        paths = {image_id: Path(name) for image_id, name in names.items()}
     else:
-        paths = locate_photos(selected, images, source)
-    if not paths:
-        raise DataError(
-            f"{source} has no captioned photos{' in this split' if ids is not None else ''}; "
-            "give a COCO captions file"
-        )
+        paths = locate_photos(names, images, source)
     return [
         CaptionedImage(
             image_id,
             path,
-            tuple(captions[image_id]),
-            source=sources[image_id],
-            labels=labels[image_id],
+            tuple(found[image_id].captions),
+            source=found[image_id].source,
+            labels=found[image_id].labels,
         )
         for image_id, path in paths.items()
     ]
@@ -229,22 +214,27 @@ def locate_photos(
     Raises:
         DataError: A folder is missing, or photos are missing from the folders.
     """
-    folders = [_listing(Path(folder)) for folder in images]
-    found = {
-        image_id: next(
-            (folder / name for folder, files in folders if _holds(folder, files, name)), None
-        )
-        for image_id, name in names.items()
-    }
-    missing = [names[image_id] for image_id, path in found.items() if path is None]
-    if missing:
-        searched = ", ".join(str(folder) for folder in images)
-        problem = f"are not in {searched}" if searched else "cannot be found without image folders"
+    folders = []
+    for folder in map(Path, images):
+        try:  # one listing is faster than a stat call per photo
+            folders.append((folder, set(os.listdir(folder))))  # noqa: PTH208 (names, not paths)
+        except OSError as error:
+            raise DataError(
+                f"the image folder {folder} cannot be read ({error.strerror}); check its name"
+            ) from error
+    found: dict[int, Path] = {}
+    for image_id, name in names.items():
+        for folder, files in folders:
+            if name in files if "/" not in name else (folder / name).is_file():
+                found[image_id] = folder / name
+                break
+    if missing := [name for image_id, name in names.items() if image_id not in found]:
+        searched = ", ".join(map(str, images)) or "no folders"
         raise DataError(
-            f"{len(missing)} of {len(found)} photos of {source} {problem} "
+            f"{len(missing)} of {len(names)} photos of {source} are not in {searched} "
             f"(first: {missing[0]}); give the image folders"
         )
-    return {image_id: path for image_id, path in found.items() if path is not None}
+    return found
 
 
 def karpathy_ids(path: str | Path) -> dict[str, set[int]]:
@@ -276,37 +266,10 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         DataError: The file is missing, cannot be read, or holds something else.
     """
-    return parse_json(read_input(path, "a JSON file"), path)
-
-
-def parse_json(content: bytes, name: str | Path) -> dict[str, Any]:
-    """Parse a JSON object, with or without a byte order mark.
-
-    Args:
-        content: The file's bytes.
-        name: The file's name, for messages.
-
-    Raises:
-        DataError: It holds something else.
-    """
     try:
-        data = json.loads(content.decode("utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{name} is not JSON ({error}); give a complete JSON file") from error
+        data = json.loads(read_input(path, "a JSON file").decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON ({error}); give a complete JSON file") from error
     if not isinstance(data, dict):
-        raise DataError(f"{name} holds a JSON {type(data).__name__}; give an object with 'images'")
+        raise DataError(f"{path} holds a JSON {type(data).__name__}; give an object with 'images'")
     return data
-
-
-def _listing(folder: Path) -> tuple[Path, set[str]]:
-    """A folder and its file names: one listing is faster than a stat call per photo."""
-    try:
-        return folder, set(os.listdir(folder))  # noqa: PTH208 - names, not paths
-    except FileNotFoundError as error:
-        raise DataError(f"the image folder {folder} does not exist; check its name") from error
-    except NotADirectoryError as error:
-        raise DataError(f"{folder} is a file; give the folder that holds the photos") from error
-
-
-def _holds(folder: Path, files: set[str], name: str) -> bool:
-    return name in files if "/" not in name else (folder / name).is_file()

@@ -18,13 +18,15 @@ from captioner.data.coco import read_captions
 from captioner.data.images import image_size
 from captioner.data.importers import (
     TABLES,
+    UNSPLIT,
+    USUAL,
+    Columns,
     ImportedPhoto,
     Splits,
     detect_layout,
     find_source,
     import_captions,
 )
-from captioner.data.tables import UNSPLIT, USUAL, Columns
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_write
 
@@ -49,15 +51,13 @@ class ImportSummary:
             f"{split}: {count} photos, {self.captions[split]} captions"
             for split, count in self.photos.items()
         ]
-        if self.empty_captions:
-            lines.append(f"dropped: {self.empty_captions} empty captions")
-        if self.photos_without_captions:
-            lines.append(f"dropped: {self.photos_without_captions} photos without captions")
-        if self.missing_photos:
-            lines.append(
-                f"dropped: {len(self.missing_photos)} photos missing or unreadable in the image"
-                f" folder ({_first_three(self.missing_photos)})"
-            )
+        dropped = {
+            "empty captions": self.empty_captions,
+            "photos without captions": self.photos_without_captions,
+            "photos missing or unreadable in the image folder"
+            f" ({_first_three(self.missing_photos)})": len(self.missing_photos),
+        }
+        lines += [f"dropped: {count} {what}" for what, count in dropped.items() if count]
         return "\n".join(lines)
 
 
@@ -94,11 +94,8 @@ def prepare_dataset(
     Raises:
         CaptionerError: See `find_source`, `detect_layout`, `split_randomly` and `write_coco`.
     """
-    if not Path(source).exists():
-        raise DataError(f"{source} does not exist; give the file or folder with the captions")
     source = find_source(source, layout)
-    if layout == "auto":
-        layout = _layout_with_columns(source, columns)
+    layout = detect_layout(source, columns) if layout == "auto" else layout
     if columns != USUAL and layout not in TABLES:
         raise ConfigError(
             f"{source} ({layout}) has no columns; leave out --file-column and --caption-column"
@@ -107,17 +104,6 @@ def prepare_dataset(
     if set(splits) == {UNSPLIT}:
         splits = split_randomly(splits[UNSPLIT], validation=validation, test=test, seed=seed)
     return write_coco(splits, folder, images=images, force=force, first_id=first_id)
-
-
-def _layout_with_columns(source: Path, columns: Columns) -> str:
-    """The layout of a file; columns that are named make a text file a table."""
-    try:
-        layout = detect_layout(source)
-    except DataError:
-        if columns == USUAL:
-            raise
-        return "csv"
-    return "csv" if layout == "kaggle" and columns != USUAL else layout
 
 
 def split_randomly(
@@ -194,12 +180,9 @@ def write_coco(
         What was written and what was left out.
 
     Raises:
-        ConfigError: ``first_id`` is negative.
-        DataError: A file exists, a photo is in two splits or in an existing split, two photos
-            share an id, no photo is left, or writing fails.
+        DataError: A file exists, a photo is in an existing split, or no photo is left.
+        OSError: A file cannot be written.
     """
-    if first_id < 0:
-        raise ConfigError(f"first_id is {first_id}; give 0 or more")
     files = {split: Path(folder, f"captions_{split}.json") for split in splits}
     if existing := [str(file) for file in files.values() if file.exists() and not force]:
         raise DataError(f"{existing[0]} exists; give another folder or --force")
@@ -207,10 +190,18 @@ def write_coco(
     summary = ImportSummary()
     records = {s: _usable(photos, images, summary) for s, photos in splits.items()}
     if not any(records.values()):
-        raise DataError(_nothing_left(summary, images))
-    _number([image for kept in records.values() for image, _ in kept], first_id)
-    numbers = itertools.count(1)
+        missing = summary.missing_photos
+        raise DataError(
+            f"{images}: none of the {len(missing)} photos is in this folder"
+            f" ({_first_three(missing)}); give the folder that their names are relative to"
+            if missing
+            else "no photo has a caption; check the captions"
+        )
+    ids = [image["id"] for kept in records.values() for image, _ in kept if image["id"] is not None]
+    new_ids, numbers = itertools.count(max([first_id - 1, *ids]) + 1), itertools.count(1)
     for split, kept in records.items():
+        for image, _ in kept:
+            image["id"] = next(new_ids) if image["id"] is None else image["id"]
         annotations = [
             {"id": next(numbers), "image_id": image["id"], "caption": caption}
             for image, captions in kept
@@ -224,28 +215,21 @@ def write_coco(
                 "images": [image for image, _ in kept],
                 "annotations": annotations,
             }
-            try:
-                atomic_write(files[split], json.dumps(content) + "\n")
-            except OSError as error:
-                raise DataError(f"{files[split]}: cannot be written ({error.strerror})") from error
+            atomic_write(files[split], json.dumps(content) + "\n")
             summary.files[split] = files[split]
     return summary
 
 
 def _refuse_overlap(splits: Splits, folder: Path) -> None:
-    """Refuse a photo that is in two splits, or in one that the folder already holds."""
-    split_of: dict[str, str] = {}
-    for split, photos in splits.items():
-        for photo in photos:
-            if (other := split_of.setdefault(photo.file_name, split)) != split:
-                raise DataError(f"{photo.file_name} is in two splits, {other} and {split}")
+    """Refuse a photo that is in a split that the folder already holds."""
+    given = {photo.file_name for photos in splits.values() for photo in photos}
     for split in {"train", "val", "test"} - splits.keys():
         file = folder / f"captions_{split}.json"
         try:
             names, _ = read_captions([file])
         except DataError:
             continue  # missing, or not captions
-        if shared := sorted(set(names.values()) & split_of.keys()):
+        if shared := sorted(given.intersection(names.values())):
             raise DataError(
                 f"{file} exists and holds {len(shared)} of these photos ({_first_three(shared)}); "
                 "remove it, or give another folder"
@@ -272,33 +256,6 @@ def _usable(
                 continue
         kept.append((record, captions))
     return kept
-
-
-def _number(images: list[dict[str, Any]], first: int) -> None:
-    """Give each image record a unique id."""
-    names: dict[int, str] = {}
-    for image in images:
-        if image["id"] is not None:
-            if other := names.get(image["id"]):
-                raise DataError(
-                    f"image id {image['id']} is both {other} and {image['file_name']}; "
-                    "give each photo its own"
-                )
-            names[image["id"]] = image["file_name"]
-    numbers = itertools.count(max([first - 1, *names]) + 1)
-    for image in images:
-        if image["id"] is None:
-            image["id"] = next(numbers)
-
-
-def _nothing_left(summary: ImportSummary, images: str | Path | None) -> str:
-    if summary.missing_photos:
-        return (
-            f"{images}: none of the {len(summary.missing_photos)} photos is in this folder"
-            f" ({_first_three(summary.missing_photos)}); give the folder that their names are"
-            " relative to"
-        )
-    return "no photo has a caption; check the captions"
 
 
 def _first_three(names: list[str]) -> str:

@@ -16,31 +16,43 @@ split are returned under ``"all"``. Everything is returned, empty captions inclu
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from captioner.data.coco import Fields, read_coco, read_json
-from captioner.data.tables import (
-    SEPARATORS,
-    UNSPLIT,
-    USUAL,
-    Columns,
-    Row,
-    column_names,
-    find_columns,
-    is_kaggle,
-    metadata_files,
-    numbered_lines,
-    read_csv,
-    read_imagefolder,
-    read_jsonl,
-    read_kaggle,
-    read_text,
-)
 from captioner.errors import DataError
+from captioner.files import read_input
+
+UNSPLIT = "all"
+"""Split name for photos without a split."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of a table's columns; None: the usual names, in any case."""
+
+    file: str | None = None
+    caption: str | None = None
+
+
+USUAL = Columns()
+
+
+class Row(NamedTuple):
+    """A photo with some of its captions."""
+
+    where: str
+    """For messages, such as ``captions.csv:12``."""
+    file_name: str
+    captions: list[str]
+    split: str = UNSPLIT
+    image_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,6 @@ class ImportedPhoto:
 
 
 Splits: TypeAlias = dict[str, list[ImportedPhoto]]
-
 
 Reader: TypeAlias = Callable[[Path, Columns], Iterator[Row]]
 
@@ -79,8 +90,6 @@ def import_captions(path: str | Path, layout: str, columns: Columns = USUAL) -> 
     split_of: dict[str, str] = {}
     for row in IMPORTERS[layout](Path(path), columns):
         name = row.file_name.strip()
-        if not name:
-            raise DataError(f"{row.where}: the file name is empty")
         if (other := split_of.setdefault(name, row.split)) != row.split:
             raise DataError(f"{row.where}: {name} is in two splits, {other} and {row.split}")
         captions.setdefault((name, row.image_id), []).extend(row.captions)
@@ -129,11 +138,7 @@ def _read_karpathy(path: Path, _: Columns) -> Iterator[Row]:
 
 # --- Flickr8k -------------------------------------------------------------------------------------
 
-_FLICKR8K_LISTS = {
-    "train": "Flickr_8k.trainImages.txt",
-    "val": "Flickr_8k.devImages.txt",
-    "test": "Flickr_8k.testImages.txt",
-}
+_FLICKR8K_LISTS = {"train": "train", "val": "dev", "test": "test"}
 _TOKEN_FILES = (".token.txt", ".token")
 _DUPLICATE = re.compile(r"(\.jpe?g)\.\d+$", re.IGNORECASE)
 
@@ -146,22 +151,224 @@ def _read_flickr8k(path: Path, _: Columns) -> Iterator[Row]:
     """
     captions: dict[str, list[str]] = {}
     duplicates: dict[str, list[str]] = {}
-    for where, line in numbered_lines(path):
-        key, tab, caption = line.partition("\t")
-        name, _hash, index = key.rpartition("#")
-        if not tab or not name or not index.isdigit():
-            raise DataError(f"{where}: expected 'name.jpg#0<tab>caption', got {line[:40]!r}")
-        photo = _DUPLICATE.sub(r"\1", name)
-        (captions if photo == name else duplicates).setdefault(photo, []).append(caption)
-    captions = captions | {k: v for k, v in duplicates.items() if k not in captions}
-    lists = {split: path.with_name(name) for split, name in _FLICKR8K_LISTS.items()}
+    for number, line in _lines(_read_text(path)):
+        if not (fields := re.fullmatch(r"(.+)#\d+\t(.*)", line)):
+            raise DataError(
+                f"{path}:{number}: expected 'name.jpg#0<tab>caption', got {line[:40]!r}"
+            )
+        photo = _DUPLICATE.sub(r"\1", fields[1])
+        (captions if photo == fields[1] else duplicates).setdefault(photo, []).append(fields[2])
+    captions = duplicates | captions
+    lists = {
+        split: path.with_name(f"Flickr_8k.{name}Images.txt")
+        for split, name in _FLICKR8K_LISTS.items()
+    }
     lists = {split: file for split, file in lists.items() if file.is_file()}
     if not lists:
         yield from (Row(str(path), name, texts) for name, texts in captions.items())
     for split, file in lists.items():
-        names = (_DUPLICATE.sub(r"\1", line.strip()) for _, line in numbered_lines(file))
+        names = (_DUPLICATE.sub(r"\1", line.strip()) for _, line in _lines(_read_text(file)))
         for name in dict.fromkeys(names):
             yield Row(str(file), name, captions.get(name, []), split)
+
+
+# --- Tables ---------------------------------------------------------------------------------------
+
+_USUAL_NAMES = {
+    "file": ("file", "filename", "file_name", "image", "image_name", "path"),
+    "caption": ("caption", "text", "sentence", "comment"),
+}
+_SEPARATORS = "\t|;,"
+Rows: TypeAlias = Iterator[tuple[int, list[str]]]
+"""Line number and fields."""
+_SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training", "restval"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
+
+def _read_kaggle(path: Path, columns: Columns) -> Iterator[Row]:
+    """Kaggle's captions.txt, where the caption is all that follows a line's first comma."""
+    (_, header), *lines = _lines(_read_text(path))
+    rows = ((number, line.split(",", 1)) for number, line in lines)
+    return _table(path, header.split(","), ",", _unquoted(rows), columns)
+
+
+def _read_csv(path: Path, columns: Columns) -> Iterator[Row]:
+    """A table with one caption per row.
+
+    The separator is the first of tab, ``|``, ``;`` and ``,`` that splits the header into a file and
+    a caption column. With comma and semicolon, quotes work as in RFC 4180; with tab and ``|`` they
+    matter only around a whole field, as in Flickr30k's results.csv.
+    """
+    text = _read_text(path)
+    headers = [(separator, _column_names(text, separator)) for separator in _SEPARATORS]
+    fitting = [one for one in headers if len(_find(one[1], columns)) == 2]
+    separator, names = fitting[0] if fitting else max(headers, key=lambda one: len(one[1]))
+    _check_columns(f"{path}:1", names, columns)
+    if separator in "\t|":
+        rows = _unquoted((number, line.split(separator)) for number, line in _lines(text))
+        if separator == "|" and len(names) == 3:
+            rows = map(_with_lost_separator, rows)
+    else:
+        rows = _quoted(path, text, separator)
+    next(rows)
+    yield from _table(path, names, separator, rows, columns)
+
+
+def _quoted(path: Path, text: str, separator: str) -> Rows:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not valid CSV ({error})") from error
+
+
+def _with_lost_separator(row: tuple[int, list[str]]) -> tuple[int, list[str]]:
+    """Flickr30k's results.csv has three columns, and lacks one ``|`` in one line."""
+    number, cells = row
+    lost = re.fullmatch(r"(\d+)\s+(.*)", cells[1]) if len(cells) == 2 else None
+    return (number, [cells[0], *lost.groups()]) if lost else row
+
+
+def _table(
+    path: Path,
+    names: list[str],
+    separator: str,
+    rows: Rows,
+    columns: Columns,
+) -> Iterator[Row]:
+    for number, row in rows:
+        if len(row) != len(names):
+            raise DataError(
+                f"{path}:{number}: {len(row)} fields, but the header has {len(names)};"
+                f" put quotes around a field that holds {separator!r}"
+            )
+        yield _row(f"{path}:{number}", dict(zip(names, row, strict=True)), columns)
+
+
+def _read_jsonl(path: Path, columns: Columns) -> Iterator[Row]:
+    """One object per photo or caption; the caption may be a list of captions."""
+    for number, line in _lines(_read_text(path)):
+        try:
+            record = dict(json.loads(line))
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{path}:{number}: not a JSON object ({error})") from error
+        yield _row(f"{path}:{number}", record, columns)
+
+
+def _row(where: str, record: dict[str, Any], columns: Columns) -> Row:
+    """A row of a table, from its values by column."""
+    _check_columns(where, record, columns)
+    found = _find(record, columns)
+    name, caption = record[found["file"]], record[found["caption"]]
+    texts = caption if isinstance(caption, list) else [caption]
+    if not isinstance(name, str) or not all(isinstance(text, str) for text in texts):
+        raise DataError(f"{where}: file name and caption are not text")
+    split = record.get("split")
+    if split is None:
+        return Row(where, name, texts)
+    known = _SPLIT_NAMES.get(str(split).strip().lower())
+    if known is None:
+        raise DataError(f"{where}: unknown split {split!r}; allowed: {', '.join(_SPLIT_NAMES)}")
+    return Row(where, name, texts, known)
+
+
+def _read_imagefolder(path: Path, columns: Columns) -> Iterator[Row]:
+    """An image folder of Hugging Face ``datasets``: its metadata, or that of its split folders."""
+    files = _metadata_files(path)
+    if not files:
+        raise DataError(
+            f"{path} is not a folder with metadata.jsonl or metadata.csv; give an image folder of "
+            "Hugging Face datasets"
+        )
+    for file in files:
+        read = _read_jsonl if file.suffix == ".jsonl" else _read_csv
+        for row in read(file, columns):
+            if file.parent == path:
+                yield row
+            else:
+                folder = file.parent.name
+                split = _SPLIT_NAMES[folder.lower()]
+                yield row._replace(file_name=f"{folder}/{row.file_name}", split=split)
+
+
+def _metadata_files(folder: Path) -> list[Path]:
+    """The metadata of an image folder: its own, or else that of its split folders."""
+    if not folder.is_dir():
+        return []
+    splits = [path for path in sorted(folder.iterdir()) if path.name.lower() in _SPLIT_NAMES]
+    names = ("metadata.jsonl", "metadata.csv")
+    own, of_splits = (
+        [path / name for path in paths for name in names if (path / name).is_file()]
+        for paths in ([folder], splits)
+    )
+    return own[:1] or of_splits
+
+
+def _column_names(text: str, separator: str) -> list[str]:
+    """Column names in the first line, in lower case."""
+    line = text.lstrip("\r\n").split("\n", 1)[0]
+    return [_unquote(name.strip()).strip().lower() for name in line.split(separator)]
+
+
+def _find(names: Iterable[str], columns: Columns) -> dict[str, str]:
+    """The names of the file and of the caption column, as far as they are there."""
+    lower = {name.strip().lower(): name for name in reversed(list(names))}
+    found = {}
+    for kind, usual in _USUAL_NAMES.items():
+        given = getattr(columns, kind)
+        accepted = usual if given is None else (given.strip().lower(),)
+        if present := [lower[name] for name in accepted if name in lower]:
+            found[kind] = present[0]
+    return found
+
+
+def _check_columns(where: str, names: Iterable[str], columns: Columns) -> None:
+    found = _find(names, columns)
+    if missing := [kind for kind in _USUAL_NAMES if kind not in found]:
+        wanted = " and ".join(
+            f"no column {given!r}" if (given := getattr(columns, kind)) else f"no {kind} column"
+            for kind in missing
+        )
+        options = " and ".join(f"--{kind}-column" for kind in missing)
+        raise DataError(
+            f"{where}: {wanted}; the columns are {', '.join(names)[:200]}: name the right one with "
+            f"{options}"
+        )
+
+
+def _unquoted(rows: Rows) -> Rows:
+    for number, row in rows:
+        yield number, [_unquote(cell.strip()) for cell in row]
+
+
+def _unquote(text: str) -> str:
+    """Remove quotes around a whole field (``"a ""b"" c"``); others belong to the text."""
+    inner = text[1:-1]
+    enclosed = len(text) >= 2 and text[0] == text[-1] == '"'
+    return inner.replace('""', '"') if enclosed and '"' not in inner.replace('""', "") else text
+
+
+def _read_text(path: Path) -> str:
+    """The text of a UTF-8 file, with or without a byte order mark."""
+    try:
+        text = read_input(path, "the file with the captions").decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from error
+    if not text.strip():
+        raise DataError(f"{path}: the file is empty")
+    return text
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Number and text of every non-blank line."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, line.rstrip("\r")
 
 
 # --- All layouts ----------------------------------------------------------------------------------
@@ -172,10 +379,10 @@ TABLES = ("csv", "jsonl", "imagefolder")
 IMPORTERS: dict[str, Reader] = {
     "karpathy": _read_karpathy,
     "flickr8k": _read_flickr8k,
-    "kaggle": read_kaggle,
-    "csv": read_csv,
-    "jsonl": read_jsonl,
-    "imagefolder": read_imagefolder,
+    "kaggle": _read_kaggle,
+    "csv": _read_csv,
+    "jsonl": _read_jsonl,
+    "imagefolder": _read_imagefolder,
     "coco": _read_coco,
 }
 """Reader by layout."""
@@ -196,30 +403,35 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
         DataError: The folder has none of them, or several token files.
     """
     path = Path(path)
-    if not path.is_dir() or (layout in ("auto", "imagefolder") and metadata_files(path)):
+    if not path.is_dir() or (layout in ("auto", "imagefolder") and _metadata_files(path)):
         return path
-    tokens = sorted(file for file in path.iterdir() if file.name.endswith(_TOKEN_FILES))
-    tokens = tokens if layout in ("auto", "flickr8k") else []
-    tokens = [file for file in tokens if file.name == "Flickr8k.token.txt"] or tokens
-    if len(tokens) > 1:
-        raise DataError(f"{path}: {len(tokens)} token files in this folder; give one of them")
-    table = layout in ("auto", "kaggle", "csv") and (path / "captions.txt").is_file()
-    if not tokens and not table:
+    found: list[Path] = []
+    if layout in ("auto", "flickr8k"):
+        tokens = sorted(file for file in path.iterdir() if file.name.endswith(_TOKEN_FILES))
+        found = [file for file in tokens if file.name == "Flickr8k.token.txt"] or tokens
+    if not found and layout in ("auto", "kaggle", "csv"):
+        found = [file for file in [path / "captions.txt"] if file.is_file()]
+    if len(found) != 1:
+        problem = f"with {len(found)} token files" if found else "without captions"
         raise DataError(
-            f"{path} is a folder without captions (metadata.jsonl, metadata.csv, captions.txt or"
+            f"{path} is a folder {problem} (metadata.jsonl, metadata.csv, captions.txt or"
             " Flickr8k.token.txt); give the file with the captions of its photos, such as a CSV"
             " file with the columns file and caption"
         )
-    return tokens[0] if tokens else path / "captions.txt"
+    return found[0]
 
 
-def detect_layout(path: str | Path) -> str:
+def detect_layout(path: str | Path, columns: Columns = USUAL) -> str:
     """Detect the layout of a file, a key of `IMPORTERS`, from its name and content.
+
+    Args:
+        path: The file, or an image folder.
+        columns: Columns that are named make a text file a table.
 
     Raises:
         DataError: The layout is unknown, or the file cannot be read.
     """
-    layout = _layout_of(Path(path))
+    layout = _layout_of(Path(path), columns)
     if layout is None:
         raise DataError(
             f"{path}: unknown layout; give a CSV or JSON Lines file with a file and a caption"
@@ -230,10 +442,10 @@ def detect_layout(path: str | Path) -> str:
     return layout
 
 
-def _layout_of(path: Path) -> str | None:
-    if metadata_files(path) or path.suffix.lower() == ".jsonl":
+def _layout_of(path: Path, columns: Columns) -> str | None:
+    if _metadata_files(path) or path.suffix.lower() == ".jsonl":
         return "imagefolder" if path.is_dir() else "jsonl"
-    text = read_text(path)
+    text = _read_text(path)
     if text.lstrip().startswith(("{", "[")):
         data = read_json(path)
         images = data.get("images")
@@ -244,7 +456,8 @@ def _layout_of(path: Path) -> str | None:
     first = text.split("\n", 1)[0]
     if path.name.endswith(_TOKEN_FILES) or re.match(r".+#\d+\t", first):
         return "flickr8k"
-    if is_kaggle(first):
+    if first.strip().lower() == "image,caption" and columns == USUAL:
         return "kaggle"
-    known = any(len(find_columns(column_names(text, s), USUAL)) == 2 for s in SEPARATORS)
-    return "csv" if known or path.suffix.lower() in (".csv", ".tsv") else None
+    known = any(len(_find(_column_names(text, s), USUAL)) == 2 for s in _SEPARATORS)
+    table = known or columns != USUAL or path.suffix.lower() in (".csv", ".tsv")
+    return "csv" if table else None

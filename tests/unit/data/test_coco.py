@@ -127,9 +127,7 @@ def test_folders_are_searched_in_order(tmp_path: Path, photos: Path):
 def test_missing_files_and_folders(tmp_path: Path, photos: Path):
     file = put(tmp_path / "a.json", coco())
     assert_refused(r"none\.json does not exist; give", [tmp_path / "none.json"], [photos])
-    assert_refused(r"photos is a folder; give a JSON file", [photos], [photos])
-    assert_refused(r"the image folder .*nowhere does not exist", [file], [tmp_path / "nowhere"])
-    assert_refused(r"a\.json is a file; give the folder", [file], [file])
+    assert_refused(r"the image folder .*nowhere cannot be read", [file], [tmp_path / "nowhere"])
 
 
 @pytest.mark.parametrize(
@@ -139,8 +137,8 @@ def test_missing_files_and_folders(tmp_path: Path, photos: Path):
         ([], r"a\.json holds a JSON list; give an object"),
         (coco(images=[]), r"has no 'images'"),
         ({"images": IMAGES}, r"has no 'annotations'"),
-        (coco(images=[7]), r"images\[0\] lacks 'id'"),
-        (coco(annotations=[{"id": 1, "image_id": 2, "bbox": []}]), r"\[0\] lacks 'caption'"),
+        (coco(images=[7]), r"images\[0\] lacks a valid 'id'"),
+        (coco(annotations=[{"id": 1, "image_id": 2}]), r"\[0\] lacks a valid 'caption'"),
         (
             coco(annotations=[{"id": 5, "image_id": 77, "caption": "x"}]),
             r"caption 5 belongs to image 77, which is not in the file; remove",
@@ -158,9 +156,6 @@ def test_missing_photos_are_counted_and_named(tmp_path: Path, photos: Path):
     assert_refused(
         r"1 of 2 photos of a\.json are not in .*photos \(first: two\.jpg\)", [file], [photos]
     )
-    (photos / "nine.jpg").unlink()
-    assert_refused(r"2 of 2 photos", [file], [photos, tmp_path])
-    assert_refused(r"2 of 2 photos of a\.json cannot be found without image folders", [file], [])
 
 
 # --- Karpathy's split ---

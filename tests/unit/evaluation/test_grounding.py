@@ -176,8 +176,8 @@ CAPTION = {"id": 1, "image_id": 1, "caption": "A dog."}
     [
         ("", r"a\.json is not JSON"),
         ({}, r"a\.json has no 'images'; give a COCO instances file"),
-        (coco(CAPTION), r"annotations\[0\] lacks 'category_id' \(it is a caption\); give a COCO"),
-        (coco({**DOG, "segmentation": "x"}), r"\[0\] has a 'segmentation' that is not polygons"),
+        (coco(CAPTION), r"annotations\[0\] lacks a valid 'category_id'; give a COCO"),
+        (coco({**DOG, "segmentation": "x"}), r"\[0\] lacks a valid 'segmentation'"),
         (
             coco(DOG, images=[{"id": 1, "file_name": "1.jpg", "height": 8, "width": 0}]),
             r"image 1 has 0 x 8 pixels; give its width and height",
