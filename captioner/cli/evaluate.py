@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from captioner.cli.arguments import Parser, checked_search, flag
+from captioner.cli.arguments import checked_search, command, flag, taken
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import refuse_overwrite, warn
+from captioner.cli.outputs import refuse_overwrite, require_parent, warn
 from captioner.errors import CaptionerError, ConfigError, ProgramError, either
 from captioner.evaluation.options import CalibrateOptions, EvaluateOptions
-from captioner.option_fields import option_fields
 from captioner.options import FaithfulnessOptions, SearchOptions
 
 
@@ -28,27 +26,34 @@ class _Errors:
         warn(f"{error}; continuing with the other metrics" if program else str(error))
 
 
-# --- evaluate ------------------------------------------------------------------------------------
+def _output(name: str | None, force: bool) -> Path | None:
+    if name is None:
+        return None
+    require_parent(Path(name))
+    refuse_overwrite(Path(name), force)
+    return Path(name)
 
 
-def evaluate_parser() -> Parser[EvaluateOptions]:
-    """Options of ``evaluate``."""
-    usage = "[--annotations FILE] (--images FOLDER | --results FILE) [options]"
-    return Parser("evaluate", usage, EvaluateOptions, FaithfulnessOptions, SearchOptions)
-
-
-def evaluate(argv: Sequence[str]) -> int:
+@command(
+    "evaluate",
+    "[--annotations FILE] (--images FOLDER | --results FILE) [options]",
+    EvaluateOptions, FaithfulnessOptions, SearchOptions,
+)  # fmt: skip
+def evaluate(options: EvaluateOptions, search: dict[str, Any], _: Any) -> int:
     """Score and report."""
-    options, search = evaluate_parser().parse(argv)
-    how = {name: search.pop(name) for name in option_fields(FaithfulnessOptions) if name in search}
+    how = taken(search, FaithfulnessOptions)
     if how and not options.faithfulness:
         raise ConfigError(f"{flag(next(iter(how)))} needs --faithfulness; give both")
-
     options.check(search)
-    _check_java(options.java)
+
+    from captioner.evaluation.java import unavailable
+
+    for metric in options.java:  # before photos are captioned
+        if reason := unavailable(metric, download=True):
+            raise ConfigError(f"{reason}, or omit --{metric.lower()}")
     if options.results is None:
         checked_search(options.model, search)
-    target = _output(options.output, force=options.force)
+    target = _output(options.output, options.force)
 
     from captioner.evaluation.api import run
     from captioner.evaluation.report import as_json, as_text
@@ -62,34 +67,13 @@ def evaluate(argv: Sequence[str]) -> int:
     return errors.code
 
 
-def _check_java(metrics: Sequence[str]) -> None:
-    """Check that the requested metrics can be computed, before photos are captioned."""
-    from captioner.evaluation.java import unavailable
-
-    for metric in metrics:
-        if reason := unavailable(metric, download=True):
-            raise ConfigError(f"{reason}, or omit --{metric.lower()}")
-
-
-def _output(name: str | None, *, force: bool) -> Path | None:
-    if name is None:
-        return None
-    refuse_overwrite(Path(name), force)
-    return Path(name)
-
-
-# --- calibrate -----------------------------------------------------------------------------------
-
-
-def calibrate_parser() -> Parser[CalibrateOptions]:
-    """Options of ``calibrate``."""
-    usage = "--model FOLDER --annotations FILE... --images FOLDER... [options]"
-    return Parser("calibrate", usage, CalibrateOptions, SearchOptions)
-
-
-def calibrate(argv: Sequence[str]) -> int:
+@command(
+    "calibrate",
+    "--model FOLDER --annotations FILE... --images FOLDER... [options]",
+    CalibrateOptions, SearchOptions,
+)  # fmt: skip
+def calibrate(options: CalibrateOptions, search: dict[str, Any], _: Any) -> int:
     """Calibrate, report and store."""
-    options, search = calibrate_parser().parse(argv)
     if "style" in search:
         raise ConfigError("--style is not used here; give --styles, one for each --annotations")
     if options.model is None and not options.check:
@@ -106,8 +90,8 @@ def calibrate(argv: Sequence[str]) -> int:
             f"{folder} is calibrated already; give --force to calibrate it again, or --check to "
             "measure it"
         )
-    report_file = _output(options.output, force=options.force)
-    diagram = _output(options.diagram, force=options.force)
+    report_file = _output(options.output, options.force)
+    diagram = _output(options.diagram, options.force)
 
     from captioner.evaluation.calibrate import as_text, check
     from captioner.evaluation.calibrate import calibrate as fit

@@ -44,21 +44,20 @@ def _write_jsonl(file: IO[str], photos: Iterable[Entry]) -> None:
 
 
 def _write_csv(file: IO[str], photos: Iterable[Entry]) -> None:
-    writer = csv.writer(file, lineterminator="\n")
     columns = ["image", "rank", "caption", "log_prob", "confidence"]
-    marked = None
+    writer = csv.writer(file, lineterminator="\n")
+    header = False
     for photo in photos:
         for rank, caption in enumerate(photo["captions"], 1):
-            if marked is None:
-                marked = "unsure" in caption
-                writer.writerow([*columns, "unsure"] if marked else columns)
+            unsure = {True: "yes", False: "no", None: ""}
+            marks = [unsure[caption["unsure"]]] if "unsure" in caption else []
+            if not header:
+                writer.writerow([*columns, *["unsure"] * len(marks)])
+                header = True
             sure = caption.get("confidence")
-            row = [photo["image"], rank, caption["text"], f"{caption['log_prob']:.4f}"]
-            row.append("" if sure is None else f"{sure:.4f}")
-            if marked:
-                row.append({True: "yes", False: "no", None: ""}[caption["unsure"]])
-            writer.writerow(row)
-    if marked is None:
+            numbers = [f"{caption['log_prob']:.4f}", "" if sure is None else f"{sure:.4f}"]
+            writer.writerow([photo["image"], rank, caption["text"], *numbers, *marks])
+    if not header:
         writer.writerow(columns)
 
 
@@ -86,7 +85,6 @@ WRITERS: dict[str, Callable[[IO[str], Iterable[Entry]], None]] = {
 }
 
 _BY_EXTENSION = {
-    "": ("text",),
     ".txt": ("text",),
     ".json": ("json", "coco"),
     ".jsonl": ("jsonl",),
@@ -102,21 +100,14 @@ def choose_format(given: str | None, target: Path | None) -> str:
         ConfigError: The two contradict each other, or the extension is unknown.
     """
     suffix = "" if target is None else target.suffix.lower()
-    if not suffix:
-        return given or "text"
-    if suffix in _BY_EXTENSION:
-        possible = _BY_EXTENSION[suffix]
-        if given is not None and given not in possible:
-            raise ConfigError(
-                f"--format {given} contradicts -o {target}; leave out --format for "
-                f"{possible[0]}, or give a file name that ends with {_extension(given)}"
-            )
-        return given or possible[0]
-    if given is None:
-        known = ", ".join(extension for extension in _BY_EXTENSION if extension)
-        raise ConfigError(f"-o {target}: unknown extension {suffix}; use {known} or give --format")
-    return given
-
-
-def _extension(name: str) -> str:
-    return next(suffix for suffix, names in _BY_EXTENSION.items() if suffix and name in names)
+    possible = _BY_EXTENSION.get(suffix, (given or "text",))
+    if given == "parquet":
+        raise ConfigError("--format parquet is for --engine ray; add it, or give another format")
+    if given is not None and given not in possible:
+        raise ConfigError(f"--format {given} contradicts -o {target}; leave out --format")
+    if given is None and suffix and suffix not in _BY_EXTENSION:
+        raise ConfigError(
+            f"-o {target}: unknown extension {suffix}; use {', '.join(_BY_EXTENSION)} or give "
+            "--format"
+        )
+    return given or possible[0]

@@ -23,6 +23,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
 
+from captioner.cli.outputs import refuse_overwrite
 from captioner.errors import ConfigError
 from captioner.files import write_lock
 
@@ -30,47 +31,50 @@ from captioner.files import write_lock
 class Journal:
     """The finished photos of one run, open for appending; see `open_journal`."""
 
-    def __init__(self, file: IO[bytes], start: int, finished: int, header: Mapping[str, Any]):
-        """Take a file whose lines from the byte ``start`` on are the finished photos."""
-        self._file, self._start, self._header = file, start, header
-        self.finished = finished
+    def __init__(self, file: IO[bytes], header: Mapping[str, Any]):
+        """Start with no finished photos, behind the first line of the file."""
+        self._file, self._header = file, header
+        self._ends = [file.tell()]
+
+    @property
+    def finished(self) -> int:
         """Number of finished photos."""
+        return len(self._ends) - 1
+
+    @property
+    def saved(self) -> int:
+        """Number of photos in whole batches, which a resumed run would not caption again."""
+        total, size = len(self._header["photos"]), self._header["settings"]["--batch-size"]
+        return total if self.finished >= total else self.finished // size * size
 
     def add(self, entry: dict[str, Any]) -> None:
         """Append a photo; the last one of a batch is synced to disk with the whole batch."""
-        _write(self._file, entry)
-        self.finished += 1
+        self._ends.append(self._ends[-1] + self._file.write(_line(entry)))
         if self.saved == self.finished:
             _sync(self._file)
 
     def entries(self) -> Iterator[dict[str, Any]]:
         """The finished photos in order."""
-        self._file.flush()
-        self._file.seek(self._start)
+        self._file.seek(self._ends[0])
         for _ in range(self.finished):
             yield json.loads(self._file.readline())
-        self._file.seek(0, os.SEEK_END)
 
-    @property
-    def saved(self) -> int:
-        """Number of photos that a resumed run would not caption again."""
-        return _whole_batches(self.finished, self._header)
+    def read(self) -> None:
+        """Find the finished photos in the file; a torn last line ends them."""
+        for line in self._file:
+            if line.endswith(b"\n"):
+                self._ends.append(self._ends[-1] + len(line))
+
+    def cut(self) -> None:
+        """Drop what follows the last whole batch."""
+        del self._ends[self.saved + 1 :]
+        self._file.seek(self._ends[-1])
+        self._file.truncate()
 
 
 def journal_path(target: Path) -> Path:
     """Where the finished captions of an output file are kept until it is complete."""
     return target.with_name(f"{target.name}.part")
-
-
-def unfinished(target: Path) -> int:
-    """Number of photos that an interrupted run has finished; 0 if there was none."""
-    try:
-        with journal_path(target).open("rb") as file:
-            header = _parsed(file.readline())
-            count = sum(1 for line in file if line.endswith(b"\n"))
-    except FileNotFoundError:
-        return 0
-    return 0 if header is None else _whole_batches(count, header)
 
 
 @contextmanager
@@ -91,93 +95,66 @@ def open_journal(
         settings: What captions depend on, by option; a resumed run must have the same.
         photos: What to caption; a resumed run must have the same.
         resume: Continue an interrupted run if there is one.
-        force: The output file may be overwritten.
+        force: Start over, unless ``resume`` is given too.
 
     Raises:
-        ConfigError: The interrupted run had other settings or photos, or the output file is not to
-            be overwritten.
+        ConfigError: There is an interrupted run and neither was given, it had other settings or
+            photos, or the output file is not to be overwritten.
         DataError: Another process is writing to it.
         OSError: It cannot be written.
     """
     path = journal_path(target)
-    sizes = [[str(photo), photo.stat().st_size if photo.exists() else None] for photo in photos]
+    sizes = [[str(photo), photo.stat().st_size] for photo in photos]
     header = json.loads(json.dumps({"settings": settings, "photos": sizes}))
-    with path.open("ab"):  # "x+b" would fail if it exists, "w+b" empty it before it is locked
+    with path.open("ab"):  # "w+b" would empty it before it is locked
         pass
-    with write_lock(path):
+    with write_lock(path), path.open("r+b") as file:
+        first = file.readline()
+        before = json.loads(first) if first.endswith(b"\n") else header
+        journal = Journal(file, before)
+        journal.read()
+        if journal.saved and resume:
+            _check_same(path, before, header)
+        elif journal.saved and not force:
+            raise ConfigError(
+                f"{path} has {journal.saved} photos of an interrupted run; give --resume to "
+                "continue it, or --force to start over"
+            )
+        else:
+            file.seek(0)
+            file.truncate()
+            file.write(_line(header))
+            _sync(file)
+            journal = Journal(file, header)
+        journal.cut()
+        if journal.finished < len(photos):
+            refuse_overwrite(target, force)
         try:
-            with path.open("r+b") as file:
-                before = _parsed(file.readline()) if resume else None
-                start, finished = file.tell(), 0
-                if before is not None:
-                    _check_same(path, before, header)
-                    finished = _cut(file, header)
-                if target.exists() and not force and finished < len(photos):
-                    raise ConfigError(
-                        f"{target} exists; give --force to overwrite it, or move it away"
-                    )
-                if before is None:
-                    file.seek(0)
-                    file.truncate()
-                    _write(file, header)
-                    _sync(file)
-                    start = file.tell()
-                yield Journal(file, start, finished, header)
+            yield journal
         except BaseException:
-            if not unfinished(target):
+            if not journal.saved:
                 path.unlink()
             raise
         path.unlink()
 
 
-def _cut(file: IO[bytes], header: Mapping[str, Any]) -> int:
-    """Cut the file after its last whole batch; return the number of finished photos."""
-    ends = [file.tell()]
-    for line in file:
-        if _parsed(line) is None:
-            break
-        ends.append(ends[-1] + len(line))
-    finished = _whole_batches(len(ends) - 1, header)
-    file.seek(ends[finished])
-    file.truncate()
-    return finished
-
-
-def _whole_batches(count: int, header: Mapping[str, Any]) -> int:
-    total, size = len(header["photos"]), header["settings"]["--batch-size"]
-    return total if count >= total else count // size * size
-
-
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Check that a run with this header would have given the same captions."""
-    names = {**before["settings"], **now["settings"]}
-    pairs = [(name, before["settings"].get(name), now["settings"].get(name)) for name in names]
+    pairs = [(name, before["settings"].get(name), new) for name, new in now["settings"].items()]
     photos = zip_longest(before["photos"], now["photos"])
     pairs += [(f"photo {number}", *pair) for number, pair in enumerate(photos, 1)]
     for name, old, new in pairs:
         if old != new:
+            was, now_ = ("not set" if value in (None, "", []) else value for value in (old, new))
             raise ConfigError(
-                f"cannot resume {path}: {name} was {_shown(old)} and is now {_shown(new)}; give "
-                "the same options and photos, or start over with --force"
+                f"cannot resume {path}: {name} was {was} and is now {now_}; give the same options "
+                "and photos, or start over with --force"
             )
 
 
-def _shown(value: Any) -> str:
-    return "not set" if value in (None, "", [], ()) else str(value)
-
-
-def _write(file: IO[bytes], data: Mapping[str, Any]) -> None:
+def _line(data: Mapping[str, Any]) -> bytes:
     # ASCII: file names that are not valid Unicode are kept as they are.
-    file.write(json.dumps(data).encode() + b"\n")
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """The data of a line; None if it is torn."""
-    try:
-        data = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
-        return None
-    return data if isinstance(data, dict) else None
+    return json.dumps(data).encode() + b"\n"
 
 
 def _sync(file: IO[bytes]) -> None:

@@ -1,8 +1,7 @@
 """The ``captioner`` command: finds the subcommand, runs it, turns errors into one line.
 
-A subcommand NAME is a function ``NAME(argv) -> exit code`` of a module of this folder; beside it,
-``NAME_parser()`` returns its parser. The module is imported only when needed, so that ``captioner
---help`` is fast.
+A subcommand is a `Command` of its name in a module of this folder, which is imported only when
+needed, so that ``captioner --help`` is fast.
 
 Exit codes: 0 success, 1 some inputs failed (each is reported, the others are processed), 2 usage
 error, 130 interrupted.
@@ -55,17 +54,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # names that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_overview())
+        lines = [f"  captioner {name:<10} {text}\n" for name, text in COMMANDS.items()]
+        print(OVERVIEW.format(commands="".join(lines)))
         return OK if arguments else USAGE
     if arguments[0] == "--version":
         from captioner.version import __version__
 
         print(f"captioner {__version__}")
         return OK
-    command = arguments[0]
+    command, *rest = arguments
     if command not in COMMANDS:
-        return _fail(f"Unknown command {command!r}. {_suggestion(arguments)}", USAGE)
-    return _run(command, arguments[1:])
+        hint = f"Give one of {', '.join(COMMANDS)}."
+        if similar := difflib.get_close_matches(command, COMMANDS, 1):
+            hint = f"Did you mean `captioner {similar[0]}`?"
+        elif Path(command).suffix or Path(command).exists():
+            hint = f"Did you mean `captioner caption {shlex.join(arguments)}`?"
+        return _fail(f"Unknown command {command!r}. {hint}", USAGE)
+    debug = "--debug" in rest
+    try:
+        return _run(command, [argument for argument in rest if argument != "--debug"], debug)
+    except BrokenPipeError:  # e.g. `captioner ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            raise
+        return _report(error)
 
 
 def module_of(command: str) -> ModuleType:
@@ -76,62 +90,41 @@ def module_of(command: str) -> ModuleType:
 def parser_of(command: str) -> Any:
     """The parser of a subcommand, such as ``caption`` or ``prepare shards``."""
     name, _, kind = command.partition(" ")
-    return getattr(module_of(name), f"{kind or name}_parser")()
+    return getattr(module_of(name), kind or name).parser()
 
 
-def _suggestion(arguments: list[str]) -> str:
-    """What the user probably meant by an unknown command."""
-    similar = difflib.get_close_matches(arguments[0], COMMANDS, 1)
-    if similar:
-        return f"Did you mean `captioner {similar[0]}`?"
-    if Path(arguments[0]).suffix or Path(arguments[0]).exists():
-        return f"Did you mean `captioner caption {shlex.join(arguments)}`?"
-    return f"Give one of {', '.join(COMMANDS)}."
-
-
-def _run(command: str, arguments: list[str]) -> int:
-    from captioner.errors import CaptionerError, ConfigError, OptionError
+def _run(command: str, arguments: list[str], debug: bool) -> int:
     from captioner.hardware import keep_freed_memory, require_extra
 
     keep_freed_memory()
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
-    try:
-        with warnings.catch_warnings():
-            if not debug:
-                warnings.simplefilter("ignore")  # meant for developers, not for users
-            if not any(word.partition("=")[0] in ("-h", "--help") for word in arguments):
-                require_extra(command)
-            code: int = getattr(module_of(command), command)(arguments)
-            sys.stdout.flush()
-            return code
-    except BrokenPipeError:  # e.g. `captioner ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
-    except (KeyboardInterrupt, CaptionerError, OSError) as error:
-        if debug:
-            raise
-        if isinstance(error, KeyboardInterrupt):
-            return _fail("interrupted", INTERRUPTED)
-        if isinstance(error, OSError):
-            where = f"{error.filename}: " if error.filename else ""
-            return _fail(f"{where}{error.strerror or error}", FAILED)
-        message = str(error)
-        if isinstance(error, OptionError):
-            message = error.spelled(lambda name: f"--{name.replace('_', '-')}")
-        return _fail(message, USAGE if isinstance(error, ConfigError) else FAILED)
-    except Exception as error:
-        # Ctrl-C inside `threading.Condition.wait` may end in a RuntimeError about its lock.
-        if debug or not _was_interrupted(error):
-            raise
-        return _fail("interrupted", INTERRUPTED)
+    with warnings.catch_warnings():
+        if not debug:
+            warnings.simplefilter("ignore")  # meant for developers, not for users
+        if not any(word in ("-h", "--help") for word in arguments):
+            require_extra(command)
+        code: int = getattr(module_of(command), command)(arguments)
+    sys.stdout.flush()
+    return code
 
 
-def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether an exception was raised while a KeyboardInterrupt was handled."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
+def _report(error: BaseException) -> int:
+    """Print an error that is meant for users, or raise it again; return the exit code."""
+    from captioner.errors import CaptionerError, ConfigError, OptionError
+
+    if isinstance(error, OptionError):
+        return _fail(error.spelled(lambda name: f"--{name.replace('_', '-')}"), USAGE)
+    if isinstance(error, CaptionerError):
+        return _fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", FAILED)
+    # Ctrl-C inside `threading.Condition.wait` may end in a RuntimeError about its lock.
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        raise error
+    return _fail("interrupted", INTERRUPTED)
 
 
 def _fail(message: str, code: int) -> int:
@@ -139,16 +132,10 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _overview() -> str:
-    lines = [f"  captioner {name:<10} {text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        [
-            "Caption photos and show where the model looked for each word.",
-            "",
-            *lines,
-            "",
-            "captioner COMMAND --help   show the options of a command",
-            "captioner COMMAND --debug  show the traceback of an error",
-            "captioner --version        show the version",
-        ]
-    )
+OVERVIEW = """\
+Caption photos and show where the model looked for each word.
+
+{commands}
+captioner COMMAND --help   show the options of a command
+captioner COMMAND --debug  show the traceback of an error
+captioner --version        show the version"""

@@ -6,20 +6,17 @@ import dataclasses
 import json
 import shlex
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from captioner.cli.arguments import Parser
+from captioner.cli.arguments import command
 from captioner.cli.main import OK
 from captioner.cli.outputs import require_parent
 from captioner.data.folders import find_images
 from captioner.errors import ConfigError
 from captioner.option_fields import File, ModelName, Shown
-
-if TYPE_CHECKING:
-    from captioner.inference.confidence import Calibrator
 
 # --- info ----------------------------------------------------------------------------------------
 
@@ -35,29 +32,14 @@ class InfoOptions:
     """Output format."""
 
 
-def info_parser() -> Parser[InfoOptions]:
-    """Options of ``info``."""
-    return Parser("info", "[--model MODEL] [--format text|json]", InfoOptions)
-
-
-def info(argv: Sequence[str]) -> int:
+@command("info", "[--model MODEL] [--format text|json]", InfoOptions)
+def info(options: InfoOptions, *_: Any) -> int:
     """Print the facts, then the model card if there is one."""
-    options, _ = info_parser().parse(argv)
-
     from captioner.inference.card import readable
-    from captioner.inference.folder import (
-        CARD,
-        SHIPPED_MODEL,
-        find_model,
-        read_config,
-        weight_files,
-    )
+    from captioner.inference.folder import CARD, SHIPPED_MODEL, find_model
 
     folder = find_model(options.model or SHIPPED_MODEL)
-    config = read_config(folder)
-    size = sum((folder / name).stat().st_size for name in weight_files(config))
-    facts = {"folder": str(folder), "size_mb": round(size / 1e6, 1)}
-    facts |= _facts(folder, config)
+    facts = _facts(folder)
     if options.format == "json":
         print(json.dumps(facts, indent=2, ensure_ascii=False))
         return OK
@@ -70,13 +52,14 @@ def info(argv: Sequence[str]) -> int:
     return OK
 
 
-def _facts(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+def _facts(folder: Path) -> dict[str, Any]:
     """What is known of a model, whether it is exported or not."""
-    from captioner.inference.folder import EXPORTED, Graphs, load_model
+    from captioner.inference.folder import EXPORTED, Graphs, load_model, read_config, weight_files
 
-    stored = load_model(folder)
-    network = stored.network
-    facts: dict[str, Any] = {}
+    stored, config = load_model(folder), read_config(folder)
+    network, vocabulary = stored.network, stored.vocabulary
+    size = sum((folder / name).stat().st_size for name in weight_files(config))
+    facts: dict[str, Any] = {"folder": str(folder), "size_mb": round(size / 1e6, 1)}
     if isinstance(network, Graphs):
         facts["exported"] = {name: config[EXPORTED][name] for name in ("opset", "precision")}
     facts |= {"encoder": config["encoder"]["name"], "grid": list(network.grid)}
@@ -85,54 +68,47 @@ def _facts(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         facts["parameters"] = {
             name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()
         }
+    calibrator = stored.calibrator
     return {
         **facts,
         "preprocessing": dataclasses.asdict(network.preprocessing),
         "decoder": dataclasses.asdict(stored.decoder),
         "search": dataclasses.asdict(stored.search),
-        "vocabulary": len(stored.vocabulary),
-        "tokenizer": stored.vocabulary.tokenizer,
-        "styles": list(stored.vocabulary.styles),
+        "vocabulary": len(vocabulary),
+        "tokenizer": vocabulary.tokenizer,
+        "styles": list(vocabulary.styles),
         **stored.info,
-        "confidence": _confidence(stored.calibrator),
+        "confidence": "not calibrated" if calibrator is None else dict(calibrator.report),
     }
-
-
-def _confidence(calibrator: Calibrator | None) -> Any:
-    return "not calibrated" if calibrator is None else dict(calibrator.report)
-
-
-def _lines(name: str, value: Any) -> Iterator[str]:
-    """Format a fact as text, with nested dictionaries on lines of their own."""
-    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
-        for part in value:
-            yield from _lines(name, part)
-        return
-    parts = value if isinstance(value, dict) else {"": value}
-    plain = {key: part for key, part in parts.items() if not isinstance(part, dict)}
-    texts = [f"{key} {_text(part)}".strip() for key, part in plain.items() if not _empty(part)]
-    if texts:
-        label = _LABELS.get(name, name.replace("_", " "))
-        yield f"{label:<22} " + ", ".join(texts)
-    for key, part in parts.items():
-        if isinstance(part, dict):
-            yield from _lines(f"{name} {key}", part)
 
 
 _LABELS = {"size_mb": "size (MB)", "vocabulary": "vocabulary (words)"}
 
 
-def _empty(value: Any) -> bool:
-    """Whether a value means that nothing was set, such as no style."""
-    return value is None or value in ("", (), [])
+def _lines(name: str, value: Any) -> Iterator[str]:
+    """A fact as text, with nested dictionaries on lines of their own."""
+    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        for part in value:
+            yield from _lines(name, part)
+        return
+    parts = value if isinstance(value, dict) else {"": value}
+    texts = [
+        f"{key} {_text(part)}".strip()
+        for key, part in parts.items()
+        if not (isinstance(part, dict) or part in (None, "", (), []))
+    ]
+    if texts:
+        yield f"{_LABELS.get(name, name.replace('_', ' ')):<22} " + ", ".join(texts)
+    for key, part in parts.items():
+        if isinstance(part, dict):
+            yield from _lines(f"{name} {key}", part)
 
 
 def _text(value: Any) -> str:
-    """A value as people write it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < _SMALL else f"{round(value, 4):g}"
+        return f"{value:.4g}" if abs(value) < 0.001 else f"{round(value, 4):g}"
     if isinstance(value, int):
         return f"{value:,}"
     if not isinstance(value, list | tuple):
@@ -142,10 +118,6 @@ def _text(value: Any) -> str:
     kinds = {type(part) for part in value}
     separator = {int: " x ", str: ", "}.get(kinds.pop(), " ") if len(kinds) == 1 else " "
     return separator.join(map(_text, value))
-
-
-_SMALL = 0.001
-"""Numbers below this keep four digits; others are rounded to four decimals."""
 
 
 # --- export --------------------------------------------------------------------------------------
@@ -180,20 +152,13 @@ class ExportOptions:
     downloaded once)."""
 
 
-def export_parser() -> Parser[ExportOptions]:
-    """Options of ``export``."""
-    usage = "[MODEL] -o FOLDER [--int8 --calibration PHOTOS] [--web]"
-    return Parser("export", usage, ExportOptions)
-
-
-def export(argv: Sequence[str]) -> int:
+@command("export", "[MODEL] -o FOLDER [--int8 --calibration PHOTOS] [--web]", ExportOptions)
+def export(options: ExportOptions, *_: Any) -> int:
     """Export, check against the model, and print what was written."""
-    options, _ = export_parser().parse(argv)
     output = Path(options.output)
     require_parent(output)
     if output.exists() and not options.force:
         raise ConfigError(f"{output} exists; give --force to replace it, or another name")
-
     photos = find_images(options.calibration, recursive=True)
     if options.int8 != bool(photos):
         raise ConfigError(
@@ -203,60 +168,46 @@ def export(argv: Sequence[str]) -> int:
     if options.onnxruntime_web is not None and not options.web:
         raise ConfigError("--onnxruntime-web is for --web; give both, or neither")
 
-    from captioner.inference.folder import SHIPPED_MODEL, read_config
+    from captioner.inference.folder import SHIPPED_MODEL, is_exported
 
     model = options.model or SHIPPED_MODEL
-    config = read_config(model)  # a wrong folder fails before torch is imported
-    if options.web:
-        _write_site(model, config, output, photos, options.onnxruntime_web)
-    else:
-        _export(model, output, photos)
-    return OK
-
-
-def _export(
-    model: str | Path, output: Path, photos: Sequence[Path], *, list_files: bool = True
-) -> None:
-    from captioner.inference.export.folder import export as write
-
-    written = write(model, output, photos)
-    for name, size in written.sizes.items() if list_files else ():
-        print(f"{output / name}  {size:.1f} MB")
-    print(f"float32: log-probabilities differ from torch's by at most {written.difference:.1g}")
-    if written.equal is not None:
-        equal, count = written.equal
-        print(f"int8: the same caption as float32 for {equal} of {count} calibration photos")
-
-
-def _write_site(
-    model: str | Path,
-    config: Mapping[str, Any],
-    output: Path,
-    photos: Sequence[Path],
-    source: str | None,
-) -> None:
-    """Write the site of a model, which is exported first if necessary."""
-    from captioner.inference.folder import EXPORTED
-    from captioner.options import SearchOptions
-    from captioner.serving.site.onnxruntime_web import runtime_files
-    from captioner.serving.site.writer import check_search, write_site
-
-    if EXPORTED in config and photos:
+    exported = is_exported(model)  # a wrong folder fails before torch is imported
+    if not options.web:
+        for name, size in _export(model, output, photos).items():
+            print(f"{output / name}  {size:.1f} MB")
+        return OK
+    if exported and photos:
         raise ConfigError(
             f"{model} is exported already; give the model folder it was exported from with --int8, "
             "or leave out --int8 and --calibration"
         )
-    check_search(SearchOptions(**config["search"]))
-    runtime = runtime_files(source)  # before minutes of work
+    from captioner.inference.folder import read_search
+    from captioner.serving.site.onnxruntime_web import runtime_files
+    from captioner.serving.site.writer import check_search, write_site
+
+    check_search(read_search(model)[0])
+    runtime = runtime_files(options.onnxruntime_web)  # before minutes of work
     with tempfile.TemporaryDirectory() as temporary:
-        exported = Path(model)
-        if EXPORTED not in config:
-            exported = Path(temporary) / "exported"
-            _export(model, exported, photos, list_files=False)
-        site = write_site(exported, output, runtime)
+        graphs = Path(model) if exported else Path(temporary) / "exported"
+        if not exported:
+            _export(model, graphs, photos)
+        site = write_site(graphs, output, runtime)
     print(f"{output}  {site.files} files; the first visit loads {site.first_load:.1f} MB")
     print(f"the GPU, if the reader chooses it: {site.gpu:.1f} MB more")
     print(f"to try it: python -m http.server --directory {shlex.quote(str(output))}")
+    return OK
+
+
+def _export(model: str | Path, output: Path, photos: list[Path]) -> dict[str, float]:
+    """Export, print how the graphs compare with the model, and return the sizes (MB)."""
+    from captioner.inference.export.folder import export as write
+
+    written = write(model, output, photos)
+    print(f"float32: log-probabilities differ from torch's by at most {written.difference:.1g}")
+    if written.equal is not None:
+        equal, count = written.equal
+        print(f"int8: the same caption as float32 for {equal} of {count} calibration photos")
+    return dict(written.sizes)
 
 
 # --- push ----------------------------------------------------------------------------------------
@@ -296,56 +247,34 @@ class PushOptions(CardArguments):
     """Message of the commit."""
 
 
-def push_parser() -> Parser[PushOptions]:
-    """Options of ``push``."""
-    return Parser("push", "MODEL|RUN hf:user/name [--private] [--dry-run] [options]", PushOptions)
-
-
-def push(argv: Sequence[str]) -> int:
+@command("push", "MODEL|RUN hf:user/name [--private] [--dry-run] [options]", PushOptions)
+def push(options: PushOptions, *_: Any) -> int:
     """Upload, or list what would be uploaded."""
-    options, _ = push_parser().parse(argv)
-
     from captioner.inference import hub
-    from captioner.inference.card import CardOptions, files_to_push
-    from captioner.inference.folder import find_model, read_config
+    from captioner.inference.card import CardOptions, files_to_push, picture_of
+    from captioner.inference.folder import CARD, find_model, read_config
 
     if hub.is_hub_name(options.model):
         raise ConfigError(f"{options.model} is on the hub already; give a model or run folder")
     if not hub.is_hub_name(options.target):
         raise ConfigError(f"the target is {options.target!r}; give hf:user/name")
-    target = hub.parse(options.target)
-    folder = find_model(options.model)
+    target, folder = hub.parse(options.target), find_model(options.model)
     read_config(folder)  # before the model is loaded for a picture
-    picture = _picture(folder, options.picture)
+    picture = None
+    if options.picture is not None:
+        from captioner.inference.captioner import load
+
+        picture = picture_of(load(folder, precision="fp32"), options.picture)
     card = CardOptions(options.license, options.dataset, options.report, picture)
     files = files_to_push(folder, target.repo, card)
-    if options.dry_run:
-        _print_plan(target, files, options)
+    if not options.dry_run:
+        private = options.private or None
+        print(hub.push(files, target, commit_message=options.message, private=private))
         return OK
-    private = options.private or None
-    print(hub.push(files, target, commit_message=options.message, private=private))
-    return OK
-
-
-def _picture(folder: Path, photo: str | None) -> Any:
-    if photo is None:
-        return None
-    from captioner.inference.captioner import load
-    from captioner.inference.card import picture_of
-
-    return picture_of(load(folder, precision="fp32"), photo)
-
-
-def _print_plan(target: Any, files: dict[str, bytes | Path], options: PushOptions) -> None:
-    """Print every file with its size, then the card."""
-    from captioner.inference.folder import CARD
-
-    contents = {
-        name: content if isinstance(content, bytes) else content.read_bytes()
-        for name, content in files.items()
-    }
+    contents = {n: c if isinstance(c, bytes) else c.read_bytes() for n, c in files.items()}
     kind = "private " if options.private else ""
     print(f"would upload to the {kind}repository {target} ({options.message}):")
     for name, content in contents.items():
         print(f"  {len(content):>11,} bytes  {name}")
     print(f"\n{CARD}:\n\n{contents[CARD].decode()}", end="")
+    return OK

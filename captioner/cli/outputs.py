@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -12,40 +12,31 @@ from typing import IO
 from captioner.errors import ConfigError
 
 
-def refuse_overwrite(path: Path, force: bool, *, new_folder: bool = False) -> None:
+def refuse_overwrite(path: Path, force: bool) -> None:
     """Check that an output file can be written.
 
-    Args:
-        path: The output file.
-        force: Overwrite an existing file.
-        new_folder: The file's folder will be created if it does not exist.
-
     Raises:
-        ConfigError: ``path`` exists and ``--force`` was not given, it is a folder, or its parent
-            folder does not exist.
+        ConfigError: It exists and ``--force`` was not given, or it is a folder.
     """
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give a file name")
-    if not new_folder:
-        require_parent(path)
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; give --force to overwrite it, or another name")
 
 
 def require_parent(path: Path) -> None:
-    """Check that the folder exists in which a file or folder is to be created.
-
-    Raises:
-        ConfigError: It does not exist, or one of its parents is a file.
-    """
-    above = next(parent for parent in path.absolute().parents if parent.exists())
-    if not above.is_dir():
-        raise ConfigError(f"cannot write {path}: {above} is a file, not a folder")
-    if above != path.absolute().parent:
+    """Raise ConfigError unless the folder exists in which a file or folder is to be created."""
+    if not path.parent.is_dir():
         raise ConfigError(
             f"cannot write {path}: the folder {path.parent} does not exist; create it first "
             f"(mkdir -p {shlex.quote(str(path.parent))}), or give another name"
         )
+
+
+def check_force(force: bool) -> None:
+    """Raise ConfigError if ``--force`` is given beside ``--skip-existing``."""
+    if force:
+        raise ConfigError("--skip-existing and --force contradict each other; give one of them")
 
 
 @contextmanager
@@ -65,3 +56,20 @@ def warn(message: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(f"captioner: {message}", file=sys.stderr)
+
+
+def to_continue(finished: str, argv: Sequence[str], option: str) -> str:
+    """What is finished, and the command that continues: with one more option, unless given."""
+    again = shlex.join(["captioner", "caption", *argv, *([] if option in argv else [option])])
+    return f"{finished}; to continue, run:\n  {again}"
+
+
+@contextmanager
+def hint(finished: Callable[[], str]) -> Iterator[None]:
+    """When the block is interrupted, print what is finished, if anything, and how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if message := finished():
+            warn(message)
+        raise

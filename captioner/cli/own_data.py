@@ -15,15 +15,12 @@ from pathlib import Path
 from typing import Annotated
 
 from captioner.cli.arguments import flag
-from captioner.data.dataset import ImportSummary, prepare_dataset
+from captioner.data.dataset import prepare_dataset
 from captioner.data.importers import Columns, detect_layout, find_source
 from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_write
 from captioner.option_fields import Folder, Shown
 from captioner.options import TrainConfig
-
-FOLDER = "data"
-"""Folder of the prepared captions in the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +52,14 @@ class OwnDataOptions(ColumnOptions):
     """Fraction of the photos of --data for validation, if it has no splits."""
 
     def __post_init__(self) -> None:
-        if self.captions is not None:
-            return
         for name in ("images", "file_column", "caption_column"):
-            if getattr(self, name) is not None:
+            if self.captions is None and getattr(self, name) is not None:
                 also = "; for prepared captions, give --data.images" if name == "images" else ""
                 raise ConfigError(f"{flag(name)} needs captions; give --data CAPTIONS{also}")
 
 
 def check_config_file(path: str) -> None:
-    """Report what a file that is not a config is: missing, captions, or a folder of photos.
-
-    Raises:
-        ConfigError: It is not a config file.
-    """
+    """Raise ConfigError if a file is no config: missing, captions, or a folder of photos."""
     file = Path(path)
     if not file.exists():
         raise ConfigError(f"{path} does not exist; give a YAML config file")
@@ -103,9 +94,6 @@ def prepared(
         resume: Continue a run; its captions must be the same.
         write: Write into the run folder; otherwise the files exist only within the context.
         quiet: Do not print what was prepared and what was left out.
-
-    Raises:
-        CaptionerError: The captions cannot be prepared, or are not those of the resumed run.
     """
     if data.captions is None:
         yield config
@@ -118,41 +106,32 @@ def prepared(
         summary = prepare_dataset(
             source, folder, columns=data.columns, images=images, validation=data.val
         )
-        train, val = _needed(summary, data.captions)
+        for split, what in (("train", "training"), ("val", "validation")):
+            if split not in summary.files:
+                raise DataError(
+                    f"{data.captions} has no {what} photos; give --val a fraction of the photos "
+                    "such as 0.1, or a column split with train and val"
+                )
         if not quiet:
             for line in str(summary).splitlines():
                 print(f"{data.captions}: {line}", file=sys.stderr)
-        if write:
-            target = Path(config.run_folder, FOLDER)
-            train, val = (_stored(file, target, resume) for file in (train, val))
+        files = {}
+        for split in ("train", "val"):
+            made = summary.files[split]
+            files[split] = Path(config.run_folder, "data", made.name) if write else made
+            if write:
+                kept = files[split].read_bytes() if resume and files[split].exists() else None
+                if kept not in (None, made.read_bytes()):
+                    raise DataError(
+                        f"{files[split]} was prepared from other captions or photos; use those to "
+                        "resume, or another --run-folder"
+                    )
+                atomic_write(files[split], made.read_bytes())
         of_run = replace(
             config.data,
-            train_annotations=[str(train)],
-            val_annotations=[str(val)],
+            train_annotations=[str(files["train"])],
+            val_annotations=[str(files["val"])],
             images=[str(images)],
             karpathy_split=None,
         )
         yield replace(config, data=of_run)
-
-
-def _needed(summary: ImportSummary, captions: str) -> tuple[Path, Path]:
-    """The files of the training and validation captions."""
-    for split, what in (("train", "training"), ("val", "validation")):
-        if split not in summary.files:
-            raise DataError(
-                f"{captions} has no {what} photos; give --val a fraction of the photos such as "
-                "0.1, or a column split with train and val"
-            )
-    return summary.files["train"], summary.files["val"]
-
-
-def _stored(file: Path, folder: Path, resume: bool) -> Path:
-    """Copy a file to the folder, unless that would change the data of a resumed run."""
-    target = folder / file.name
-    if resume and target.exists() and target.read_bytes() != file.read_bytes():
-        raise DataError(
-            f"{target} was prepared from other captions or photos; use those to resume, or another "
-            "--run-folder"
-        )
-    atomic_write(target, file.read_bytes())
-    return target

@@ -5,23 +5,22 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from captioner.cli.arguments import Parser
-from captioner.cli.main import FAILED, INTERRUPTED, OK
-from captioner.cli.outputs import refuse_overwrite, warn
+from captioner.cli.arguments import command
+from captioner.cli.main import FAILED, OK
+from captioner.cli.outputs import hint, refuse_overwrite, warn
 from captioner.cli.own_data import ColumnOptions
 from captioner.cli.ray import RayOptions, check_engine, chosen_workers
 from captioner.cli.train import ConfigOptions
 from captioner.data.importers import IMPORTERS
+from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, counted, either
 from captioner.option_fields import Folder, Shown
 from captioner.options import Positive, TrainConfig
-
-if TYPE_CHECKING:
-    from captioner.data.feature_writer import FeaturePlan, FeatureWriter, Progress
 
 KINDS = {
     "dataset": "convert captions from other formats to COCO",
@@ -88,30 +87,16 @@ class DatasetOptions(ColumnOptions):
             raise ConfigError(f"--layout is {self.layout}; give {either(['auto', *IMPORTERS])}")
 
 
-def dataset_parser() -> Parser[DatasetOptions]:
-    """Options of ``prepare dataset``."""
-    usage = "SOURCE -o FOLDER [--images FOLDER] [--val 0.1 --test 0.1]"
-    return Parser("prepare dataset", usage, DatasetOptions)
-
-
-def dataset(argv: Sequence[str]) -> int:
+@command(
+    "prepare dataset", "SOURCE -o FOLDER [--images FOLDER] [--val 0.1 --test 0.1]", DatasetOptions
+)
+def dataset(options: DatasetOptions, *_: Any) -> int:
     """Convert and print a summary."""
-    options, _ = dataset_parser().parse(argv)
     from captioner.data.dataset import prepare_dataset
 
-    summary = prepare_dataset(
-        options.source,
-        options.output,
-        layout=options.layout,
-        columns=options.columns,
-        images=options.images or None,
-        validation=options.val,
-        test=options.test,
-        seed=options.seed,
-        first_id=options.first_id,
-        force=options.force,
-    )
-    print(summary)
+    names = ("layout", "columns", "images", "test", "seed", "first_id", "force")
+    settings = {name: getattr(options, name) for name in names}
+    print(prepare_dataset(options.source, options.output, validation=options.val, **settings))
     return OK
 
 
@@ -134,15 +119,9 @@ class FrequenciesOptions:
     """Overwrite the output file."""
 
 
-def frequencies_parser() -> Parser[FrequenciesOptions]:
-    """Options of ``prepare frequencies``."""
-    usage = "CAPTIONS.json... -o FILE.json.gz|MODEL_FOLDER"
-    return Parser("prepare frequencies", usage, FrequenciesOptions)
-
-
-def frequencies(argv: Sequence[str]) -> int:
+@command("prepare frequencies", "CAPTIONS.json... -o FILE.json.gz|MODEL_FOLDER", FrequenciesOptions)
+def frequencies(options: FrequenciesOptions, *_: Any) -> int:
     """Count n-grams and write them."""
-    options, _ = frequencies_parser().parse(argv)
     from captioner.data.coco import read_captions
     from captioner.evaluation.frequencies import DocumentFrequencies
     from captioner.files import FREQUENCIES
@@ -152,11 +131,9 @@ def frequencies(argv: Sequence[str]) -> int:
     if target.is_dir():
         target = find_model(target) / FREQUENCIES
     elif options.output.endswith("/"):
-        raise ConfigError(
-            f"{options.output} does not exist; give an existing model folder, or a file name"
-        )
+        raise ConfigError(f"{options.output} does not exist; give a model folder, or a file name")
     refuse_overwrite(target, options.force)
-    _, references = read_captions(options.annotations, renumber=True)
+    references = read_captions(options.annotations, renumber=True)[1]
     found = DocumentFrequencies.from_references(references)
     found.save(target)
     print(f"{target}: {len(found.counts)} n-grams of {found.documents} photos")
@@ -182,39 +159,29 @@ class ShardsOptions(ConfigOptions):
     """Replace existing shards."""
 
 
-def shards_parser() -> Parser[ShardsOptions]:
-    """Options of ``prepare shards``: every field of ``TrainConfig`` and its own."""
-    shown = ["data.images", "data.train_annotations", "training.seed"]
-    return Parser("prepare shards", CONFIG_USAGE, ShardsOptions, TrainConfig, shown=shown)
+SHARDS_SHOWN = ["data.images", "data.train_annotations", "training.seed"]
 
 
-def shards(argv: Sequence[str]) -> int:
+@command("prepare shards", CONFIG_USAGE, ShardsOptions, TrainConfig, shown=SHARDS_SHOWN)
+def shards(options: ShardsOptions, given: dict[str, Any], _: Any) -> int:
     """Write the shards, and print the photos that were skipped."""
-    options, given = shards_parser().parse(argv)
     config = options.read(given)
-    from tqdm import tqdm
 
     from captioner.data.shards import write_shards
     from captioner.training.data import read_data
 
     images, _ = read_data(replace(config.data, shards=None))
-    bar = tqdm(
-        total=len(images), desc="writing shards", unit="photo", smoothing=0.05, dynamic_ncols=True
-    )
-    try:
-        with bar:
-            written = write_shards(
-                images,
-                Path(options.output),
-                photos_per_shard=options.photos_per_shard,
-                seed=config.training.seed,
-                force=options.force,
-                progress=bar.update,
-            )
-    except KeyboardInterrupt:
-        again = "the same command without --force" if options.force else "the same command"
-        warn(f"interrupted, complete shards are kept; run {again} to continue")
-        return INTERRUPTED
+    again = "the same command without --force" if options.force else "the same command"
+    kept = f"complete shards are kept; run {again} to continue"
+    with hint(lambda: kept), photo_bar(total=len(images), desc="writing shards") as bar:
+        written = write_shards(
+            images,
+            Path(options.output),
+            photos_per_shard=options.photos_per_shard,
+            seed=config.training.seed,
+            force=options.force,
+            progress=bar.update,
+        )
     for problem in written.skipped:
         warn(problem)
     manifest = written.manifest
@@ -248,18 +215,15 @@ class FeaturesOptions(RayOptions, ConfigOptions):
     """Replace existing features."""
 
 
-def features_parser() -> Parser[FeaturesOptions]:
-    """Options of ``prepare features``: every field of ``TrainConfig`` and its own."""
-    shown = [
-        "data.images", "data.train_annotations", "data.val_annotations", "data.horizontal_flip",
-        "encoder.name", "encoder.weights", "encoder.image_size", "encoder.finetune_from",
-    ]  # fmt: skip
-    return Parser("prepare features", CONFIG_USAGE, FeaturesOptions, TrainConfig, shown=shown)
+FEATURES_SHOWN = [
+    "data.images", "data.train_annotations", "data.val_annotations", "data.horizontal_flip",
+    "encoder.name", "encoder.weights", "encoder.image_size", "encoder.finetune_from",
+]  # fmt: skip
 
 
-def features(argv: Sequence[str]) -> int:
+@command("prepare features", CONFIG_USAGE, FeaturesOptions, TrainConfig, shown=FEATURES_SHOWN)
+def features(options: FeaturesOptions, given: dict[str, Any], _: Any) -> int:
     """Encode the photos that are missing."""
-    options, given = features_parser().parse(argv)
     config = options.read(given)
     folder, device = Path(options.output), options.device
     on_ray = check_engine(options)
@@ -267,81 +231,48 @@ def features(argv: Sequence[str]) -> int:
         device = "cpu"  # not a GPU of others
 
     from captioner.data.feature_writer import FeatureWriter
+    from captioner.data.features import FeatureCache
     from captioner.training.cache import check_disk_space, plan_features
 
     job = plan_features(config, dtype=options.dtype, device=device)
-    writer = FeatureWriter(folder, job.plan, force=options.force)
-    if writer.complete and not options.force:
-        return _report(folder, job.plan)
-    _print_size(folder, job.plan)
-    check_disk_space(writer)
-    try:
-        if on_ray:
-            _fill_on_ray(writer, config, options, device)
-        else:
-            encoder = job.encoder
-            _fill(writer, writer.fill(encoder.encode, encoder.preprocessing, options.batch_size))
-    except KeyboardInterrupt:
-        warn("interrupted; run the same command again to continue")
-        return INTERRUPTED
-    except OSError as error:  # without a file name when the disk is full
-        error.filename = error.filename or str(folder)
-        raise
-    return _report(folder, job.plan)
+    plan, encoder = job.plan, job.encoder
+    writer = FeatureWriter(folder, plan, force=options.force)
+    if not writer.complete or options.force:
+        flipped = f" and {plan.flipped} flipped" if plan.flipped else ""
+        print(
+            f"{counted(len(plan.images), 'photo')}{flipped}, each {plan.grid[0]} x {plan.grid[1]} "
+            f"regions of {plan.feature_dim} {plan.fingerprint['dtype']}: {plan.bytes:,} bytes in "
+            f"{folder}",
+            file=sys.stderr,
+        )
+        check_disk_space(writer)
+        with hint(lambda: "run the same command again to continue"), ExitStack() as stack:
+            if on_ray:
+                from captioner.bulk.cluster import cluster
+                from captioner.bulk.features import ray_blocks
 
+                workers = chosen_workers(options)
+                blocks = ray_blocks(
+                    writer,
+                    config,
+                    device=device,
+                    batch_size=options.batch_size,
+                    part_photos=options.part_photos or 256,
+                    workers=workers,
+                )
+                stack.enter_context(cluster(options.ray_address, workers))
+                written = writer.write(blocks)
+            else:
+                written = writer.fill(encoder.encode, encoder.preprocessing, options.batch_size)
+            done = len(writer.records)
+            bar = photo_bar(total=len(plan.images), initial=done, desc="encoding")
+            stack.enter_context(bar)
+            for count, errors in written:
+                for error in errors:
+                    warn(f"{error}; skipped")
+                bar.update(count)
 
-def _print_size(folder: Path, plan: FeaturePlan) -> None:
-    photos = counted(len(plan.images), "photo")
-    flipped = f" and {plan.flipped} flipped" if plan.flipped else ""
-    print(
-        f"{photos}{flipped}, each {plan.grid[0]} x {plan.grid[1]} regions of "
-        f"{plan.feature_dim} {plan.fingerprint['dtype']}: {plan.bytes:,} bytes in {folder}",
-        file=sys.stderr,
-    )
-
-
-def _fill_on_ray(
-    writer: FeatureWriter, config: TrainConfig, options: FeaturesOptions, device: str
-) -> None:
-    from captioner.bulk.cluster import cluster
-    from captioner.bulk.features import ray_blocks
-
-    workers = chosen_workers(options)
-    blocks = ray_blocks(
-        writer,
-        config,
-        device=device,
-        batch_size=options.batch_size,
-        part_photos=options.part_photos or 256,
-        workers=workers,
-    )
-    with cluster(options.ray_address, workers):
-        _fill(writer, writer.write(blocks))
-
-
-def _fill(writer: FeatureWriter, written: Progress) -> None:
-    """Write blocks with a progress bar."""
-    from tqdm import tqdm
-
-    bar = tqdm(
-        total=len(writer.plan.images),
-        initial=len(writer.records),
-        desc="encoding",
-        unit="photo",
-        dynamic_ncols=True,
-    )
-    with bar:
-        for count, errors in written:
-            for error in errors:
-                warn(f"{error}; skipped")
-            bar.update(count)
-
-
-def _report(folder: Path, plan: FeaturePlan) -> int:
-    """Open the folder as training will, and print what it holds."""
-    from captioner.data.features import FeatureCache
-
-    cache = FeatureCache.open(folder, plan.fingerprint)
+    cache = FeatureCache.open(folder, plan.fingerprint)  # as training will
     cache.check(plan.images)
     missing = [image for image in plan.images if not cache.has(image.image_id)]
     skipped = f"; {len(missing)} skipped (first: {missing[0].path})" if missing else ""

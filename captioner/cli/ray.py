@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from captioner.cli.arguments import flag, model_folders
+from captioner.cli.arguments import flag, settings_of
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import warn
+from captioner.cli.outputs import hint, to_continue, warn
 from captioner.cli.photos import read_names
 from captioner.errors import ConfigError, counted
 from captioner.hardware import require_extra
@@ -22,7 +22,6 @@ from captioner.options import Positive, SearchOptions
 
 if TYPE_CHECKING:
     from captioner.bulk.cluster import Workers
-    from captioner.bulk.job import Output
     from captioner.cli.caption import CaptionOptions
 
 PART_PHOTOS = 1000
@@ -76,9 +75,7 @@ def check_engine(options: RayOptions) -> bool:
     if options.engine == "plain":
         for name in option_fields(CaptionRayOptions).keys() - {"engine"}:
             if getattr(options, name, None) is not None:
-                raise ConfigError(
-                    f"{flag(name)} is for --engine ray; add it, or leave this option out"
-                )
+                raise ConfigError(f"{flag(name)} is for --engine ray; add it, or omit this option")
         return False
     if options.worker_cpus == 0 and not options.worker_gpus:
         raise ConfigError("--worker-cpus is 0; give 1 or more, or --worker-gpus")
@@ -97,13 +94,13 @@ def chosen_workers(options: RayOptions) -> Workers:
 # --- captions ------------------------------------------------------------------------------------
 
 
-def caption(options: CaptionOptions, search: SearchOptions, again: str) -> int:
+def caption(options: CaptionOptions, search: SearchOptions, argv: Sequence[str]) -> int:
     """Caption all parts that are missing; print how many photos failed.
 
     Args:
         options: The command's.
         search: Search options.
-        again: The command that continues after an interruption.
+        argv: The command's arguments as they were typed.
     """
     kind = _checked_format(options)
     from captioner.bulk.inputs import Columns, divide
@@ -116,16 +113,20 @@ def caption(options: CaptionOptions, search: SearchOptions, again: str) -> int:
     size = options.part_photos or PART_PHOTOS
     columns = Columns(options.image_column, options.key_column)
     parts = divide(_inputs(options), size=size, recursive=options.recursive, columns=columns)
-    settings = _settings(options, search) | {"--format": kind, "--part-photos": size}
+    settings = settings_of(options, search) | {"--format": kind, "--part-photos": size}
     with open_job(output, parts, settings, resume=options.resume, force=options.force) as job:
-        try:
-            counts = _caption(job, options, search)
-        except BaseException:
-            if count := len(output.finished()):
-                warn(f"{count} of {len(parts)} parts are finished; to continue, run:\n  {again}")
-            raise
+
+        def finished() -> str:
+            kept = f"{len(output.finished())} of {len(parts)} parts are finished"
+            return to_continue(kept, argv, "--resume")
+
+        with hint(finished):
+            counts = _caption(job, options, search) if job.missing else {}
         totals = job.finish(counts)
-    return _report(totals, output)
+    failed = f'; {totals["failed"]} failed (rows with "error")' if totals["failed"] else ""
+    photos, written = counted(totals["photos"], "photo"), counted(totals["parts"], "part")
+    warn(f"{output.url}: {photos} in {written}{failed}")
+    return FAILED if failed else OK
 
 
 def _checked_format(options: CaptionOptions) -> str:
@@ -155,37 +156,23 @@ def _inputs(options: CaptionOptions) -> list[str]:
     return given
 
 
-def _settings(options: CaptionOptions, search: SearchOptions) -> dict[str, Any]:
-    """All that the captions depend on, besides the photos; by the name for messages."""
-    from captioner.inference.folder import fingerprint
-    from captioner.version import __version__
-
-    return {
-        "--model": [fingerprint(folder) for folder in model_folders(options.model)],
-        "--device": options.device,
-        "--precision": options.precision,
-        "--batch-size": options.batch_size,
-        **{flag(name): value for name, value in dataclasses.asdict(search).items()},
-        "captioner's version": __version__,
-    }
-
-
 def _caption(
     job: Any, options: CaptionOptions, search: SearchOptions
 ) -> dict[int, tuple[int, int]]:
     """Caption the missing parts with a progress bar; return the counts of each."""
-    if not job.missing:
-        return {}
     from captioner.bulk.captions import Model, caption_parts
     from captioner.bulk.cluster import cluster
     from captioner.data.progress import photo_bar
+    from captioner.inference.folder import find_model
+    from captioner.inference.hub import is_hub_name
 
     workers = chosen_workers(options)
-    model = Model(tuple(map(_everywhere, options.model)), options.device, options.precision)
+    # For workers: a folder of this machine, or the hub's name.
+    models = [m if is_hub_name(m) else str(find_model(m).absolute()) for m in options.model]
+    model = Model(tuple(models), options.device, options.precision)
     counts: dict[int, tuple[int, int]] = {}
     sizes = [part.photos for part in job.missing]
-    total = None if None in sizes else sum(size for size in sizes if size is not None)
-    bar = photo_bar(total=total)
+    bar = photo_bar(total=None if None in sizes else sum(sizes))
     with cluster(options.ray_address, workers), bar:
         for found in caption_parts(
             job, model, search, batch_size=options.batch_size, workers=workers
@@ -196,20 +183,3 @@ def _caption(
                 more = f" (and {found.failed - 1} more)" if found.failed > 1 else ""
                 warn(f"{job.output.part_name(found.part)}: {found.error}{more}")
     return counts
-
-
-def _everywhere(model: str) -> str:
-    """A model's name for workers: a folder of this machine, or the hub's name."""
-    from captioner.inference.folder import find_model
-    from captioner.inference.hub import is_hub_name
-
-    return model if is_hub_name(model) else str(find_model(model).absolute())
-
-
-def _report(totals: dict[str, int], output: Output) -> int:
-    failed = totals["failed"]
-    warn(
-        f"{output.url}: {counted(totals['photos'], 'photo')} in {counted(totals['parts'], 'part')}"
-        + (f'; {failed} failed (rows with "error")' if failed else "")
-    )
-    return FAILED if failed else OK

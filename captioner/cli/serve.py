@@ -5,22 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from captioner.cli.arguments import Parser
+from captioner.cli.arguments import command
 from captioner.cli.main import OK
 from captioner.hardware import keep_freed_memory
 from captioner.inference.folder import SHIPPED, find_model, fingerprint
 from captioner.serving.options import ServeOptions
 
 
-def serve_parser() -> Parser[ServeOptions]:
-    """Options of ``serve``."""
-    return Parser("serve", "[options]", ServeOptions)
-
-
-def serve(argv: Sequence[str]) -> int:
+@command("serve", "[options]", ServeOptions)
+def serve(options: ServeOptions, *_: Any) -> int:
     """Serve until interrupted."""
-    options, _ = serve_parser().parse(argv)
     keep_freed_memory(threads=True)  # the model runs in a thread
 
     from captioner.serving.keys import ApiKeys
@@ -55,11 +51,8 @@ def serve(argv: Sequence[str]) -> int:
 
 
 def _model_name(folders: Sequence[str]) -> str:
-    """Names and fingerprints of the models, e.g. ``best@0123456789ab``."""
-    models = [(folder, find_model(folder)) for folder in folders or (SHIPPED,)]
-    return "+".join(f"{_ascii(folder)}@{fingerprint(path)}" for folder, path in models)
-
-
-def _ascii(folder: str) -> str:
-    """The name of a folder as it can appear in an HTTP header."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", Path(folder).resolve().name) or "model"
+    """Names of the models as in an HTTP header, with fingerprints: ``best@0123456789ab``."""
+    paths = [(Path(folder), find_model(folder)) for folder in folders or (SHIPPED,)]
+    names = [re.sub(r"[^A-Za-z0-9._-]", "_", path.resolve().name) or "model" for path, _ in paths]
+    prints = [fingerprint(found) for _, found in paths]
+    return "+".join(f"{name}@{digest}" for name, digest in zip(names, prints, strict=True))

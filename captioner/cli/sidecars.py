@@ -6,13 +6,13 @@ already has a caption is an error, or is skipped with ``--skip-existing``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from captioner.cli.arguments import flag
-from captioner.cli.outputs import require_parent, warn
+from captioner.cli.outputs import check_force, require_parent, warn
 from captioner.data.metadata.embedding import (
     HEAD,
     can_embed,
@@ -43,11 +43,24 @@ class SidecarOptions:
     """Skip photos that already have such a caption."""
 
 
-class Store(Protocol):
-    """Where captions go."""
+@dataclass(frozen=True)
+class Store:
+    """Where captions go: sidecars, copies in a folder, or else the photos themselves."""
+
+    sidecar: str | None
+    folder: Path | None
 
     def target(self, photo: Path) -> Path:
-        """The file that gets the caption."""
+        """The file that gets the caption.
+
+        Lightroom, Bridge and Capture One use ``photo.xmp``, darktable and digiKam
+        ``photo.jpg.xmp``; the second if there is one.
+        """
+        if self.sidecar:
+            long = photo.with_name(f"{photo.name}.{self.sidecar}")
+            xmp = self.sidecar == "xmp" and long.exists()
+            return long if xmp else photo.with_suffix(f".{self.sidecar}")
+        return photo if self.folder is None else self.folder / photo.name
 
     def has_caption(self, photo: Path) -> bool:
         """Whether something would be replaced.
@@ -55,6 +68,22 @@ class Store(Protocol):
         Raises:
             DataError: This photo cannot be written to.
         """
+        target = self.target(photo)
+        if self.sidecar == "txt":
+            return target.exists()
+        if self.sidecar == "xmp":
+            return target.exists() and bool(read_description(target.read_bytes()))
+        if self.folder is not None and target.exists():
+            if target.samefile(photo):
+                raise ConfigError(
+                    f"--embed {self.folder} is the photos' own folder; give another folder, or "
+                    "--in-place to change the originals"
+                )
+            return True
+        data = photo.read_bytes()
+        if not can_embed(data[:HEAD]):
+            raise DataError("descriptions are embedded in JPEG and PNG only; use --sidecar xmp")
+        return bool(embedded_description(data))
 
     def write(self, photo: Path, text: str) -> None:
         """Write a caption.
@@ -63,97 +92,22 @@ class Store(Protocol):
             DataError: This photo cannot be written to.
             OSError: The file cannot be written.
         """
-
-
-class _TextSidecars:
-    """``photo.txt`` beside ``photo.jpg``: the caption on one line."""
-
-    def target(self, photo: Path) -> Path:
-        return photo.with_suffix(".txt")
-
-    def has_caption(self, photo: Path) -> bool:
-        return self.target(photo).exists()
-
-    def write(self, photo: Path, text: str) -> None:
-        atomic_write(self.target(photo), f"{text}\n")
-
-
-class _XmpSidecars:
-    """``photo.xmp``, or ``photo.jpg.xmp`` if the photo already has that one.
-
-    Lightroom, Bridge and Capture One use the first name, darktable and digiKam the second.
-    """
-
-    def target(self, photo: Path) -> Path:
-        long = photo.with_name(f"{photo.name}.xmp")
-        return long if long.exists() else photo.with_suffix(".xmp")
-
-    def has_caption(self, photo: Path) -> bool:
         target = self.target(photo)
-        return target.exists() and bool(_named(target, read_description, target.read_bytes()))
+        if self.sidecar == "txt":
+            atomic_write(target, f"{text}\n")
+        elif self.sidecar == "xmp":
+            atomic_write(target, set_description(_read(target), text))
+        else:
+            atomic_write(target, embed_description(photo.read_bytes(), text))
 
-    def write(self, photo: Path, text: str) -> None:
-        target = self.target(photo)
-        old = target.read_bytes() if target.exists() else None
-        atomic_write(target, _named(target, set_description, old, text))
-
-
-class _EmbeddedCopies:
-    """Copies of the photos in a folder, with the caption as their description."""
-
-    def __init__(self, folder: Path) -> None:
-        require_parent(folder)
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"--embed {folder} is a file; give a folder for the copies")
-        self.folder = folder
-
-    def target(self, photo: Path) -> Path:
-        return self.folder / photo.name
-
-    def has_caption(self, photo: Path) -> bool:
-        if self.target(photo).exists() and self.target(photo).samefile(photo):
-            raise ConfigError(
-                f"--embed {self.folder} is the photos' own folder; give another folder, or "
-                "--in-place to change the originals"
-            )
-        return _described(photo) or self.target(photo).exists()
-
-    def write(self, photo: Path, text: str) -> None:
-        self.folder.mkdir(exist_ok=True)
-        new = _named(photo, embed_description, photo.read_bytes(), text)
-        atomic_write(self.target(photo), new)
+    def problem(self, photo: Path, error: DataError | OSError) -> str:
+        """An error of the methods in one line that names the file."""
+        path = self.target(photo) if self.sidecar else photo
+        return f"{path}: {getattr(error, 'strerror', None) or error}"
 
 
-class _EmbeddedOriginals:
-    """The photos themselves, with the caption as their description."""
-
-    def target(self, photo: Path) -> Path:
-        return photo
-
-    def has_caption(self, photo: Path) -> bool:
-        return _described(photo)
-
-    def write(self, photo: Path, text: str) -> None:
-        atomic_write(photo, _named(photo, embed_description, photo.read_bytes(), text))
-
-
-def _described(photo: Path) -> bool:
-    """Whether a photo has a description; refuses formats that cannot have one here."""
-    with photo.open("rb") as file:
-        if not can_embed(file.read(HEAD)):
-            raise DataError(
-                f"{photo}: descriptions are embedded in JPEG and PNG only; use --sidecar xmp"
-            )
-        file.seek(0)
-        return bool(_named(photo, embedded_description, file.read()))
-
-
-def _named(path: Path, function: Callable[..., Any], *values: Any) -> Any:
-    """Call a function; its errors name the file."""
-    try:
-        return function(*values)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
+def _read(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
 
 
 def choose_store(options: CaptionOptions) -> Store | None:
@@ -165,23 +119,20 @@ def choose_store(options: CaptionOptions) -> Store | None:
     given = [name for name in ("sidecar", "embed", "in_place") if getattr(options, name)]
     if not given:
         if options.skip_existing:
-            raise ConfigError(
-                "--skip-existing is for --sidecar, --embed and --in-place; use --resume to "
-                "continue with an output file"
-            )
+            raise ConfigError("--skip-existing is for --sidecar, --embed and --in-place")
         return None
     given += [name for name in ("output", "resume", "annotations") if getattr(options, name)]
     if len(given) > 1:
         one, other = map(flag, given[:2])
-        hint = "; use --skip-existing to continue" if "resume" in given else ""
-        raise ConfigError(f"{one} and {other} cannot be combined; give one of them{hint}")
+        raise ConfigError(f"{one} and {other} cannot be combined; give one of them")
     if "-" in options.photos:
         raise ConfigError(f"{flag(given[0])} needs files; standard input (-) has no name")
-    if options.skip_existing and options.force:
-        raise ConfigError("--skip-existing and --force contradict each other; give one of them")
-    if options.sidecar:
-        return _TextSidecars() if options.sidecar == "txt" else _XmpSidecars()
-    return _EmbeddedCopies(Path(options.embed)) if options.embed else _EmbeddedOriginals()
+    if options.skip_existing:
+        check_force(options.force)
+    folder = None if options.embed is None else Path(options.embed)
+    if folder is not None:
+        require_parent(folder)
+    return Store(options.sidecar, folder)
 
 
 def check_photos(
@@ -196,14 +147,13 @@ def check_photos(
         ConfigError: Two photos share a file, or one has a caption and neither ``--force`` nor
             ``--skip-existing`` was given.
     """
-    usable: list[Path] = []
-    existing: list[Path] = []
     owners: dict[Path, Path] = {}
+    existing: list[Path] = []
     for photo in photos:
         try:
-            has_caption = store.has_caption(photo)
+            existing += [photo] if store.has_caption(photo) else []
         except (DataError, OSError) as error:
-            warn(str(error) if isinstance(error, DataError) else f"{photo}: {error.strerror}")
+            warn(store.problem(photo, error))
             continue
         other = owners.setdefault(store.target(photo), photo)
         if other is not photo:
@@ -211,14 +161,11 @@ def check_photos(
                 f"{other} and {photo} would both get {store.target(photo)}; caption them "
                 "separately, or rename one"
             )
-        usable.append(photo)
-        if has_caption:
-            existing.append(photo)
     if options.force:
-        return usable, set()
+        return [*owners.values()], set()
     if existing and not options.skip_existing:
         raise ConfigError(
             f"{first_of(existing)} already has a caption in {store.target(existing[0])}; give "
             "--skip-existing to caption only the others, or --force to replace it"
         )
-    return usable, set(existing)
+    return [*owners.values()], set(existing)

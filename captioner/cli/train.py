@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from captioner.cli.arguments import Parser
+from captioner.cli.arguments import command
 from captioner.cli.main import FAILED, INTERRUPTED, OK
 from captioner.cli.own_data import OwnDataOptions, check_config_file, prepared
 from captioner.errors import ConfigError, counted
 from captioner.option_fields import File, Shown
 from captioner.options import TrainConfig
 from captioner.training.api import build_config, check_run_folder, why_useless
-
-if TYPE_CHECKING:  # importing torch takes a second
-    from captioner.training.setup import Setup
-    from captioner.training.state import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +32,7 @@ class ConfigOptions:
     """Print all settings as YAML, options included, and exit."""
 
     def read(self, given: dict[str, Any]) -> TrainConfig:
-        """Read the settings, with those given on the command line; print them if requested.
-
-        Raises:
-            ConfigError: The file is not a config, or a setting is unknown or invalid.
-        """
+        """Read the settings, with those given on the command line; print them if requested."""
         if self.settings and self.config:
             raise ConfigError(f"unexpected argument {self.settings}; give one config file")
         if path := self.settings or self.config:
@@ -48,16 +41,10 @@ class ConfigOptions:
         if self.print_config:
             import yaml
 
-            print(yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False), end="")
+            plain = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples as lists
+            print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
             sys.exit(OK)
         return config
-
-
-def _plain(settings: Any) -> Any:
-    """Settings as YAML has them: tuples as lists."""
-    if isinstance(settings, dict):
-        return {name: _plain(value) for name, value in settings.items()}
-    return list(settings) if isinstance(settings, tuple) else settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,26 +60,23 @@ class TrainOptions(OwnDataOptions, ConfigOptions):
     """Start over and replace the run in the run folder."""
 
 
-def train_parser() -> Parser[TrainOptions]:
-    """Options of ``train``: every field of ``TrainConfig`` and its own."""
-    shown = [
-        "data.images", "data.train_annotations", "data.val_annotations", "encoder.weights",
-        "encoder.image_size", "training.epochs", "training.batch_size", "training.lr",
-        "search.beam_size",
-    ]  # fmt: skip
-    usage = "[CONFIG.yaml] [options]"
-    return Parser("train", usage, TrainOptions, TrainConfig, shown=shown)
+SHOWN = [
+    "data.images", "data.train_annotations", "data.val_annotations", "encoder.weights",
+    "encoder.image_size", "training.epochs", "training.batch_size", "training.lr",
+    "search.beam_size",
+]  # fmt: skip
 
 
 def read(argv: Sequence[str]) -> tuple[TrainConfig, TrainOptions]:
     """Parse the command line."""
-    options, given = train_parser().parse(argv)
+    options, given = train.parser().parse(argv)
     return options.read(given), options
 
 
-def train(argv: Sequence[str]) -> int:
+@command("train", "[CONFIG.yaml] [options]", TrainOptions, TrainConfig, shown=SHOWN)
+def train(options: TrainOptions, given: dict[str, Any], _: Any) -> int:
     """Train to the end, or until interrupted; fails if the best model captions nothing."""
-    config, options = read(argv)
+    config = options.read(given)
     folder = Path(config.run_folder)
     resume = check_run_folder(folder, resume=options.resume, force=options.force or options.dry_run)
     main_process = os.environ.get("RANK", "0") == "0"  # set by torchrun; only one process prints
@@ -103,10 +87,11 @@ def train(argv: Sequence[str]) -> int:
 
 def _train(config: TrainConfig, options: TrainOptions, *, resume: bool, main_process: bool) -> int:
     from captioner.training.loop import Interrupted, start
+    from captioner.training.run import read_metrics
     from captioner.training.setup import prepare
+    from captioner.training.validation import describe_selection
 
-    folder = Path(config.run_folder)
-    setup = prepare(config)
+    folder, setup = Path(config.run_folder), prepare(config)
     if main_process:
         print(
             f"{counted(len(setup.train), 'training photo')}, "
@@ -121,27 +106,19 @@ def _train(config: TrainConfig, options: TrainOptions, *, resume: bool, main_pro
         if main_process:
             print(found)
         return OK
+    problem, code = "", OK
     try:
         progress = start(setup, folder, resume=resume)
     except Interrupted:
-        if main_process:
-            print(
-                f"captioner: interrupted; state saved, resume with: captioner train --config "
-                f"{folder / 'config.yaml'} --resume",
-                file=sys.stderr,
-            )
-        return INTERRUPTED
-    return _report(setup, folder, progress) if main_process else OK
-
-
-def _report(setup: Setup, folder: Path, progress: Progress) -> int:
-    """Print the best model and, if it is of no use, why; return the exit code."""
-    from captioner.training.run import read_metrics
-    from captioner.training.validation import describe_selection
-
-    best = describe_selection(setup.config.training.select, progress.best)
-    print(f"best {best} in epoch {progress.best_epoch + 1}: {folder / 'best'}")
-    if problem := why_useless(setup, progress, read_metrics(folder)):
+        again = f"captioner train --config {folder / 'config.yaml'} --resume"
+        problem, code = f"interrupted; state saved, resume with: {again}", INTERRUPTED
+    else:
+        if not main_process:
+            return OK
+        best = describe_selection(setup.config.training.select, progress.best)
+        print(f"best {best} in epoch {progress.best_epoch + 1}: {folder / 'best'}")
+        problem = why_useless(setup, progress, read_metrics(folder))
+        code = FAILED if problem else OK
+    if problem and main_process:
         print(f"captioner: {problem}", file=sys.stderr)
-        return FAILED
-    return OK
+    return code

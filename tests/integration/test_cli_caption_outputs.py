@@ -169,7 +169,7 @@ def test_the_command_to_continue_is_printed(photos, tmp_path, monkeypatch, capti
         interrupt_after(patch, 9)
         code, out, err = caption(*arguments)
     assert (code, out) == (INTERRUPTED, "")
-    kept, command = err.split("captioner: ")[2].strip().split("\n  ")
+    kept, command = err.split("captioner: ")[1].strip().split("\n  ")
     assert kept == (
         "8 of 13 photos are finished and kept in my captions.csv.part; to continue, run:"
     )
@@ -213,7 +213,7 @@ def test_other_options_and_photos_are_refused_by_name(interrupted, photos, capti
     for option, problem in (
         (("--batch-size", 5), "--batch-size was 4 and is now 5"),
         (("--banned-words", "dog"), "--banned-words was not set and is now ['dog']"),
-        (("--precision", "bf16"), "--precision was fp32 and is now bf16"),
+        (("--precision", "bf16"), "--precision was auto and is now bf16"),
         ((photos / "1.png",), "photo 14 was not set and is now"),
     ):
         given = ("--batch-size", 4, *option)

@@ -88,7 +88,7 @@ def whole(data: dict[str, Any], **encoder: Any) -> TrainConfig:
 def only_line(capsys: pytest.CaptureFixture[str]) -> str:
     out, err = capsys.readouterr()
     assert out == ""
-    [line] = [line for line in err.splitlines() if line.startswith("captioner: ")]
+    line = next(line for line in err.splitlines() if line.startswith("captioner: "))
     assert "Traceback" not in err
     return line
 

@@ -133,7 +133,7 @@ def test_invalid_names_in_a_list_are_reported_with_their_line(folder, caption, c
     ("given", "words"),
     [
         ([], ["no photos", "--from-file"]),
-        (["-", "--from-file", "-"], ["--from-file -", "leave out one"]),
+        (["-", "--from-file", "-"], ["standard input (-) is given more than once"]),
         (["--from-file", "none.txt"], ["none.txt", "No such file"]),
         (["--from-file", "holiday/1.png"], ["holiday/1.png, a photo", "without --from-file"]),
         (["--from-file", "empty.txt"], ["empty.txt has no names"]),
