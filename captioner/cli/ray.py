@@ -75,7 +75,9 @@ def check_engine(options: RayOptions) -> bool:
     if options.engine == "plain":
         for name in option_fields(CaptionRayOptions).keys() - {"engine"}:
             if getattr(options, name, None) is not None:
-                raise ConfigError(f"{flag(name)} is for --engine ray; add it, or omit this option")
+                raise ConfigError(
+                    f"{flag(name)} is for --engine ray; add it, or leave this option out"
+                )
         return False
     if options.worker_cpus == 0 and not options.worker_gpus:
         raise ConfigError("--worker-cpus is 0; give 1 or more, or --worker-gpus")
