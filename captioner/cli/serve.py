@@ -19,8 +19,7 @@ def serve(options: ServeOptions, *_: Any) -> int:
     """Serve until interrupted."""
     keep_freed_memory(threads=True)  # the model runs in a thread
 
-    from captioner.serving.keys import ApiKeys
-    from captioner.serving.security import allowed_hosts, allowed_origins
+    from captioner.serving.security import ApiKeys, allowed_hosts, allowed_origins
     from captioner.serving.server import free_address, run
 
     hosts = allowed_hosts(options.host, options.allow_host)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from captioner.caption import Caption
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
-from captioner.serving.requests import CaptionRequest
+from captioner.serving.schema import CaptionRequest
 
 
 class ClosedError(Exception):
@@ -60,7 +60,7 @@ class Batcher:
         self._thread = threading.Thread(target=self._work, name="captioner-model", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, which owns the model from now on."""
         self._thread.start()
 
     @property
@@ -74,14 +74,10 @@ class Batcher:
         return len(self._waiting)
 
     def submit(self, photo: Prepared, request: CaptionRequest) -> Future[list[Caption]]:
-        """Queue a photo.
+        """Queue a photo; returns a future of its captions, best first.
 
-        Returns:
-            A future of its captions, best first (a single one if the request gives the words).
-            Cancelling it while it waits removes the photo from the queue.
-
-        Raises:
-            ClosedError: The batcher is closed.
+        Cancelling it while it waits removes the photo from the queue. ClosedError: the batcher is
+        closed.
         """
         job = _Job(photo, request)
         with self._changed:

@@ -16,17 +16,20 @@ Retry-After asks for. Repeating is safe: a caption request changes nothing on th
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+
 from captioner.caption import Alternative, Caption, CropBox
+from captioner.data.prefetch import read_ahead
 from captioner.errors import CaptionerError, ConfigError, ImageError, ServerError
 from captioner.geometry import Geometry
 
@@ -37,31 +40,28 @@ except ImportError as error:  # a missing module, where a missing extra is meant
         "captioner.serving.client needs httpx; run: pip install 'captioner[client]'"
     ) from error
 
-import numpy as np
-
 Photo = str | os.PathLike[str] | bytes | BinaryIO
 """A path, the bytes of an image file, or an open binary file."""
 
-TIMEOUT = httpx.Timeout(120.0, connect=10.0)
-"""Seconds; the server's own limits for upload and captioning are 30 each by default."""
-
-PATH = "v1/captions"
+_PATH = "v1/captions"
 _RETRIED = frozenset({429, 502, 503, 504})
 _MAX_DELAY = 30.0
 
 
 @dataclass(frozen=True)
 class ServedCaption:
-    """One caption of a response; T words."""
+    """One caption of a response; T words.
+
+    ``log_prob`` is the natural log-probability of the whole sentence, including its end token;
+    ``log_probs`` are those of the words, each given the previous ones; ``data`` is the response's
+    JSON, with all that was requested, such as alternatives.
+    """
 
     text: str
     words: tuple[str, ...]
     log_prob: float
-    """Natural log-probability of the whole sentence, including its end token."""
     log_probs: tuple[float, ...]
-    """T natural log-probabilities, each given the previous words."""
     data: dict[str, Any]
-    """The response's JSON, with all that was requested, such as alternatives."""
 
     def to_caption(self) -> Caption:
         """The same as a `captioner.Caption`, for `captioner.overlay` and other pictures.
@@ -71,12 +71,11 @@ class ServedCaption:
         """
         if "alphas" not in self.data:
             raise ConfigError("the response has no attention; request it with attention=True")
+        arrays = {name: np.float32(self.data[name]) for name in ("log_probs", "alphas", "gates")}
         words = self.data.get("alternatives", [])
         return Caption(
             words=self.words,
-            log_probs=np.array(self.log_probs, dtype=np.float32),
-            alphas=np.array(self.data["alphas"], dtype=np.float32),
-            gates=np.array(self.data["gates"], dtype=np.float32),
+            **arrays,
             log_prob=self.log_prob,
             crop_box=CropBox(*self.data["region"]),
             alternatives=tuple(tuple(Alternative(**one) for one in others) for others in words),
@@ -88,17 +87,17 @@ class ServedCaption:
 
 @dataclass(frozen=True)
 class PhotoCaptions:
-    """The server's response for one photo."""
+    """The server's response for one photo.
+
+    Its size after EXIF rotation (pixels), its captions, best first, the name and fingerprint of the
+    server's model, and the request's id as in the server's log.
+    """
 
     width: int
     height: int
-    """Size of the photo after EXIF rotation (pixels)."""
     captions: tuple[ServedCaption, ...]
-    """Best first."""
     model: str
-    """Name and fingerprint of the server's model."""
     request_id: str
-    """As in the server's log."""
 
     @property
     def text(self) -> str:
@@ -107,17 +106,17 @@ class PhotoCaptions:
 
 
 class Result(NamedTuple):
-    """Result for one photo of a stream: captions or an error."""
+    """Result for one photo of a stream: captions or an error.
+
+    The error is a `ServerError`, or an `ImageError` if the file cannot be read.
+    """
 
     photo: Photo
     captions: PhotoCaptions | None
     error: CaptionerError | None
-    """A `ServerError`, or an `ImageError` if the file cannot be read."""
 
 
-class Client:
-    """A connection to a server; closed by ``close`` or at the end of a ``with`` block."""
-
+class _Base:
     def __init__(
         self, url: str, *, api_key: str | None = None, retry_for: float = 120.0, **options: Any
     ) -> None:
@@ -131,7 +130,22 @@ class Client:
             **options: Passed to ``httpx.Client``, e.g. ``verify`` or ``timeout``.
         """
         self._retry_for = retry_for
-        self._http = httpx.Client(**_http_options(url, api_key, options))
+        headers = dict(options.pop("headers", {}))
+        if api_key is not None:
+            headers["Authorization"] = f"Bearer {api_key}"
+        # httpx's default of 20 connections kept alive would close and reopen those of 100 photos
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+        # The server's own limits for upload and captioning are 30 seconds each by default.
+        defaults = {"timeout": httpx.Timeout(120.0, connect=10.0), "limits": limits}
+        self._options: Any = defaults | options | {"base_url": url, "headers": headers}
+
+
+class Client(_Base):
+    """A connection to a server; closed by ``close`` or at the end of a ``with`` block."""
+
+    @functools.cached_property
+    def _http(self) -> httpx.Client:
+        return httpx.Client(**self._options)
 
     def __enter__(self) -> Client:
         return self
@@ -158,8 +172,8 @@ class Client:
         content, retries = _read(photo), _Retries(self._retry_for)
         while True:
             try:
-                return _captions(self._http.post(PATH, content=content, params=_query(query)))
-            except (httpx.TransportError, _RefusedError) as error:
+                return _captions(self._http.post(_PATH, content=content, params=_query(query)))
+            except (httpx.TransportError, _BusyError) as error:
                 time.sleep(retries.delay(error))
 
     def stream(
@@ -172,7 +186,6 @@ class Client:
             parallel: Number of requests at a time.
             **query: See ``caption``.
         """
-        _check_parallel(parallel)
 
         def one(photo: Photo) -> Result:
             try:
@@ -180,29 +193,16 @@ class Client:
             except CaptionerError as error:
                 return Result(photo, None, error)
 
-        running: deque[Future[Result]] = deque()
-        with ThreadPoolExecutor(parallel) as threads:
-            try:
-                for photo in photos:
-                    running.append(threads.submit(one, photo))
-                    if len(running) == 2 * parallel:  # one slow photo does not stop the others
-                        yield running.popleft().result()
-                while running:
-                    yield running.popleft().result()
-            finally:
-                for future in running:
-                    future.cancel()
+        # One slow photo does not stop the others.
+        return read_ahead(one, photos, ahead=2 * parallel, threads=parallel)
 
 
-class AsyncClient:
+class AsyncClient(_Base):
     """`Client` for asyncio; closed by ``aclose`` or at the end of an ``async with`` block."""
 
-    def __init__(
-        self, url: str, *, api_key: str | None = None, retry_for: float = 120.0, **options: Any
-    ) -> None:
-        """Prepare a connection; for the arguments see ``Client``."""
-        self._retry_for = retry_for
-        self._http = httpx.AsyncClient(**_http_options(url, api_key, options))
+    @functools.cached_property
+    def _http(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(**self._options)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -219,15 +219,15 @@ class AsyncClient:
         content, retries = await asyncio.to_thread(_read, photo), _Retries(self._retry_for)
         while True:
             try:
-                return _captions(await self._http.post(PATH, content=content, params=_query(query)))
-            except (httpx.TransportError, _RefusedError) as error:
+                posted = self._http.post(_PATH, content=content, params=_query(query))
+                return _captions(await posted)
+            except (httpx.TransportError, _BusyError) as error:
                 await asyncio.sleep(retries.delay(error))
 
     async def stream(
         self, photos: Iterable[Photo], *, parallel: int = 4, **query: Any
     ) -> AsyncIterator[Result]:
         """Caption any number of photos, in order; see ``Client.stream``."""
-        _check_parallel(parallel)
         free = asyncio.Semaphore(parallel)
 
         async def one(photo: Photo) -> Result:
@@ -250,14 +250,10 @@ class AsyncClient:
                 task.cancel()
 
 
-class _RefusedError(Exception):
+class _BusyError(ServerError):
     """A response that is worth repeating the request for."""
 
-    def __init__(self, response: httpx.Response) -> None:
-        super().__init__(_message(response))
-        self.status = response.status_code
-        given = response.headers.get("retry-after", "")
-        self.delay: float | None = float(given) if given.isdecimal() else None
+    delay: float | None = None  # seconds
 
 
 class _Retries:
@@ -265,43 +261,31 @@ class _Retries:
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
-        self._attempts = 0
+        self._longest = 0.5
 
-    def delay(self, error: httpx.TransportError | _RefusedError) -> float:
+    def delay(self, error: httpx.TransportError | _BusyError) -> float:
         """Seconds to wait before the next attempt; `ServerError` if there is none."""
-        seconds: float = min(_MAX_DELAY, 0.5 * 2**self._attempts) * random.uniform(0.5, 1.0)
-        permanent = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
-        if isinstance(error, _RefusedError):
-            failed = ServerError(str(error), error.status)
-            seconds = seconds if error.delay is None else error.delay
+        seconds: float | None = None
+        failed: ServerError
+        if isinstance(error, _BusyError):
+            failed, seconds = error, error.delay
         else:
             reason = str(error) or type(error).__name__
             failed = ServerError(f"cannot reach the server ({reason}); is it running?", None)
-        self._attempts += 1
+        if seconds is None:
+            seconds = min(_MAX_DELAY, self._longest) * random.uniform(0.5, 1.0)
+        self._longest *= 2
+        permanent = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
         if permanent or time.monotonic() + seconds > self._end:
             raise failed from error
         return seconds
 
 
-def _http_options(url: str, api_key: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"url is {url!r}; give an address such as http://localhost:8000")
-    headers = dict(options.pop("headers", {}))
-    if api_key is not None:
-        headers["Authorization"] = f"Bearer {api_key}"
-    # httpx's default of 20 connections kept alive would close and reopen those of 100 photos
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-    defaults = {"timeout": TIMEOUT, "limits": limits}
-    return defaults | options | {"base_url": url, "headers": headers}
-
-
 def _read(photo: Photo) -> bytes:
-    if isinstance(photo, bytes):
-        return photo
     try:
         if isinstance(photo, str | os.PathLike):
             return Path(photo).read_bytes()
-        return photo.read()
+        return photo if isinstance(photo, bytes) else photo.read()
     except OSError as error:
         name = os.fspath(photo) if isinstance(photo, str | os.PathLike) else "the given file"
         reason = error.strerror or str(error)
@@ -309,47 +293,39 @@ def _read(photo: Photo) -> bytes:
 
 
 def _query(query: dict[str, Any]) -> dict[str, Any]:
-    """Query parameters: lists joined by commas, truth values in lower case."""
-    given = {name: value for name, value in query.items() if value is not None}
+    """Query parameters, lists joined by commas."""
     return {
         name: ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-        for name, value in given.items()
+        for name, value in query.items()
+        if value is not None
     }
 
 
 def _captions(response: httpx.Response) -> PhotoCaptions:
-    if response.status_code in _RETRIED:
-        raise _RefusedError(response)
+    """The captions of a response; ServerError if it is an error."""
     if response.status_code != 200:
-        raise ServerError(_message(response), response.status_code)
+        status = response.status_code
+        try:
+            message = str(response.json()["error"])
+        except (ValueError, KeyError, TypeError):  # a proxy's
+            message = f"the server returned {status} {response.reason_phrase}"
+        if status not in _RETRIED:
+            raise ServerError(message, status)
+        busy = _BusyError(message, status)
+        given = response.headers.get("retry-after", "")
+        busy.delay = float(given) if given.isdecimal() else None
+        raise busy
+    names = ("x-captioner-model", "x-request-id")
     try:
         body = response.json()
         captions = tuple(
             ServedCaption(
-                text=one["text"],
-                words=tuple(one["words"]),
-                log_prob=one["log_prob"],
-                log_probs=tuple(one["log_probs"]),
-                data=one,
+                one["text"], tuple(one["words"]), one["log_prob"], tuple(one["log_probs"]), one
             )
             for one in body["captions"]
         )
-        width, height = body["width"], body["height"]
+        heads = (response.headers.get(name, "") for name in names)
+        return PhotoCaptions(body["width"], body["height"], captions, *heads)
     except (ValueError, KeyError, TypeError) as error:
         problem = "the response is not one of captioner serve; check the address"
         raise ServerError(f"{response.url.copy_with(query=None)}: {problem}", 200) from error
-    names = ("x-captioner-model", "x-request-id")
-    return PhotoCaptions(width, height, captions, *(response.headers.get(n, "") for n in names))
-
-
-def _message(response: httpx.Response) -> str:
-    """The server's own line, or the status where a proxy answered."""
-    try:
-        return str(response.json()["error"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server returned {response.status_code} {response.reason_phrase}"
-
-
-def _check_parallel(parallel: int) -> None:
-    if parallel < 1:
-        raise ConfigError(f"parallel is {parallel}; give 1 or more")

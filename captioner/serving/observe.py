@@ -17,13 +17,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from captioner.serving.responses import error_response, internal_error
+from captioner.serving.schema import internal_error
 
 logger = logging.getLogger("captioner.serving")
 
-REQUEST_ID = "X-Request-Id"
-"""Header with the identifier of a request, in requests and responses."""
-
+REQUEST_ID = "X-Request-Id"  # header of requests and responses
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -33,45 +31,40 @@ _PHOTOS = (1, 2, 4, 8, 16, 32, 64, 128)
 class Metrics:
     """The Prometheus metrics of one application, in a registry of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: Callable[[], int], in_flight: Callable[[], int]) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.requests = Counter(
             "captioner_requests", "Requests served.", ["route", "status"], registry=registry
         )
-        self.seconds = Histogram(
-            "captioner_request_seconds",
-            "Seconds from the request headers to the end of the response.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.photos = Counter("captioner_photos_captioned", "Photos captioned.", registry=registry)
-        self.batches = Histogram(
-            "captioner_batch_photos", "Photos per batch.", buckets=_PHOTOS, registry=registry
-        )
         self.refused = Counter(
             "captioner_refused", "Requests refused, by reason.", ["reason"], registry=registry
         )
-
-    def on_batch(self, photos: int) -> None:
-        """Count a batch."""
-        self.photos.inc(photos)
-        self.batches.observe(photos)
-
-    def watch(self, waiting: Callable[[], int], in_flight: Callable[[], int]) -> None:
-        """Export the queue lengths: photos waiting for the model and requests in flight."""
+        text = "Seconds from the request headers to the end of the response."
+        self.seconds = Histogram(
+            "captioner_request_seconds", text, ["route"], buckets=_SECONDS, registry=registry
+        )
+        self._photos = Counter("captioner_photos_captioned", "Photos captioned.", registry=registry)
+        self._batches = Histogram(
+            "captioner_batch_photos", "Photos per batch.", buckets=_PHOTOS, registry=registry
+        )
         for name, text, value in (
             ("captioner_waiting_photos", "Photos waiting for the model.", waiting),
             ("captioner_held_requests", "Requests in flight.", in_flight),
         ):
-            Gauge(name, text, registry=self.registry).set_function(value)
+            Gauge(name, text, registry=registry).set_function(value)
+
+    def on_batch(self, photos: int) -> None:
+        """Count a batch."""
+        self._photos.inc(photos)
+        self._batches.observe(photos)
 
 
 def route_path(scope: Scope) -> str:
     """The path of a request without the proxy's prefix."""
     path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
+    prefix = scope.get("root_path", "")
+    return path.removeprefix(prefix) if path.startswith(f"{prefix}/") else path
 
 
 class AccessLog:
@@ -89,18 +82,24 @@ class AccessLog:
         metrics: Metrics,
         routes: Collection[str],
         headers: Mapping[str, str],
+        root_path: str = "",
     ) -> None:
-        """Wrap an application; ``headers`` are added to responses that do not set them."""
+        """Wrap an application; ``headers`` are added to responses that do not set them.
+
+        ``root_path`` is a prefix of the paths at the proxy, which may remove it.
+        """
         self.app = app
         self.metrics = metrics
         self.routes = routes
         self.headers = headers
+        self.root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; count and log it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope["root_path"] = self.root_path
         start, received, status = time.perf_counter(), 0, 0
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
@@ -116,10 +115,11 @@ class AccessLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
+                headers = MutableHeaders(raw=list(message["headers"]))  # of a response for several
                 headers[REQUEST_ID] = request_id
                 for name, value in self.headers.items():
                     headers.setdefault(name, value)
+                message = {**message, "headers": headers.raw}
             await send(message)
 
         try:
@@ -128,7 +128,7 @@ class AccessLog:
             log_exception(error, scope)
             if status:  # the response has already started
                 raise
-            await error_response(internal_error())(scope, counted, recorded)
+            await internal_error().response()(scope, counted, recorded)
         finally:
             self._log(scope, status, time.perf_counter() - start, received)
 

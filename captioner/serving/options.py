@@ -17,18 +17,6 @@ from captioner.options import ModelOptions
 
 Positive = Annotated[int, Ge(1)]
 
-MAX_WORDS = 10
-"""Maximum number of forced words, and of banned words, in a request."""
-
-MAX_LENGTH = 50
-"""Maximum length of a caption in tokens that a request may set."""
-
-MAX_ALTERNATIVES = 20
-"""Maximum number of alternatives per position."""
-
-MAX_TEXT = 1000
-"""Maximum length of a text in a request (characters)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from captioner.drawing import document as documents
 from captioner.drawing.document import asset, document, embedded, escaped
@@ -26,25 +27,8 @@ MAX_PHOTOS = 100
 """Maximum number of photos on the page, whose browser keeps their captions and maps."""
 
 _WEB = Path(__file__).parent / "web"
-_BEFORE = ("kinds.js", "pictures.js", "jobs.js")
-_SERVER_SCRIPTS = ("key.js", "upload.js", "requests.js")
-_AFTER = ("form.js", "cards.js", "figure.js", "downloads.js", "page.js")
-"""Scripts of the page, before and after those that bring photos to the model."""
 _INTRO = """<p class="quiet">Captions photos and shows where the model looked. Your photos are sent
 to this server only, kept in memory while they are processed, and never stored.</p>"""
-
-
-class PageModel(NamedTuple):
-    """What the page offers of a model."""
-
-    options: SearchOptions
-    """Default search options, shown in empty fields."""
-    methods: Collection[str]
-    """How the model can compute maps."""
-    styles: Sequence[str]
-    """The default first."""
-    own_words: bool = True
-    """Whether captions of the reader's own can be tested."""
 
 
 def index_page(limits: Limits, model: Captioner) -> str:
@@ -55,95 +39,90 @@ def index_page(limits: Limits, model: Captioner) -> str:
         model: The model. The page uploads no photo with less than twice as many pixels as its input
             if the original has them.
     """
-    methods = [method for method in METHOD_TITLES if _supports(model, method)]
+    methods = []
+    for method in METHOD_TITLES:
+        with suppress(ConfigError):
+            model.check_method(method)
+            methods.append(method)
     return caption_page(
-        PageModel(model.options(), methods, model.stored.vocabulary.styles),
+        model.options(),
+        methods,
+        model.stored.vocabulary.styles,
         max_beam=limits.max_beam,
         intro=_INTRO,
-        scripts=[asset(name, _WEB) for name in _SERVER_SCRIPTS],
+        scripts=_assets("key.js", "upload.js", "requests.js"),
         data={"limits": asdict(limits), "imageSize": model.ensemble.image_size},
     )
 
 
-def _supports(model: Captioner, method: str) -> bool:
-    try:
-        model.check_method(method)
-    except ConfigError:
-        return False
-    return True
-
-
 def caption_page(
-    model: PageModel,
+    options: SearchOptions,
+    methods: Iterable[str],
+    styles: Sequence[str],
     *,
     max_beam: int,
     intro: str,
     scripts: Sequence[str],
     data: Mapping[str, Any],
-    styles: Sequence[str] = (),
+    own_words: bool = True,
+    css: Sequence[str] = (),
     head: Sequence[str] = (),
 ) -> str:
     """The page without what brings photos to the model: the served page and the static site.
 
     Args:
-        model: The model.
+        options: The model's search options, shown in empty fields.
+        methods: How the model can compute maps.
+        styles: The model's caption styles, the default first.
         max_beam: Maximum beam size and number of captions.
         intro: Markup below the title.
         scripts: Scripts that define ``Pool``, a ``JobPool`` with ``captions(body, query, signal)``,
             and ``Upload``.
         data: What they need, in addition to what the page does.
-        styles: More style sheets.
+        own_words: Whether captions of the reader's own can be tested.
+        css: More style sheets.
         head: More elements of the head.
     """
     settings = {
         **data,
         "look": viewer_look(),
         "maxPhotos": MAX_PHOTOS,
-        "methods": {name: METHOD_TITLES[name] for name in model.methods},
+        "methods": {name: METHOD_TITLES[name] for name in methods},
         "template": gallery_template(),
         "footers": FOOTERS,
         "viewerAssets": VIEWER_ASSETS,
     }
+    names = "".join(
+        f"<option{' selected' if style == options.style else ''}>{escaped(style)}</option>"
+        for style in styles
+    )
+    choice = f'<label>style\n<select name="style">{names}</select></label>\n'
+    body = asset("page.html", _WEB).rstrip()
+    for name, value in {
+        "intro": intro,
+        "number": f'type="number" min="1" max="{max_beam}"',
+        "beam_size": str(options.beam_size),
+        "num_captions": str(options.num_captions),
+        "styles": choice if len(styles) > 1 else "",
+        "hidden": "" if own_words else " hidden",
+        "data": embedded(settings, "captioner-data"),
+    }.items():
+        body = body.replace(f"@@{name}@@", value)
+    own = ("form.js", "cards.js", "figure.js", "downloads.js", "page.js")
+    base = _assets("kinds.js", "pictures.js", "jobs.js")
     return document(
         "captioner",
-        _body(model, max_beam, intro, embedded(settings, "captioner-data")),
-        styles=[*viewer_styles(), asset("page.css", _WEB), *styles],
-        scripts=[
-            *viewer_scripts(),
-            *(asset(name, _WEB) for name in _BEFORE),
-            *scripts,
-            *(asset(name, _WEB) for name in _AFTER),
-        ],
+        body,
+        styles=[*viewer_styles(), *_assets("page.css"), *css],
+        scripts=[*viewer_scripts(), *base, *scripts, *_assets(*own)],
         head=head,
     )
+
+
+def _assets(*names: str) -> list[str]:
+    return [asset(name, _WEB) for name in names]
 
 
 def policy(page: str) -> str:
     """The page's Content-Security-Policy: inline scripts by hash, requests to this server only."""
     return documents.policy(page, connect="'self'") + "; frame-ancestors 'none'"
-
-
-def _style_field(model: PageModel) -> str:
-    if len(model.styles) < 2:
-        return ""
-    default = model.options.style or model.styles[0]
-    options = "".join(
-        f"<option{' selected' if style == default else ''}>{escaped(style)}</option>"
-        for style in model.styles
-    )
-    return f'<label>style\n<select name="style">{options}</select></label>\n'
-
-
-def _body(model: PageModel, max_beam: int, intro: str, data: str) -> str:
-    body = asset("page.html", _WEB).rstrip()
-    for name, value in {
-        "intro": intro,
-        "number": f'type="number" min="1" max="{max_beam}"',
-        "beam_size": str(model.options.beam_size),
-        "num_captions": str(model.options.num_captions),
-        "styles": _style_field(model),
-        "hidden": "" if model.own_words else " hidden",
-        "data": data,
-    }.items():
-        body = body.replace(f"@@{name}@@", value)
-    return body

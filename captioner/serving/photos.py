@@ -4,7 +4,8 @@
     application/json     {"image": "<base64>", ...options}; several photos: {"images": [...], ...}
     anything else        the bytes of one photo; the format is detected from them
 
-Photos come one by one, in memory and within the size limits. Nothing is written to disk.
+Photos come one by one, in memory and within the size limits. Nothing is written to disk:
+Starlette's form parser would write files above 1 MiB, and read the whole body first.
 """
 
 from __future__ import annotations
@@ -12,119 +13,98 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import Callable
-from typing import Any
+import logging
+import math
+from collections.abc import AsyncGenerator
+from typing import Any, NamedTuple
 
 from fastapi import Request
 from pydantic_core import from_json
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import ClientDisconnect
 
-from captioner.serving.forms import (
-    NAMES,
-    SEVERAL,
-    Field,
-    Items,
-    Upload,
-    boundary,
-    chunks,
-    empty,
-    read_form,
-    too_many_bytes,
-)
 from captioner.serving.options import Limits
-from captioner.serving.responses import RequestError, shortened
+from captioner.serving.schema import MAX_TEXT, RequestError, client_closed, shortened
 
-Reserve = Callable[[int], None]
-"""Called with the memory that a body takes (bytes), as it grows; may raise `RequestError`."""
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its warnings quote the body
 
 FORM, JSON = "multipart/form-data", "application/json"
-
-JSON_PHOTOS = 8
-"""A JSON list may be as long as this many of the largest photos; forms have no such limit."""
-
-_OVERHEAD = 64 << 10
-"""Maximum number of bytes of a body beside its photos."""
+NAMES = ("image", "images")  # of the fields that hold photos; the second for several photos only
+MAX_FIELDS = 100  # of a form, beside its photos
+JSON_PHOTOS = 8  # of the largest, as long as a JSON list may be; forms have no such limit
+_OVERHEAD = 64 << 10  # most bytes of a body beside its photos
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
+_SEVERAL = "send several photos to POST /v1/batch"
 
 
-def has_fields(request: Request) -> bool:
-    """Whether the body may contain options."""
-    return _content_type(request) in (FORM, JSON)
+class Option(NamedTuple):
+    """An option in a body."""
+
+    name: str
+    value: Any
 
 
-def check_headers(request: Request, limits: Limits, *, several: bool) -> None:
-    """Refuse what the headers alone rule out.
+class Upload(NamedTuple):
+    """A photo in a body, its file name as sent by the client, and why it was not read."""
 
-    Raises:
-        RequestError: The content type or encoding is not supported, or the body is too large.
-    """
+    data: io.BytesIO
+    name: str = ""
+    error: RequestError | None = None
+    alone: bool = False  # the photo's bytes are the whole body
+
+
+Items = AsyncGenerator[Option | Upload, None]  # as they arrive
+
+
+def check_headers(request: Request, limits: Limits, *, several: bool) -> int:
+    """Refuse what the headers alone rule out; returns the memory in units of ``max_bytes``."""
     kind, encoding = _content_type(request), request.headers.get("content-encoding", "identity")
-    if kind.startswith("multipart/") and kind != FORM:
-        raise RequestError(415, "form", f"{kind} is not supported; send a form as {FORM}")
-    if kind == FORM and not boundary(request):
+    if kind == FORM and not _boundary(request):
         hint = "leave the header out, and the client (fetch, requests, ...) sets it"
         message = f"the Content-Type of the form has no boundary; {hint}"
         raise RequestError(400, "form", message)
     if encoding.lower() not in ("identity", ""):
         message = f"Content-Encoding {shortened(encoding)} is not supported"
         raise RequestError(415, "encoding", f"{message}; send the body uncompressed")
+    most = _most_bytes(request, limits, several)
     length = request.headers.get("content-length", "")
-    most = _most_bytes(kind, limits, several)
-    if length.isdecimal() and int(length) > most and not (several and kind == FORM):
-        raise too_many_bytes("the body", f"{int(length):,}", most)
+    size = int(length) if length.isdecimal() else most
+    if size > most:
+        raise _too_many_bytes("the body", f"{size:,}", most)
+    # The text of photos in JSON is held twice while it is parsed.
+    return math.ceil(max(1, 2 * size / limits.max_bytes)) if kind == JSON else 1
 
 
-def read_body(request: Request, limits: Limits, reserve: Reserve, *, several: bool) -> Items:
-    """Read a body; call ``check_headers`` first.
-
-    Args:
-        request: The request.
-        limits: Limits on the bytes of a photo.
-        reserve: Takes memory for the body.
-        several: Whether there may be several photos.
-
-    Returns:
-        Options and photos as they arrive, at least one photo.
-
-    Raises:
-        RequestError: The body is malformed, has no photo, or the client disconnected.
-    """
-    kind = _content_type(request)
-    if kind == FORM:
-        return read_form(request, limits, several)
-    if kind == JSON:
-        return _read_json(request, limits, reserve, several)
-    return _read_bytes(request, limits)
+def read_body(request: Request, limits: Limits, *, several: bool) -> Items:
+    """Options and photos as they arrive, at least one photo; call ``check_headers`` first."""
+    readers = {FORM: _read_form, JSON: _read_json}
+    return readers.get(_content_type(request), _read_bytes)(request, limits, several)
 
 
 async def read_photo(items: Items) -> tuple[Upload, dict[str, Any]]:
-    """The only photo of a body, and its options.
-
-    Raises:
-        RequestError: There are several photos, or the photo cannot be read.
-    """
-    fields: dict[str, Any] = {}
-    found = None
+    """The only photo of a body, and its options."""
+    options: dict[str, Any] = {}
+    found: list[Upload] = []
     async for item in items:
-        if isinstance(item, Field):
-            add_field(fields, item)
-        elif item.error is not None:
+        if isinstance(item, Option):
+            add_option(options, item)
+            continue
+        if item.error is not None:
             raise item.error
-        elif found is not None:
-            raise RequestError(422, "fields", f"the form has several photos; {SEVERAL}")
-        else:
-            found = item
-    assert found is not None  # see read_body
-    return found, fields
+        found.append(item)
+        if len(found) > 1:
+            raise RequestError(422, "fields", f"the form has several photos; {_SEVERAL}")
+    return found[0], options
 
 
-def add_field(fields: dict[str, Any], field: Field) -> None:
-    """Add an option; values of repeated fields become a list."""
-    if field.name not in fields:
-        fields[field.name] = field.value
-    elif isinstance(fields[field.name], list):
-        fields[field.name].append(field.value)
-    else:
-        fields[field.name] = [fields[field.name], field.value]
+def add_option(options: dict[str, Any], option: Option) -> None:
+    """Add an option; values of repeated options become a list."""
+    name, value = option
+    if name in options:
+        given = options[name]
+        value = [*given, value] if isinstance(given, list) else [given, value]
+    options[name] = value
 
 
 def _content_type(request: Request) -> str:
@@ -132,24 +112,51 @@ def _content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _most_bytes(kind: str, limits: Limits, several: bool) -> int:
-    """Maximum size of a body that is read as a whole."""
+def _boundary(request: Request) -> bytes:
+    return parse_options_header(request.headers.get("content-type"))[1].get(b"boundary", b"")
+
+
+def _most_bytes(request: Request, limits: Limits, several: bool) -> float:
+    kind = _content_type(request)
     if kind == JSON:
         return limits.max_bytes * 4 // 3 * (JSON_PHOTOS if several else 1) + _OVERHEAD
-    return limits.max_bytes + (_OVERHEAD if kind == FORM else 0)
+    if kind == FORM:
+        return math.inf if several else limits.max_bytes + _OVERHEAD
+    return limits.max_bytes
 
 
-# --- bytes ---------------------------------------------------------------------------------------
+async def _chunks(request: Request, most: float, what: str) -> AsyncGenerator[bytes, None]:
+    """The parts of a body, at most ``most`` bytes in all."""
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > most:
+                raise _too_many_bytes(what, f"more than {most:,}", most)
+            yield chunk
+    except ClientDisconnect:
+        raise client_closed() from None
 
 
-async def _read_bytes(request: Request, limits: Limits) -> Items:
+def _too_many_bytes(what: str, given: str, most: float) -> RequestError:
+    """A photo or body is too large; ``given`` is its number of bytes in words."""
+    hint = "send a smaller file; many photos as a form to /v1/batch, which has no limit"
+    return RequestError(413, "bytes", f"{what} has {given} bytes; the limit is {most:,}; {hint}")
+
+
+def _empty(what: str) -> RequestError:
+    return RequestError(415, "empty", f"{what} is empty (0 bytes); send the bytes of a photo")
+
+
+# --- bytes and JSON ------------------------------------------------------------------------------
+
+
+async def _read_bytes(request: Request, limits: Limits, _: bool) -> Items:
     body = io.BytesIO()
-    async for chunk in chunks(request.receive):
+    async for chunk in _chunks(request, limits.max_bytes, "the body"):
         body.write(chunk)
-        if body.tell() > limits.max_bytes:
-            raise too_many_bytes("the body", f"more than {limits.max_bytes:,}", limits.max_bytes)
     if body.tell() == 0:
-        raise empty("the body")
+        raise _empty("the body")
     begin = body.getbuffer()[:32].tobytes().lstrip()
     if begin.startswith((b"{", b"[")):  # curl -d without a Content-Type
         raise RequestError(415, "json", f"the body looks like JSON; send Content-Type: {JSON}")
@@ -160,16 +167,10 @@ async def _read_bytes(request: Request, limits: Limits) -> Items:
     yield Upload(body, alone=True)
 
 
-# --- JSON ----------------------------------------------------------------------------------------
-
-
-async def _read_json(request: Request, limits: Limits, reserve: Reserve, several: bool) -> Items:
-    body, most = bytearray(), _most_bytes(JSON, limits, several)
-    async for chunk in chunks(request.receive):
+async def _read_json(request: Request, limits: Limits, several: bool) -> Items:
+    body = bytearray()
+    async for chunk in _chunks(request, _most_bytes(request, limits, several), "the JSON"):
         body += chunk
-        reserve(2 * len(body))  # the text of the photos is a second copy
-        if len(body) > most:
-            raise too_many_bytes("the JSON", f"more than {most:,}", most)
     try:
         data = await asyncio.to_thread(from_json, body, allow_inf_nan=False)
     except ValueError as error:
@@ -177,61 +178,135 @@ async def _read_json(request: Request, limits: Limits, reserve: Reserve, several
     del body
     if not isinstance(data, dict):
         raise RequestError(422, "fields", 'the JSON is no object; give {"image": "<base64>"}')
-    photos = _take_photos(data, several)
-    for name, value in data.items():
-        if value is not None:
-            yield Field(name, value)
-    photos.reverse()
-    while photos:  # each is freed when it has been decoded
-        yield await asyncio.to_thread(_from_base64, photos.pop(), limits)
-
-
-def _take_photos(data: dict[str, Any], several: bool) -> list[Any]:
-    """Take the photos, still encoded, out of the JSON object."""
     found = shortened(", ".join(data)) or "no fields"
     given = {name: value for name in NAMES if (value := data.pop(name, None)) is not None}
-    if not given:
-        message = f"the JSON has no field named {NAMES[several]}; found {found}"
+    if len(given) != 1:
+        message = f"the JSON needs one field named {NAMES[several]}; found {found}"
         raise RequestError(422, "fields", message)
-    if len(given) > 1:
-        raise RequestError(422, "fields", "the JSON has both image and images; give one of them")
     [(name, photos)] = given.items()
     if not several and (name == NAMES[1] or isinstance(photos, list)):
-        raise RequestError(422, "fields", f"the JSON has a list of photos; {SEVERAL}")
-    if photos == []:
+        raise RequestError(422, "fields", f"the JSON has a list of photos; {_SEVERAL}")
+    photos = photos[::-1] if isinstance(photos, list) else [photos]
+    if not photos:
         raise RequestError(422, "fields", f"{name} is an empty list; give at least one photo")
-    return photos if isinstance(photos, list) else [photos]
+    for option, value in data.items():
+        if value is not None:
+            yield Option(option, value)
+    del given
+    while photos:  # each is freed when it has been decoded
+        yield await asyncio.to_thread(_from_base64, photos.pop(), limits.max_bytes)
 
 
-def _from_base64(text: Any, limits: Limits) -> Upload:
+def _from_base64(given: Any, most: int) -> Upload:
     """Decode a photo; errors are the photo's own."""
+    text, error = given, None
+    if isinstance(given, str) and given[:5].lower() == "data:":
+        text = given.partition(";base64,")[2] or None
     try:
-        return Upload(_decoded(text, limits))
-    except RequestError as error:
-        return Upload(io.BytesIO(), error=error)
-
-
-def _decoded(text: Any, limits: Limits) -> io.BytesIO:
-    hint = "give the bytes of the file in base64 (base64 -w0 photo.jpg), or a data: URL of them"
-    invalid = RequestError(
-        422, "base64", f"the photo is not valid base64 ({shortened(str(text)[:20])}); {hint}"
-    )
-    if not isinstance(text, str):
-        raise invalid
-    if text[:5].lower() == "data:":
-        header, _, text = text.partition(",")
-        if not header.lower().rstrip().endswith(";base64"):
-            raise invalid
-    size = len(text) // 4 * 3
-    if size > limits.max_bytes * 1.05:  # it may contain line breaks
-        raise too_many_bytes("the photo", f"about {size:,}", limits.max_bytes)
-    letters = text.encode("utf-8", "replace").translate(_URL_SAFE, b" \t\r\n").rstrip(b"=")
-    try:
+        letters = text.encode().translate(_URL_SAFE, b" \t\r\n").rstrip(b"=")
         data = base64.b64decode(letters + b"=" * (-len(letters) % 4), validate=True)
-    except ValueError:
-        raise invalid from None
-    if len(data) > limits.max_bytes:
-        raise too_many_bytes("the photo", f"{len(data):,}", limits.max_bytes)
-    if not data:
-        raise empty("the photo")
-    return io.BytesIO(data)
+    except (AttributeError, ValueError):
+        data, hint = b"", "give the bytes of the file in base64 (base64 -w0 photo.jpg)"
+        message = f"the photo is not valid base64 ({shortened(str(given)[:20])}); {hint}"
+        error = RequestError(422, "base64", f"{message}, or a data: URL of them")
+    if len(data) > most:
+        data, error = b"", _too_many_bytes("the photo", f"{len(data):,}", most)
+    return Upload(io.BytesIO(data), error=error or (None if data else _empty("the photo")))
+
+
+# --- forms ---------------------------------------------------------------------------------------
+
+
+async def _read_form(request: Request, limits: Limits, several: bool) -> Items:
+    form = _Form(limits.max_bytes, NAMES if several else NAMES[:1])
+    callbacks: Any = {name: getattr(form, name) for name in dir(form) if name.startswith("on_")}
+    try:
+        parser = MultipartParser(_boundary(request), callbacks)
+        async for chunk in _chunks(request, _most_bytes(request, limits, several), "the form"):
+            parser.write(chunk)
+            while form.items:
+                yield form.items.pop(0)
+    except FormParserError as error:
+        raise RequestError(400, "form", f"not a valid form: {error}") from error
+    if not form.ended:
+        raise RequestError(400, "form", "the form ends before its last boundary; send it again")
+    if not form.photos:
+        raise form.no_photo()
+
+
+class _Form:
+    """Collects the parts of a form in ``items``, from the parser's callbacks."""
+
+    def __init__(self, max_bytes: int, names: tuple[str, ...]) -> None:
+        self.items: list[Option | Upload] = []
+        self.photos = self.options = 0
+        self.ended = False
+        self._max_bytes = max_bytes
+        self._names = names
+        self._found: dict[str, None] = {}
+        self._headers: dict[bytes, bytes] = {}
+        self._header = self._value = b""
+        self._data: io.BytesIO | None = None  # None: the rest of the part is skipped
+
+    def no_photo(self) -> RequestError:
+        found = shortened(", ".join(self._found)) or "no fields"
+        message = f"the form has no file field named {self._names[0]}; found {found}"
+        return RequestError(422, "fields", message)
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def on_header_end(self) -> None:
+        self._headers[self._header.lower()] = self._value
+        self._header = self._value = b""
+
+    def on_headers_finished(self) -> None:
+        options = parse_options_header(self._headers.get(b"content-disposition"))[1]
+        kind = self._headers.get(b"content-type", b"").lower()
+        self._headers = {}
+        self._name = options.get(b"name", b"").decode("utf-8", "replace")
+        self._file_name = options.get(b"filename", b"").decode("utf-8", "replace")
+        self._is_photo = b"filename" in options or kind.startswith((b"image/", b"application/oct"))
+        self._data = io.BytesIO()
+        self._found[self._name] = None
+        if self._is_photo and self._name not in self._names:
+            if self._name == NAMES[1]:
+                raise RequestError(422, "fields", f"the file field is named images; {_SEVERAL}")
+            raise self.no_photo()
+        self.photos += self._is_photo
+        self.options += not self._is_photo
+        if self.options > MAX_FIELDS:
+            raise RequestError(422, "fields", f"the form has more than {MAX_FIELDS} options")
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._data is None:
+            return
+        self._data.write(memoryview(data)[start:end])
+        size, most = self._data.tell(), self._max_bytes
+        if self._is_photo and size > most:
+            self._data, error = None, _too_many_bytes("the photo", f"more than {most:,}", most)
+            self.items.append(Upload(io.BytesIO(), self._file_name, error))
+        elif not self._is_photo and size > 4 * MAX_TEXT:
+            message = f"the field {shortened(self._name)} has more than {4 * MAX_TEXT:,} bytes"
+            raise RequestError(422, "fields", f"{message}; a photo needs a file name")
+
+    def on_part_end(self) -> None:
+        if self._data is None:
+            return
+        if self._is_photo:
+            error = None if self._data.tell() else _empty("the file")
+            self._data.seek(0)
+            self.items.append(Upload(self._data, self._file_name, error))
+            return
+        text = self._data.getvalue().decode("utf-8", "replace")
+        if self._name in NAMES:
+            message = f"{self._name} is the text {shortened(text)!r}, not a file; with curl"
+            hint = f"put @ before the file's name: -F {self._name}=@photo.jpg"
+            raise RequestError(422, "fields", f"{message}, {hint}")
+        self.items.append(Option(self._name, text))
+
+    def on_end(self) -> None:
+        self.ended = True

@@ -1,35 +1,45 @@
-"""Who may use the server: Host and Origin checks, and response headers.
+"""Who may use the server: Host and Origin checks, API keys, and response headers.
 
 Even a server on the loopback interface can be reached by every web page that its user opens. Two
 checks prevent this: cross-origin requests are refused by their ``Origin``, unless it is an allowed
 one, and DNS rebinding is prevented by accepting known ``Host`` names only. The latter does not
 apply to health, readiness and metrics, which orchestrators request by any name or address.
+
+The key file has one key per line, after its name; keys are compared by their SHA-256 digests in
+constant time, and only names are ever logged.
+
+    # name    key
+    alice     3mJ0x8...
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import hmac
 import ipaddress
+import math
 import re
 import socket
-from collections.abc import Callable, Collection, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from pathlib import Path
+from typing import Annotated
 
+from fastapi import Request, Security
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers
-from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from captioner.errors import ConfigError
 from captioner.serving.observe import Metrics, route_path
-from captioner.serving.responses import RequestError, error_response
+from captioner.serving.schema import RequestError
 
+# For orchestrators and monitoring: open to any Host and without a key. They reveal counts only.
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths for orchestrators and monitoring: open to any Host, needing no key, answered while the
-server drains. They reveal counts only."""
 
-API = "/v1/"
-"""Prefix of the paths that need an API key, if there are any keys."""
-
+# Default response headers; the web page overrides Content-Security-Policy.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -41,42 +51,27 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Cache-Control": "no-store",
 }
-"""Default response headers; the web page overrides Content-Security-Policy."""
+KEY_HEADER = "X-Api-Key"  # for clients that cannot send ``Authorization: Bearer KEY``
+MIN_LENGTH = 16  # characters of a key; shorter ones could be guessed
 
-ANY_ORIGIN = "*"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]/@\s]+)\.?(?::[0-9]+)?")
-
-Check = Callable[[Scope], RequestError | None]
-"""Returns why a request is refused; None: it is not."""
+_NAME = r"(\[[0-9a-f:.]+\]|[^:\[\]/@?#\s]+)"
+_HOST = re.compile(rf"{_NAME}\.?(?::[0-9]+)?")
 
 
-class Guard:
-    """Middleware that refuses requests by a check, before their bodies are read."""
-
-    def __init__(self, app: ASGIApp, check: Check, metrics: Metrics) -> None:
-        self.app = app
-        self.check = check
-        self.metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on or refuse it."""
-        error = self.check(scope) if scope["type"] == "http" else None
-        if error is None:
-            await self.app(scope, receive, send)
-            return
-        self.metrics.refused.labels(error.reason).inc()
-        await error_response(error)(scope, receive, send)
+# --- hosts and origins ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class AllowedHosts:
-    """The ``Host`` values that the server accepts, with any port."""
+    """The ``Host`` values that the server accepts, with any port.
 
-    names: frozenset[str]
-    """Lower case; IPv6 addresses in brackets."""
+    These are names in lower case, IPv6 addresses in brackets, and perhaps any IP address too: DNS
+    rebinding needs a name.
+    """
+
+    names: frozenset[str] = LOOPBACK
     addresses: bool = False
-    """Accept any IP address too; DNS rebinding needs a name."""
 
     def allows(self, host: str) -> bool:
         """Whether a ``Host`` header is accepted."""
@@ -88,22 +83,17 @@ class AllowedHosts:
 
 
 def allowed_hosts(bound: str, names: Iterable[str] = ()) -> AllowedHosts:
-    """The hosts that a server accepts.
+    """The hosts that a server bound to an address accepts.
 
     On loopback, these are the loopback names; otherwise also any IP address and the name of this
     machine. Other names, such as a proxy's, must be given.
-
-    Args:
-        bound: Address that the server is bound to.
-        names: Additional names.
 
     Raises:
         ConfigError: A name is not a plain host name, for example a URL.
     """
     names = [name.lower() for name in names]
     for name in names:
-        match = _HOST.fullmatch(name)
-        if match is None or match[1] != name:
+        if not re.fullmatch(_NAME, name):
             raise ConfigError(
                 f"allow-host is {name!r}; give a host name without port, e.g. photos.example.org"
             )
@@ -122,8 +112,8 @@ def allowed_origins(given: Iterable[str]) -> frozenset[str]:
         ConfigError: One of them is not an origin, for example a host name alone.
     """
     origins = frozenset(origin.lower().removesuffix("/") for origin in given)
-    for origin in origins - {ANY_ORIGIN}:
-        if not re.fullmatch(r"https?://(\[[0-9a-f:.]+\]|[^:\[\]/@?#\s]+)(:[0-9]+)?", origin):
+    for origin in origins - {"*"}:
+        if not re.fullmatch(rf"https?://{_NAME}(:[0-9]+)?", origin):
             raise ConfigError(
                 f"allow-origin is {origin!r}; give scheme and host, e.g. https://app.example.org, "
                 "or * for every web page"
@@ -139,17 +129,26 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class OriginCheck:
-    """Refuses unknown hosts and cross-origin requests.
+    """Middleware that refuses unknown hosts and cross-origin requests.
 
     Cross-origin requests include form posts, which browsers send without a CORS preflight.
     """
 
-    def __init__(self, hosts: AllowedHosts, origins: Collection[str]) -> None:
-        self.hosts = hosts
-        self.origins = origins
+    def __init__(
+        self, app: ASGIApp, hosts: AllowedHosts, origins: frozenset[str], metrics: Metrics
+    ) -> None:
+        self.app, self.hosts, self.origins, self.metrics = app, hosts, origins, metrics
 
-    def __call__(self, scope: Scope) -> RequestError | None:
-        """Check a request's headers."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on or refuse it, before its body is read."""
+        error = self._check(scope) if scope["type"] == "http" else None
+        if error is None:
+            await self.app(scope, receive, send)
+            return
+        self.metrics.refused.labels(error.reason).inc()
+        await error.response()(scope, receive, send)
+
+    def _check(self, scope: Scope) -> RequestError | None:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         reading = scope["method"] in ("GET", "HEAD")
@@ -158,9 +157,9 @@ class OriginCheck:
             return RequestError(421, "host", f"unknown host {host[:100]!r}; {hint}")
         if reading:
             return None  # no side effects, and browsers hide the response from other sites
-        if ANY_ORIGIN in self.origins or (origin or "").lower() in self.origins:
+        if self.origins & {"*", (origin or "").lower()}:
             return None
-        foreign = origin is not None and _netloc(origin) != host.lower()
+        foreign = origin is not None and origin.lower().partition("://")[2] != host.lower()
         if foreign or headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             message = f"cross-origin request refused (Origin: {(origin or 'none')[:100]})"
             hint = "use this server's own page, or start the server with --allow-origin"
@@ -168,32 +167,102 @@ class OriginCheck:
         return None
 
 
-def _netloc(origin: str) -> str | None:
-    """Host and port of an ``Origin``; None if it is invalid."""
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:  # an unmatched bracket
+# --- API keys ------------------------------------------------------------------------------------
+
+
+class ApiKeys:
+    """The keys of a file, by name."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Read the file; ConfigError if it cannot be read or a line is invalid."""
+        self.path = Path(path)
+        self._names: dict[bytes, str] = {}
+        self.reload()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def reload(self) -> None:
+        """Read the file again; after an error the previous keys stay valid."""
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or "not a text file"
+            raise ConfigError(f"api-key-file {self.path}: {reason}; give a text file") from error
+        names: dict[bytes, str] = {}
+        for number, line in enumerate(lines, 1):
+            parts = line.partition("#")[0].split()
+            if not parts:
+                continue
+            if len(parts) != 2 or len(parts[1]) < MIN_LENGTH:  # never quote a line, which has a key
+                hint = f"give a name and a key of {MIN_LENGTH} characters or more"
+                raise ConfigError(f"api-key-file {self.path}, line {number} is invalid; {hint}")
+            names[_digest(parts[1])] = parts[0]
+        if not names:
+            raise ConfigError(f"api-key-file {self.path} has no keys; give lines of: NAME KEY")
+        self._names = names
+
+    def name(self, key: str) -> str | None:
+        """The name of a key; None if it is unknown. Takes the same time for every key."""
+        given = _digest(key)
+        found = [name for known, name in self._names.items() if hmac.compare_digest(known, given)]
+        return found[0] if found else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+class RateLimit:
+    """At most ``per_minute`` requests per minute and name, which may come all at once; 0: any."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval = 60 / per_minute if per_minute else 0.0
+        self._clock = clock
+        self._full_at: dict[str, float] = {}  # when a name's whole allowance is available again
+
+    def take(self, name: str) -> int:
+        """Use one request; 0, or the whole seconds after which to try again."""
+        now = self._clock()
+        full_at = max(self._full_at.get(name, now), now) + self._interval
+        # An allowance of a minute is full after 60 seconds without requests.
+        wait = full_at - now - 60
+        if wait > 1e-6:
+            return math.ceil(wait)
+        self._full_at[name] = full_at
+        return 0
+
+
+_Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))]
+_Key = Annotated[str | None, Security(APIKeyHeader(name=KEY_HEADER, auto_error=False))]
+
+
+def key_check(keys: ApiKeys, per_minute: int) -> Callable[..., Awaitable[None]]:
+    """A dependency of endpoints that need an API key, with a rate limit for each (0: none).
+
+    A request counts as one towards the rate limit. Of a batch, each photo does: for each further
+    one the endpoint calls ``request.state.count_photo``, which returns None or the refusal.
+    """
+    limit = RateLimit(per_minute)
+
+    def count(name: str) -> RequestError | None:
+        if wait := limit.take(name):
+            message = f"too many requests with this API key; try again in {wait} s"
+            return RequestError(429, "rate", message, retry_after=wait)
         return None
 
+    async def check(request: Request, bearer: _Bearer, header: _Key) -> None:
+        key = bearer.credentials if bearer else header
+        if not key:
+            message = "an API key is required; send it as header: Authorization: Bearer KEY"
+            raise RequestError(401, "no_key", message)
+        name = keys.name(key)
+        if name is None:
+            message = "unknown API key; check it, or ask for a new one"
+            raise RequestError(401, "key", message)
+        request.state.api_key = name
+        request.state.count_photo = functools.partial(count, name)
+        if error := count(name):
+            raise error
 
-class RootPath:
-    """Middleware for a server whose proxy publishes it under a prefix (``--root-path``).
-
-    Both kinds of proxies work: those that remove the prefix, and those that keep it.
-    """
-
-    def __init__(self, app: ASGIApp, root_path: str) -> None:
-        self.app = app
-        self.root_path = root_path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with ASGI's ``root_path``, which ``path`` includes."""
-        if scope["type"] == "http":
-            if scope["path"] == self.root_path:  # the page's links are relative to its folder
-                response = RedirectResponse(f"{self.root_path}/", 308)
-                await response(scope, receive, send)
-                return
-            kept = scope["path"].startswith(f"{self.root_path}/")
-            path = scope["path"] if kept else self.root_path + scope["path"]
-            scope = {**scope, "root_path": self.root_path, "path": path}
-        await self.app(scope, receive, send)
+    return check

@@ -3,7 +3,7 @@
     headers       granian closes a connection whose request headers, the next one's included, do not
                   arrive in time
     connections   granian accepts up to ``Limits.max_connections``; further ones wait
-    bodies        the application refuses photos that do not arrive in time; `Drained` reads the
+    bodies        the application refuses photos that do not arrive in time; `drained` reads the
                   rest of a refused body, or else its client may not see the response
     responses     Linux closes a connection whose client does not read its response in time
 
@@ -20,6 +20,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,35 +35,28 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import CaptionerError, ConfigError
-from captioner.serving.keys import ApiKeys
 from captioner.serving.observe import log_to_stderr
 from captioner.serving.options import Limits, ServeOptions
+from captioner.serving.security import ApiKeys
 
 logger = logging.getLogger("captioner.serving")
 
+# Of the rest of a refused body, which is read.
 DRAIN_SECONDS = 5.0
-"""Time limit for reading the rest of a refused body."""
-
 DRAIN_BYTES = 64 << 20
-"""Maximum number of bytes to read of a refused body."""
 
-_CLOSE_SECONDS = 10.0
-"""Time limit for sending the last responses, after the grace period."""
+_CLOSE_SECONDS = 10.0  # for sending the last responses, after the grace period
 _POLL_SECONDS = 0.05
 
 
-class Drained:
-    """Wraps an application: the rest of a refused body is read before the response is sent.
+def drained(app: ASGIApp) -> ASGIApp:
+    """Wrap an application: the rest of a refused body is read before the response is sent.
 
     When a connection is closed with unread data, the operating system of the client may discard a
     response that has arrived.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         # A client that waits for 100 Continue does not send the body after an error.
         ended = headers.get("expect", "").lower() == "100-continue" or (
@@ -70,27 +64,26 @@ class Drained:
         )
 
         async def watched() -> Message:
-            """The next message; notes the end of the body."""
             nonlocal ended
             message = await receive()
             ended = ended or not message.get("more_body", False)
             return message
 
         async def discard() -> None:
-            """Read the rest of the body."""
             left = DRAIN_BYTES
             while not ended and left > 0:
                 left -= len((await watched()).get("body", b""))
 
         async def send_after_body(message: Message) -> None:
-            """Send a message; a refusal only after the body."""
             # A response with another status is sent while its request is read.
             if message.get("status", 200) >= 400 and message["status"] != 408 and not ended:
                 with suppress(TimeoutError, asyncio.TimeoutError):
                     await asyncio.wait_for(discard(), DRAIN_SECONDS)
             await send(message)
 
-        await self.app(scope, watched, send_after_body)
+        await app(scope, watched, send_after_body)
+
+    return wrapped
 
 
 def free_address(host: str, port: int) -> tuple[str, int]:
@@ -106,19 +99,15 @@ def free_address(host: str, port: int) -> tuple[str, int]:
         raise ConfigError(
             f"--host {host!r} is not a known address; give 127.0.0.1, 0.0.0.0, ..."
         ) from None
-    family, kind, protocol, _, address = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            where = f"port {port} of {host}"
-            if error.errno == errno.EADDRINUSE:
-                line = f"{where} is in use; give another --port, or --port 0 for any free port"
-            else:
-                line = f"cannot listen on {where} ({error.strerror}); give another --port or --host"
-            raise CaptionerError(line) from error
-        return str(address[0]), int(probe.getsockname()[1])
+    family, _, _, _, address = found[0]
+    try:
+        with socket.create_server(address[:2], family=family) as probe:
+            return str(address[0]), int(probe.getsockname()[1])
+    except OSError as error:
+        used = error.errno == errno.EADDRINUSE
+        problem = "is in use" if used else f"cannot be used ({error.strerror})"
+        hint = "give another --port, or --port 0 for any free port"
+        raise CaptionerError(f"port {port} of {host} {problem}; {hint}") from error
 
 
 class Running:
@@ -144,7 +133,7 @@ class Running:
         """Whether Ctrl-C has stopped it."""
         self._stopping = asyncio.Event()
         self._at_once = False
-        target: ASGIApp = Drained(app)
+        target = drained(app)
         if proxies:
             target = wrap_asgi_with_proxy_headers(target, trusted_hosts=list(proxies))
         self._server = Server(
@@ -163,51 +152,43 @@ class Running:
         self._at_once = self._stopping.is_set()
         self._stopping.set()
 
-    async def _listening(self) -> None:
-        host, port = self.address
-        while True:
-            try:
-                _, writer = await asyncio.open_connection(_reachable(host), port)
-            except OSError:
-                await asyncio.sleep(_POLL_SECONDS)
-                continue
-            writer.close()
-            return
-
     async def serve(self) -> None:
         """Listen until `stop`, then drain."""
+        host, port = self.address
         serving = asyncio.create_task(self._server.serve())
-        ready = asyncio.create_task(self._listening())
         stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                serving.result()
-                raise CaptionerError("the HTTP server ended unexpectedly; see the log")
-            _close_unread_responses(self.address[1], self.limits.timeout)
-            host, port = self.address
+        listening = False
+        while not serving.done() and not listening:
+            await asyncio.sleep(_POLL_SECONDS)
+            with suppress(OSError):
+                reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+                _, writer = await asyncio.open_connection(reachable, port)
+                writer.close()
+                listening = True
+        if listening:
+            _close_unread_responses(port, self.limits.timeout)
             self.started.set()
-            _announce(f"serving on http://{_shown(host)}:{port} (press Ctrl-C to stop)")
+            shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
+            shown = f"[{shown}]" if ":" in shown else shown
+            _announce(f"serving on http://{shown}:{port} (press Ctrl-C to stop)")
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            await self._drain()
-            self._server.stop()  # type: ignore[no-untyped-call]
-            with suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(serving, _CLOSE_SECONDS)
-        finally:
-            ready.cancel()
-            stopping.cancel()
+        if serving.done():
+            serving.result()
+            raise CaptionerError("the HTTP server ended unexpectedly; see the log")
+        await self._drain()
+        self._server.stop()  # type: ignore[no-untyped-call]
+        with suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(serving, _CLOSE_SECONDS)
 
     async def _drain(self) -> None:
         """Refuse new requests, and wait until the accepted ones are completed."""
         service, grace = self.service, self.limits.grace
         service.draining = True
-        if service.in_flight:
-            _announce(
-                f"completing {service.in_flight} requests within {grace:g} s (press Ctrl-C to stop "
-                "now)"
-            )
-        end = asyncio.get_running_loop().time() + grace
-        while service.in_flight and not self._at_once and asyncio.get_running_loop().time() < end:
+        if count := service.in_flight:
+            hint = "press Ctrl-C to stop now"
+            _announce(f"completing {count} requests within {grace:g} s ({hint})")
+        end = time.monotonic() + grace
+        while service.in_flight and not self._at_once and time.monotonic() < end:
             await asyncio.sleep(_POLL_SECONDS)
         service.close()
 
@@ -270,18 +251,6 @@ def _close_unread_responses(port: int, seconds: float) -> None:
             if listens and found.family != socket.AF_UNIX and found.getsockname()[1] == port:
                 milliseconds = max(1, round(seconds * 1000))
                 found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-
-
-def _reachable(host: str) -> str:
-    """An address at which a server that listens on ``host`` can be reached."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
-def _shown(host: str) -> str:
-    """The host as it appears in a URL."""
-    if host in ("0.0.0.0", "::"):
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
 
 
 def _announce(message: str) -> None:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from axe_playwright_python.sync_playwright import Axe
 from numpy.typing import NDArray
 from playwright.sync_api import Page as Tab
+from playwright.sync_api import expect
 
+from captioner import load
+from captioner.cli.main import OK, main
+from captioner.errors import ConfigError
 from captioner.serving.options import Limits
 from captioner.serving.server import Running, free_address
+from captioner.serving.site.onnxruntime_web import runtime_files
+from captioner.serving.site.writer import write_site
 
 
 @contextmanager
@@ -87,3 +98,52 @@ def out_of_order(tab: Tab) -> list[str]:
         }"""
     )
     return found
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def runtime() -> dict[str, bytes]:
+    """onnxruntime-web, which is downloaded once."""
+    try:
+        return runtime_files()
+    except ConfigError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+def make_site(model: Path, parent: Path) -> SimpleNamespace:
+    """``folder`` of a site, and the exported ``model`` in it."""
+    assert main(["export", str(model), "-o", str(parent / "exported")]) == OK
+    write_site(parent / "exported", parent / "site", runtime())
+    return SimpleNamespace(folder=parent / "site", model=load(parent / "exported"))
+
+
+def saved(tab: Tab, name: str, within: str = "Download all results") -> Path:
+    """The file that a button downloads."""
+    group = tab.get_by_role("group", name=within)
+    with tab.expect_download() as download:
+        group.get_by_role("button", name=name).click()
+    file = Path(download.value.path())
+    return file.rename(file.with_name(download.value.suggested_filename))
+
+
+def results(tab: Tab, *photos: Path) -> list[dict[str, Any]]:
+    """The captions of photos, as the page saves them."""
+    tab.locator("#file").set_input_files(photos)
+    expect(tab.locator(".count")).to_have_text(f"{len(photos)} of {len(photos)} captioned")
+    found: list[dict[str, Any]] = json.loads(saved(tab, "JSON").read_text())
+    assert [entry["image"] for entry in found] == [photo.name for photo in photos]
+    return [entry["captions"][0] for entry in found]
+
+
+def assert_as_python(found: list[dict[str, Any]], model: Any, photos: list[Path]) -> None:
+    for one, photo in zip(found, photos, strict=True):
+        caption = model.caption(photo)
+        assert one["log_prob"] == pytest.approx(caption.log_prob, abs=2e-3)
+        if one["text"] != caption.text:  # a tie, which random weights have
+            assert one["log_prob"] == pytest.approx(caption.log_prob, abs=1e-4)
+            continue
+        assert one["log_probs"] == pytest.approx(caption.log_probs.tolist(), abs=2e-3)
+        assert one["confidence"] == pytest.approx(caption.confidence, abs=2e-3)

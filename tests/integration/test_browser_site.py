@@ -1,12 +1,11 @@
-"""``captioner export --web`` in headless Chromium, from a plain static file server.
+"""What only the static site has (``captioner export --web``), in headless Chromium.
 
-Every test fails on a request to another host, a console error or a policy violation.
+The models that it runs in JavaScript, offline use, threads, privacy and the GPU; for the rest see
+test_browser_page.py. Every test fails on a request to another host or a console error.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -18,23 +17,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from browsing import drawn, out_of_order, violations
+from browsing import assert_as_python, make_site, results, runtime
 from PIL import Image
 from playwright.sync_api import Page as Tab
 from playwright.sync_api import expect
 
 from captioner import load
 from captioner.cli.main import OK, main
-from captioner.data.images import open_image
-from captioner.drawing.heatmap import attention_image, shared_scale
-from captioner.errors import ConfigError
 from captioner.inference.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, search_key
 from captioner.inference.folder import StoredModel, save_model
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig, SearchOptions
-from captioner.serving.site.onnxruntime_web import runtime_files
 from captioner.serving.site.writer import write_site
 from captioner.text.vocabulary import Vocabulary
 
@@ -45,26 +40,9 @@ ASSETS = Path(__file__).parents[2] / "assets" / "examples"
 
 
 @pytest.fixture(scope="module")
-def runtime() -> dict[str, bytes]:
-    """onnxruntime-web, which is downloaded once."""
-    try:
-        return runtime_files()
-    except ConfigError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def site(tiny, runtime, tmp_path_factory) -> SimpleNamespace:
+def site(tiny, tmp_path_factory) -> SimpleNamespace:
     """``folder``, and the exported ``model`` in it."""
-    return make_site(tiny.model, tmp_path_factory.mktemp("site"), runtime)
-
-
-def make_site(model: Path, parent: Path, runtime: dict[str, bytes]) -> SimpleNamespace:
-    assert main(["export", str(model), "-o", str(parent / "exported")]) == OK
-    write_site(parent / "exported", parent / "site", runtime)
-    return SimpleNamespace(folder=parent / "site", model=load(parent / "exported"))
+    return make_site(tiny.model, tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture
@@ -82,29 +60,6 @@ def open_site(visit, serve_folder) -> Callable[..., Tab]:
 
 def ready_offline(tab: Tab) -> None:
     tab.locator(".device[data-offline='true']").wait_for()
-
-
-def results(tab: Tab, *photos: Path) -> list[dict[str, Any]]:
-    """The captions of photos, as the page saves them."""
-    tab.locator("#file").set_input_files(photos)
-    expect(tab.locator(".count")).to_have_text(f"{len(photos)} of {len(photos)} captioned")
-    with tab.expect_download() as download:
-        group = tab.get_by_role("group", name="Download all results")
-        group.get_by_role("button", name="JSON").click()
-    found: list[dict[str, Any]] = json.loads(Path(download.value.path()).read_text())
-    assert [entry["image"] for entry in found] == [photo.name for photo in photos]
-    return [entry["captions"][0] for entry in found]
-
-
-def assert_as_python(found: list[dict[str, Any]], model: Any, photos: list[Path]) -> None:
-    for one, photo in zip(found, photos, strict=True):
-        caption = model.caption(photo)
-        assert one["log_prob"] == pytest.approx(caption.log_prob, abs=2e-3)
-        if one["text"] != caption.text:  # a tie, which random weights have
-            assert one["log_prob"] == pytest.approx(caption.log_prob, abs=1e-4)
-            continue
-        assert one["log_probs"] == pytest.approx(caption.log_probs.tolist(), abs=2e-3)
-        assert one["confidence"] == pytest.approx(caption.confidence, abs=2e-3)
 
 
 # --- captions ------------------------------------------------------------------------------------
@@ -135,55 +90,6 @@ def test_photos_of_many_kinds(site, tiny, open_site, tmp_path) -> None:
         assert one["log_prob"] == pytest.approx(caption.log_prob, abs=0.05), path.name
 
 
-def test_the_viewer_shows_where_the_model_looked(site, tiny, open_site) -> None:
-    photo = tiny.photos / "1.png"
-    caption = site.model.caption(photo, alternatives=5)
-    tab = open_site(site.folder)
-
-    results(tab, photo)
-
-    expect(tab.get_by_role("status")).to_have_text(caption.text)
-    tab.get_by_role("listbox").get_by_role("option").nth(1).hover()
-    wanted = attention_image(
-        open_image(photo),
-        caption.alphas[1],
-        scale_max=shared_scale(caption.alphas, caption.gates),
-        regions=caption.regions,
-    )
-    assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
-    words = [one.word.replace("<end>", "end of the sentence") for one in caption.alternatives[1]]
-    assert tab.locator(".choices li span:first-child").all_inner_texts() == words
-    tab.get_by_label("maps").select_option("attention_gate")
-    expect(tab.locator(".legend")).to_contain_text("share of relevance per region")
-
-
-def test_options_and_own_words(site, tiny, open_site) -> None:
-    photo = tiny.photos / "2.png"
-    tab = open_site(site.folder)
-    results(tab, photo)
-
-    tab.get_by_label("beam size").fill("4")
-    tab.get_by_label("captions", exact=True).fill("3")
-    tab.keyboard.press("Enter")
-
-    expect(tab.get_by_role("listbox")).to_have_count(3)
-    captions = site.model.captions(photo, beam_size=4, num_captions=3)
-    names = [box.get_attribute("aria-label") for box in tab.get_by_role("listbox").all()]
-    assert names == [f"Words of the caption: {caption.text}" for caption in captions]
-
-    tab.get_by_label("test your own caption").fill("The man's hat!")
-    tab.keyboard.press("Enter")
-    expect(tab.get_by_role("status")).to_have_text("the man's hat")
-    explained = site.model.explain(photo, "the man's hat")
-    expect(tab.locator(".total")).to_have_text(f"log p {explained.log_prob:.1f}")
-
-    tab.get_by_label("test your own caption").fill("a gryphon runs")
-    tab.keyboard.press("Enter")
-    expect(tab.get_by_role("status")).to_have_text(
-        "The model does not know gryphon; use other words."
-    )
-
-
 # --- other models --------------------------------------------------------------------------------
 
 MECHANISMS = {
@@ -200,9 +106,7 @@ def mean_colours(self: CaptionModel, pixels: torch.Tensor) -> torch.Tensor:
     return (quarters / 127 - 1).repeat(1, 1, 32) * torch.linspace(-4, 4, 96)
 
 
-def other_site(
-    parent: Path, runtime: dict[str, bytes], styles: tuple[str, ...] = (), **decoder: Any
-) -> SimpleNamespace:
+def other_site(parent: Path, styles: tuple[str, ...] = (), **decoder: Any) -> SimpleNamespace:
     """A calibrated model that sees the middle of a photo, in BGR."""
     torch.manual_seed(3)
     sizes = {"embed_dim": 5, "hidden_dim": 6, "attention_dim": 7, "dropout": 0.0}
@@ -232,24 +136,21 @@ def other_site(
         search=search_key(search),
     )
     save_model(parent / "model", stored)
-    return make_site(parent / "model", parent, runtime)
+    return make_site(parent / "model", parent)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_other_mechanisms(  # noqa: PLR0917
-    name, tiny, runtime, open_site, tmp_path, monkeypatch
-) -> None:
+def test_other_mechanisms(name, tiny, open_site, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(CaptionModel, "encode", mean_colours)
-    made = other_site(tmp_path, runtime, **MECHANISMS[name])
+    made = other_site(tmp_path, **MECHANISMS[name])
     photos = sorted(tiny.photos.iterdir())
-    tab = open_site(made.folder)
 
-    assert_as_python(results(tab, *photos), made.model, photos)
+    assert_as_python(results(open_site(made.folder), *photos), made.model, photos)
 
 
-def test_styles_are_a_choice(tiny, runtime, open_site, tmp_path, monkeypatch) -> None:
+def test_styles_are_a_choice(tiny, open_site, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(CaptionModel, "encode", mean_colours)
-    made = other_site(tmp_path, runtime, ("plain", "loud"))
+    made = other_site(tmp_path, ("plain", "loud"))
     photos = sorted(tiny.photos.iterdir())
     tab = open_site(made.folder)
     assert_as_python(results(tab, *photos), made.model, photos)
@@ -267,12 +168,12 @@ def test_styles_are_a_choice(tiny, runtime, open_site, tmp_path, monkeypatch) ->
     "vnni" not in Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else True,
     reason="without VNNI, ONNX Runtime's 8-bit products saturate in Python, but not in a browser",
 )
-def test_the_shipped_model_in_8_bits(runtime, open_site, tmp_path) -> None:
+def test_the_shipped_model_in_8_bits(open_site, tmp_path) -> None:
     """What the site is for: its captions, and what the first visit loads."""
     photos = sorted(ASSETS.glob("*.jpg"))
     command = ["export", "-o", str(tmp_path / "exported"), "--int8", "--calibration", str(ASSETS)]
     assert main(command) == OK
-    written = write_site(tmp_path / "exported", tmp_path / "site", runtime)
+    written = write_site(tmp_path / "exported", tmp_path / "site", runtime())
     tab = open_site(tmp_path / "site")
 
     # An activation between two of its 256 values may be rounded up in one runtime and down in the
@@ -321,11 +222,11 @@ def test_several_threads_in_a_folder_of_the_host(site, tiny, open_site) -> None:
     assert_as_python(results(tab, *photos), site.model, photos)
 
 
-def test_a_new_version_replaces_the_old_one_as_a_whole(  # noqa: PLR0917
-    site, tiny, runtime, visit, static_server, tmp_path
+def test_a_new_version_replaces_the_old_one_as_a_whole(
+    site, tiny, visit, static_server, tmp_path
 ) -> None:
     """Open tabs keep the old version; the next visit has the new one, also without a network."""
-    newer = make_site(tiny.twin, tmp_path, runtime)
+    newer = make_site(tiny.twin, tmp_path)
     served = tmp_path / "served"
     shutil.copytree(site.folder, served)
     photo = tiny.photos / "1.png"
@@ -401,18 +302,6 @@ def test_nothing_can_be_sent_to_another_host(
 
 
 # --- everyone ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
-def test_accessibility(site, tiny, open_site, scheme, width) -> None:
-    tab = open_site(site.folder, color_scheme=scheme, viewport={"width": width, "height": 800})
-    assert violations(tab) == []
-
-    results(tab, *sorted(tiny.photos.iterdir()))
-
-    assert violations(tab) == []
-    assert out_of_order(tab) == []
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_browser_without_a_gpu(site, open_site, visit) -> None:

@@ -210,7 +210,7 @@ def test_keys_are_reloaded_on_sighup_and_logs_are_json(serve, tmp_path):
     assert asked[0]["client"] == "203.0.113.9"
     messages = [line["message"] for line in lines if "message" in line]
     assert messages[0] == "reloaded 1 API keys"
-    assert "line 1: the key has 5 characters" in messages[1]
+    assert "line 1 is invalid" in messages[1]
     assert messages[1].endswith("the previous 1 API keys stay valid")
     assert "0123456789abcdef" not in err
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -22,8 +21,8 @@ from pathlib import Path, PurePosixPath
 from captioner.errors import ConfigError, first_line
 from captioner.files import atomic_write
 
-PACKAGE = "onnxruntime-web"
 VERSION = "1.30.0"
+PACKAGE = f"onnxruntime-web@{VERSION}"
 INTEGRITY = (
     "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZ"
     "ClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
@@ -40,10 +39,8 @@ FILES = (
 )
 """What a site needs, in the package's folder ``dist``."""
 
-_URL = f"https://registry.npmjs.org/{PACKAGE}/-/{PACKAGE}-{VERSION}.tgz"
-_SECONDS = 300
-"""Time limit of a download."""
-_HINT = f"give the tarball that npm pack {PACKAGE}@{VERSION} writes, or the folder of that package"
+_URL = f"https://registry.npmjs.org/onnxruntime-web/-/onnxruntime-web-{VERSION}.tgz"
+_SECONDS = 300  # time limit of a download
 
 
 def runtime_files(source: str | Path | None = None) -> dict[str, bytes]:
@@ -56,36 +53,29 @@ def runtime_files(source: str | Path | None = None) -> dict[str, bytes]:
     Raises:
         ConfigError: The source is missing or of another version, or the download fails.
     """
-    if source is not None:
-        try:
-            return _read(Path(source))
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"--onnxruntime-web {source}: {first_line(error)}; {_HINT}"
-            ) from error
-    cached = cache_file()
-    if cached.is_file() and _is_pinned(tarball := cached.read_bytes()):
-        return _unpack(tarball)
-    tarball = _download()
-    files = _unpack(tarball)
-    atomic_write(cached, tarball)
-    return files
+    if source is None:
+        cached = cache_file()
+        if not (cached.is_file() and _is_pinned(cached.read_bytes())):
+            tarball = _download()
+            _unpack(tarball)  # refuses other content
+            atomic_write(cached, tarball)
+        return _unpack(cached.read_bytes())
+    source = Path(source)
+    try:
+        if not source.is_dir():
+            return _unpack(source.read_bytes())
+        if f'"version": "{VERSION}"' not in (source / "package.json").read_text("utf-8"):
+            raise ConfigError(f"this is another version than {VERSION}")
+        return {name: (source / "dist" / name).read_bytes() for name in FILES}
+    except (OSError, ConfigError) as error:
+        hint = f"give the tarball that npm pack {PACKAGE} writes, or the folder of that package"
+        raise ConfigError(f"--onnxruntime-web {source}: {first_line(error)}; {hint}") from error
 
 
 def cache_file() -> Path:
     """Where the package is kept: below XDG_CACHE_HOME, by default ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "captioner" / f"{PACKAGE}-{VERSION}.tgz"
-
-
-def _read(source: Path) -> dict[str, bytes]:
-    """Read a tarball or the folder of an installed package, whose content npm has checked."""
-    if not source.is_dir():
-        return _unpack(source.read_bytes())
-    version = json.loads((source / "package.json").read_bytes())["version"]
-    if version != VERSION:
-        raise ConfigError(f"--onnxruntime-web {source} is version {version}; {_HINT}")
-    return {name: (source / "dist" / name).read_bytes() for name in FILES}
+    return Path(base) / "captioner" / f"onnxruntime-web-{VERSION}.tgz"
 
 
 def _is_pinned(tarball: bytes) -> bool:
@@ -95,7 +85,7 @@ def _is_pinned(tarball: bytes) -> bool:
 
 def _unpack(tarball: bytes) -> dict[str, bytes]:
     if not _is_pinned(tarball):
-        raise ConfigError(f"this is not {PACKAGE} {VERSION} (its SHA-512 differs); {_HINT}")
+        raise ConfigError(f"this is not {PACKAGE} (its SHA-512 differs)")
     files = {}
     with tarfile.open(fileobj=io.BytesIO(tarball)) as archive:
         for member in archive:
@@ -109,8 +99,8 @@ def _download() -> bytes:
     """The package from the npm registry."""
     try:
         if npm := shutil.which("npm"):
+            command = [npm, "pack", PACKAGE, "--silent"]
             with tempfile.TemporaryDirectory() as folder:
-                command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--silent"]
                 subprocess.run(
                     command, cwd=folder, capture_output=True, timeout=_SECONDS, check=True
                 )
@@ -118,8 +108,8 @@ def _download() -> bytes:
         with urllib.request.urlopen(_URL, timeout=_SECONDS) as response:
             content: bytes = response.read()
         return content
-    except (OSError, subprocess.SubprocessError, StopIteration) as error:
+    except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
-            f"cannot download {PACKAGE} {VERSION} ({first_line(error)}); run npm pack "
-            f"{PACKAGE}@{VERSION} where there is a network, and give its file to --onnxruntime-web"
+            f"cannot download {PACKAGE} ({first_line(error)}); run npm pack {PACKAGE} where there "
+            "is a network, and give its file to --onnxruntime-web"
         ) from error

@@ -47,47 +47,40 @@ from captioner.inference.folder import (
 )
 from captioner.options import SearchOptions
 from captioner.search.words import encode_search_words
-from captioner.serving.page import PageModel, caption_page
+from captioner.serving.page import caption_page
 from captioner.text.subwords import SPACE
 from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import BLANK
 
-MAX_BEAM = 10
-"""Maximum beam size and number of captions on the page."""
+MAX_BEAM = 10  # of the page; also its maximum number of captions
 
 _WEB = Path(__file__).parent / "web"
 _WORKER = ("worker", "model", "photo", "resize", "search", "captions", "confidence")
+# Of onnxruntime-web: its API, and the name of its WebAssembly.
 _RUNTIMES = {
-    "cpu": ("ort.wasm.min.mjs", "ort-wasm-simd-threaded"),
-    "gpu": ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify"),
+    "cpu": ("ort.wasm.min", "ort-wasm-simd-threaded"),
+    "gpu": ("ort.webgpu.min", "ort-wasm-simd-threaded.asyncify"),
 }
-"""Of onnxruntime-web: its API, and the name of its WebAssembly."""
 _COMPRESSED = ".gzip"
+# Search options that the page's search reads.
 _SEARCH = (
-    "beam_size",
-    "num_captions",
-    "min_length",
-    "max_length",
-    "length_penalty",
-    "guidance",
-    "rare_words",
-    "block_ngrams",
-    "block_repeats",
-    "style",
+    *("beam_size", "num_captions", "min_length", "max_length", "length_penalty", "guidance"),
+    *("rare_words", "block_ngrams", "block_repeats", "style"),
 )
-"""Search options that the page's search reads."""
+# Those whose words the page gets as token ids, and those without effect in a beam search.
 _OTHER_OPTIONS = ("banned_words", "guard_endings", "diversity", "top_k", "top_p", "seed")
-"""Those whose words the page gets as token ids, and those without effect in a beam search."""
 
 
 class Site(NamedTuple):
-    """What was written."""
+    """What was written: the number of files, and megabytes if the host compresses texts.
+
+    ``first_load`` is what the first visit transfers, ``gpu`` what is loaded when the reader chooses
+    the GPU.
+    """
 
     files: int
     first_load: float
-    """Megabytes that the first visit transfers, if the host compresses texts."""
     gpu: float
-    """Megabytes more for the GPU, loaded when the reader chooses it."""
 
 
 def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, bytes]) -> Site:
@@ -103,18 +96,48 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
         ConfigError: The model's search defaults need more than beam search.
     """
     model = load_model(folder)
-    files = _model_files(model) | _runtime_files(runtime) | _icons()
+    config = site_config(model, read_config(model.graphs.folder))
+    graphs = [ENCODER_GRAPH, DECODER_GRAPH, *([CONFIDENCE] if config["calibrated"] else [])]
+    files = {f"model/{CONFIG}": _json(config)}
+    for name in graphs:
+        content = (model.graphs.folder / name).read_bytes()
+        files[f"model/{name}{_COMPRESSED}"] = _compressed(content)
+    names = {kind: _runtime_names(kind) for kind in _RUNTIMES}
+    for kind, (api, wasm) in _RUNTIMES.items():
+        files[names[kind]["api"]] = runtime[f"{api}.mjs"]
+        files[names[kind]["loader"]] = runtime[f"{wasm}.mjs"]
+        files[names[kind]["binary"]] = _compressed(runtime[f"{wasm}.wasm"])
+    files |= {f"icons/{side}.png": _icon(side) for side in (192, 512)}
     files |= {f"code/{name}.js": asset(f"{name}.js", _WEB).encode() for name in _WORKER}
     files["manifest.json"] = asset("manifest.json", _WEB).encode()
-    page = _page(model, {name: len(content) for name, content in files.items()})
-    rules = site_policy(page)
+    device = {
+        "runtimes": names,
+        "files": {name: f"model/{name}{_COMPRESSED}" for name in graphs}
+        | {CONFIG: f"model/{CONFIG}"},
+        "sizes": {name: len(content) for name, content in files.items()},
+    }
+    page = caption_page(
+        model.search,
+        ATTENTION_METHODS,
+        model.vocabulary.styles,
+        max_beam=MAX_BEAM,
+        intro=asset("intro.html", _WEB).rstrip(),
+        scripts=[asset("device.js", _WEB)],
+        data={"device": device},
+        own_words=model.vocabulary.subwords is None,
+        css=[asset("site.css", _WEB)],
+        head=asset("head.html", _WEB).splitlines(),
+    )
+    # The page's own files only, and no other host.
+    rules = policy(page, connect="'self'", scripts="'self' 'wasm-unsafe-eval'", images="'self'")
+    rules += "; worker-src 'self' blob:; manifest-src 'self'"
     files["index.html"] = with_policy(page, rules).encode()
     files["sw.js"] = _service_worker(files, f"{rules}; frame-ancestors 'none'")
     with atomic_folder(output) as new:
         for name, content in files.items():
             (new / name).parent.mkdir(exist_ok=True)
             (new / name).write_bytes(content)
-    gpu = _transferred({name: files[name] for name in _runtime_names("gpu").values()})
+    gpu = _transferred({name: files[name] for name in names["gpu"].values()})
     return Site(len(files), _transferred(files) - gpu, gpu)
 
 
@@ -133,66 +156,12 @@ def check_search(options: SearchOptions) -> None:
             )
 
 
-def site_policy(page: str) -> str:
-    """The page's Content-Security-Policy: its own files only, and no other host."""
-    rules = policy(page, connect="'self'", scripts="'self' 'wasm-unsafe-eval'", images="'self'")
-    return f"{rules}; worker-src 'self' blob:; manifest-src 'self'"
-
-
-def _page(model: StoredModel, sizes: Mapping[str, int]) -> str:
-    device = {
-        "runtimes": {kind: _runtime_names(kind) for kind in _RUNTIMES},
-        "files": {
-            Path(name).name.removesuffix(_COMPRESSED): name
-            for name in sizes
-            if name.startswith("model/")
-        },
-        "sizes": dict(sizes),
-    }
-    return caption_page(
-        PageModel(
-            model.search,
-            ATTENTION_METHODS,
-            model.vocabulary.styles,
-            own_words=model.vocabulary.subwords is None,
-        ),
-        max_beam=MAX_BEAM,
-        intro=asset("intro.html", _WEB).rstrip(),
-        scripts=[asset("device.js", _WEB)],
-        data={"device": device},
-        styles=[asset("site.css", _WEB)],
-        head=asset("head.html", _WEB).splitlines(),
-    )
-
-
 def _runtime_names(kind: str) -> dict[str, str]:
     """Files of the site that run a model on one kind of processor."""
     api, wasm = _RUNTIMES[kind]
     # .js: some hosts do not know .mjs, and browsers run no script of another type.
-    return {
-        "api": f"runtime/{api.removesuffix('.mjs')}.js",
-        "loader": f"runtime/{wasm}.js",
-        "binary": f"runtime/{wasm}.wasm{_COMPRESSED}",
-    }
-
-
-def _runtime_files(runtime: Mapping[str, bytes]) -> dict[str, bytes]:
-    files = {}
-    for kind, (api, wasm) in _RUNTIMES.items():
-        names = _runtime_names(kind)
-        files[names["api"]], files[names["loader"]] = runtime[api], runtime[f"{wasm}.mjs"]
-        files[names["binary"]] = _compressed(runtime[f"{wasm}.wasm"])
-    return files
-
-
-def _model_files(model: StoredModel) -> dict[str, bytes]:
-    config = site_config(model, read_config(model.graphs.folder))
-    names = [ENCODER_GRAPH, DECODER_GRAPH, *([CONFIDENCE] if config["calibrated"] else [])]
-    files = {
-        f"model/{name}{_COMPRESSED}": _compressed((model.graphs.folder / name).read_bytes())
-        for name in names
-    }
-    return {f"model/{CONFIG}": _json(config), **files}
+    binary = f"runtime/{wasm}.wasm{_COMPRESSED}"
+    return {"api": f"runtime/{api}.js", "loader": f"runtime/{wasm}.js", "binary": binary}
 
 
 def site_config(model: StoredModel, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,22 +170,23 @@ def site_config(model: StoredModel, config: Mapping[str, Any]) -> dict[str, Any]
     Raises:
         ConfigError: The model's search defaults need more than beam search.
     """
+
+    def some(source: Any, *names: str) -> dict[str, Any]:
+        return {name: getattr(source, name) for name in names}
+
     check_search(model.search)
-    vocabulary, preprocessing = model.vocabulary, model.graphs.preprocessing
+    vocabulary, graphs = model.vocabulary, model.graphs
     words = encode_search_words(model.search, vocabulary)
     split = {word: caption_tokens(join_words([word])) for word in vocabulary.words}
     pieces = vocabulary.subwords is not None
     return {
-        "grid": model.graphs.grid,
-        "geometry": model.graphs.geometry.as_dict(),
-        "preprocessing": {
-            name: getattr(preprocessing, name)
-            for name in ("image_size", "resize", "channel_order", "mean")
-        },
-        "search": {name: getattr(model.search, name) for name in _SEARCH},
-        "words": {
-            name: getattr(words, name) for name in ("banned", "bad_endings", "repeatable", "rarity")
-        },
+        "grid": graphs.grid,
+        "geometry": graphs.geometry.as_dict(),
+        "preprocessing": some(
+            graphs.preprocessing, "image_size", "resize", "channel_order", "mean"
+        ),
+        "search": some(model.search, *_SEARCH),
+        "words": some(words, "banned", "bad_endings", "repeatable", "rarity"),
         "tokens": config[EXPORTED]["tokens"],
         "text": {
             "clitics": sorted(CLITICS),
@@ -242,20 +212,14 @@ def _calibrated(model: StoredModel) -> bool:
     return no_confidence(calibrator, options, model.vocabulary.styles) is None
 
 
-_ICONS = (192, 512)
-
-
-def _icons() -> dict[str, bytes]:
+def _icon(side: int) -> bytes:
     """A heatmap of four regions' width, whose middle fits into the circle of a maskable icon."""
     colours = np.frombuffer(bytes.fromhex(palette()), np.uint8).reshape(256, 3)
-    files = {}
-    for side in _ICONS:
-        y, x = np.mgrid[:side, :side] / side - 0.5
-        heat = np.exp(-(((x - 0.06) / 0.22) ** 2 + ((y + 0.06) / 0.22) ** 2))
-        heat = np.maximum(heat, 0.55 * np.exp(-(((x + 0.16) / 0.1) ** 2 + ((y - 0.2) / 0.1) ** 2)))
-        image = Image.fromarray(colours[np.rint(30 + 215 * heat).astype(np.uint8)])
-        files[f"icons/{side}.png"] = encoded(image, "PNG", optimize=True)
-    return files
+    y, x = np.mgrid[:side, :side] / side - 0.5
+    heat = np.exp(-(((x - 0.06) / 0.22) ** 2 + ((y + 0.06) / 0.22) ** 2))
+    heat = np.maximum(heat, 0.55 * np.exp(-(((x + 0.16) / 0.1) ** 2 + ((y - 0.2) / 0.1) ** 2)))
+    image = Image.fromarray(colours[np.rint(30 + 215 * heat).astype(np.uint8)])
+    return encoded(image, "PNG", optimize=True)
 
 
 def _service_worker(files: Mapping[str, bytes], rules: str) -> bytes:

@@ -13,7 +13,7 @@ from captioner.errors import ConfigError
 from captioner.inference.engine import Prepared
 from captioner.options import SearchOptions
 from captioner.serving.batching import Batcher, ClosedError
-from captioner.serving.requests import CaptionRequest
+from captioner.serving.schema import CaptionRequest
 
 
 def photo(*colour: int) -> Prepared:
@@ -36,15 +36,6 @@ def block(model: ColourModel, batcher: Batcher):
     future = batcher.submit(photo(0, 0, 0), CaptionRequest(OWN))
     assert model.entered.acquire(timeout=30)
     return future
-
-
-def test_idle_model_starts_at_once(model, batcher):
-    future = batcher.submit(photo(1, 2, 3), CaptionRequest(OWN))
-
-    [caption] = future.result(timeout=30)
-
-    assert caption.words[0] == "1-2-3"
-    assert model.batches == [["1-2-3"]]
 
 
 def test_waiting_requests_share_batches(model, batcher):
@@ -85,23 +76,6 @@ def test_requests_with_other_options_keep_their_position(model, batcher):
         [4],
         [7],
     ]
-
-
-def test_given_words_are_batched(model, batcher):
-    block(model, batcher)
-    futures = [
-        batcher.submit(photo(n, 0, 0), CaptionRequest(None, words=(f"word{n}",) * n))
-        for n in (1, 2, 3)
-    ]
-
-    model.gate.set()
-
-    assert [future.result(timeout=30)[0].words for future in futures] == [
-        ("1-0-0", "word1"),
-        ("2-0-0", "word2", "word2"),
-        ("3-0-0", "word3", "word3", "word3"),
-    ]
-    assert model.batches[1:] == [["1-0-0", "2-0-0", "3-0-0"]]
 
 
 @pytest.mark.parametrize(
@@ -180,13 +154,6 @@ def test_error_reaches_only_its_request(model, batcher):
         bad.result(timeout=30)
     assert len(model.batches[1]) == 3  # tried together first
     assert batcher.alive
-
-
-def test_missing_results_are_an_error(model, batcher, monkeypatch):
-    monkeypatch.setattr(model, "caption_batch", lambda *_, **__: [])
-
-    with pytest.raises(ValueError, match="shorter"):
-        batcher.submit(photo(1, 0, 0), CaptionRequest(OWN)).result(timeout=30)
 
 
 def test_close_finishes_running_and_fails_waiting(model, batcher):

@@ -12,7 +12,7 @@ from colour_server import BAD, Exchange, png, until
 from test_photos import as_json, file, option, parts, text
 
 from captioner.serving import bulk
-from captioner.serving.responses import BatchResponse
+from captioner.serving.schema import BatchResponse
 
 PATH = "/v1/batch"
 LINES = {"accept": "application/x-ndjson"}
@@ -68,22 +68,6 @@ def test_results_are_in_order_each_with_its_status(serve, accept, name):
     serve(test, max_bytes=2000, max_pixels=1000)
 
 
-def test_json_list(serve):
-    async def test(server):
-        given = [text(png((1, 1, 1))), "data:image/png;base64," + text(png((2, 2, 2))), "?", 3]
-        response = await open_batch(server, as_json({"images": given, "beam_size": 3})).response()
-        results = response.json["results"]
-        assert [one["status"] for one in results] == [200, 200, 422, 422]
-        assert "name" not in results[0]
-        assert results[1]["captions"][0]["text"] == "2-2-2 3 0"
-        assert "not valid base64" in results[2]["error"]
-        assert "not valid base64 (3)" in results[3]["error"]
-        one = await open_batch(server, as_json({"image": text(png())})).response()
-        assert len(one.json["results"]) == 1
-
-    serve(test)
-
-
 def test_errors_of_one_photo_do_not_affect_the_others(serve, model, caplog):
     model.broken = RuntimeError("secret")
     caplog.set_level("DEBUG")
@@ -127,21 +111,6 @@ def test_limit_of_json_responses(serve, monkeypatch):
 
 
 # --- streaming -----------------------------------------------------------------------------------
-
-
-def test_results_are_sent_while_photos_arrive(serve):
-    async def test(server):
-        body, kind = images(*photos(3))
-        ends = [body.index(b"--x\r\n", 10), body.rindex(b"--x\r\n"), len(body)]
-        exchange = server.open(PATH, headers={**kind, **LINES})
-        start = 0
-        for count, end in enumerate(ends, 1):
-            exchange.send(body[start : end + 20], more=end != len(body))
-            await until(lambda n=count: len(exchange._sent) > n)
-            start = end + 20
-        assert len(lines((await exchange.response()).body)) == 3
-
-    serve(test)
 
 
 def test_reading_waits_for_the_client(serve, monkeypatch):

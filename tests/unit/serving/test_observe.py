@@ -31,17 +31,6 @@ def test_request_id_is_returned_and_logged(serve, caplog):
     assert re.fullmatch(r"GET / 421 \d+ ms 0 bytes client=127.0.0.1 id=[0-9a-f]{16}", second)
 
 
-def test_odd_request_ids_are_replaced(serve):
-    """They could forge log lines."""
-
-    async def test(server):
-        for given in ("", "x" * 65, "a b", "a\tb", "naïve", '"', "id=1"):
-            response = await server.get("/healthz", **{"x-request-id": given})
-            assert re.fullmatch("[0-9a-f]{16}", response.headers["x-request-id"]), given
-
-    serve(test)
-
-
 @pytest.mark.parametrize(
     ("proxy", "forwarded", "logged"),
     [

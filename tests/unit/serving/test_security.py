@@ -1,66 +1,39 @@
-"""Host and Origin checks, response headers, and that nothing from a request is stored."""
+"""Hosts, origins, API keys, response headers, and that nothing from a request is stored."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import openapi_spec_validator
 import pytest
 from colour_server import png
+from test_photos import file, parts
 
 from captioner.errors import ConfigError
-from captioner.serving.security import HEADERS, allowed_hosts
+from captioner.serving.security import HEADERS, ApiKeys, RateLimit, allowed_hosts, allowed_origins
 
-
-def test_loopback_names_are_accepted(serve):
-    async def test(server):
-        for host in ("localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:80", "[::1]"):
-            assert (await server.get("/", host=host)).status == 200, host
-
-    serve(test)
-
-
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
-def test_probes_answer_any_host(serve, path):
-    """Orchestrators and Prometheus use a service name or an address."""
-
-    async def test(server):
-        for host in ("captioner:8000", "10.1.2.3:8000", "", "anything at all"):
-            assert (await server.get(path, host=host)).status == 200
-        assert (await server.get(path, "POST", host="captioner:8000")).status == 421
-
-    serve(test)
-
-
-UNKNOWN = [
-    "evil.example",
-    "localhost.evil.example",
-    "evil.example#localhost",
-    "localhost@evil.example",
-    "192.168.1.2",
-    "::1",
-    "localhost:80:80",
-    "[::1",
-    "",
-]
+UNKNOWN = ["evil.example", "localhost.evil.example", "evil.example#localhost", "192.168.1.2", "::1"]
 
 
 def test_unknown_hosts_are_refused(serve):
-    """Otherwise a DNS rebinding attack could use the server."""
+    """Otherwise a DNS rebinding attack could use the server; probes answer any host."""
 
     async def test(server):
-        for host in UNKNOWN:
-            for exchange in (
-                server.open("/", verb="GET", headers={"host": host}),
-                server.open(headers={"host": host}),
-            ):
+        for host in ("localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:80", "[::1]"):
+            assert (await server.get("/", host=host)).status == 200, host
+        for host in (*UNKNOWN, "localhost@evil.example", "localhost:80:80", "[::1", ""):
+            for verb in ("GET", "POST"):
+                exchange = server.open("/", verb=verb, headers={"host": host})
                 response = await exchange.response()
-                assert response.status == 421, host
+                assert (response.status, exchange.read) == (421, 0), host
                 assert "--allow-host" in response.error
-                assert exchange.read == 0
+            for path in ("/healthz", "/readyz", "/metrics"):
+                assert (await server.get(path, host=host)).status == 200
 
     serve(test)
 
@@ -80,12 +53,9 @@ def test_network_server_accepts_addresses_and_its_names():
     [
         {"origin": "http://evil.example"},
         {"origin": "http://localhost:3000"},  # another local server's page
-        {"origin": "http://localhost.evil.example:8000"},
         {"origin": "null"},
         {"origin": ""},
-        {"origin": "http://["},  # invalid
         {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "same-site"},
         {"origin": "http://localhost:8000", "sec-fetch-site": "cross-site"},
     ],
 )
@@ -97,26 +67,12 @@ def test_cross_origin_requests_are_refused(serve, model, headers):
         assert "cross-origin request refused" in response.error
         assert "use this server's own page" in response.error
         assert await server.metric('captioner_refused_total{reason="origin"}') == 1
+        for own in ("http://localhost:8000", "https://LOCALHOST:8000"):  # behind a TLS proxy
+            own_page = {"host": "localhost:8000", "origin": own, "sec-fetch-site": "same-origin"}
+            assert (await server.post(png(), headers=own_page).response()).status == 200
 
     serve(test)
-    assert model.batches == []
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"origin": "http://localhost:8000", "sec-fetch-site": "same-origin"},
-        {"origin": "https://LOCALHOST:8000"},  # behind a TLS proxy
-        {"sec-fetch-site": "none"},
-    ],
-)
-def test_own_page_and_programs_are_accepted(serve, headers):
-    async def test(server):
-        response = await server.post(png(), headers={"host": "localhost:8000"} | headers).response()
-        assert response.status == 200
-
-    serve(test)
+    assert len(model.batches) == 2
 
 
 def test_every_response_has_the_security_headers(serve, model):
@@ -144,6 +100,247 @@ def test_every_response_has_the_security_headers(serve, model):
             assert "access-control-allow-origin" not in response.headers
 
     serve(test)
+
+
+# --- other origins, proxies
+
+
+def allowed_hosts_of(names):
+    return allowed_hosts("127.0.0.1", names)
+
+
+APP = "https://app.example.org"
+PREFLIGHT = {
+    "origin": APP,
+    "sec-fetch-site": "cross-site",
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "content-type,authorization,x-api-key",
+}
+
+
+@pytest.mark.parametrize("allowed", [APP, "*"])
+def test_page_of_an_allowed_origin_can_use_the_server(serve, allowed):
+    """As ``fetch`` does it: preflight, then the request."""
+
+    async def test(server):
+        preflight = await server.get("/v1/captions", "OPTIONS", **PREFLIGHT)
+        assert preflight.status == 200
+        assert preflight.headers["access-control-allow-origin"] == allowed
+        assert "POST" in preflight.headers["access-control-allow-methods"]
+        names = preflight.headers["access-control-allow-headers"].lower()
+        assert "x-api-key" in names
+        assert "authorization" in names
+        from_page = {"origin": APP, "sec-fetch-site": "cross-site"}
+        response = await server.post(png(), headers=from_page).response()
+        assert response.texts == ["1-2-3 2 0"]
+        assert response.headers["access-control-allow-origin"] == allowed
+        assert "Retry-After" in response.headers["access-control-expose-headers"]
+        error = await server.post(b"", headers=from_page).response()  # the page can read it
+        assert error.status == 415
+        assert error.headers["access-control-allow-origin"] == allowed
+
+    serve(test, app={"origins": allowed_origins([allowed])})
+
+
+def test_other_origins_are_refused_with_the_fix(serve, model):
+    async def test(server):
+        for method in ("OPTIONS", "POST"):
+            headers = PREFLIGHT | {"origin": "https://other.example"}
+            response = await server.get("/v1/captions", method, **headers)
+            assert response.status == 403
+            assert "--allow-origin" in response.error
+            assert "access-control-allow-origin" not in response.headers
+
+    serve(test, app={"origins": allowed_origins([APP])})
+    assert model.batches == []
+
+
+@pytest.mark.parametrize(
+    ("check", "value"),
+    [
+        *[
+            (allowed_origins, one)
+            for one in ("app.example.org", "https://x.org/page", "", "ftp://x")
+        ],
+        *[
+            (allowed_hosts_of, one)
+            for one in ("x.org:8443", "https://x.org", "", "a b", "me@x.org")
+        ],
+    ],
+)
+def test_invalid_hosts_and_origins(check, value):
+    with pytest.raises(ConfigError, match=r"allow-(host|origin) is .*; give "):
+        check([value])
+
+
+@pytest.mark.parametrize("prefix", ["", "/captioner"], ids=["removed by the proxy", "kept"])
+def test_root_path(serve, prefix):
+    async def test(server):
+        response = await server.open(f"{prefix}/v1/captions").send(png()).response()
+        assert response.texts == ["1-2-3 2 0"]
+        assert (await server.get(f"{prefix}/")).status == 200
+        assert (await server.get(f"{prefix}/healthz", host="any")).status == 200
+        schema = await server.get(f"{prefix}/openapi.json")
+        assert schema.json["servers"] == [{"url": "/captioner"}]
+        for page in ("docs", "redoc"):
+            html = await server.get(f"{prefix}/{page}")
+            assert html.status == 200
+            addresses = re.findall(r'(?:src|href)="(docs/[^"]+)"', html.body.decode())
+            assert addresses
+            for address in addresses:  # relative to the page
+                assert (await server.get(f"{prefix}/{address}")).status == 200
+        overlay = await server.open(f"{prefix}/v1/overlay.svg").send(png()).response()
+        assert overlay.status == 200
+        unknown = await server.open(f"{prefix}/v1/batch", unknown=1).send(png()).response()
+        assert (unknown.status, "unknown parameter" in unknown.error) == (422, True)
+        line = 'captioner_requests_total{route="/v1/captions",status="200"}'
+        assert await server.metric(line) == 1
+        response = await server.get("/captioner")
+        assert (response.status, response.headers["location"]) == (308, "/captioner/")
+
+    serve(test, app={"root_path": "/captioner"})
+
+
+# --- API keys
+
+ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
+FILE = f"# name  key\n\nalice {ALICE}  # until May\nbob\t{BOB}\n"
+
+
+@pytest.fixture
+def keys(tmp_path) -> ApiKeys:
+    (tmp_path / "keys.txt").write_text(FILE)
+    return ApiKeys(tmp_path / "keys.txt")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_captions_need_a_key(serve, model, keys, caplog):
+    caplog.set_level("DEBUG")
+
+    async def test(server):
+        for headers in ({}, {"authorization": "Basic eDp5"}, {"authorization": "Bearer "}):
+            exchange = server.open(headers=headers)
+            response = await exchange.response()
+            assert (response.status, exchange.read) == (401, 0)
+            assert response.headers["www-authenticate"] == 'Bearer realm="captioner"'
+            assert "Authorization: Bearer KEY" in response.error
+        for key in (ALICE[:-1], ALICE + "x", "alice", "ä" * 20):
+            response = await server.open(headers=bearer(key)).response()
+            assert response.status == 401
+            assert "unknown API key" in response.error
+        for headers in (bearer(ALICE), {"authorization": f"bearer {BOB}"}, {"x-api-key": BOB}):
+            assert (await server.post(png(), headers=headers).response()).status == 200
+        assert await server.metric('captioner_refused_total{reason="key"}') == 4
+
+    serve(test, app={"keys": keys})
+    assert "key=alice" in caplog.text
+    assert "key=bob" in caplog.text
+    assert "0123456789abcdef" not in caplog.text
+    assert len(model.batches) == 3
+
+
+def test_every_endpoint_for_photos_needs_a_key_and_the_schema_says_so(serve, keys):
+    """``/docs`` then has a button for the key."""
+
+    async def test(server):
+        schema = (await server.get("/openapi.json")).json
+        openapi_spec_validator.validate(schema)
+        kinds = schema["components"]["securitySchemes"]
+        assert kinds["HTTPBearer"] == {"type": "http", "scheme": "bearer"}
+        assert kinds["APIKeyHeader"]["name"] == "X-Api-Key"
+        for path, item in schema["paths"].items():
+            photos = path.startswith("/v1/")
+            for operation in item.values():
+                assert operation.get("security", []) == [
+                    {name: []} for name in (kinds if photos else ())
+                ]
+            if photos:
+                assert (await server.open(path).response()).status == 401
+
+    serve(test, app={"keys": keys})
+
+
+def test_preflight_needs_no_key_and_pages_can_read_the_refusal(serve, keys):
+    origin = "https://app.example.org"
+
+    async def test(server):
+        ask = {"origin": origin, "access-control-request-method": "POST"}
+        assert (await server.get("/v1/captions", "OPTIONS", **ask)).status == 200
+        response = await server.post(png(), headers={"origin": origin}).response()
+        assert response.status == 401
+        assert response.headers["access-control-allow-origin"] == origin
+
+    serve(test, app={"keys": keys, "origins": {origin}})
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "has no keys; give lines of: NAME KEY"),
+        (
+            f"alice {ALICE}\nSECRET-0123456789abcdef",
+            "line 2 is invalid; give a name",
+        ),
+        ("alice SECRET", "line 1 is invalid"),
+    ],
+)
+def test_invalid_key_files(tmp_path, text, problem):
+    (tmp_path / "keys.txt").write_text(text)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        ApiKeys(tmp_path / "keys.txt")
+    assert "SECRET" not in str(caught.value)
+
+
+# --- the rate limit ------------------------------------------------------------------------------
+
+
+def test_rate_limit_is_per_key(serve, keys):
+    async def test(server):
+        for _ in range(3):
+            assert (await server.post(png(), headers=bearer(ALICE)).response()).status == 200
+        exchange = server.open(headers=bearer(ALICE))
+        response = await exchange.response()
+        assert (response.status, exchange.read) == (429, 0)
+        assert 19 <= int(response.headers["retry-after"]) <= 20
+        assert "too many requests with this API key" in response.error
+        assert (await server.post(png(), headers=bearer(BOB)).response()).status == 200
+
+    serve(test, app={"keys": keys}, rate_limit=3)
+
+
+def test_each_photo_of_a_batch_counts(serve, model, keys):
+    """Further photos get the status that they would have got alone."""
+    given = parts(*[file(png((n, n, n)), "images") for n in range(5)])
+
+    async def test(server):
+        body, kind = given
+        headers = kind | bearer(ALICE)
+        response = await server.open("/v1/batch", headers=headers).send(body).response()
+        results = response.json["results"]
+        assert [one["status"] for one in results] == [200, 200, 200, 429, 429]
+        assert results[2]["captions"][0]["text"] == "2-2-2 2 0"
+        assert "too many requests with this API key; try again in " in results[3]["error"]
+        response = await server.open("/v1/batch", headers=headers).response()
+        assert response.status == 429
+        assert (await server.post(png(), headers=bearer(BOB)).response()).status == 200
+
+    serve(test, app={"keys": keys}, rate_limit=3)
+    assert sum(map(len, model.batches)) == 4
+
+
+def test_client_that_waits_as_asked_is_accepted():
+    now = 0.0
+    limit = RateLimit(30, clock=lambda: now)
+    assert [limit.take("a") for _ in range(30)] == [0] * 30
+    accepted = 0
+    while now < 600:
+        wait = limit.take("a")
+        accepted += wait == 0
+        now += wait
+    assert 295 <= accepted <= 301
 
 
 # --- nothing is stored ----------------------------------------------------------------------------
@@ -225,9 +422,3 @@ def test_nothing_is_written_to_disk_or_logged(tmp_path):
     assert "captioner.serving:POST /v1/captions 413 " in done.stdout  # requests are logged
     assert "SECRET" not in done.stdout + done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["x.org:8443", "https://x.org", "", "a b", "x.org/", "me@x.org"])
-def test_invalid_allowed_host(name):
-    with pytest.raises(ConfigError, match="give a host name without port"):
-        allowed_hosts("127.0.0.1", [name])

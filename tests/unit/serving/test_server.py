@@ -228,7 +228,7 @@ def test_draining_completes_accepted_requests(serve):
     while not service.draining:
         time.sleep(0.01)
 
-    for path, status in {"/healthz": 200, "/readyz": 503, "/metrics": 200, "/": 503}.items():
+    for path, status in {"/healthz": 200, "/readyz": 503, "/metrics": 200, "/": 200}.items():
         other = server.connect()
         other.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         found, headers, _ = read_response(other)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import io
 import threading
-import time
 import weakref
 from types import SimpleNamespace
 from typing import ClassVar
@@ -91,26 +89,6 @@ def test_slow_captioning_returns_503(serve, model, monkeypatch):
     assert "1-1-1" not in [colour for batch in model.batches for colour in batch]
 
 
-def test_disconnect_while_waiting_frees_the_slot(serve, model):
-    async def test(server):
-        running = await server.hold()
-        disconnected, other = server.post(png((1, 1, 1))), server.post(png((2, 2, 2)))
-        await until(lambda: server.service.batcher.waiting == 2)
-
-        disconnected.disconnect()
-        await disconnected.task
-
-        assert (server.service.batcher.waiting, server.service.in_flight) == (1, 2)
-        model.gate.set()
-        await running.response()
-        assert (await other.response()).texts == ["2-2-2 2 0"]
-        line = 'captioner_requests_total{route="/v1/captions",status="499"}'
-        assert await server.metric(line) == 1
-
-    serve(test)
-    assert model.batches == [["0-0-0"], ["2-2-2"]]
-
-
 class Body(io.BytesIO):
     """A body whose instances are counted."""
 
@@ -143,8 +121,8 @@ def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch, 
             exchange.disconnect()
             await exchange.task
         assert server.service.in_flight == 2
-        gc.collect()
-        assert len(Body.alive) == service_module.DECODERS + 2
+        open_bodies = [body for body in Body.alive if not body.closed]
+        assert len(open_bodies) == 2
         gate.set()
         for n, exchange in enumerate(exchanges[4:], 5):
             assert (await exchange.response()).texts == [f"{n}-{n}-{n} 2 0"]
@@ -216,22 +194,3 @@ def test_large_jpeg_is_decoded_at_a_reduced_size(serve, model, monkeypatch):
 
     serve(test)
     assert prepared == [(1000, 750), (750, 1000), (4000, 3000)]
-
-
-def test_large_photos_are_decoded_one_at_a_time(serve, monkeypatch, concurrency):
-    monkeypatch.setattr(service_module, "LARGE_PIXELS", 23)
-    real = service_module.open_reduced
-
-    def counted(*given, **named):
-        with concurrency:
-            time.sleep(0.02)
-            return real(*given, **named)
-
-    monkeypatch.setattr(service_module, "open_reduced", counted)
-
-    async def test(server):
-        exchanges = [server.post(png(size=(6, 4))) for _ in range(6)]
-        assert [(await one.response()).status for one in exchanges] == [200] * 6
-
-    serve(test)
-    assert concurrency.most == 1

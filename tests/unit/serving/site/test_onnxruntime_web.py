@@ -84,7 +84,7 @@ def test_a_tarball_and_the_package_folder_need_no_network(tmp_path, registry) ->
     assert runtime_files(tmp_path / "package.tgz") == runtime_files(folder) == CONTENT
     assert registry == []
     (folder / "package.json").write_text(json.dumps({"version": "1.0.0"}))
-    with pytest.raises(ConfigError, match=r"is version 1\.0\.0; give the tarball that npm pack"):
+    with pytest.raises(ConfigError, match="this is another version than"):
         runtime_files(folder)
 
 

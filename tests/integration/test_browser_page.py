@@ -1,0 +1,540 @@
+"""The page in a browser, as the server sends it and as a static site.
+
+Every test fails on a request to another host, a console error or a policy violation.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from browsing import (
+    assert_as_python,
+    drawn,
+    make_site,
+    out_of_order,
+    results,
+    saved,
+    serving,
+    violations,
+)
+from PIL import Image
+from playwright.sync_api import Locator, Route, expect
+from playwright.sync_api import Page as Tab
+
+from captioner import load
+from captioner.cli.formats import WRITERS
+from captioner.data.images import open_image
+from captioner.drawing.heatmap import attention_image, shared_scale
+from captioner.drawing.pages import Entry, gallery
+from captioner.serving.app import create_app
+from captioner.serving.options import Limits
+from captioner.serving.security import ApiKeys
+
+pytestmark = pytest.mark.slow
+
+LARGEST = 2_000_000  # bytes
+
+
+@pytest.fixture(scope="module")
+def served(tiny) -> Iterator[SimpleNamespace]:
+    """``address`` of a server, and the ``model`` behind it."""
+    model = load(tiny.model, device="cpu", precision="fp32")
+    app = create_app(model, Limits(max_bytes=LARGEST, max_beam=4))
+    with serving(app) as address:
+        yield SimpleNamespace(address=address, model=model)
+
+
+@pytest.fixture(scope="module", params=["server", "site"])
+def page(request, tiny, tmp_path_factory, static_server) -> Iterator[SimpleNamespace]:
+    """``address`` and ``model`` of either kind of page."""
+    if request.param == "server":
+        yield request.getfixturevalue("served")
+        return
+    made = make_site(tiny.model, tmp_path_factory.mktemp("site"))
+    with static_server(made.folder) as address:
+        yield SimpleNamespace(address=address, model=made.model)
+
+
+@pytest.fixture
+def open_page(visit, page) -> Callable[..., Tab]:
+    """``open_page(**context options)``: a tab with the page, ready."""
+
+    def opened(**options: Any) -> Tab:
+        tab = visit(page.address, allowed=page.address, **options)
+        if tab.locator(".device").count():
+            expect(tab.locator(".device")).to_contain_text("Ready")
+        return tab
+
+    return opened
+
+
+@pytest.fixture
+def tab(visit, served) -> Tab:
+    return visit(served.address, allowed=served.address)
+
+
+def upload(tab: Tab, *photos: Any) -> None:
+    tab.locator("#file").set_input_files(photos)
+
+
+@pytest.fixture
+def refused(visit) -> None:
+    """Browsers log every failed request to the console, sometimes late."""
+    visit.expected.append("console: Failed to load")
+
+
+def card(tab: Tab, number: int) -> Locator:
+    cards = tab.get_by_role("list", name="Photos").get_by_role("button")
+    return cards.nth(number - 1)
+
+
+def posts(tab: Tab) -> list[str]:
+    """The addresses of requests for captions, from now on."""
+    sent: list[str] = []
+    tab.on(
+        "request", lambda request: sent.append(request.url) if request.method == "POST" else None
+    )
+    return sent
+
+
+# --- on a server and as a site -------------------------------------------------------------------
+
+
+def test_photos_are_captioned_and_explored(open_page, page, tiny) -> None:
+    photos = [tiny.photos / f"{n}.png" for n in (1, 2, 3)]
+    tab = open_page()
+    assert_as_python(results(tab, *photos), page.model, photos)
+
+    status = tab.get_by_role("status")
+    texts = [page.model.caption(photo).text for photo in photos]
+    for number, text in list(enumerate(texts, 1))[::-1]:
+        card(tab, number).click()
+        expect(status).to_have_text(text)
+    caption = page.model.caption(photos[0], alternatives=5)
+    options = tab.get_by_role("listbox").get_by_role("option")
+    options.nth(1).hover()
+    scale = shared_scale(caption.alphas, caption.gates)
+    image, regions = open_image(photos[0]), caption.regions
+    wanted = attention_image(image, caption.alphas[1], scale_max=scale, regions=regions)
+    assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
+    words = [one.word.replace("<end>", "end of the sentence") for one in caption.alternatives[1]]
+    assert tab.locator(".choices li span:first-child").all_inner_texts() == words
+    tab.keyboard.press("ArrowRight")
+    selected = tab.get_by_role("listbox").get_by_role("option", selected=True)
+    expect(selected).to_have_text(caption.words[0])
+    tab.get_by_label("maps").select_option("attention_gate")
+    expect(tab.locator(".legend")).to_contain_text("share of relevance per region")
+    tab.get_by_role("button", name="next photo").click()
+    expect(status).to_have_text(texts[1])
+
+
+@pytest.mark.usefixtures("page")
+def test_options_and_own_words(open_page, page, tiny, visit) -> None:
+    photo = tiny.photos / "2.png"
+    tab = open_page()
+    status = tab.get_by_role("status")
+    results(tab, photo)
+
+    tab.get_by_label("beam size").fill("4")
+    tab.get_by_label("captions", exact=True).fill("3")
+    tab.keyboard.press("Enter")
+
+    expect(tab.get_by_role("listbox")).to_have_count(3)
+    captions = page.model.captions(photo, beam_size=4, num_captions=3)
+    names = [box.get_attribute("aria-label") for box in tab.get_by_role("listbox").all()]
+    assert names == [f"Words of the caption: {caption.text}" for caption in captions]
+
+    own = tab.get_by_label("test your own caption")
+    own.fill("The man's hat!")
+    tab.keyboard.press("Enter")
+    expect(status).to_have_text("the man's hat")
+    explained = page.model.explain(photo, "the man's hat")
+    expect(tab.locator(".total")).to_have_text(f"log p {explained.log_prob:.1f}")
+
+    own.fill("a gryphon runs")
+    tab.keyboard.press("Enter")
+    expect(status).to_contain_text("he model does not know gryphon")
+    own.fill("")  # the photo stays
+    tab.keyboard.press("Enter")
+    expect(status).not_to_have_class(re.compile("failed"))
+    visit.complaints[:] = [one for one in visit.complaints if "Failed to load" not in one]
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_the_page_has_no_accessibility_violations(scheme, width, open_page, tiny, tmp_path) -> None:
+    screen = {"width": width, "height": 844}
+    tab = open_page(color_scheme=scheme, viewport=screen, has_touch=width < 400)
+    assert violations(tab) == []
+    results(tab, *sorted(tiny.photos.iterdir()))
+    assert violations(tab) == []
+    tab.get_by_label("captions", exact=True).fill("2")
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_role("listbox")).to_have_count(2)
+    tab.get_by_role("listbox").get_by_role("option").nth(1).click()
+    tab.get_by_role("button", name="zoom in").click()
+    (tmp_path / "empty.jpg").touch()
+    upload(tab, tmp_path / "empty.jpg")
+    expect(tab.get_by_role("alert")).to_contain_text("empty")
+
+    assert violations(tab) == []
+    assert out_of_order(tab) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+# --- photos --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("refused")
+def test_server_errors_are_shown(tab, tiny, tmp_path) -> None:
+    whole = (tiny.photos / "1.png").read_bytes()
+    (tmp_path / "broken.png").write_bytes(whole[: len(whole) // 2])
+
+    upload(tab, tmp_path / "broken.png", tiny.photos / "2.png")
+
+    expect(tab.locator(".count")).to_have_text("1 of 2 captioned, 1 failed")
+    status = tab.get_by_role("status")
+    expect(status).to_have_text("The image is truncated; copy or download the file again.")
+    expect(card(tab, 1)).to_contain_text(status.inner_text())
+
+
+HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("IMG_1.HEIC", HEIC, "This is a HEIC photo, which this browser cannot convert."),
+        ("notes.jpg", b"no photo at all", "This is not a photo."),
+    ],
+)
+def test_other_files_are_not_sent(  # noqa: PLR0917
+    name, content, problem, tab, tiny, tmp_path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    sent = posts(tab)
+
+    upload(tab, tmp_path / name, tiny.photos / "1.png")  # the other is captioned
+
+    expect(tab.get_by_role("alert")).to_contain_text(f"{name}: {problem}")
+    expect(tab.get_by_role("listbox")).to_have_count(1)
+    assert len(sent) == 1
+
+
+def test_a_format_that_only_the_browser_reads_is_converted(tab, served, tmp_path) -> None:
+    """As HEIC is in Safari; Chromium reads AVIF."""
+    for name in ("x.avif", "x.png"):
+        Image.new("RGB", (64, 48), (200, 30, 40)).save(tmp_path / name)
+
+    upload(tab, tmp_path / "x.avif")
+
+    text = served.model.caption(tmp_path / "x.png").text
+    expect(tab.get_by_role("status")).to_have_text(text)
+
+
+def quarters(width: int, height: int) -> Image.Image:
+    """A photo with a colour in each quarter, so that every orientation differs."""
+    image = Image.new("RGB", (width, height), (230, 20, 20))
+    image.paste((20, 200, 30), (width // 2, 0, width, height // 2))
+    image.paste((20, 30, 220), (0, height // 2, width // 2, height))
+    image.paste((240, 240, 20), (width // 2, height // 2, width, height))
+    return image
+
+
+@pytest.mark.parametrize(
+    ("orientation", "setting", "size"),
+    [(1, 64, [2304, 1536]), (6, 64, [1536, 2304]), (1, 800, [2400, 1600])],
+)
+def test_a_large_photo_is_made_smaller_and_stays_upright(  # noqa: PLR0917
+    orientation, setting, size, tab, served, tmp_path
+) -> None:
+    """It keeps twice the sides of the model's input, as if that were 800 pixels."""
+    turned = Image.Exif()
+    turned[0x0112] = orientation
+    quarters(2400, 1600).save(tmp_path / "large.jpg", exif=turned, quality=95)
+    with (tmp_path / "large.jpg").open("ab") as file:
+        file.write(bytes(LARGEST))  # ignored after the end of the picture
+    caption = served.model.caption(tmp_path / "large.jpg")
+
+    def changed(route: Route) -> None:
+        response = route.fetch()
+        text = response.text().replace('"imageSize":64', f'"imageSize":{setting}')
+        route.fulfill(response=response, body=text)
+
+    tab.route(served.address, changed)
+    tab.reload()
+    with tab.expect_response("**/v1/captions*") as received:
+        upload(tab, tmp_path / "large.jpg")
+
+    answer = received.value.json()
+    assert [answer["width"], answer["height"]] == size
+    assert int(received.value.request.headers.get("content-length", "0")) < 1_000_000
+    assert answer["captions"][0]["text"] == caption.text
+    assert np.abs(np.array(answer["captions"][0]["alphas"]) - caption.alphas).max() < 0.02
+
+
+class Held:
+    """Requests for captions that wait until they are let through."""
+
+    def __init__(self, tab: Tab) -> None:
+        self.tab = tab
+        self.routes: list[Route] = []
+        self.held = True
+        tab.route("**/v1/captions*", self.add)
+
+    def add(self, route: Route) -> None:
+        if self.held:
+            self.routes.append(route)
+        else:
+            route.continue_()
+
+    def wait(self, count: int) -> None:
+        for _ in range(6000):  # a minute
+            if len(self.routes) == count:
+                break
+            self.tab.wait_for_timeout(10)
+        assert len(self.routes) == count
+
+    def release(self) -> None:
+        for route in self.routes:
+            route.continue_()
+        self.routes.clear()
+
+
+def test_cancel_and_continue(tab, tiny) -> None:
+    held = Held(tab)
+    upload(tab, *[tiny.photos / f"{1 + n % 4}.png" for n in range(5)])
+    held.wait(2)  # two at a time
+    assert violations(tab) == []
+    held.release()
+    held.wait(2)
+
+    tab.get_by_role("button", name="Cancel").click()
+
+    expect(tab.locator(".count")).to_have_text("2 of 5 captioned")
+    expect(tab.get_by_text("not captioned", exact=True)).to_have_count(3)
+    expect(tab.get_by_role("button", name="Caption", exact=True)).to_be_focused()
+    held.routes.clear()
+    held.held = False
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".count")).to_have_text("5 of 5 captioned")
+
+
+@pytest.mark.usefixtures("refused")
+def test_a_busy_server_is_asked_again(tab, tiny) -> None:
+    refusals = iter([429, 503, 429])
+    times: list[float] = []
+
+    def busy(route: Route) -> None:
+        times.append(time.monotonic())
+        if status := next(refusals, None):
+            headers = {"Retry-After": "1"}
+            route.fulfill(status=status, headers=headers, json={"error": "try again"})
+        else:
+            route.continue_()
+
+    tab.route("**/v1/captions*", busy)
+    upload(tab, tiny.photos / "1.png", tiny.photos / "2.png", tiny.photos / "3.png")
+
+    expect(tab.locator(".count")).to_have_text("3 of 3 captioned")
+    assert len(times) == 6
+    assert times[2] - times[0] > 0.9  # no request of the two in parallel comes before
+
+
+def test_files_are_dropped(tab, served, tiny) -> None:
+    """A drag of the operating system: Chromium makes the events and the files."""
+    devtools = tab.context.new_cdp_session(tab)
+    files = [str(tiny.photos / "3.png"), str(tiny.photos / "1.png")]
+    data = {"items": [], "files": files, "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        devtools.send("Input.dispatchDragEvent", {"type": kind, "x": 300, "y": 300, "data": data})
+
+    text = served.model.caption(tiny.photos / "3.png").text
+    expect(tab.get_by_role("status")).to_have_text(text)
+    expect(tab.locator(".count")).to_have_text("2 of 2 captioned")
+
+
+def test_a_copied_picture_is_pasted(visit, served, tiny) -> None:
+    """Ctrl+V with a picture in the browser's clipboard."""
+    granted = ["clipboard-read", "clipboard-write"]
+    tab = visit(served.address, allowed=served.address, permissions=granted)
+    content = base64.b64encode((tiny.photos / "3.png").read_bytes()).decode()
+    tab.evaluate(
+        """async (content) => {
+            const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+            const picture = new Blob([bytes], {type: "image/png"});
+            await navigator.clipboard.write([new ClipboardItem({"image/png": picture})]);
+        }""",
+        content,
+    )
+
+    tab.keyboard.press("Control+V")
+
+    text = served.model.caption(tiny.photos / "3.png").text
+    expect(tab.get_by_role("status")).to_have_text(text)
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+def nearly(data: Any) -> Any:
+    """The same with numbers that may differ a little, as they do between batches."""
+    if isinstance(data, dict):
+        return {name: nearly(value) for name, value in data.items()}
+    if isinstance(data, list):
+        return [nearly(value) for value in data]
+    return pytest.approx(data, abs=5e-4) if isinstance(data, float | int) else data
+
+
+def content(html: str) -> tuple[str, Any]:
+    """A page without the bytes of its photos, and its data."""
+    found = re.search(r'id="captioner-data">(.*?)</script>', html, re.DOTALL)
+    assert found is not None
+    rest = html.replace(found[1], "").replace("&#x27;", "'")
+    return re.sub(r"data:image/jpeg;base64,[\w+/=]+", "", rest), json.loads(found[1])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_captions_and_gallery_are_those_that_the_command_writes(  # noqa: PLR0917
+    count, tab, visit, served, tiny, tmp_path
+) -> None:
+    photos = [tmp_path / f"<{n}> & 'x'.png" for n in range(1, count + 1)]
+    for number, photo in enumerate(photos, 1):
+        photo.write_bytes((tiny.photos / f"{number}.png").read_bytes())
+    upload(tab, *photos)
+    expect(tab.locator(".count")).to_have_text(f"{count} of {count} captioned")
+    captions = [served.model.captions(photo, alternatives=5) for photo in photos]
+    entries = [Entry(*one, one[0].name) for one in zip(photos, captions, strict=True)]
+    plain = [served.model.captions(photo) for photo in photos]
+    texts = [{"image": e.title, "captions": [c.as_dict() for c in p]}
+             for e, p in zip(entries, plain, strict=True)]  # fmt: skip
+
+    made = json.loads(saved(tab, "JSON").read_text("utf-8"))
+    assert made == nearly(texts)
+    wanted = io.StringIO()
+    WRITERS["csv"](wanted, made)
+    assert saved(tab, "CSV").read_text("utf-8") == wanted.getvalue()
+    page = saved(tab, "Gallery")
+    text, data = content(page.read_text("utf-8"))
+    wanted_text, wanted_data = content(gallery(entries).html)
+    assert text == wanted_text
+    assert data == nearly(wanted_data)
+    opened = visit(page.rename(tmp_path / "all.html").as_uri())
+    if count > 1:
+        opened.locator(".entry a").last.click()
+    opened.get_by_role("listbox").get_by_role("option").first.click()
+    expect(opened.locator(".stage")).to_be_visible()
+
+
+@pytest.mark.parametrize("chosen", [None, 1])
+def test_overlays_are_downloaded(chosen, tab, served, tmp_path) -> None:
+    quarters(80, 60).save(tmp_path / "colours.png")
+    upload(tab, tmp_path / "colours.png")
+    caption = served.model.caption(tmp_path / "colours.png")
+    if chosen is not None:
+        tab.get_by_role("listbox").get_by_role("option").nth(chosen).click()
+
+    svg, png = (saved(tab, name, "Download the overlay") for name in ("SVG", "PNG"))
+
+    assert [svg.name, png.name] == ["colours_attention.svg", "colours_attention.png"]
+    root = ElementTree.parse(svg).getroot()
+    space = {"svg": "http://www.w3.org/2000/svg"}
+    assert root.findtext("svg:title", namespaces=space) == caption.text
+    words = [one.text for one in root.iterfind("svg:text", space) if one.get("font-size") == "20"]
+    assert words == list(caption.words)
+    panels = root.findall("svg:image", space)[:-1]  # without the colour scale
+    numbers = range(len(caption.words)) if chosen is None else [chosen]
+    image = Image.open(png)
+    assert image.size == (int(root.get("width", "")), int(root.get("height", "")))
+    scale = shared_scale(caption.alphas, caption.gates)
+    photo, regions = open_image(tmp_path / "colours.png"), caption.regions
+    for number, panel in zip(numbers, panels, strict=True):
+        wanted = attention_image(photo, caption.alphas[number], scale_max=scale, regions=regions)
+        x, y, width, height = (int(panel.get(name, "")) for name in ("x", "y", "width", "height"))
+        embedded = base64.b64decode(panel.get("href", "").partition(",")[2])
+        cropped = image.crop((x, y, x + width, y + height))
+        for picture in (Image.open(io.BytesIO(embedded)), cropped):
+            pixels = np.asarray(picture.convert("RGB").resize((80, 60)), dtype=int)
+            assert np.abs(pixels - np.asarray(wanted, dtype=int)).mean() < 4
+
+
+def test_all_captions_are_printed_without_controls(tab, served, tiny) -> None:
+    upload(tab, tiny.photos / "1.png", tiny.photos / "2.png")
+    expect(tab.locator(".count")).to_have_text("2 of 2 captioned")
+
+    tab.emulate_media(media="print")
+
+    for selector in (".drop", ".options", ".bar-row", ".controls", ".copy", ".overlay"):
+        expect(tab.locator(selector)).to_be_hidden()
+    for photo in ("1.png", "2.png"):
+        text = served.model.caption(tiny.photos / photo).text
+        expect(tab.get_by_text(text).first).to_be_visible()
+    assert tab.pdf().startswith(b"%PDF")
+
+
+@pytest.mark.usefixtures("refused")
+def test_maps_of_another_method(tab, served, tiny) -> None:
+    upload(tab, tiny.photos / "1.png")
+    method, status = tab.get_by_label("maps"), tab.get_by_role("status")
+    titles = ["attention", "attention × gate", "gradient × input", "Grad-CAM", "occlusion"]
+    expect(tab.locator(".legend")).to_contain_text("share of attention per region")
+    assert method.locator("option").all_inner_texts() == titles
+    sent = posts(tab)
+
+    method.select_option("occlusion")
+
+    expect(tab.locator(".legend")).to_contain_text("share of relevance per region")
+    assert [one.endswith("&method=occlusion") for one in sent] == [True]
+    html = saved(tab, "HTML", "Download the overlay").read_text("utf-8")
+    [entry] = content(html)[1]["entries"]
+    wanted = served.model.caption(tiny.photos / "1.png", method="occlusion")
+    np.testing.assert_allclose(entry["captions"][0]["alphas"], wanted.alphas, atol=2e-3)
+
+    method.select_option("attention")  # which the page has already
+    expect(tab.locator(".legend")).to_contain_text("share of attention per region")
+    assert len(sent) == 1
+    tab.route("**/v1/captions**", lambda route: route.fulfill(status=500, json={"error": "broken"}))
+    method.select_option("grad_cam")
+    expect(status).to_have_text("Broken.")
+    expect(method).to_have_value("attention")
+
+
+# --- API keys ------------------------------------------------------------------------------------
+
+
+def test_page_asks_for_the_key_once(visit, tiny, tmp_path) -> None:
+    """Below a proxy's prefix; a closed dialog stops all photos."""
+    key = "alice-0123456789abcdef"
+    (tmp_path / "keys.txt").write_text(f"alice {key}\n")
+    model = load(tiny.model, device="cpu", precision="fp32")
+    app = create_app(model, keys=ApiKeys(tmp_path / "keys.txt"), root_path="/photos")
+    with serving(app) as address:
+        tab = visit(f"{address}photos/", allowed=address)
+        upload(tab, *[tiny.photos / f"{n}.png" for n in (1, 2, 3, 4)])
+        dialog = tab.get_by_role("dialog")
+        expect(dialog).to_be_visible()
+        tab.keyboard.press("Escape")
+        expect(dialog).to_have_count(0)
+        button = tab.get_by_role("button", name="Caption", exact=True)
+        expect(button).to_be_focused()
+        expect(tab.locator(".count")).to_have_text("0 of 4 captioned, 1 failed")
+        button.click()
+        for typed in ("wrong", key):
+            tab.get_by_label("API key").last.fill(typed)
+            assert violations(tab) == []
+            tab.keyboard.press("Enter")
+            if typed == "wrong":
+                expect(tab.get_by_text("does not accept this API key")).to_be_visible()
+        expect(tab.locator(".count")).to_have_text("4 of 4 captioned")
+        assert tab.evaluate("localStorage.length") == 0
+    assert all("401" in complaint for complaint in visit.complaints)  # the browser's own
+    visit.complaints.clear()
