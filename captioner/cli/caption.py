@@ -106,6 +106,10 @@ def _check_search(options: CaptionOptions, search: SearchOptions, coco: str | No
         raise ConfigError(f"{beside[0]} has one caption per photo; give --num-captions 1")
     if options.min_confidence is None:
         return
+    if beside:
+        raise ConfigError(
+            f"--min-confidence marks captions in text, JSON and CSV, not {beside[0]}; leave one out"
+        )
     from captioner.inference.confidence import no_confidence, read_calibrator
     from captioner.inference.folder import find_model, read_search
 
