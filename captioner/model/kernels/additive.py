@@ -1,4 +1,4 @@
-"""The additive score and its gradient in training, in blocks of photos that fit the cache.
+"""The additive score and its gradient, in blocks of photos that fit the cache.
 
     e_i = v^T tanh(k_i + q)
 
@@ -9,9 +9,8 @@ queries, instead of pairs:
 
     s = 1 / (1 + exp(-2 k) exp(-2 q)),   tanh(k + q) = 2 s - 1,   its slope = 4 (s - s^2)
 
-It gains 9% (float32) to 17% (bf16) of a step with 196 regions and A = 512, but only 2% to 3% with
-the 100 regions and A = 256 of the shipped model. Without gradients the plain formula runs, as 3
-beams gain nothing; more beams were not measured.
+It gains 9% (float32) to 17% (bf16) of a step with 196 regions and A = 512, 2% to 3% with the 100
+regions and A = 256 of the shipped model, and a quarter of a search with 128 samples.
 
 Notation: B photos, R queries (captions), L regions, A attention size; b photos at a step.
 """
@@ -40,77 +39,59 @@ GPU_BLOCK = 512 << 20
 
 
 class SharedKeys:
-    """The keys of all steps of a recurrence: their exponentials, and the sum of their gradients."""
+    """The keys of all steps of a recurrence."""
 
     def __init__(self, keys: Tensor, energy: Tensor) -> None:
-        self.exponentials = _exponentials(keys.detach())
-        self.energy = energy.detach()
-        self.total: Tensor | None = None
-        self.steps = 0
-        self.previous = 0
-        """The step that the backward pass was at."""
+        self.exponentials = exponentials(keys.detach())
+        # Only its gradient matters, which is handed back from step to step: sum_r g (s - s^2).
+        self.chain = keys * (4 * energy.detach())
 
-    def collect(self, keys: Tensor) -> Tensor:
-        """The same keys, with the gradient of all steps."""
-        collected: Tensor = _SumOfSteps.apply(keys, self)
-        return collected
-
-    def scores(self, query: Tensor, collected: Tensor, energy: Tensor) -> Tensor:
+    def scores(self, query: Tensor, energy: Tensor) -> Tensor:
         """Scores (b, R, L) of the next step, whose photos are the first ones."""
-        self.steps += 1
-        scores: Tensor = _Scores.apply(query, collected, energy, self, self.steps)
+        scores, self.chain = _Scores.apply(query, self.chain, energy, self.exponentials)
         return scores
-
-    def sum_at(self, step: int) -> Tensor:
-        """What a step adds its gradient to, (B, L, A)."""
-        total: Tensor | None = self.total
-        if total is None or step >= self.previous:  # they descend: this is another backward pass
-            total = self.total = torch.zeros_like(self.exponentials)
-        self.previous = step
-        return total
 
 
 class _Scores(torch.autograd.Function):
-    """The scores of one step; the gradient of the keys is only added to the sum."""
+    """The scores of a step. Its backward pass adds to the gradient that the later steps summed."""
 
     @staticmethod
-    def forward(  # noqa: PLR0917 - autograd knows positions only
-        ctx: Any, query: Tensor, keys: Tensor, energy: Tensor, shared: SharedKeys, step: int
-    ) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, chain: Tensor, energy: Tensor, keys: Tensor
+    ) -> tuple[Tensor, Tensor]:
         # Detached: whether a tensor requires a gradient would be a condition of the compiled graph.
-        query, energy = _exponentials(query.detach()).contiguous(), energy.detach()
-        ctx.save_for_backward(query, energy)
-        keys = shared.exponentials[: len(query)]
-        ctx.shared, ctx.step, ctx.blocks = shared, step, _choose(query, keys)
-        sums: Tensor = ctx.blocks.forward(query, keys, energy)
-        return sums.mul_(2).sub_(energy.sum())
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (query, energy), gradient = ctx.saved_tensors, gradients[0].contiguous()
-        rows = slice(len(query))
-        keys, total = ctx.shared.exponentials[rows], ctx.shared.sum_at(ctx.step)[rows]
-        slopes, shares = ctx.blocks.backward(query, keys, gradient, total)
-        for_energy = shares.sum(dim=(0, 1)).mul_(2).sub_(gradient.sum())
-        return slopes.mul_(4 * energy), None, for_energy, None, None
-
-
-class _SumOfSteps(torch.autograd.Function):
-    """The keys as they are; their gradient is the sum over the steps, times 4 v."""
-
-    @staticmethod
-    def forward(ctx: Any, keys: Tensor, shared: SharedKeys) -> Tensor:
-        ctx.shared = shared
+        query, energy = exponentials(query.detach()).contiguous(), energy.detach()
+        ctx.save_for_backward(query, energy, keys)
         ctx.set_materialize_grads(False)
-        return keys.view_as(keys)
+        # torch.compile makes another graph for a size of 1, and gives up after eight.
+        compiles = Switch.compiled and 1 not in (*query.shape, keys.shape[1])
+        ctx.blocks = compiled() if compiles else IN_BLOCKS
+        sums: Tensor = ctx.blocks.forward(query, keys[: len(query)], energy)
+        return sums.mul_(2).sub_(energy.sum()), chain.view_as(chain)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *nothing: None) -> tuple[Tensor | None, None]:
-        del nothing
-        total, ctx.shared.total = ctx.shared.total, None
-        return None if total is None else total.mul_(4 * ctx.shared.energy), None
+    def backward(
+        ctx: Any, gradient: Tensor | None, total: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        if gradient is None:
+            return None, total, None, None
+        (query, energy, keys), gradient = ctx.saved_tensors, gradient.contiguous()
+        total, rows = torch.zeros_like(keys) if total is None else total, slice(len(query))
+        slopes, shares = ctx.blocks.backward(query, keys[rows], gradient, total[rows])
+        for_energy = shares.sum(dim=(0, 1)).mul_(2).sub_(gradient.sum())
+        return slopes.mul_(4 * energy), total, for_energy, None
+
+
+def scores_without_gradient(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+    """Scores (B, R, L)."""
+    sums = _forward_in_blocks(exponentials(query), exponentials(keys), energy)
+    return sums.mul_(2).sub_(energy.sum())
+
+
+def exponentials(x: Tensor) -> Tensor:
+    """exp(-2 x) of keys or queries of any shape."""
+    return torch.exp(-2 * x.clamp(-LARGEST, LARGEST))
 
 
 class Blocks(NamedTuple):
@@ -151,13 +132,12 @@ def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
     buffer = query.new_empty(min(count, len(query)), query.shape[1], *keys.shape[1:])
     for first in range(0, len(query), count):
         photos = slice(first, first + count)
-        pairs = keys[photos].unsqueeze(1), query[photos].unsqueeze(2)
         share = buffer[: len(query[photos])]
-        torch.addcmul(one, *pairs, out=share)
+        torch.addcmul(one, keys[photos].unsqueeze(1), query[photos].unsqueeze(2), out=share)
         yield photos, share.reciprocal_()
 
 
-_in_blocks = Blocks(_forward_in_blocks, _backward_in_blocks)
+IN_BLOCKS = Blocks(_forward_in_blocks, _backward_in_blocks)
 
 
 def _forward(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
@@ -191,16 +171,14 @@ class Switch:
 def compile_scores(weight: Tensor) -> None:
     """Compile additive scores with torch.compile, for this process.
 
-    All tensors and all their sizes differ, also those of the tensors that keys and sums are the
-    first photos of: a size or a tensor that occurs twice would be compiled as always equal, and 1
-    as always 1.
-
     Args:
         weight: Any float tensor, for device and dtype.
 
     Raises:
         ConfigError: Compilation fails, e.g. because there is no C++ compiler.
     """
+    # All tensors and sizes differ, also those of the tensors that keys and sums are the first
+    # photos of: one that occurs twice would be compiled as always equal, and 1 as always 1.
     query, gradient, energy = (weight.new_ones(shape) for shape in ((2, 3, 5), (2, 3, 7), (5,)))
     keys, for_keys = (weight.new_ones(photos, 7, 5)[:2] for photos in (4, 6))
     try:
@@ -212,13 +190,3 @@ def compile_scores(weight: Tensor) -> None:
             "compiler (on a GPU: triton), or turn it off"
         ) from error
     Switch.compiled = True
-
-
-def _choose(query: Tensor, keys: Tensor) -> Blocks:
-    # torch.compile makes another graph for a size of 1, and gives up after eight.
-    return compiled() if Switch.compiled and 1 not in (*query.shape, keys.shape[1]) else _in_blocks
-
-
-def _exponentials(x: Tensor) -> Tensor:
-    """exp(-2 x) of keys or queries of any shape."""
-    return torch.exp(-2 * x.clamp(-LARGEST, LARGEST))

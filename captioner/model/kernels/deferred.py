@@ -17,7 +17,7 @@ of b r over all steps).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -26,11 +26,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from captioner.model.kernels.additive import SharedKeys
+from captioner.model.kernels.additive import SharedKeys, scores_without_gradient
 from captioner.model.kernels.switch import enabled
 
 Extents = Sequence[tuple[int, int]]
 """The leading photos and captions, (b, r), that each step runs on."""
+
+MANY = 8
+"""Queries per photo from which on blocks are faster without gradients."""
 
 
 class StepLinear(nn.Linear):
@@ -58,9 +61,12 @@ def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
 def additive_scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
     """v^T tanh(k_i + q): (b, r, A), (b, L, A) and v (A,) to (b, r, L)."""
     recurrence = _RECURRENCE.get()
-    if recurrence is None or not keys.requires_grad:
-        return torch.tanh(query.unsqueeze(2) + keys.unsqueeze(1)) @ energy
-    return recurrence.additive_scores(query, keys, energy)
+    if recurrence is not None and keys.requires_grad:
+        return recurrence.additive_scores(query, keys, energy)
+    searches = enabled() and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    if searches and query.shape[1] >= MANY:
+        return scores_without_gradient(query, keys, energy)
+    return torch.tanh(query.unsqueeze(2) + keys.unsqueeze(1)) @ energy
 
 
 @contextmanager
@@ -78,102 +84,91 @@ class _Recurrence:
     """The shared factors met so far: weights, and the only values and keys there are."""
 
     def __init__(self, extents: Extents) -> None:
-        self.extents = extents
+        self.sizes = [photos * captions for photos, captions in extents]
         self.weights: dict[Tensor, _Factor] = {}
         self.values: _Factor | None = None
-        self.keys: tuple[SharedKeys, Tensor] | None = None
+        self.keys: SharedKeys | None = None
 
     def product(self, rows: Tensor, weight: Tensor) -> Tensor:
         if weight not in self.weights:
-            self.weights[weight] = _Factor(weight, _WeightGradient, self.extents)
-        factor = self.weights[weight]
-        given = factor.read(rows.flatten(0, 1))
-        product = torch.addmm(next(factor.zeros), given, factor.tensor.t())
-        return product.view(*rows.shape[:2], -1)
+            self.weights[weight] = _Factor(weight, len(weight), _of_weight, self.sizes)
+        zeros, given, factor = self.weights[weight].use(rows.flatten(0, 1))
+        return torch.addmm(zeros, given, factor.t()).view(*rows.shape[:2], -1)
 
     def weighted_sum(self, weights: Tensor, values: Tensor) -> Tensor:
         if self.values is None:  # later steps have the first photos of the first step
-            self.values = _Factor(values, _ValuesGradient, self.extents)
-        zeros = next(self.values.zeros).view(*weights.shape[:2], -1)
-        return torch.baddbmm(zeros, self.values.read(weights), self.values.tensor[: len(weights)])
+            self.values = _Factor(values, values.shape[-1], _of_values, self.sizes)
+        zeros, given, factor = self.values.use(weights)
+        return torch.baddbmm(zeros.view(*weights.shape[:2], -1), given, factor[: len(weights)])
 
     def additive_scores(self, query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-        if self.keys is None:
-            shared = SharedKeys(keys, energy)
-            self.keys = shared, shared.collect(keys)
-        shared, collected = self.keys
-        return shared.scores(query, collected, energy)
+        self.keys = self.keys or SharedKeys(keys, energy)
+        return self.keys.scores(query, energy)
+
+
+Combine = Callable[[Tensor, list[Tensor], int], Tensor]
+"""The gradient of a factor of this length, from that of the products (P, n) and its co-factors."""
 
 
 class _Factor:
     """A shared factor without its gradient, what it is multiplied with, and the zeros to add."""
 
-    def __init__(
-        self, tensor: Tensor, gradient: type[torch.autograd.Function], extents: Extents
-    ) -> None:
+    def __init__(self, tensor: Tensor, width: int, combine: Combine, sizes: list[int]) -> None:
         kind = tensor.device.type
         autocast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if autocast else tensor.dtype
         self.tensor = tensor.detach().to(dtype)
-        self.inputs: list[Tensor] = []
-        sizes = [photos * captions for photos, captions in extents]
-        zeros = gradient.apply(tensor, dtype, sum(sizes), self.inputs)
+        self.others: list[Tensor] = []
+        zeros = _Zeros.apply(tensor, self.tensor, (sum(sizes), width), self.others, combine)
         self.zeros = iter(zeros.split(sizes))
 
-    def read(self, given: Tensor) -> Tensor:
-        """A step's other factor, in the type of the product."""
-        given = given.to(self.tensor.dtype)
-        self.inputs.append(given.detach())
-        return given
+    def use(self, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A step's zeros, its other factor in the type of the product, and this factor."""
+        other = other.to(self.tensor.dtype)
+        self.others.append(other.detach())
+        return next(self.zeros), other, self.tensor
 
 
-class _WeightGradient(torch.autograd.Function):
-    """Zeros for the products with a weight, (P, out); their gradient is the weight's."""
+class _Zeros(torch.autograd.Function):
+    """Zeros to add to the products with a factor; their gradient is the factor's."""
 
     @staticmethod
-    def forward(
-        ctx: Any, weight: Tensor, dtype: torch.dtype, positions: int, inputs: list[Tensor]
+    def forward(  # noqa: PLR0917 - autograd knows positions only
+        ctx: Any,
+        factor: Tensor,
+        like: Tensor,
+        shape: tuple[int, int],
+        others: list[Tensor],
+        combine: Combine,
     ) -> Tensor:
-        ctx.inputs, ctx.dtype = inputs, weight.dtype
-        return weight.new_zeros((), dtype=dtype).expand(positions, len(weight))
+        ctx.dtype, ctx.length, ctx.others, ctx.combine = factor.dtype, len(factor), others, combine
+        return like.new_zeros(()).expand(shape)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = gradients
-        return gradient.t().mm(torch.cat(ctx.inputs)).to(ctx.dtype), None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        found = ctx.combine(gradients[0], ctx.others, ctx.length)
+        return found.to(ctx.dtype), None, None, None, None
 
 
-class _ValuesGradient(torch.autograd.Function):
-    """Zeros for the weighted sums of values, (P, D); their gradient is the values'."""
+def _of_weight(gradient: Tensor, inputs: list[Tensor], length: int) -> Tensor:
+    del length
+    return gradient.t().mm(torch.cat(inputs))
 
-    @staticmethod
-    def forward(
-        ctx: Any, values: Tensor, dtype: torch.dtype, positions: int, weights: list[Tensor]
-    ) -> Tensor:
-        ctx.weights, ctx.dtype, ctx.photos = weights, values.dtype, len(values)
-        return values.new_zeros((), dtype=dtype).expand(positions, values.shape[-1])
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        gradient: Tensor = gradients[0]
-        sizes: list[torch.Size] = [weights.shape[:2] for weights in ctx.weights]
-        steps = torch.split(gradient, [size.numel() for size in sizes])
-        sums = [step.view(*size, -1) for step, size in zip(steps, sizes, strict=True)]
-        weights = _side_by_side(ctx.weights, ctx.photos).transpose(1, 2)
-        product = torch.bmm(weights, _side_by_side(sums, ctx.photos))
-        return product.to(ctx.dtype), None, None, None
+def _of_values(gradient: Tensor, weights: list[Tensor], photos: int) -> Tensor:
+    sizes = [step.shape[:2] for step in weights]
+    steps = gradient.split([size.numel() for size in sizes])
+    sums = [step.view(*size, -1) for step, size in zip(steps, sizes, strict=True)]
+    return torch.bmm(_side_by_side(weights, photos).transpose(1, 2), _side_by_side(sums, photos))
 
 
 def _side_by_side(steps: Sequence[Tensor], photos: int) -> Tensor:
     """(b, r, n) of each step to (photos, sum of r, n), with zeros for photos a step left out."""
-    rows = sum(step.shape[1] for step in steps)
-    whole = steps[0].new_zeros(photos, rows, steps[0].shape[2])
-    first = 0
-    for step in steps:
-        whole[: len(step), first : first + step.shape[1]] = step
-        first += step.shape[1]
+    whole = steps[0].new_zeros(photos, sum(step.shape[1] for step in steps), steps[0].shape[2])
+    parts = whole.split([step.shape[1] for step in steps], dim=1)
+    for part, step in zip(parts, steps, strict=True):
+        part[: len(step)] = step
     return whole
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from captioner.errors import ConfigError
-from captioner.model.kernels import additive, compile_scores
+from captioner.model.kernels import additive, additive_scores, compile_scores
 from captioner.model.kernels.additive import LARGEST, SharedKeys
+from captioner.model.kernels.deferred import MANY
 
 # Photos, queries, regions, size; the later ones have a single photo, query or region.
 SHAPES = [(3, 4, 5, 6), (3, 1, 5, 6), (3, 4, 1, 6), (1, 4, 5, 6), (1, 1, 1, 1)]
@@ -25,7 +26,7 @@ def parts(shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float64) 
 
 def in_blocks(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
     shared = SharedKeys(keys, energy)
-    return shared.scores(query, shared.collect(keys), energy)
+    return shared.scores(query, energy)
 
 
 def plain(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
@@ -116,3 +117,9 @@ def test_failed_compilation_is_reported_in_one_line(monkeypatch: pytest.MonkeyPa
         compile_scores(torch.ones(1))
     assert "\n" not in str(caught.value)
     assert not additive.Switch.compiled
+
+
+@torch.no_grad()
+def test_a_search_with_many_samples_gives_the_plain_formula() -> None:
+    given = parts((3, MANY, 5, 6))
+    torch.testing.assert_close(additive_scores(*given), plain(*given))
