@@ -184,7 +184,7 @@ def tutorial_loop(decoder: Decoder, features: Tensor, options: SearchOptions) ->
             break
         sentences, maps = [sentences[k] for k in going], [maps[k] for k in going]
         rows = torch.tensor([parents[k] for k in going])
-        state = step.state.map(lambda part, rows=rows: part[rows])
+        state = step.state.select(rows)
         features, scores = features[rows], best.values[going]
     done = done or [(float(s), sentence[1:]) for s, sentence in zip(scores, sentences, strict=True)]
     return max(done)[1]

@@ -59,9 +59,9 @@ class DecoderStepper:
     def reorder(self, parents: Tensor) -> None:
         """See ``Stepper.reorder``."""
         photos = torch.arange(len(parents), device=parents.device).unsqueeze(1)
-        self.state = self.state.map(lambda part: part[photos, parents])
+        self.state = self.state.select((photos, parents))
 
     def keep(self, rows: Tensor) -> None:
         """See ``Stepper.keep``."""
         self.memory = self.memory.select(rows)
-        self.state = self.state.map(lambda part: part[rows])
+        self.state = self.state.select(rows)

@@ -17,7 +17,7 @@ size, N hidden size, E embedding size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +40,9 @@ class State(NamedTuple):
     fed: Tensor | None = None
     """(B, R, N), the attentional vector; None without input feeding."""
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> State:
-        """Apply a function to every tensor."""
-        return State(*(None if part is None else change(part) for part in self))  # type: ignore[arg-type]
+    def select(self, index: Any) -> State:
+        """Index every tensor."""
+        return State(*(None if part is None else part[index] for part in self))  # type: ignore[arg-type]
 
 
 class Step(NamedTuple):
@@ -106,23 +106,13 @@ class Decoder(nn.Module):
         vocabulary_size: int,
         styles: int = 0,
     ) -> None:
-        """Create the layers; ``build.build_decoder`` creates the attention too.
-
-        Args:
-            config: Sizes.
-            attention: Of features (B, L, D), or of ``projection_dim`` features.
-            feature_dim: D, the encoder's feature size.
-            vocabulary_size: V.
-            styles: Number of additional start tokens; see ``Vocabulary.start``.
-        """
+        """Create the layers; see ``build.build_decoder``, which creates the attention too."""
         super().__init__()
-        embed_dim, hidden_dim, projected = (
-            config.embed_dim,
-            config.hidden_dim,
-            config.projection_dim,
+        embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
+        self.feature_dim = config.projection_dim or feature_dim
+        self.projection = (
+            nn.Linear(feature_dim, self.feature_dim) if config.projection_dim else None
         )
-        self.projection = nn.Linear(feature_dim, projected) if projected else None
-        self.feature_dim = projected or feature_dim
         self.attention = attention
         self.embedding = nn.Embedding(vocabulary_size + styles, embed_dim)
         self.init_hidden = nn.Linear(self.feature_dim, hidden_dim)
@@ -149,6 +139,7 @@ class Decoder(nn.Module):
         """Create the layers of ``step`` and ``readout`` that the others do not have."""
         raise NotImplementedError
 
+    @torch.no_grad()
     def initialize(self) -> None:
         """Initialize the weights."""
         for module in self.modules():
@@ -159,12 +150,11 @@ class Decoder(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.5)
         for gates in self.hidden_gates.weight.chunk(self.GATES):
             nn.init.orthogonal_(gates)
-        hidden_dim = self.hidden_gates.in_features
-        with torch.no_grad():  # open forget gates (Jozefowicz et al. 2015)
-            if self.gate_norms is None:
-                self.word_gates.bias[hidden_dim : 2 * hidden_dim] = 1.0
-            else:  # a norm would cancel the bias in front of it
-                self.gate_norms[1].bias.fill_(1.0)  # type: ignore[operator]
+        # Open forget gates (Jozefowicz et al. 2015); a norm would cancel the bias in front of it.
+        if self.gate_norms is None:
+            self.word_gates.bias.chunk(self.GATES)[1].fill_(1.0)
+        else:
+            self.gate_norms[1].bias.fill_(1.0)  # type: ignore[operator]
 
     @torch.no_grad()
     def init_output_bias(self, counts: Tensor) -> None:
@@ -197,18 +187,14 @@ class Decoder(nn.Module):
         """Initial state, computed from the summary: (B, captions, N) each."""
         hidden = torch.tanh(widen(self.init_hidden(memory.summary)))
         cell = torch.tanh(widen(self.init_cell(memory.summary)))
-        return State(hidden, cell).map(lambda part: part.expand(-1, captions, -1))
+        return State(hidden.expand(-1, captions, -1), cell.expand(-1, captions, -1))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens of any shape (...,) to (..., E)."""
         return self.dropout(self.embedding(tokens))  # type: ignore[no-any-return]
 
     def cache_word_gates(self) -> None:
-        """Keep the gate inputs of words, (V, 4N), for inference.
-
-        A lookup then replaces a product, one seventh of a step's work in the shipped model. The
-        weights must not change afterwards.
-        """
+        """Keep the gate inputs of words, (V, 4N), for inference; the weights must not change."""
         self.cached_word_gates = WordGates(self.embedding, self.word_gates)
 
     def embed_with_gates(self, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,11 +19,7 @@ from captioner.model.kernels.switch import enabled
 
 
 def depthwise_convolution(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: int,
-    padding: int,
+    features: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
 ) -> Tensor:
     """``torch.nn.functional.conv2d`` with one channel per group."""
     if not (enabled() and torch.is_grad_enabled() and features.device.type == "cpu"):
@@ -38,17 +34,10 @@ def depthwise_convolution(
 
 class _Depthwise(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0917 - torch passes them by position
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: int,
-        padding: int,
-    ) -> Tensor:
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        features, weight, _, ctx.stride, ctx.padding = given
         ctx.save_for_backward(features, weight)
-        ctx.stride, ctx.padding = stride, padding
-        return nn.functional.conv2d(features, weight, bias, stride, padding, groups=len(weight))
+        return nn.functional.conv2d(*given, groups=len(weight))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -57,23 +46,20 @@ class _Depthwise(torch.autograd.Function):
         stride, padding, channels, kernel = ctx.stride, ctx.padding, len(weight), weight.shape[-1]
         of_features = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            flipped, around = weight.flip(2, 3), kernel - 1 - padding
             dilated = gradient
             if stride > 1:
-                batch, _, height, width = features.shape
                 less = 2 * padding - kernel + 1
-                shape = (batch, channels, height + less, width + less)
-                dilated = gradient.new_zeros(shape).to(memory_format=torch.channels_last)
+                size = (side + less for side in features.shape[2:])
+                dilated = gradient.new_zeros(len(gradient), channels, *size)
+                dilated = dilated.to(memory_format=torch.channels_last)
                 dilated[:, :, ::stride, ::stride] = gradient
+            flipped, around = weight.flip(2, 3), kernel - 1 - padding
             of_features = nn.functional.conv2d(dilated, flipped, padding=around, groups=channels)
         if ctx.needs_input_grad[1]:
             exact = torch.promote_types(weight.dtype, torch.float32)
-            _, found, _ = torch.ops.aten.convolution_backward(
-                gradient.to(exact), features.to(exact), weight.to(exact), None,
-                [stride, stride], [padding, padding], [1, 1], False, [0, 0], channels,
-                [False, True, False],
-            )  # fmt: skip
-            of_weight = found.to(weight.dtype)
+            of_weight = torch.nn.grad.conv2d_weight(
+                features.to(exact), weight.shape, gradient.to(exact), stride, padding, 1, channels
+            ).to(weight.dtype)
         if ctx.needs_input_grad[2]:  # a product, as a sum over (0, 2, 3) is far slower
             flat = gradient.permute(0, 2, 3, 1).reshape(-1, channels)
             (of_bias,) = flat.new_ones(1, len(flat)).mm(flat)

@@ -26,14 +26,14 @@ def fused_convolution(
     relu6: bool = False,
     added: Tensor | None = None,
 ) -> Tensor:
-    """A convolution with TensorFlow's ``SAME`` padding, a sum, or a relu6; without gradients.
+    """A convolution with TensorFlow's ``SAME`` padding, then a sum or a relu6; without gradients.
 
     Args:
         features: (B, C, H, W).
         weight: (C', C / groups, k, k), k odd.
         bias: (C',).
         stride: 1 or 2.
-        groups: See ``torch.nn.functional.conv2d``.
+        groups: Of channels.
         relu6: Whether to clamp the result to 0..6; not together with ``added``.
         added: Added to the result: (B, C', H, W).
     """
@@ -46,12 +46,12 @@ def fused_convolution(
     layout = [around, around], [stride, stride], [1, 1], groups
     run = torch.ops.mkldnn._convolution_pointwise
     if added is not None:
-        result: Tensor = run.binary(
-            features, added, weight, bias, *layout, "add", 1.0, None, [], None
+        summed: Tensor = run.binary(
+            features, added, weight, bias, *layout, "add", 1, None, [], None
         )
-    else:
-        kind, limits = ("hardtanh", [0.0, 6.0]) if relu6 else ("none", [])
-        result = run.default(features, weight, bias, *layout, kind, limits, "")
+        return summed
+    kind, limits = ("hardtanh", [0.0, 6.0]) if relu6 else ("none", [])
+    result: Tensor = run.default(features, weight, bias, *layout, kind, limits, "")
     return result
 
 
@@ -60,10 +60,10 @@ def can_fuse(dtype: torch.dtype) -> bool:
     """Whether `fused_convolution` works and gives what torch's operations give."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False  # elsewhere torch has other convolutions, which may be faster
-    layout = torch.channels_last
     with torch.inference_mode():
         features = torch.linspace(-4, 4, 2 * 16 * 8 * 8).view(2, 16, 8, 8).sin()
         weight = torch.linspace(-9, 9, 16 * 16 * 9).view(16, 16, 3, 3).cos()
+        layout = torch.channels_last
         features, weight = (part.to(dtype, memory_format=layout) for part in (features, weight))
         bias = torch.ones(16, dtype=dtype)
         try:

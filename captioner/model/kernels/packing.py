@@ -25,7 +25,7 @@ from captioner.model.kernels.deferred import deferred_gradients
 
 if TYPE_CHECKING:
     from captioner.model.attention import Memory
-    from captioner.model.decoder import Decoder, State, Step, Unrolled
+    from captioner.model.decoder import Decoder, Step, Unrolled
 
 
 class Layout(NamedTuple):
@@ -60,12 +60,6 @@ class Layout(NamedTuple):
         first = (self.photos.unsqueeze(1) * captions + self.captions) * steps  # (B, R)
         return torch.cat([first[:b, :r].flatten() + t for t, (b, r) in enumerate(self.extents)])
 
-    def sort(self, memory: Memory) -> Memory:
-        """The photos in this order."""
-        if torch.equal(self.photos, torch.arange(len(self.photos))):  # as the loader may have them
-            return memory
-        return memory.select(upload(self.photos, memory.summary.device))
-
 
 def unroll(decoder: Decoder, memory: Memory, tokens: Tensor, needed: Tensor) -> Unrolled:
     """What ``Decoder.forward`` returns, with zeros at the positions that are skipped.
@@ -81,16 +75,16 @@ def unroll(decoder: Decoder, memory: Memory, tokens: Tensor, needed: Tensor) -> 
     layout = Layout.of(needed)
     places = upload(layout.places(), tokens.device)
     embedded = decoder.embed(tokens.flatten()[places])  # (P, E)
-    memory = layout.sort(memory)
+    if not torch.equal(layout.photos, torch.arange(len(needed))):  # else already in this order
+        memory = memory.select(upload(layout.photos, tokens.device))
     state = decoder.start(memory, tokens.shape[1])
     steps: list[Step] = []
     all_gates = decoder.word_gates(embedded).split(layout.sizes)
     with deferred_gradients(decoder, layout.extents):
-        for gates, (photos, captions) in zip(all_gates, layout.extents, strict=True):
-            if (photos, captions) != state.hidden.shape[:2]:  # else a copy going back
-                state = _first(state, photos, captions)
-                memory = memory.select(slice(photos))
-            steps.append(decoder.step(gates.view(photos, captions, -1), state, memory))
+        for gates, (b, r) in zip(all_gates, layout.extents, strict=True):
+            if (b, r) != state.hidden.shape[:2]:  # else a copy going back
+                state, memory = state.select((slice(b), slice(r))), memory.select(slice(b))
+            steps.append(decoder.step(gates.view(b, r, -1), state, memory))
             state = steps[-1].state
 
     def unpack(packed: Tensor) -> Tensor:  # (P, ...) to (B, R, T, ...)
@@ -101,7 +95,3 @@ def unroll(decoder: Decoder, memory: Memory, tokens: Tensor, needed: Tensor) -> 
         return unpack(torch.cat([part.flatten(0, 1) for part in parts]))
 
     return Unrolled.of(unpack(embedded), steps, join)
-
-
-def _first(state: State, photos: int, captions: int) -> State:
-    return state.map(lambda part: part[:photos, :captions])

@@ -8,11 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _ENABLED = ContextVar("kernels", default=os.environ.get("CAPTIONER_KERNELS", "1") != "0")
-
-
-def enabled() -> bool:
-    """Whether kernels run; otherwise the plain formulas beside them do."""
-    return _ENABLED.get()
+enabled = _ENABLED.get
+"""Whether kernels run; otherwise the plain formulas beside them do."""
 
 
 @contextmanager

@@ -21,12 +21,7 @@ class WordGates:
     """Words that are computed together."""
 
     def __init__(self, embedding: nn.Embedding, layer: nn.Linear) -> None:
-        """Allocate the table.
-
-        Args:
-            embedding: (V, E); it must not change.
-            layer: Maps E to 4N; it must not change.
-        """
+        """Allocate the table for an embedding (V, E) and a layer E to 4N, which must not change."""
         self.embedding, self.layer = embedding, layer
         words = len(embedding.weight)
         # Not touched until it is written, so that words that do not occur take no memory.
@@ -34,19 +29,17 @@ class WordGates:
             self.table = layer.weight.new_empty(words, layer.out_features, requires_grad=False)
         self.missing = set(range(-(-words // self.BLOCK)))
         if self.table.device.type != "cpu":
-            self._compute(range(words))
+            self._compute(set(self.missing))
 
     def look_up(self, tokens: Tensor) -> Tensor:
         """The gate inputs of tokens: (...,) to (..., 4N)."""
-        if self.missing and self.table.device.type == "cpu":
-            blocks = {token // self.BLOCK for token in tokens.flatten().tolist()}
-            for block in blocks & self.missing:
-                first = block * self.BLOCK
-                self._compute(range(first, min(first + self.BLOCK, len(self.table))))
-                self.missing.discard(block)  # last: other threads may look up too
+        if self.missing:
+            self._compute({token // self.BLOCK for token in tokens.flatten().tolist()})
         return nn.functional.embedding(tokens, self.table)
 
     @torch.no_grad()
-    def _compute(self, words: range) -> None:
-        rows = slice(words.start, words.stop)
-        self.table[rows] = self.layer(self.embedding.weight[rows].to(self.layer.weight.dtype))
+    def _compute(self, blocks: set[int]) -> None:
+        for block in blocks & self.missing:
+            rows = slice(block * self.BLOCK, (block + 1) * self.BLOCK)
+            self.table[rows] = self.layer(self.embedding.weight[rows].to(self.layer.weight.dtype))
+            self.missing.discard(block)  # last: other threads may look up too

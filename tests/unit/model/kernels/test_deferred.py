@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from captioner.model.kernels import (
     StepLinear,
     additive_scores,
-    deferred_gradients,
     plain_formulas,
     weighted_sum,
 )
+from captioner.model.kernels.deferred import deferred_gradients
 
 EXTENTS = ((3, 4), (3, 2), (1, 2))
 L, D, N, A = 5, 4, 6, 7
