@@ -178,7 +178,7 @@ class HardAttention(SoftAttention):
 
         s ~ Multinoulli(alpha),   z = a_s
 
-    No gradient passes through the sample; ``hard_losses.score_function`` trains the alphas instead.
+    No gradient passes through the sample; ``losses.score_function`` trains the alphas instead.
 
     Source: Xu et al. 2015 (arXiv:1502.03044), section 4.1. Deviation: the paper's use of the
     expected context for half of the photos is omitted.

@@ -10,7 +10,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from captioner.errors import ConfigError
 from captioner.model.attention import (
     Attention,
     AttentionOutput,
@@ -59,8 +58,7 @@ class DotScorer(Scorer):
 
         e_i = q^T a_i
 
-    Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, "dot". Deviation: none. Query and
-    features must have the same size; set ``decoder.projection_dim`` to project the features.
+    Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, "dot". Deviation: none.
     """
 
     equal_sizes = True
@@ -120,16 +118,7 @@ class LocationScorer(Scorer):
         self.place = nn.Linear(sizes.query, sizes.regions, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:
-        """An empty tensor that carries the number of regions only, (B, L, 0).
-
-        Raises:
-            ConfigError: There are more regions than rows.
-        """
-        if features.shape[1] > self.sizes.regions:
-            raise ConfigError(
-                f"attention 'location' was built for {self.sizes.regions} regions and got "
-                f"{features.shape[1]}; use images of the original size or another attention"
-            )
+        """An empty tensor that carries the number of regions only, (B, L, 0)."""
         return widen(features[..., :0])
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -144,7 +133,7 @@ class MultiHeadAttention(Attention):
         head_h = softmax(W_q^h q . W_k^h a_i / sqrt(d)) W_v^h a_i,   z = W_o [head_1; head_2; ...]
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2; d = A / heads. Deviation: none.
-    The returned alphas are the mean over the heads.
+    The returned alphas are the mean over the heads. Memory: keys and values are (B, heads, L, d).
     """
 
     def __init__(self, sizes: Sizes, heads: int) -> None:
@@ -156,24 +145,22 @@ class MultiHeadAttention(Attention):
         self.output = nn.Linear(sizes.attention, sizes.features, bias=False)
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """Keys and values per head, (B, heads, L, d) each."""
+        """See ``Attention.memory``."""
         keys = widen(self._by_head(self.key(features)))
         return Memory(self._by_head(self.value(features)), keys, summary, mask)
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """Context and mean alphas for query (B, R, N)."""
+        """See ``Attention.forward``."""
         queries = self._by_head(self.query(query))  # (B, heads, R, d)
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
         alphas = softmax(dot_products(queries, memory.keys) / queries.shape[-1] ** 0.5, mask)
-        heads = (
-            (alphas.to(memory.values.dtype) @ memory.values).transpose(1, 2).flatten(2)
-        )  # (B, R, A)
-        return AttentionOutput(self.output(heads), alphas.mean(dim=1), None)
+        heads = alphas.to(memory.values.dtype) @ memory.values  # (B, heads, R, d)
+        context = self.output(heads.transpose(1, 2).flatten(2))
+        return AttentionOutput(context, alphas.mean(dim=1), None)
 
     def _by_head(self, tensor: Tensor) -> Tensor:
         """(B, n, A) to (B, heads, n, d)."""
-        batch, length, size = tensor.shape
-        return tensor.view(batch, length, self.heads, size // self.heads).transpose(1, 2)
+        return tensor.view(*tensor.shape[:2], self.heads, -1).transpose(1, 2)
 
 
 class OneMap(Attention):
@@ -183,11 +170,11 @@ class OneMap(Attention):
     """
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """The same context and alphas for every query (B, R, N)."""
-        captions = query.shape[1]
-        return AttentionOutput(
-            memory.values.expand(-1, captions, -1), memory.keys.expand(-1, captions, -1), None
+        """See ``Attention.forward``."""
+        context, alphas = (
+            part.expand(-1, query.shape[1], -1) for part in (memory.values, memory.keys)
         )
+        return AttentionOutput(context, alphas, None)
 
 
 class FixedVector(OneMap):
@@ -203,7 +190,7 @@ class FixedVector(OneMap):
     reads_regions = False
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """The summary, and a uniform map over the regions."""
+        """See ``Attention.memory``."""
         scores = features.new_zeros(features.shape[0], 1, features.shape[1])
         return Memory(summary, softmax(scores.to(widen(summary).dtype), mask), summary, mask)
 
@@ -224,10 +211,9 @@ class PhotoAttention(OneMap):
         self.scorer, self.source = scorer, query
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """Compute scores, alphas and context."""
+        """See ``Attention.memory``."""
         keys = self.scorer.keys(features)  # (B, L, ...)
-        if self.source == "self":
-            # Score each region as a photo of one region.
+        if self.source == "self":  # score each region as a photo of one region
             regions, own = features.flatten(0, 1).unsqueeze(1), keys.flatten(0, 1).unsqueeze(1)
             scores = self.scorer(regions, own).view(features.shape[0], 1, -1)  # (B, 1, L)
         else:

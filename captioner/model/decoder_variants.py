@@ -38,19 +38,17 @@ class LuongDecoder(Decoder):
 
     def add_layers(self, config: DecoderConfig) -> None:
         """See ``Decoder.add_layers``."""
-        hidden_dim = config.hidden_dim
-        self.fed_gates = (
-            StepLinear(hidden_dim, self.GATES * hidden_dim) if config.input_feeding else None
-        )
+        hidden_dim, gates = config.hidden_dim, self.GATES * config.hidden_dim
+        self.fed_gates = StepLinear(hidden_dim, gates) if config.input_feeding else None
         self.hidden_output = StepLinear(hidden_dim, hidden_dim)
         self.context_output = StepLinear(self.feature_dim, hidden_dim)
 
     def start(self, memory: Memory, captions: int = 1) -> State:
         """Initial state; the attentional vector before the first word is zero."""
         state = super().start(memory, captions)
-        if self.fed_gates is None:
-            return state
-        return state._replace(fed=torch.zeros_like(state.hidden))
+        return (
+            state if self.fed_gates is None else state._replace(fed=torch.zeros_like(state.hidden))
+        )
 
     def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
         """See ``Decoder.step``; outputs: attentional vector (B, R, N)."""
@@ -68,8 +66,7 @@ class LuongDecoder(Decoder):
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
         """Logits from the attentional vector alone, (..., N) to (..., V)."""
         del embedded
-        (attentional,) = outputs
-        logits: Tensor = self.word_output(self.dropout(attentional))
+        logits: Tensor = self.word_output(self.dropout(outputs[0]))
         return logits
 
 
@@ -94,8 +91,6 @@ class PlainDecoder(Decoder):
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
         """Word (..., E) and hidden state (..., N) to logits (..., V)."""
-        (hidden,) = outputs
-        logits: Tensor = self.word_output(
-            self.dropout(torch.tanh(embedded + self.hidden_output(hidden)))
-        )
+        mixed = torch.tanh(embedded + self.hidden_output(outputs[0]))
+        logits: Tensor = self.word_output(self.dropout(mixed))
         return logits

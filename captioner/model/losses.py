@@ -3,8 +3,7 @@
     cross-entropy   - sum_t log p(y_t | y_1 ... y_{t-1}, photo)
     penalty         sum_i (T / L - sum_t alpha_ti)^2
 
-``hard_losses`` trains hard attention, ``photo_words`` the encoder, ``sampled_losses`` with words
-that the model has sampled itself.
+``photo_words`` trains the encoder, ``sampled_losses`` with words that the model has sampled itself.
 
 Notation: B photos, R captions per photo, T steps, L regions, V vocabulary, W words.
 """
@@ -14,12 +13,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import cross_entropy, pad
 
 from captioner.hardware import upload
 from captioner.model.attention import HardAttention, Memory, widen
 from captioner.model.decoder import Decoder
-from captioner.model.hard_losses import map_entropy, score_function
 from captioner.options import TrainingConfig
 from captioner.text.vocabulary import PAD
 
@@ -76,7 +75,7 @@ def caption_losses(
     """
     scored = score_words(decoder, memory, tokens, inputs)
     if targets is None:
-        cross_entropy = nn.functional.cross_entropy(
+        loss = cross_entropy(
             scored.logits,
             scored.targets,
             reduction="sum",
@@ -84,9 +83,9 @@ def caption_losses(
             label_smoothing=label_smoothing,
         )
     else:
-        nats = nn.functional.cross_entropy(scored.logits, targets, reduction="none")
-        cross_entropy = nats.masked_fill(scored.targets == PAD, 0.0).sum()
-    return with_attention_losses(decoder, scored, cross_entropy)
+        nats = cross_entropy(scored.logits, targets, reduction="none")
+        loss = nats.masked_fill(scored.targets == PAD, 0.0).sum()
+    return with_attention_losses(decoder, scored, loss)
 
 
 class ScoredWords(NamedTuple):
@@ -111,22 +110,15 @@ class ScoredWords(NamedTuple):
     """(B, R, T), regions of hard attention."""
 
     def nats(self) -> Tensor:
-        """Cross-entropy of each row, 0 in the padding rows, (W + padding,)."""
-        return nn.functional.cross_entropy(
-            self.logits, self.targets, reduction="none", ignore_index=PAD
-        )
+        """Cross-entropy of the words, (B, R, T), 0 elsewhere."""
+        nats = cross_entropy(self.logits, self.targets, reduction="none")[: self.words]
+        whole = nats.new_zeros(self.mask.numel()).index_copy(0, self.places[: self.words], nats)
+        return whole.view(self.mask.shape)
 
     def of_rows(self, values: Tensor) -> Tensor:
         """The value of each row's caption, (W + padding,), of (B, R), on the CPU or the device."""
         values = upload(values, self.places.device)
         return values.unsqueeze(2).expand(self.mask.shape).flatten()[self.places]
-
-    def of_positions(self, rows: Tensor) -> Tensor:
-        """Values of the words, (W + padding,), as (B, R, T), 0 elsewhere."""
-        whole = rows.new_zeros(self.mask.numel())
-        return whole.index_copy(0, self.places[: self.words], rows[: self.words]).view(
-            self.mask.shape
-        )
 
 
 def score_words(
@@ -148,7 +140,7 @@ def score_words(
     # oneDNN caches a kernel for every number of rows that it sees.
     places = mask.flatten().nonzero().squeeze(1)  # (W,)
     words = len(places)
-    places = nn.functional.pad(places, (0, -words % 128))
+    places = pad(places, (0, -words % 128))
     row_targets = targets.flatten()[places]
     row_targets[words:] = PAD
     places = upload(places, device)
@@ -166,21 +158,20 @@ def score_words(
     )
 
 
-def with_attention_losses(decoder: Decoder, scored: ScoredWords, cross_entropy: Tensor) -> Losses:
+def with_attention_losses(decoder: Decoder, scored: ScoredWords, loss: Tensor) -> Losses:
     """The cross-entropy with the losses of the attention; updates hard attention's baseline."""
-    mask, alphas = scored.mask, scored.alphas
+    attention, mask, alphas = decoder.attention, scored.mask, scored.alphas
     penalty = attention_penalty(alphas, mask)
     zero = torch.zeros_like(penalty)
-    words = upload(torch.tensor(scored.words), cross_entropy.device)
-    losses = Losses(cross_entropy, penalty, zero, zero, words, zero)
-    if not isinstance(decoder.attention, HardAttention):
+    words = upload(torch.tensor(scored.words), loss.device)
+    losses = Losses(loss, penalty, zero, zero, words, zero)
+    if scored.chosen is None or not isinstance(attention, HardAttention):
         return losses
-    assert scored.chosen is not None
     with torch.no_grad():
-        log_probs = scored.of_positions(-scored.nats())
-    surrogate = score_function(alphas, scored.chosen, log_probs, mask, decoder.attention.baseline)
+        log_probs = -scored.nats()
+    surrogate = score_function(alphas, scored.chosen, log_probs, mask, attention.baseline)
     if decoder.training and scored.words:
-        decoder.attention.observe(log_probs.sum() / scored.words)
+        attention.observe(log_probs.sum() / scored.words)
     return losses._replace(score_function=surrogate, entropy=(map_entropy(alphas) * mask).sum())
 
 
@@ -207,17 +198,47 @@ def attention_penalty(alphas: Tensor, mask: Tensor) -> Tensor:
     return (target - totals).square().sum()
 
 
-@torch.inference_mode()
-def photo_nats(decoder: Decoder, memory: Memory, tokens: Tensor) -> Tensor:
-    """Cross-entropy of the teacher-forced captions of each photo, summed over their words.
+def score_function(
+    alphas: Tensor, chosen: Tensor, log_probs: Tensor, mask: Tensor, baseline: Tensor
+) -> Tensor:
+    """Surrogate whose gradient is the score-function (REINFORCE) estimate for sampled regions.
+
+        - sum_t (R_t - b_t) log alpha_t[s_t],   R_t = sum over u >= t of log p(y_u)
+
+    R_t and b_t are constants. Added to cross-entropy, it makes the expected gradient that of the
+    cross-entropy's expectation over all choices of regions. Label smoothing and the attention
+    penalty are not part of the reward.
+
+    Source: Xu et al. 2015 (arXiv:1502.03044), section 4.1, without the factor lambda_r.
+    Deviation: a choice is credited only for words from its own position on, as it cannot change
+    earlier ones, and the baseline counts those words, b_t = b * (words left). Both keep the
+    expectation and reduce the variance. One sample per caption.
 
     Args:
-        decoder: In evaluation mode.
-        memory: The photos, (B, ...).
-        tokens: See ``caption_losses``.
+        alphas: (B, R, T, L).
+        chosen: Sampled regions, (B, R, T).
+        log_probs: Of the true words, nats, (B, R, T).
+        mask: (B, R, T), True at real words.
+        baseline: Mean log-probability of a word in earlier batches, nats, a scalar.
 
     Returns:
-        (B,), nats, on the CPU.
+        The sum over words, a scalar.
     """
-    scored = score_words(decoder, memory, tokens)
-    return scored.of_positions(scored.nats()).sum(dim=(1, 2)).cpu()
+    advantage = (log_probs.detach() - baseline) * mask
+    to_go = advantage.flip(2).cumsum(2).flip(2)  # (B, R, T)
+    # Mask padding before the logarithm: 0 times the log of a vanished alpha would be NaN.
+    taken = alphas.gather(-1, chosen.unsqueeze(-1)).squeeze(-1).masked_fill(~mask, 1.0)
+    return -(to_go * taken.log()).sum()
+
+
+def map_entropy(alphas: Tensor) -> Tensor:
+    """Entropy of attention maps (..., L) in nats: 0 for one region, ln L for a uniform map."""
+    # Clamp: where alpha is 0 the gradient of its logarithm would be NaN.
+    floor = torch.finfo(alphas.dtype).tiny
+    return -(alphas * alphas.clamp(min=floor).log()).sum(dim=-1)
+
+
+@torch.inference_mode()
+def photo_nats(decoder: Decoder, memory: Memory, tokens: Tensor) -> Tensor:
+    """Cross-entropy of each photo's captions in nats, (B,), on the CPU; see ``score_words``."""
+    return score_words(decoder, memory, tokens).nats().sum(dim=(1, 2)).cpu()

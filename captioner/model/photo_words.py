@@ -14,17 +14,14 @@ from captioner.model.attention import Memory, widen
 from captioner.model.decoder import Decoder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # not a tuple, for the reason given at ``objectives.Task``
 class PhotoWords:
-    """The words that photos are about, without the others of the vocabulary.
-
-    Not a tuple, for the reason given at ``objectives.Task``.
-    """
+    """The words that photos are about, without the others of the vocabulary; on the CPU."""
 
     tokens: Tensor
-    """Token ids of all content words, (C,), on the CPU."""
+    """Token ids of all content words, (C,)."""
     present: Tensor
-    """(B, C), 1 at the words of each photo; on the CPU."""
+    """(B, C), 1 at the words of each photo."""
 
 
 def photo_words_loss(decoder: Decoder, memory: Memory, words: PhotoWords) -> Tensor:
@@ -32,22 +29,13 @@ def photo_words_loss(decoder: Decoder, memory: Memory, words: PhotoWords) -> Ten
 
         - sum over photos, sum over the photo's words w of log softmax(readout_photo)_w
 
-    The softmax is over content words. It asks the encoder for what the captions name, wherever it
-    is in the photo, and adds no weights.
+    A scalar, nats; the softmax is over content words. It asks the encoder for what the captions
+    name, wherever it is in the photo, and adds no weights.
 
     Source: the word detectors of Fang et al. 2015 (arXiv:1411.4952), section 3, and the attributes
     of Wu et al. 2016 (arXiv:1506.01144). Deviation: one softmax over the mean feature instead of a
-    detector per region and word.
-
-    Args:
-        decoder: Any but that of attention ``fixed_at_start``.
-        memory: The photos, (B, ...).
-        words: Of the same photos.
-
-    Returns:
-        Nats, a scalar.
+    detector per region and word. Not for attention ``fixed_at_start``.
     """
     logits = widen(decoder.readout_photo(memory))
-    device = logits.device
-    log_probs = logits.index_select(1, upload(words.tokens, device)).log_softmax(dim=1)
-    return -(log_probs * upload(words.present, device)).sum()
+    tokens, present = (upload(part, logits.device) for part in (words.tokens, words.present))
+    return -(logits.index_select(1, tokens).log_softmax(dim=1) * present).sum()

@@ -5,8 +5,7 @@ Notation: B photos, R captions per photo, T steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
@@ -39,8 +38,10 @@ def policy_gradient_loss(
         tokens: Sampled captions, (B, R, T + 1); see ``caption_losses``.
         advantages: Returns the advantages, (B, R).
     """
-    with _without_dropout(decoder):
-        scored = score_words(decoder, memory, tokens)
+    training = decoder.dropout.training
+    decoder.dropout.eval()
+    scored = score_words(decoder, memory, tokens)
+    decoder.dropout.train(training)
     never = upload(torch.tensor(NEVER_GENERATED), scored.logits.device)
     nats = nn.functional.cross_entropy(
         scored.logits.index_fill(1, never, torch.finfo(scored.logits.dtype).min),
@@ -50,16 +51,6 @@ def policy_gradient_loss(
     )
     weighted = nats * scored.of_rows(advantages())
     return with_attention_losses(decoder, scored, weighted.sum())
-
-
-@contextmanager
-def _without_dropout(decoder: Decoder) -> Iterator[None]:
-    training = decoder.dropout.training
-    decoder.dropout.eval()
-    try:
-        yield
-    finally:
-        decoder.dropout.train(training)
 
 
 @torch.no_grad()
@@ -92,8 +83,7 @@ def scheduled_inputs(decoder: Decoder, memory: Memory, tokens: Tensor, share: fl
         step = decoder.step(word_gates, state, memory)
         state = step.state
         logits = widen(decoder.readout(embedded, *step.outputs))
-        probabilities = logits.index_fill(2, never, -torch.inf).softmax(dim=-1)
-        sampled = sample_index(probabilities)
+        sampled = sample_index(logits.index_fill(2, never, -torch.inf).softmax(dim=-1))
         inputs[..., t + 1] = torch.where(replaced[..., t + 1], sampled, inputs[..., t + 1])
     decoder.train(training)
     return inputs

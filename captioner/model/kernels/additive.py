@@ -48,6 +48,7 @@ class SharedKeys:
 
     def scores(self, query: Tensor, energy: Tensor) -> Tensor:
         """Scores (b, R, L) of the next step, whose photos are the first ones."""
+        scores: Tensor
         scores, self.chain = _Scores.apply(query, self.chain, energy, self.exponentials)
         return scores
 

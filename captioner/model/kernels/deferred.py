@@ -158,7 +158,7 @@ def _of_weight(gradient: Tensor, inputs: list[Tensor], length: int) -> Tensor:
 
 def _of_values(gradient: Tensor, weights: list[Tensor], photos: int) -> Tensor:
     sizes = [step.shape[:2] for step in weights]
-    steps = gradient.split([size.numel() for size in sizes])
+    steps = torch.split(gradient, [size.numel() for size in sizes])
     sums = [step.view(*size, -1) for step, size in zip(steps, sizes, strict=True)]
     return torch.bmm(_side_by_side(weights, photos).transpose(1, 2), _side_by_side(sums, photos))
 
@@ -166,7 +166,7 @@ def _of_values(gradient: Tensor, weights: list[Tensor], photos: int) -> Tensor:
 def _side_by_side(steps: Sequence[Tensor], photos: int) -> Tensor:
     """(b, r, n) of each step to (photos, sum of r, n), with zeros for photos a step left out."""
     whole = steps[0].new_zeros(photos, sum(step.shape[1] for step in steps), steps[0].shape[2])
-    parts = whole.split([step.shape[1] for step in steps], dim=1)
+    parts = torch.split(whole, [step.shape[1] for step in steps], dim=1)
     for part, step in zip(parts, steps, strict=True):
         part[: len(step)] = step
     return whole

@@ -35,9 +35,10 @@ def depthwise_convolution(
 class _Depthwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        features, weight, _, ctx.stride, ctx.padding = given
+        features, weight, bias, stride, padding = given
         ctx.save_for_backward(features, weight)
-        return nn.functional.conv2d(*given, groups=len(weight))
+        ctx.stride, ctx.padding = stride, padding
+        return nn.functional.conv2d(features, weight, bias, stride, padding, groups=len(weight))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -57,9 +58,12 @@ class _Depthwise(torch.autograd.Function):
             of_features = nn.functional.conv2d(dilated, flipped, padding=around, groups=channels)
         if ctx.needs_input_grad[1]:
             exact = torch.promote_types(weight.dtype, torch.float32)
-            of_weight = torch.nn.grad.conv2d_weight(
-                features.to(exact), weight.shape, gradient.to(exact), stride, padding, 1, channels
-            ).to(weight.dtype)
+            _, found, _ = torch.ops.aten.convolution_backward(
+                gradient.to(exact), features.to(exact), weight.to(exact), None,
+                [stride, stride], [padding, padding], [1, 1], False, [0, 0], channels,
+                [False, True, False],
+            )  # fmt: skip
+            of_weight = found.to(weight.dtype)
         if ctx.needs_input_grad[2]:  # a product, as a sum over (0, 2, 3) is far slower
             flat = gradient.permute(0, 2, 3, 1).reshape(-1, channels)
             (of_bias,) = flat.new_ones(1, len(flat)).mm(flat)

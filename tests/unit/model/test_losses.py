@@ -14,11 +14,12 @@ from torch import Tensor
 from captioner.model.attention import Memory
 from captioner.model.build import build_decoder
 from captioner.model.decoder import Decoder
-from captioner.model.hard_losses import map_entropy, score_function
 from captioner.model.losses import (
     Losses,
     attention_penalty,
     caption_losses,
+    map_entropy,
+    score_function,
 )
 from captioner.model.sampled_losses import policy_gradient_loss, scheduled_inputs
 from captioner.options import DecoderConfig, TrainingConfig
