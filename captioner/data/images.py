@@ -40,6 +40,13 @@ _AGAIN = "copy or download the file again"
 Photo = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | BinaryIO
 """What `open_image` reads."""
 
+# What to give instead of values often mistaken for photos.
+_ALTERNATIVES = {
+    "Tensor": "give an array of (H, W, 3): tensor.permute(1, 2, 0).cpu().numpy()",
+    "list": "give one photo",
+    "generator": "give list(photos), or all of them to model.stream(photos)",
+}
+
 # Files often mistaken for photos, by their first bytes.
 _UNSUPPORTED = (
     (re.compile(rb"....ftyp|\x1a\x45\xdf\xa3", re.DOTALL), "a video"),
@@ -96,9 +103,10 @@ def open_image(
     if isinstance(source, (bytes, bytearray, memoryview)):
         source = io.BytesIO(source)
     if not hasattr(source, "read") or isinstance(source, io.StringIO | io.TextIOWrapper):
+        kind = type(source).__name__
         raise NotAnImageError(
             f"{f'{name}: ' if name else ''}a photo must be a path, bytes, an open binary file, a "
-            f"Pillow image or a NumPy array, not {type(source).__name__}; convert it to one"
+            f"Pillow image or a NumPy array, not {kind}; {_ALTERNATIVES.get(kind, 'convert it')}"
         )
     own = getattr(source, "name", None)
     called = name or (own if isinstance(own, str) and own else "the given bytes")

@@ -20,6 +20,7 @@ import random
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -198,7 +199,7 @@ def write_shards(
     """Write photos and captions to shards; the same photos and settings give the same bytes.
 
     Each shard is written completely or not at all. The same call resumes an interrupted one and
-    keeps its complete shards.
+    keeps its complete shards; from one that is missing or cut short, they are written again.
 
     Args:
         images: Photos with their captions.
@@ -218,7 +219,7 @@ def write_shards(
     """
     folder, order = Path(folder), list(images)
     random.Random(f"{seed} shards").shuffle(order)
-    digest = hashlib.sha256("".join(f"{one.path.name} {_fields(one)!r}" for one in order).encode())
+    digest = hashlib.sha256("".join(map(_identity, order)).encode())
     header = {"photos": digest.hexdigest(), "photos_per_shard": photos_per_shard}
     folder.mkdir(parents=True, exist_ok=True)
     with write_lock(folder):
@@ -232,6 +233,8 @@ def write_shards(
             raise ConfigError(
                 f"{folder} already holds {problem}; give --force to replace them, or another folder"
             )
+        found = sizes(folder)
+        done = list(takewhile(lambda one: found.get(one[0]["name"]) == one[0]["bytes"], done))
         with continue_journal(folder / JOURNAL, header, done) as append:
             for number, start in enumerate(range(0, len(order), photos_per_shard)):
                 photos = order[start : start + photos_per_shard]
@@ -281,6 +284,12 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     info = tarfile.TarInfo(name)
     info.size = len(content)
     tar.addfile(info, io.BytesIO(content))
+
+
+def _identity(photo: CaptionedImage) -> str:
+    """What a shard says of a photo, and the size of its file, which tells a changed photo."""
+    size = photo.path.stat().st_size if photo.path.is_file() else None
+    return f"{photo.path.name} {size} {_fields(photo)!r}"
 
 
 def _fields(photo: CaptionedImage) -> bytes:

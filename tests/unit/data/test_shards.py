@@ -157,6 +157,27 @@ def test_an_interrupted_run_resumes(
     assert all(path.stat().st_mtime_ns == time for path, time in left.items())
 
 
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_damaged_shard_of_an_interrupted_run_is_written_again(
+    images: list[CaptionedImage], folder: Path, tmp_path: Path, damage: str
+):
+    def stop(_: int) -> None:
+        if len(list((tmp_path / "out").glob("*.tar"))) == 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        write_shards(images, tmp_path / "out", photos_per_shard=PER_SHARD, progress=stop)
+    second = tmp_path / "out" / "shard-000001.tar"
+    if damage == "cut":
+        second.write_bytes(second.read_bytes()[:700])
+    else:
+        second.unlink()
+
+    write_shards(images, tmp_path / "out", photos_per_shard=PER_SHARD)
+
+    assert contents(tmp_path / "out") == contents(folder)
+
+
 def test_an_unreadable_photo_is_skipped(images: list[CaptionedImage], tmp_path: Path):
     (tmp_path / "a folder.jpg").mkdir()
     gone = CaptionedImage(1, tmp_path / "gone.jpg", ("a",))
@@ -188,7 +209,7 @@ def test_complete_shards_are_replaced_only_with_force(
     assert (out / "my notes.txt").exists()
 
 
-@pytest.mark.parametrize("change", ["seed", "size", "fewer", "caption"])
+@pytest.mark.parametrize("change", ["seed", "size", "fewer", "caption", "photo"])
 def test_an_interrupted_run_of_other_content_is_not_resumed(
     images: list[CaptionedImage], tmp_path: Path, change: str
 ):
@@ -198,8 +219,11 @@ def test_an_interrupted_run_of_other_content_is_not_resumed(
     out, settings = tmp_path / "out", {"photos_per_shard": PER_SHARD}
     with pytest.raises(Stopped):
         write_shards(images, out, **settings, progress=stop)
+    larger = tmp_path / images[0].path.name
+    larger.write_bytes(images[0].path.read_bytes() + b".")
     given = {
         "fewer": images[:4],
+        "photo": [replace(images[0], path=larger), *images[1:]],
         "caption": [replace(one, captions=(*one.captions, "more")) for one in images],
     }.get(change, images)
     settings |= {"seed": {"seed": 1}, "size": {"photos_per_shard": 4}}.get(change, {})
