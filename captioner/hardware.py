@@ -9,6 +9,7 @@ import ctypes
 import importlib.util
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -64,6 +65,13 @@ def pick_device(name: str = "auto") -> torch.device:
         known = either(["auto", "cpu", *gpus, *mps])
         raise ConfigError(f"device {name!r} is not available; give {known}") from error
     return device
+
+
+def has_gpu() -> bool:
+    """Whether torch is installed and has a GPU; imports it only where a GPU's driver is found."""
+    drivers = ("nvidiactl", "nvgpu", "nvhost-gpu", "kfd", "dxg")  # NVIDIA, Jetson, AMD, WSL
+    possible = sys.platform != "linux" or any(Path("/dev", name).exists() for name in drivers)
+    return possible and is_installed("torch") and pick_device().type != "cpu"
 
 
 def multiplies_bf16(device: torch.device) -> bool:

@@ -63,8 +63,9 @@ class DeviceOptions:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps, ..."""
     precision: Precision = "auto"
-    """auto: bf16 if the hardware has it (CPUs with AMX or AVX-512 BF16, recent GPUs), fp16 on older
-    NVIDIA GPUs with tensor cores, else fp32; tf32: on NVIDIA GPUs since Ampere."""
+    """auto: on a CPU the 8-bit or float32 graphs of a model that has them, as the shipped one; else
+    bf16 if the hardware has it (CPUs with AMX or AVX-512 BF16, recent GPUs), fp16 on older NVIDIA
+    GPUs with tensor cores, else fp32; tf32: on NVIDIA GPUs since Ampere."""
     batch_size: Positive = 32
     """Number of photos per batch."""
 

@@ -1,6 +1,6 @@
 """Compare models that run with torch, exported models and 8-bit ones, in one run.
 
-    python scripts/benchmark_exported.py shipped:fp32 shipped:bf16 small shipped-int8 \
+    python scripts/benchmark_exported.py shipped:fp32 shipped:bf16 small shipped \
         --photos photos/ [--runtime small-venv/bin/python]
 
 In every round each model captions the same photos; the ratio to the first model is the median over
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from captioner.data.folders import find_images
 from captioner.inference.captioner import Captioner, load
-from captioner.inference.folder import find_model, is_exported, read_config, weight_files
+from captioner.inference.folder import GRAPHS, WEIGHTS, find_model, load_model, runs_graphs
 
 COLD_START = """
 import sys
@@ -61,7 +61,7 @@ def main() -> None:
     models = {}
     for name in options.models:
         model, precision = parsed(name)
-        python = options.runtime if is_exported(model) else sys.executable
+        python = options.runtime if _files(model, precision) == GRAPHS else sys.executable
         starts = [cold_start(python, model, precision, photos[0]) for _ in range(STARTS + 1)]
         cold[name] = [(one.cpu if options.cpu else one.wall, one.megabytes) for one in starts[1:]]
     for name in options.models:
@@ -83,7 +83,7 @@ def main() -> None:
         ratios = [a / b for a, b in zip(seconds[first], seconds[name], strict=True)]
         equal = sum(a == b for a, b in zip(texts[first], texts[name], strict=True))
         print(
-            f"| {name} ({models[name].precision}) | {megabytes(parsed(name)[0]):.1f} "
+            f"| {name} ({models[name].precision}) | {megabytes(*parsed(name)):.1f} "
             f"| {len(photos) / statistics.median(seconds[name]):.1f} "
             f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
             f"| {equal} of {len(photos)} "
@@ -133,11 +133,14 @@ def children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def megabytes(model: str) -> float:
-    """Size of a model's weights."""
+def megabytes(model: str, precision: str) -> float:
+    """Size of the files that a model runs from."""
     folder = find_model(model)
-    names = weight_files(read_config(folder))
-    return sum((folder / name).stat().st_size for name in names) / 1e6
+    return sum((folder / name).stat().st_size for name in _files(model, precision)) / 1e6
+
+
+def _files(model: str, precision: str) -> tuple[str, ...]:
+    return GRAPHS if runs_graphs(load_model(model), "auto", precision) else (WEIGHTS,)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@
         [--beam-size 3] [--length-penalty 0] [--block-repeats] [--commit COMMIT] \
         [--diagram docs/confidence.png | --skip-confidence] \
         [--failures scripts/model_failures.md] [--note "..."] \
-        [--export-to captioner/pretrained_int8]
+        [--export]
 
 Stores the search options and the history of the runs with the model and measures it with
 ``captioner evaluate``: captions on the validation photos of both data sets, each in its own style,
 and attention on instance masks. Calibrates its confidence on the same photos with ``captioner
 calibrate``. The scores are written to config.json and, through scripts/model_card.md, to the model
 card. --to is replaced at the end, when everything is measured. The model is then exported in 8 bits
-to --export-to, calibrated on photos of both training sets.
+with --export: graphs beside the weights, calibrated on photos of both training sets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from captioner.data.coco import read_captions
 from captioner.errors import CaptionerError
 from captioner.evaluation.java import find_java
 from captioner.files import atomic_write
-from captioner.inference.card_sections import score_table, with_interval
+from captioner.inference.card import score_table, with_interval
 from captioner.inference.confidence import Calibrator, read_calibrator
 from captioner.inference.folder import CARD, WEIGHTS, StoredModel, load_model, save_model
 from captioner.options import SearchOptions
@@ -117,11 +117,10 @@ def main() -> None:
     card = _card(stored, size, reports, biases, notes)
     save_model(options.to, stored)
     atomic_write(options.to / CARD, card)
-    if options.export_to:
+    if options.export:
         annotations = (options.coco / "captions_val.json", options.validation)
         export_shipped(
             options.to,
-            options.export_to,
             [one.with_name("captions_train.json") for one in annotations],
             [options.coco / "train", options.flickr8k / "images"],
         )
@@ -144,7 +143,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
     parser.add_argument(
-        "--export-to", type=Path, help="for the default model: captioner/pretrained_int8"
+        "--export", action="store_true", help="add 8-bit graphs, as the default model has them"
     )
     parser.add_argument("--beam-size", type=int, default=3)
     parser.add_argument("--length-penalty", type=float, default=0.0)

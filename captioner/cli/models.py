@@ -54,24 +54,25 @@ def info(options: InfoOptions, *_: Any) -> int:
 
 def _facts(folder: Path) -> dict[str, Any]:
     """What is known of a model, whether it is exported or not."""
-    from captioner.inference.folder import EXPORTED, Graphs, load_model, read_config, weight_files
+    from captioner.hardware import is_installed
+    from captioner.inference.folder import load_model, read_config, weight_files
 
     stored, config = load_model(folder), read_config(folder)
-    network, vocabulary = stored.network, stored.vocabulary
-    size = sum((folder / name).stat().st_size for name in weight_files(config))
+    described, vocabulary = stored.graphs or stored.model, stored.vocabulary
+    size = sum((folder / name).stat().st_size for name in weight_files(folder, config))
     facts: dict[str, Any] = {"folder": str(folder), "size_mb": round(size / 1e6, 1)}
-    if isinstance(network, Graphs):
-        facts["exported"] = {name: config[EXPORTED][name] for name in ("opset", "precision")}
-    facts |= {"encoder": config["encoder"]["name"], "grid": list(network.grid)}
-    if not isinstance(network, Graphs):
-        parts = {"encoder": network.encoder, "decoder": network.decoder}
+    if stored.graphs is not None:
+        facts["exported"] = {name: stored.graphs.exported[name] for name in ("opset", "precision")}
+    facts |= {"encoder": config["encoder"]["name"], "grid": list(described.grid)}
+    if stored.has_weights and is_installed("torch"):
+        parts = {"encoder": stored.model.encoder, "decoder": stored.model.decoder}
         facts["parameters"] = {
             name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()
         }
     calibrator = stored.calibrator
     return {
         **facts,
-        "preprocessing": dataclasses.asdict(network.preprocessing),
+        "preprocessing": dataclasses.asdict(described.preprocessing),
         "decoder": dataclasses.asdict(stored.decoder),
         "search": dataclasses.asdict(stored.search),
         "vocabulary": len(vocabulary),
@@ -147,6 +148,9 @@ class ExportOptions:
     web: bool = False
     """Write a static site that captions photos in the browser; combine with --int8 for a site small
     enough for phones."""
+    weights: bool = False
+    """Keep the weights beside the graphs: on a CPU the folder then runs the graphs by default, and
+    GPUs, other precisions and training use the weights."""
     onnxruntime_web: Annotated[str, Shown("SOURCE")] | None = None
     """Tarball or folder of the npm package onnxruntime-web for --web, without a network (default:
     downloaded once)."""
@@ -168,15 +172,15 @@ def export(options: ExportOptions, *_: Any) -> int:
     if options.onnxruntime_web is not None and not options.web:
         raise ConfigError("--onnxruntime-web is for --web; give both, or neither")
 
-    from captioner.inference.folder import SHIPPED_MODEL, is_exported
+    from captioner.inference.folder import EXPORTED, SHIPPED_MODEL, WEIGHTS, find_model, read_config
 
-    model = options.model or SHIPPED_MODEL
-    exported = is_exported(model)  # a wrong folder fails before torch is imported
+    model = find_model(options.model or SHIPPED_MODEL)
+    config = read_config(model)  # a wrong folder fails before torch is imported
     if not options.web:
-        for name, size in _export(model, output, photos).items():
+        for name, size in _export(model, output, photos, weights=options.weights).items():
             print(f"{output / name}  {size:.1f} MB")
         return OK
-    if exported and photos:
+    if photos and not (model / WEIGHTS).is_file():
         raise ConfigError(
             f"{model} is exported already; give the model folder it was exported from with --int8, "
             "or leave out --int8 and --calibration"
@@ -188,8 +192,9 @@ def export(options: ExportOptions, *_: Any) -> int:
     check_search(read_search(model)[0])
     runtime = runtime_files(options.onnxruntime_web)  # before minutes of work
     with tempfile.TemporaryDirectory() as temporary:
-        graphs = Path(model) if exported else Path(temporary) / "exported"
-        if not exported:
+        graphs = model
+        if photos or EXPORTED not in config:
+            graphs = Path(temporary) / "exported"
             _export(model, graphs, photos)
         site = write_site(graphs, output, runtime)
     print(f"{output}  {site.files} files; the first visit loads {site.first_load:.1f} MB")
@@ -198,11 +203,13 @@ def export(options: ExportOptions, *_: Any) -> int:
     return OK
 
 
-def _export(model: str | Path, output: Path, photos: list[Path]) -> dict[str, float]:
+def _export(
+    model: Path, output: Path, photos: list[Path], *, weights: bool = False
+) -> dict[str, float]:
     """Export, print how the graphs compare with the model, and return the sizes (MB)."""
     from captioner.inference.export.folder import export as write
 
-    written = write(model, output, photos)
+    written = write(model, output, photos, weights=weights)
     print(f"float32: log-probabilities differ from torch's by at most {written.difference:.1g}")
     if written.equal is not None:
         equal, count = written.equal

@@ -317,11 +317,7 @@ def _faithfulness(
     else:
         dataset = read_dataset([options.annotations], [options.images])
         photos = {image.path: image.captions[0] for image in dataset if image.captions}
-    if not used.model.engine.computes_relevance:
-        raise OptionError(
-            "{faithfulness} needs the weights, and the model is exported; give the model folder it "
-            "was exported from"
-        )
+    used = used._replace(model=used.model.in_torch())
     from captioner.evaluation.faithfulness import measure  # imports torch
 
     found = measure(

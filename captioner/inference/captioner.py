@@ -7,33 +7,48 @@ captioner.overlay("photo.jpg", caption).save("attention.png")
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
+from captioner.caption import Caption, CropBox
 from captioner.data.images import Photo, is_photo, open_image, reduced_side
 from captioner.data.prefetch import read_batches, reader_threads
 from captioner.drawing.notebook import PhotoCaption, shown_photo, with_photo
 from captioner.errors import ConfigError, ImageError, OptionError
 from captioner.hardware import Precision
-from captioner.inference.batches import BatchMethods
-from captioner.inference.engine import Prepared
+from captioner.inference.captions import (
+    Alternatives,
+    given_hypothesis,
+    make_caption,
+    most_probable,
+    observe,
+)
+from captioner.inference.confidence import Observation, no_confidence
+from captioner.inference.engine import ATTENTION_METHODS, Engine, Ensemble, Prepared
 from captioner.inference.folder import (
     SHIPPED_MODEL,
+    StoredModel,
     find_model,
     load_model,
+    runs_graphs,
     save_model,
 )
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
 from captioner.options import ExplanationMethod, SearchOptions
+from captioner.search.arrays import Array
+from captioner.search.search import Hypothesis
 from captioner.search.words import encode_search_words
 
 if TYPE_CHECKING:  # it imports torch
-    pass
+    from captioner.model.captioner import CaptionModel
 
 P = TypeVar("P", bound=Photo)
 Photos = list[P] | tuple[P, ...]
@@ -45,6 +60,17 @@ class _Read(NamedTuple):
 
     prepared: Prepared
     shown: Image.Image | Path
+
+
+class _Encoded(NamedTuple):
+    """Photos that were encoded."""
+
+    grids: Sequence[Any]
+    crop_boxes: Sequence[CropBox]
+    seeds: Sequence[int]
+    method: ExplanationMethod = "attention"
+    explained: Sequence[Any] = ()
+    """Grids for a method that needs the weights."""
 
 
 class Result(NamedTuple):
@@ -65,18 +91,18 @@ def load(
     """Load a model, or several models as an ensemble.
 
     Args:
-        *folders: Model, run or exported folders, or models of the Hugging Face hub
-            (``hf:user/name`` or ``hf:user/name@revision``); none: the model included in the
-            package. Exported folders run with ONNX Runtime, and torch is not imported.
+        *folders: Model or run folders, or models of the Hugging Face hub (``hf:user/name`` or
+            ``hf:user/name@revision``); none: the model included in the package.
         revision: Branch, tag or commit of a single model of the hub.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...
-        precision: ``auto``, ``fp32``, ``tf32``, ``bf16`` or ``fp16``; ``auto`` is the fastest that
-            the hardware supports natively.
+        precision: ``auto``, ``fp32``, ``tf32``, ``bf16`` or ``fp16``. ``auto`` on a CPU: exported
+            graphs if the model has them, without torch; else the fastest precision that the
+            hardware supports natively.
 
     Raises:
         ModelError: A folder cannot be loaded, or a model of the hub cannot be downloaded.
-        ConfigError: The device is not available, the models have different vocabularies, some
-            are exported and others are not, or ``revision`` is not for a single model of the hub.
+        ConfigError: The device is not available, torch is needed and not installed, the models
+            cannot be averaged, or ``revision`` is not for a single model of the hub.
     """
     for folder in folders:
         if not isinstance(folder, str | Path):
@@ -90,7 +116,7 @@ def load(
     return Captioner(*map(load_model, paths), device=device, precision=precision)
 
 
-class Captioner(BatchMethods):
+class Captioner:
     """A loaded model, or an ensemble of several.
 
     The models of an ensemble share one vocabulary; their word probabilities are averaged. Search
@@ -100,24 +126,82 @@ class Captioner(BatchMethods):
     read and batch photos themselves use ``prepare`` and the methods whose names end in ``_batch``.
     """
 
+    def __init__(
+        self,
+        stored: StoredModel,
+        *others: StoredModel,
+        device: str = "auto",
+        precision: Precision = "auto",
+    ) -> None:
+        """Prepare models for inference.
+
+        Args:
+            stored: A model in memory, from ``load_model``.
+            *others: More models with the same vocabulary, for an ensemble.
+            device: See ``load``.
+            precision: See ``load``.
+
+        Raises:
+            ConfigError: See ``load``.
+        """
+        for number, other in enumerate(others, 2):
+            _check_vocabularies(stored, other, number)
+        self.stored = stored
+        """The (first) model as stored: network in float32, vocabulary, search options."""
+        self.ensemble = Ensemble(_engines((stored, *others), device, precision))
+        self.engine = self.ensemble.engines[0]
+        self.device = self.engine.device
+        """Where the models run."""
+        self.precision = self.engine.precision
+        """In use: fp32, tf32, bf16, fp16 or int8."""
+        self._torch: Captioner | None = None
+
     def __repr__(self) -> str:
-        vocabulary, engines = self.stored.vocabulary, self.ensemble.engines
-        facts: dict[str, object] = {
-            "encoder": self.engine.name,
-            "grid": self.engine.grid,
-            "words": len(vocabulary.words),
-            "styles": list(vocabulary.styles),
-            "device": str(self.device),
-            "precision": self.precision,
-        }
-        if len(engines) > 1:
-            facts = {"models": len(engines), **facts}
-        return f"<Captioner {', '.join(f'{name} {value}' for name, value in facts.items())}>"
+        engine, count = self.engine, len(self.ensemble.engines)
+        styles = list(self.stored.vocabulary.styles)
+        return (
+            f"<Captioner {f'models {count}, ' if count > 1 else ''}encoder {engine.name}, grid "
+            f"{engine.grid}, words {len(self.stored.vocabulary.words)}, styles {styles}, device "
+            f"{self.device}, precision {self.precision}>"
+        )
 
     @property
     def info(self) -> dict[str, Any]:
         """The model's training data and scores."""
         return self.stored.info
+
+    @property
+    def model(self) -> CaptionModel:
+        """The (first) network, copied for inference if torch runs it.
+
+        Raises:
+            ConfigError: It has no weights, or torch is not installed.
+        """
+        network: CaptionModel = getattr(self.engine, "model", None) or self.stored.model
+        return network
+
+    def in_torch(self) -> Captioner:
+        """The model run by torch, in float32 unless it is so already, for what needs its weights.
+
+        Raises:
+            ConfigError: It has no weights, torch is not installed, or there are several models.
+        """
+        if self.engine.computes_relevance:
+            return self
+        if len(self.ensemble.engines) > 1:
+            raise ConfigError("this needs a single model, not an ensemble")
+        if self._torch is None:
+            weights = dataclasses.replace(self.stored, network=self.stored.model, graphs=None)
+            self._torch = Captioner(weights, device=str(self.device), precision="fp32")
+        return self._torch
+
+    def options(self, **changes: Any) -> SearchOptions:
+        """The model's default search options with some of them changed.
+
+        Raises:
+            ConfigError: An option is unknown or out of range.
+        """
+        return self.stored.search.changed(**changes)
 
     def known_words(self, text: str) -> list[str]:
         """The words of a text, spelled as in the vocabulary.
@@ -126,6 +210,22 @@ class Captioner(BatchMethods):
             ConfigError: The text is empty or has words outside the vocabulary.
         """
         return self.stored.vocabulary.known_words(text)
+
+    def check_method(self, method: object) -> None:
+        """Check that the model supports a method of explanation.
+
+        Raises:
+            ConfigError: It does not, or torch is needed and not installed.
+        """
+        self.ensemble.check_method(method)
+        if method not in ATTENTION_METHODS:
+            self.stored.require_weights(f"method {method}")
+
+    def no_confidence(self, options: SearchOptions) -> str | None:
+        """Why captions found with these options have no confidence; None: they have one."""
+        if len(self.ensemble.engines) > 1:
+            return "an ensemble of models is not calibrated; use a single model"
+        return no_confidence(self.stored.calibrator, options, self.stored.vocabulary.styles)
 
     # --- photos ---
 
@@ -270,6 +370,187 @@ class Captioner(BatchMethods):
         image = open_image(photo, min_side=reduced_side(self.ensemble.image_size))
         return _Read(self.prepare(image), shown_photo(image, photo))
 
+    # --- batches ---
+
+    def prepare(self, image: Image.Image) -> Prepared:
+        """Resize an image from ``data.images.open_image``, RGB and upright, for the encoders."""
+        return self.ensemble.prepare(image)
+
+    def caption_batch(
+        self,
+        photos: Sequence[Prepared],
+        options: SearchOptions,
+        *,
+        alternatives: int = 0,
+        method: ExplanationMethod = "attention",
+    ) -> list[list[Caption]]:
+        """Caption prepared photos together.
+
+        Args:
+            photos: From ``prepare``.
+            options: Search options.
+            alternatives: See ``stream``.
+            method: See ``stream``.
+
+        Returns:
+            For each photo its captions, best first; at least one.
+
+        Raises:
+            ConfigError: A word in the options is unknown, or no caption satisfies the options.
+        """
+        self._check(method, alternatives)
+        return self._search(self._encode(photos, method), options, alternatives) if photos else []
+
+    def caption_features(
+        self,
+        features: Array,
+        crop_boxes: Sequence[CropBox],
+        options: SearchOptions,
+        seeds: Sequence[int] | None = None,
+    ) -> list[list[Caption]]:
+        """Caption photos from cached features; one model only.
+
+        Args:
+            features: From a ``FeatureCache``, (B, L, D), on any device.
+            crop_boxes: The part of each photo that the model sees.
+            options: Search options.
+            seeds: A random seed per photo, for sampling; None: its index.
+
+        Returns:
+            See ``caption_batch``.
+
+        Raises:
+            ConfigError: There are several models.
+        """
+        model = self.in_torch()
+        grids = model.ensemble.encode_features(features)
+        return model._search(_Encoded(grids, crop_boxes, seeds or range(len(features))), options)
+
+    def explain_batch(
+        self,
+        photos: Sequence[Prepared],
+        sentences: Sequence[Sequence[str]],
+        *,
+        alternatives: int = 0,
+        method: ExplanationMethod = "attention",
+        style: str | None = None,
+    ) -> list[Caption]:
+        """Attention and word probabilities for given captions, one per photo.
+
+        Args:
+            photos: From ``prepare``.
+            sentences: The words of each caption, all in the vocabulary.
+            alternatives: See ``stream``.
+            method: See ``stream``.
+            style: Style of the captions; None: that of the model's search options.
+        """
+        self._check(method, alternatives)
+        vocabulary = self.stored.vocabulary
+        captions = [vocabulary.encode(words) for words in sentences]
+        start = vocabulary.start(self.stored.search.style if style is None else style)
+        if not photos:
+            return []
+        encoded = self._encode(photos, method)
+        tokens = [[caption] for caption in captions]
+        scores = self.ensemble.score(self.ensemble.memories(encoded.grids), tokens, start)
+        found = [[given_hypothesis(scores, row, caption)] for row, caption in enumerate(captions)]
+        others = most_probable(scores, tokens, alternatives, vocabulary) if alternatives else []
+        return [caption for [caption] in self._captions(found, encoded, start, others)]
+
+    def observe_batch(
+        self, photos: Sequence[Prepared], options: SearchOptions
+    ) -> list[Observation]:
+        """What is known of the best caption of every photo, from which confidence is computed.
+
+        Args:
+            photos: From ``prepare``; at least one.
+            options: Search options.
+        """
+        return self._find(self._encode(photos), options, evidence=True)[2]
+
+    def photo_vectors(self, photos: Sequence[Prepared]) -> NDArray[np.float32]:
+        """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
+        return self.ensemble.summary(self.ensemble.memories(self._encode(photos).grids))
+
+    def _check(self, method: object, alternatives: object) -> None:
+        self.check_method(method)
+        if type(alternatives) is not int or alternatives < 0:
+            raise ConfigError(
+                f"alternatives is {alternatives!r}; give a whole number, 0 (none) or more"
+            )
+
+    def _encode(
+        self, photos: Sequence[Prepared], method: ExplanationMethod = "attention"
+    ) -> _Encoded:
+        encoded = _Encoded(
+            self.ensemble.encode(photos),
+            [photo.crop_box for photo in photos],
+            [photo.seed for photo in photos],
+        )
+        if method in ATTENTION_METHODS:
+            return encoded._replace(method=method)
+        explaining = self.in_torch()
+        grids = encoded.grids if explaining is self else explaining.ensemble.encode(photos)
+        return encoded._replace(method=method, explained=grids)
+
+    def _search(
+        self, encoded: _Encoded, options: SearchOptions, alternatives: int = 0
+    ) -> list[list[Caption]]:
+        calibrator = None if self.no_confidence(options) else self.stored.calibrator
+        memories, found, seen = self._find(encoded, options, evidence=calibrator is not None)
+        vocabulary = self.stored.vocabulary
+        style = options.style or next(iter(vocabulary.styles), "")
+        confidences = [calibrator.confidence(one, style) for one in seen] if calibrator else []
+        start = vocabulary.start(options.style)
+        others: list[list[Alternatives]] = []
+        if alternatives:  # score the captions again, so that the search need not store every word
+            tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
+            scores = self.ensemble.score(memories, tokens, start)
+            others = most_probable(scores, tokens, alternatives, vocabulary)
+        return self._captions(found, encoded, start, others, confidences)
+
+    def _find(
+        self, encoded: _Encoded, options: SearchOptions, *, evidence: bool
+    ) -> tuple[list[Any], list[list[Hypothesis]], list[Observation]]:
+        """The photos' memories, what the search finds, and what is known of the best captions."""
+        vocabulary = self.stored.vocabulary
+        memories = self.ensemble.memories(encoded.grids)
+        words, start = encode_search_words(options, vocabulary), vocabulary.start(options.style)
+        found = self.ensemble.search(
+            memories, options, words, start, encoded.seeds, evidence=evidence
+        )
+        vectors = self.ensemble.summary(memories) if evidence else ()
+        pairs = zip(found, vectors, strict=True) if evidence else ()
+        return memories, found, [observe(best, photo, vocabulary) for (best, *_), photo in pairs]
+
+    def _captions(
+        self,
+        found: Sequence[Sequence[Hypothesis]],
+        encoded: _Encoded,
+        start: int,
+        others: Sequence[Sequence[Alternatives]],
+        confidences: Sequence[float] = (),
+    ) -> list[list[Caption]]:
+        """The captions of photos with their maps; the best of each with its confidence, if any."""
+        method = encoded.method
+        explaining = self if method in ATTENTION_METHODS else self.in_torch()
+        return [
+            [
+                make_caption(
+                    hypothesis,
+                    explaining.ensemble.explain(method, encoded.explained, row, start, hypothesis),
+                    encoded.crop_boxes[row],
+                    self.engine,
+                    self.stored.vocabulary,
+                    method=method,
+                    alternatives=others[row][column] if others else (),
+                    confidence=confidences[row] if confidences and column == 0 else None,
+                )
+                for column, hypothesis in enumerate(hypotheses)
+            ]
+            for row, hypotheses in enumerate(found)
+        ]
+
     # --- folders and the hub ---
 
     def save(self, folder: str | Path) -> None:
@@ -390,3 +671,32 @@ def _captions_of(result: Result, number: int) -> list[PhotoCaption]:
     raise type(result.error)(
         f"photos[{number}]: {result.error} (model.stream continues with the other photos)"
     ) from result.error
+
+
+def _engines(models: Sequence[StoredModel], device: str, precision: Precision) -> list[Engine]:
+    if all(runs_graphs(one, device, precision) for one in models):
+        from captioner.inference.onnx_engine import OnnxEngine
+
+        return [OnnxEngine(one.graphs, device, precision) for one in models if one.graphs]
+    if len(models) > 1 and not all(one.has_weights for one in models):
+        raise ConfigError(
+            "an ensemble needs models of one kind, all with weights or all exported; leave out "
+            "--precision and --device, or give the folders that the models were exported from"
+        )
+    for one in models:
+        one.require_weights(f"precision {precision} on device {device}")
+    from captioner.inference.torch_engine import TorchEngine
+
+    return [TorchEngine(one.model, device, precision) for one in models]
+
+
+def _check_vocabularies(first: StoredModel, other: StoredModel, number: int) -> None:
+    """Raise ConfigError unless model ``number`` can be averaged with the first."""
+    one, two = first.vocabulary, other.vocabulary
+    if one == two:
+        return
+    what = f"vocabularies of model 1 and model {number} differ ({len(one)} and {len(two)} words)"
+    if (one.words, one.subwords) == (two.words, two.subwords):
+        styles = " and ".join(", ".join(each.styles) or "none" for each in (one, two))
+        what = f"styles of model 1 and model {number} differ ({styles})"
+    raise ConfigError(f"the {what}; an ensemble needs models trained with the same of both")

@@ -30,18 +30,7 @@ def make_caption(
     alternatives: Alternatives,
     confidence: float | None,
 ) -> Caption:
-    """The caption of a hypothesis of T words.
-
-    Args:
-        hypothesis: From a search, or from `given_hypothesis`.
-        maps: From ``Ensemble.explain``, (T, L).
-        crop_box: The part of the photo that the model sees.
-        engine: The (first) model.
-        vocabulary: Of the model.
-        method: How the maps were computed.
-        alternatives: From `most_probable`.
-        confidence: From the calibrator.
-    """
+    """The caption of a hypothesis of T words, with its maps, (T, L), from ``Ensemble.explain``."""
     if method not in ATTENTION_METHODS:
         maps = as_map(maps)
     return Caption(
@@ -79,14 +68,7 @@ def most_probable(
     count: int,
     vocabulary: Vocabulary,
 ) -> list[list[Alternatives]]:
-    """The most probable words at every position of captions.
-
-    Args:
-        scores: Of the captions.
-        captions: Token ids of each photo's captions.
-        count: Number of words per position, 1 or more.
-        vocabulary: Of the model.
-    """
+    """The ``count`` most probable words at every position of the photos' captions."""
 
     def of(log_probs: NDArray[np.float32]) -> Alternatives:  # (T, V)
         allowed = log_probs.copy()
@@ -107,13 +89,7 @@ def most_probable(
 
 
 def observe(best: Hypothesis, photo: NDArray[np.float32], vocabulary: Vocabulary) -> Observation:
-    """What is known of the best caption of a photo, from a search for evidence.
-
-    Args:
-        best: The caption.
-        photo: Vector of the photo, (D,), from ``Ensemble.summary``.
-        vocabulary: Of the model.
-    """
+    """What is known of the best caption of a photo, whose vector is (D,)."""
     assert best.evidence is not None  # collected on request
     return Observation(
         text=text_of(vocabulary.shown(best.tokens), vocabulary.pieces(best.tokens)),

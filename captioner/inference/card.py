@@ -6,32 +6,48 @@ holds no paths, file names or photos of the training data: a card may be publish
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import yaml
+
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.hardware import require_extra
-from captioner.inference import card_sections as sections
-from captioner.inference.card_sections import Report
 from captioner.inference.folder import (
     CARD,
-    EXPORTED,
     MODEL_FILES,
+    RUN_CONFIG,
+    WEIGHTS,
     read_config,
+    weight_files,
 )
+from captioner.options import TrainConfig
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
-
     from captioner.data.images import Photo
     from captioner.inference.captioner import Captioner
 
+Report = Mapping[str, Any]
+"""What ``captioner evaluate -o`` writes."""
+
 PICTURE = "attention.png"
+METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr", "CIDEr_D", "SPICE")
 _HUB_METRICS = {"Bleu": "bleu", "METEOR": "meteor", "ROUGE": "rouge", "CIDEr": "cider"}
 """Identifiers of metrics on the hub, by how our names begin."""
+
+_PRIVATE = {
+    "": ("run_folder",),
+    "data": ("train_annotations", "val_annotations", "images", "features", "shards", "workers"),
+    "training": ("trackers",),
+}
+"""Settings that a card leaves out, by section: paths, and what does not matter to others."""
 
 
 class Picture(NamedTuple):
@@ -80,34 +96,31 @@ def files_to_push(
         Content, or its path, by file name.
 
     Raises:
-        ConfigError: The model is exported, or a report cannot be read or added to a card that was
-            edited.
+        ConfigError: The model has no weights, or a report cannot be read or added to a card that
+            was edited.
         ModelError: The model folder cannot be read.
     """
     options = options or CardOptions()
     config = read_config(folder)
-    if EXPORTED in config:
+    if WEIGHTS not in weight_files(folder, config):
         raise ConfigError(f"{folder} is exported; push the model folder that it was exported from")
     files: dict[str, bytes | Path] = {
         name: folder / name for name in MODEL_FILES if (folder / name).is_file()
     }
     own = (folder / CARD).read_text(encoding="utf-8") if CARD in files else None
-    if own is None or sections.is_generated(own):
+    if own is None or is_generated(own):
         files[CARD] = make_card(folder, repo, options).encode()
         if options.picture is not None:
             files[PICTURE] = options.picture.png
-    elif options.reports or options.picture:
+        return files
+    headed = own.startswith("---\n")
+    if options.reports or options.picture or (headed and (options.license or options.datasets)):
         raise ConfigError(
-            f"{folder / CARD} was edited, so reports and a picture cannot be added to it; add them "
-            "yourself, or remove the file for a new card"
+            f"{folder / CARD} was edited, so that nothing can be added to it; edit it yourself, or "
+            "remove the file for a new card"
         )
-    elif not own.startswith("---\n"):
-        name = repo.partition("/")[2]
-        files[CARD] = f"{header(config, name, options)}\n\n{own}".encode()
-    elif options.license or options.datasets:
-        raise ConfigError(
-            f"{folder / CARD} was edited and has its own header; give license and datasets there"
-        )
+    if not headed:
+        files[CARD] = f"{_header(config, repo.partition('/')[2], options, {})}\n\n{own}".encode()
     return files
 
 
@@ -126,24 +139,44 @@ def make_card(folder: Path, repo: str | None = None, options: CardOptions | None
         options: What the model folder does not hold.
 
     Raises:
-        ConfigError: A report cannot be read.
+        ConfigError: A report cannot be read, or two are about one data set.
         ModelError: The model folder cannot be read.
     """
     options = options or CardOptions()
     config = read_config(folder)
-    reports = [sections.read_report(path) for path in options.reports]
-    name = repo.partition("/")[2] if repo else sections.model_name(folder)
+    reports: dict[str, Report] = {}
+    for path in options.reports:
+        report = _read_report(path)
+        name = Path(str(report.get("annotations", "captions"))).stem
+        if reports.setdefault(name, report) is not report:
+            raise ConfigError(f"two reports are about {name}; give one report per data set")
+    title = repo.partition("/")[2] if repo else (_run(folder) or folder.resolve()).name
+    shown = f"![Where the model looked for each word]({PICTURE})"
     parts = [
-        header(config, name, options, reports),
-        f"# {name}",
-        sections.summary(folder, config),
-        _picture(options),
-        sections.usage(repo),
-        sections.LIMITS.format(grid=sections.grid_of(config)),
-        sections.scores(config, reports),
-        sections.training(folder, config),
+        _header(config, title, options, reports),
+        f"# {title}",
+        _summary(folder, config),
+        f"{shown}\n\n*{options.picture.caption}*" if options.picture else "",
+        _USE.format(
+            model=f"hf:{repo}" if repo else "FOLDER",
+            package="'captioner[hub]'" if repo else "captioner",
+        ),
+        _LIMITS.format(grid=_grid(config)),
+        _scores(reports) if reports else _validation_scores(_training_row(config)),
+        _training(folder, config),
     ]
-    return sections.marked("\n\n".join(part for part in parts if part) + "\n")
+    return _marked("\n\n".join(part for part in parts if part) + "\n")
+
+
+def _marked(text: str) -> str:
+    """A card with a last line that marks it as generated: a comment with a hash of the text."""
+    mark = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{text}\n<!-- generated by captioner: {mark} -->\n"
+
+
+def is_generated(card: str) -> bool:
+    """Whether a card is as `make_card` wrote it."""
+    return card == _marked(card.rstrip("\n").rpartition("\n\n")[0] + "\n")
 
 
 def readable(card: str) -> str:
@@ -155,36 +188,69 @@ def readable(card: str) -> str:
     return "".join(sign for sign in text if sign.isprintable() or sign in "\n\t")
 
 
-# --- header --------------------------------------------------------------------------------------
+def _read_report(path: str | Path) -> Report:
+    try:
+        report: Report = json.loads(Path(path).read_text(encoding="utf-8"))
+        report["metrics"].keys()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} has no caption scores; give a report of captioner evaluate --annotations -o"
+        ) from error
+    return report
 
 
-def header(
-    config: Mapping[str, Any],
-    name: str,
-    options: CardOptions,
-    reports: Sequence[Report] = (),
+def _run(folder: Path) -> Path | None:
+    """The run folder that a model folder is part of."""
+    above = folder.resolve().parent
+    return above if (above / RUN_CONFIG).is_file() else None
+
+
+def _training_row(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the training recorded of its best epoch."""
+    row: Mapping[str, Any] = config.get("info", {}).get("training", {})
+    return row
+
+
+def _photos(count: int) -> str:
+    return f"{count:,} {'photo' if count == 1 else 'photos'}"
+
+
+def _grid(config: Mapping[str, Any]) -> str:
+    return " x ".join(map(str, config["encoder"]["grid"]))
+
+
+# --- parts ---------------------------------------------------------------------------------------
+
+
+def _header(
+    config: Mapping[str, Any], name: str, options: CardOptions, reports: Mapping[str, Report]
 ) -> str:
     """The YAML between ``---`` lines: what the hub shows, filters and compares.
 
-    Args:
-        config: Contents of ``config.json``.
-        name: Of the model.
-        options: License and data sets.
-        reports: Scores; none: those of the validation during training.
-
-    Raises:
-        ConfigError: huggingface_hub is not installed.
+    Scores are those of the reports, or else of the validation during training.
     """
     require_extra("hub", "a model card")
-    from huggingface_hub import ModelCardData
+    from huggingface_hub import EvalResult, ModelCardData
 
-    scores = [
-        (sections.dataset_name(one), one["metrics"], int(one.get("images", 0))) for one in reports
+    scores = [(name, one["metrics"], one.get("images")) for name, one in reports.items()]
+    row = _training_row(config)
+    if not scores and "CIDEr" in row:
+        scores = [("validation during training", row, row.get("val_photos"))]
+    results = [
+        EvalResult(
+            task_type="image-to-text",
+            task_name="Image captioning",
+            dataset_type="captions",
+            dataset_name=f"{data}, {_photos(images)}" if images else data,
+            metric_type=kind,
+            metric_name=metric,
+            metric_value=round(100 * found[metric], 1),
+        )
+        for data, found, images in scores
+        for metric in METRICS
+        for start, kind in _HUB_METRICS.items()
+        if metric.startswith(start) and isinstance(found.get(metric), float)
     ]
-    training = sections.training_row(config)
-    if not scores and "CIDEr" in training:
-        scores = [("validation during training", training, int(training.get("val_photos", 0)))]
-    results = [result for one in scores for result in _results(*one)]
     data = ModelCardData(
         license=options.license,
         library_name="captioner",
@@ -198,27 +264,161 @@ def header(
     return f"---\n{data.to_yaml()}\n---"
 
 
-def _results(name: str, scores: Mapping[str, Any], images: int) -> list[EvalResult]:
-    """Scores of one data set, in points."""
-    from huggingface_hub import EvalResult
+def _summary(folder: Path, config: Mapping[str, Any]) -> str:
+    """Architecture and size, in a sentence."""
+    from safetensors import safe_open
 
-    return [
-        EvalResult(
-            task_type="image-to-text",
-            task_name="Image captioning",
-            dataset_type="captions",
-            dataset_name=f"{name}, {sections.photo_count(images)}" if images else name,
-            metric_type=kind,
-            metric_name=metric,
-            metric_value=round(100 * scores[metric], 1),
-        )
-        for metric in sections.METRICS
-        for start, kind in _HUB_METRICS.items()
-        if metric.startswith(start) and isinstance(scores.get(metric), float)
+    decoder = config["decoder"]
+    styles = ", ".join(f"`{style}`" for style in config.get("styles", ()))
+    kind = "sub-word pieces" if config.get("tokenizer", "words") == "bpe" else "words"
+    with safe_open(folder / WEIGHTS, framework="np") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+    return (
+        "Describes a photo in a sentence and shows where it looked for each word: an encoder "
+        f"(`{config['encoder']['name']}`) of {_grid(config)} regions at "
+        f"{config['preprocessing']['image_size']} pixels, and an LSTM with {decoder['hidden_dim']} "
+        f"units, {decoder['attention']} attention ({decoder['selection']}) and a vocabulary of "
+        f"{len(config['vocabulary']):,} {kind}; {sum(map(math.prod, shapes)) / 1e6:.1f} million "
+        f"parameters, {(folder / WEIGHTS).stat().st_size / 1e6:.1f} MB."
+        + (f" Styles: {styles}." if styles else "")
+    )
+
+
+_USE = """## Use
+
+```bash
+pip install {package}
+captioner caption photo.jpg --model {model}
+captioner attend photo.jpg --model {model}
+```
+
+```python
+import captioner
+
+model = captioner.load("{model}")
+caption = model.caption("photo.jpg")
+captioner.overlay("photo.jpg", caption).save("photo_attention.png")
+```"""
+
+_LIMITS = """## Limits
+
+The model describes photos like those that it was trained on; of other images it writes a sentence
+all the same. It repeats the biases of its training captions. Do not use it to describe, identify
+or judge people where it matters who they are, where a wrong caption does harm, or for alternative
+texts without review.
+
+Attention shows where the decoder looked, on a coarse grid of {grid} regions; it does not explain
+why a word was chosen. If the gate of a word is near 0, its map was hardly used."""
+
+
+def _scores(reports: Mapping[str, Report]) -> str:
+    found = [m for m in METRICS if any(m in report["metrics"] for report in reports.values())]
+    notes = [
+        f"- {name}: search: {report.get('search', 'given captions')}; {report['signature']}"
+        for name, report in reports.items()
+        if "signature" in report
     ]
+    return (
+        "## Scores\n\nIn percent, with 95% bootstrap intervals over photos (`captioner evaluate`)."
+        f"\n\n{score_table(reports, found)}\n\n" + "\n".join(notes)
+    )
 
 
-def _picture(options: CardOptions) -> str:
-    if options.picture is None:
+def _validation_scores(row: Mapping[str, Any]) -> str:
+    if "CIDEr" not in row:
         return ""
-    return f"![Where the model looked for each word]({PICTURE})\n\n*{options.picture.caption}*"
+    photos = f" on {_photos(row['val_photos'])}" if "val_photos" in row else ""
+    return (
+        "## Scores\n\n"
+        f"Validation during training{photos}: CIDEr {100 * row['CIDEr']:.1f}, BLEU-4 "
+        f"{100 * row['Bleu_4']:.1f}. These photos selected the model, so the scores are "
+        "optimistic; other photos, and intervals, were not evaluated (`captioner evaluate`)."
+    )
+
+
+def score_table(reports: Mapping[str, Report], metrics: Sequence[str]) -> str:
+    """Scores in percent with their intervals as Markdown, one row per report.
+
+    Args:
+        reports: Reports of ``captioner evaluate`` by the names of their data sets.
+        metrics: The columns.
+    """
+    rows = ["| photos | " + " | ".join(metrics) + " |", "|---" * (len(metrics) + 1) + "|"]
+    for name, report in reports.items():
+        cells = [f"{name}, {report['images']}"]
+        for metric in metrics:
+            value, ends = (part.get(metric) for part in (report["metrics"], report["intervals"]))
+            points = None if value is None else 100 * value
+            cells.append(with_interval(points, ends and [100 * end for end in ends], ".1f"))
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def with_interval(value: float | None, ends: Sequence[float] | None, form: str) -> str:
+    """A number with its interval, as far as they were measured."""
+    if value is None:
+        return "not measured"
+    return f"{value:{form}}" + (f" ({ends[0]:{form}} to {ends[1]:{form}})" if ends else "")
+
+
+def _training(folder: Path, config: Mapping[str, Any]) -> str:
+    """Data, epoch and settings; empty if nothing is known."""
+    run, card = _run(folder), folder / CARD
+    if run is None and card.is_file() and is_generated(card.read_text(encoding="utf-8")):
+        text = card.read_text(encoding="utf-8").rpartition("\n\n<!--")[0]
+        _, heading, section = text.rpartition("## Training\n")
+        return heading and heading + section.rstrip()
+    row = _training_row(config)
+    data = config.get("info", {}).get("data")
+    lines = [f"{data}."] if isinstance(data, str) else []
+    if "train_photos" in row:
+        lines.append(f"Trained on {_photos(row['train_photos'])}.")
+    if "epoch" in row:
+        lines.append(f"Weights of epoch {row['epoch']}, step {row['step']:,}.")
+    if "average_of_epochs" in row:
+        epochs = ", ".join(map(str, row["average_of_epochs"]))
+        lines.append(f"The mean of the weights of epochs {epochs}.")
+    text = " ".join(lines)
+    if settings := _settings(run):
+        text += (
+            "\n\nSettings that differ from the defaults of `captioner train`:\n\n"
+            f"```yaml\n{settings}```"
+        )
+    return f"## Training\n\n{text.lstrip()}" if text else ""
+
+
+def _settings(run: Path | None) -> str:
+    """The settings of a run as YAML, without defaults and without paths."""
+    if run is None:
+        return ""
+    given = yaml.safe_load((run / RUN_CONFIG).read_text(encoding="utf-8"))
+    found = _different(given, dataclasses.asdict(TrainConfig()))
+    encoder, distillation = found.get("encoder", {}), found.get("distillation", {})
+    if str(encoder.get("weights", "")).endswith((".safetensors", ".pth")):
+        encoder["weights"] = "(a file of the author)"
+    if "init_from" in found:
+        found["init_from"] = _public_name(found["init_from"])
+    if "models" in distillation:
+        distillation["models"] = [_public_name(teacher) for teacher in distillation["models"]]
+    return yaml.safe_dump(found, sort_keys=False, allow_unicode=True) if found else ""
+
+
+def _public_name(model: str) -> str:
+    """The name of a model without the path of a folder."""
+    return model if model == "shipped" or model.startswith("hf:") else "(a model of the author)"
+
+
+def _different(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], section: str = ""
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        default = defaults.get(name)
+        if name in _PRIVATE.get(section, ()):
+            continue
+        if isinstance(value, dict):
+            if inner := _different(value, default or {}, name):
+                found[name] = inner
+        elif value != (list(default) if isinstance(default, tuple) else default):
+            found[name] = value
+    return found

@@ -244,12 +244,6 @@ class Ensemble:
                 "attention_gate, or one model",
                 given=method,
             )
-        if not self.engines[0].computes_relevance:
-            raise OptionError(
-                "{method} {given} needs the weights, and the model is exported; give attention or "
-                "attention_gate, or the model folder it was exported from",
-                given=method,
-            )
 
     def explain(
         self,

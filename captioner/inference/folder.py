@@ -9,9 +9,12 @@
     confidence.safetensors          see ``confidence``; optional
     README.md                       see ``card``; optional
 
-An exported folder has ``encoder.onnx`` and ``decoder.onnx`` in place of the weights, and one more
-entry in its config, ``exported``. Nothing is pickled, and folders are written atomically. torch is
-imported for folders with weights only.
+    encoder.onnx, decoder.onnx      the network as graphs that run without torch, see
+                                    ``onnx_engine``; optional
+
+A folder has weights, graphs, or both. With graphs its config has one more entry, ``exported``.
+Nothing is pickled, and folders are written atomically. torch is imported when weights are read: not
+before they are needed if there are graphs too.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from captioner.errors import CaptionerError, ConfigError, ModelError
 from captioner.files import FREQUENCIES, atomic_folder
 from captioner.geometry import Geometry
-from captioner.hardware import is_installed, require_extra
+from captioner.hardware import has_gpu, require_extra
 from captioner.inference import hub
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig, SearchOptions
@@ -45,30 +48,25 @@ WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 CONFIDENCE = "confidence.safetensors"
 CARD = "README.md"
-MODEL_FILES = (CONFIG, WEIGHTS, TOKENIZER, FREQUENCIES, CONFIDENCE, CARD)
+ENCODER_GRAPH, DECODER_GRAPH = GRAPHS = ("encoder.onnx", "decoder.onnx")
+MODEL_FILES = (CONFIG, WEIGHTS, *GRAPHS, TOKENIZER, FREQUENCIES, CONFIDENCE, CARD)
 """Everything that a model folder holds. Nothing else is read from it, downloaded or pushed."""
 EXPORTED = "exported"
-"""Entry of the config of an exported folder: opset, precision, special tokens and source."""
+"""Entry of the config of a folder with graphs: opset, precision, special tokens and source."""
 SOURCE = "source"
-"""Part of that entry: the fingerprint of the model folder that was exported."""
-ENCODER_GRAPH, DECODER_GRAPH = "encoder.onnx", "decoder.onnx"
+"""Part of that entry: the digest of the weights that were exported."""
 BEST = "best"
 RUN_CONFIG = "config.yaml"
 """In a run folder: the folder of its best model, and its settings."""
 
-SHIPPED, SHIPPED_INT8 = "shipped", "shipped-int8"
-"""Names of the model that is included, in full precision and exported in 8 bits."""
-PRETRAINED, PRETRAINED_INT8 = (
-    Path(__file__).parents[1] / name for name in ("pretrained", "pretrained_int8")
-)
-"""Their folders."""
-SHIPPED_MODEL = PRETRAINED if is_installed("torch") else PRETRAINED_INT8
-"""The default model."""
+SHIPPED = "shipped"
+"""Name of the model that is included, the default."""
+SHIPPED_MODEL = Path(__file__).parents[1] / "pretrained"
 
 
 @dataclass
 class Graphs:
-    """The network of an exported folder, which ``OnnxEngine`` runs."""
+    """The exported network of a model folder, which ``OnnxEngine`` runs."""
 
     folder: Path
     encoder: str
@@ -76,16 +74,21 @@ class Graphs:
     preprocessing: Preprocessing
     grid: tuple[int, int]
     geometry: Geometry
-    precision: str
-    """``fp32`` or ``int8``."""
+    exported: dict[str, Any]
+    """Entry of the config, see ``EXPORTED``."""
+
+    @property
+    def precision(self) -> str:
+        """``fp32`` or ``int8``."""
+        return str(self.exported["precision"])
 
 
 @dataclass
 class StoredModel:
     """The contents of a model folder."""
 
-    network: CaptionModel | Graphs
-    """In float32 and eval mode, on the CPU; or exported."""
+    network: CaptionModel | None
+    """In float32 and eval mode, on the CPU; None: not read yet, or only exported."""
     decoder: DecoderConfig
     vocabulary: Vocabulary
     search: SearchOptions = field(default_factory=SearchOptions)
@@ -96,30 +99,43 @@ class StoredModel:
     """Contents of the document frequency file, see ``captioner.evaluation``; or None."""
     calibrator: Calibrator | None = None
     """Estimates the confidence of captions; None: the model was not calibrated."""
+    graphs: Graphs | None = None
+    """The exported network, if there is one."""
+    read: Callable[[], CaptionModel] | None = None
+    """Reads the network from its weights, when it is first used; None: there are graphs only."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there is more than graphs."""
+        return self.network is not None or self.read is not None
+
+    def require_weights(self, use: str = "this") -> None:
+        """Check that the network can be used with torch.
+
+        Raises:
+            ConfigError: There are graphs only, or torch is not installed.
+        """
+        if not self.has_weights:
+            assert self.graphs is not None
+            raise ConfigError(
+                f"{self.graphs.folder} is exported; {use} needs the model folder that it was "
+                "exported from"
+            )
+        if self.network is None:
+            require_extra("torch", use)
 
     @property
     def model(self) -> CaptionModel:
-        """The network, if it is not exported.
+        """The network with its weights.
 
         Raises:
-            ConfigError: It is exported.
+            ConfigError: See `require_weights`.
+            ModelError: The weights are damaged.
         """
-        if isinstance(self.network, Graphs):
-            raise ConfigError(
-                f"{self.network.folder} is exported; this needs the model folder that it was "
-                "exported from"
-            )
-        return self.network
-
-    @property
-    def graphs(self) -> Graphs:
-        """The network, if it is exported.
-
-        Raises:
-            ConfigError: It is not.
-        """
-        if not isinstance(self.network, Graphs):
-            raise ConfigError("the model is not exported; give a folder of captioner export")
+        self.require_weights()
+        if self.network is None:
+            assert self.read is not None
+            self.network = self.read()
         return self.network
 
 
@@ -129,8 +145,7 @@ class StoredModel:
 def find_model(folder: str | Path, revision: str | None = None, **hub_options: Any) -> Path:
     """The model folder itself, or the folder of the best model if ``folder`` is a run folder.
 
-    ``shipped`` is the model that is included in the package, ``shipped-int8`` the same model in 8
-    bits, unless there are such folders.
+    ``shipped`` is the model that is included in the package, unless there is such a folder.
     ``hf:user/name@revision`` is a model of the Hugging Face hub; it is downloaded.
 
     Args:
@@ -150,8 +165,8 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
             "(hf:user/name) have them"
         )
     path = Path(folder)
-    if not path.exists() and str(folder) in (SHIPPED, SHIPPED_INT8):
-        return SHIPPED_MODEL if str(folder) == SHIPPED else PRETRAINED_INT8
+    if not path.exists() and str(folder) == SHIPPED:
+        return SHIPPED_MODEL
     if (path / CONFIG).exists():
         return path
     best = path / BEST
@@ -168,11 +183,10 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
 def _download(model: hub.HubModel, options: dict[str, Any]) -> Path:
     """The folder of a model of the hub; another kind of model is refused before its weights."""
     first = hub.fetch(model, [CONFIG], **options)
-    weights = weight_files(hub.read_captioner_config(model, first))
-    files = [*(name for name in MODEL_FILES if name != WEIGHTS), *weights]
+    config = hub.read_captioner_config(model, first)
     # That commit, even if the branch moves on meanwhile.
-    path = hub.fetch(model, files, commit=first.name, **options)
-    for name in weights:
+    path = hub.fetch(model, MODEL_FILES, commit=first.name, **options)
+    for name in GRAPHS if EXPORTED in config else (WEIGHTS,):
         if not (path / name).is_file():
             raise ModelError(f"{model} is not a captioner model: it has no {name}")
     return path
@@ -182,7 +196,7 @@ def _download(model: hub.HubModel, options: dict[str, Any]) -> Path:
 
 
 def load_model(folder: str | Path) -> StoredModel:
-    """Read a model folder, an exported one, or the best model of a run folder.
+    """Read a model folder, or the best model of a run folder.
 
     Raises:
         ModelError: A file is missing, damaged or not from captioner, or the folder was written by
@@ -193,8 +207,7 @@ def load_model(folder: str | Path) -> StoredModel:
 
     path = find_model(folder)
     config = read_config(path)
-    if EXPORTED not in config:
-        require_extra("torch", f"the model {path}, which is not exported,")
+    names = weight_files(path, config)
     with config_errors(path):
         vocabulary = read_vocabulary(path, config)
         decoder = DecoderConfig(**config["decoder"])
@@ -203,19 +216,29 @@ def load_model(folder: str | Path) -> StoredModel:
         geometry = Geometry.from_dict(encoder["geometry"])
         search = SearchOptions(**config["search"])
         info = config.get("info", {})
-        network: CaptionModel | Graphs
+        graphs = None
         if EXPORTED in config:
-            grid, precision = tuple(encoder["grid"]), config[EXPORTED]["precision"]
-            network = Graphs(path, encoder["name"], preprocessing, grid, geometry, precision)
-        else:
-            from captioner.inference.weights import read_network
+            grid, exported = tuple(encoder["grid"]), config[EXPORTED]
+            graphs = Graphs(path, encoder["name"], preprocessing, grid, geometry, exported)
 
+    def read() -> CaptionModel:
+        from captioner.inference.weights import read_network
+
+        with config_errors(path):
             network = read_network(path / WEIGHTS, config, decoder, preprocessing, vocabulary)
-            network.geometry = geometry
+        network.geometry = geometry
+        return network
+
     counted = path / FREQUENCIES
     frequencies = counted.read_bytes() if counted.is_file() else None
-    calibrator = read_calibrator(path)
-    return StoredModel(network, decoder, vocabulary, search, info, frequencies, calibrator)
+    stored = StoredModel(
+        None, decoder, vocabulary, search, info, frequencies, read_calibrator(path), graphs,
+        read if WEIGHTS in names else None,
+    )  # fmt: skip
+    if graphs is None:
+        stored.require_weights(f"the model {path}, which is not exported,")
+        assert stored.model
+    return stored
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -247,7 +270,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
             f"{path} was written by a newer captioner (format {version}, supported: "
             f"{FORMAT_VERSION}); pip install --upgrade captioner"
         )
-    _require(path, *weight_files(config))
+    _require(path, *(GRAPHS if EXPORTED in config else (WEIGHTS,)))
     return dict(config)
 
 
@@ -257,18 +280,20 @@ def _require(path: Path, *names: str) -> None:
             raise ModelError(f"the model folder {path} has no {name}; copy the whole folder again")
 
 
-def weight_files(config: dict[str, Any]) -> tuple[str, ...]:
-    """The names of the files beside the config that hold a model's weights."""
-    return (ENCODER_GRAPH, DECODER_GRAPH) if EXPORTED in config else (WEIGHTS,)
+def weight_files(folder: Path, config: dict[str, Any]) -> tuple[str, ...]:
+    """The names of the files of a model folder that hold its network: weights, graphs or both."""
+    graphs = GRAPHS if EXPORTED in config else ()
+    return (*graphs, *([WEIGHTS] if (folder / WEIGHTS).is_file() else []))
 
 
-def is_exported(folder: str | Path) -> bool:
-    """Whether this is an exported folder, which runs without torch.
+def runs_graphs(stored: StoredModel, device: str, precision: str) -> bool:
+    """Whether a model runs as graphs: if it has no weights, and by default on a CPU.
 
-    Raises:
-        ModelError: See `read_config`.
+    Any other choice of device or precision than ``auto`` is one of torch.
     """
-    return EXPORTED in read_config(folder)
+    if stored.graphs is None or not stored.has_weights:
+        return stored.graphs is not None
+    return precision == "auto" and (device == "cpu" or (device == "auto" and not has_gpu()))
 
 
 def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
@@ -324,7 +349,7 @@ def fingerprint(folder: str | Path) -> str:
     path = find_model(folder)
     config = read_config(path)  # checks that the files are there
     digest = hashlib.sha256()
-    for name in (CONFIG, TOKENIZER, *weight_files(config), CONFIDENCE):
+    for name in (CONFIG, TOKENIZER, *weight_files(path, config), CONFIDENCE):
         if (path / name).exists():  # else: without sub-words, without confidence
             digest.update((path / name).read_bytes())
     return digest.hexdigest()[:12]
@@ -337,7 +362,7 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
     """Write a model folder; an existing one is replaced once the new one is complete.
 
     Raises:
-        ConfigError: The model is exported.
+        ConfigError: The model has no weights, or torch is not installed.
         ModelError: The folder cannot be written (disk full, no permission).
     """
     from captioner.inference.weights import required_packages, to_bytes
@@ -359,6 +384,9 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         "vocabulary": vocabulary.words,
     }
     files = {FREQUENCIES: stored.frequencies}
+    if stored.graphs is not None:
+        config[EXPORTED] = stored.graphs.exported
+        files |= {name: (stored.graphs.folder / name).read_bytes() for name in GRAPHS}
     if vocabulary.subwords is not None:
         config["tokenizer"] = vocabulary.tokenizer
         files[TOKENIZER] = vocabulary.subwords.data.encode()

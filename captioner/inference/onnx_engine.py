@@ -77,12 +77,9 @@ class OnnxEngine:
         names = [one.name for one in self.encoder.get_outputs()]
         return dict(zip(names, self.encoder.run(names, {"pixels": pixels}), strict=True))
 
-    def encode_features(self, features: Any) -> NoReturn:  # noqa: ARG002
-        """Cached features need the model folder."""
-        raise ConfigError(
-            "an exported model starts from photos, not from cached features; use the model folder "
-            "it was exported from"
-        )
+    def encode_features(self, features: Any) -> NoReturn:
+        """Cached features need the weights."""
+        raise NotImplementedError
 
     def memory(self, grids: Arrays) -> Arrays:
         """See ``Engine.memory``."""
@@ -95,7 +92,7 @@ class OnnxEngine:
     def relevance(
         self, method: ExplanationMethod, grids: Any, row: int, start: int, tokens: list[int]
     ) -> NoReturn:
-        """``Ensemble.check_method`` refuses what needs the weights."""
+        """What needs the weights runs in torch."""
         raise NotImplementedError
 
     def stepper(self, memory: Arrays, start: int) -> OnnxStepper:
@@ -137,12 +134,15 @@ class OnnxStepper:
 
     def step(self, tokens: NDArray[np.int64]) -> Advance:
         """Feed the last word of each beam, (B, K), and score the next."""
-        given = {"tokens": tokens, **self.state, **self.memory}
         names = self.engine.outputs
-        inputs = {name: np.ascontiguousarray(given[name]) for name in self.engine.inputs}
-        found = dict(zip(names, self.engine.decoder.run(names, inputs), strict=True))
+        found = dict(zip(names, self.engine.decoder.run(names, self.inputs(tokens)), strict=True))
         self.state = {name: found[NEXT + name] for name in self.state}
         return Advance(found["log_probs"], found["alphas"], found["gate"])
+
+    def inputs(self, tokens: NDArray[np.int64]) -> Arrays:
+        """The inputs of the decoder's graph for these words."""
+        given = {"tokens": tokens, **self.state, **self.memory}
+        return {name: np.ascontiguousarray(given[name]) for name in self.engine.inputs}
 
     def advance(self, tokens: NDArray[np.int64]) -> Advance:
         """See ``Stepper.advance``; tokens of ``NEVER_GENERATED`` get -inf."""
@@ -184,6 +184,8 @@ def _session(path: Path, providers: list[str]) -> Any:
     runtime = _runtime()
     options = runtime.SessionOptions()
     options.log_severity_level = 3  # errors only
+    # Waiting threads sleep: spinning doubles the processor time.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal():  # as for torch
         options.intra_op_num_threads = int(threads)

@@ -80,7 +80,10 @@ def test_what_needs_torch_is_one_line_where_it_is_missing(tiny, exported) -> Non
 
     for arguments, problem in (
         (("caption", photo, "--model", tiny.model), "needs torch, torchvision; run: pip install"),
-        (("evaluate", "--images", tiny.photos, "--model", exported, "--faithfulness"), "weights"),
+        (
+            ("evaluate", "--images", tiny.photos, "--model", exported, "--faithfulness"),
+            "needs the model",
+        ),
     ):
         done = run_without_torch(*arguments)
 
@@ -244,12 +247,12 @@ def test_the_program_of_the_page_captions(exported, tmp_path, monkeypatch, capsy
         (["export", "{model}", "-o", "no/such/folder"], USAGE, "does not exist; create it first"),
         (["caption", "{photo}", "--model", "{exported}", "--model", "{model}"], USAGE, "one kind"),
         (["caption", "{photo}", "--model", "{exported}", "--precision", "bf16"], USAGE, "in fp32"),
-        (["attend", "{photo}", "--model", "{exported}", "--method", "grad_cam"], USAGE, "weights"),
+        (["attend", "{photo}", "--model", "{exported}", "--method", "grad_cam"], USAGE, "needs"),
         (["push", "{exported}", "hf:user/name"], USAGE, "push the model folder that it was"),
         (
             ["evaluate", "--images", "{photos}", "--model", "{exported}", "--faithfulness"],
             USAGE,
-            "--faithfulness needs the weights",
+            "needs the model folder that it was exported from",
         ),
     ],
 )

@@ -25,7 +25,7 @@ from captioner.cli import train
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.errors import ConfigError, ModelError
 from captioner.inference import hub as hub_module
-from captioner.inference.folder import PRETRAINED_INT8, load_model
+from captioner.inference.folder import SHIPPED_MODEL, WEIGHTS, load_model
 
 # Of huggingface_hub's own upload of large files.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -108,17 +108,19 @@ def test_the_python_functions_of_other_libraries(hub, model, tmp_path):
     assert "me/kept" in hub.repos
 
 
-def test_an_exported_folder_is_loaded_but_not_pushed(hub, capsys):
-    hub.add("me/small", contents(PRETRAINED_INT8) | {"model.safetensors": b"not needed"})
+def test_an_exported_folder_is_loaded_but_not_pushed(hub, capsys, tmp_path):
+    files = {name: data for name, data in contents(SHIPPED_MODEL).items() if name != WEIGHTS}
+    hub.add("me/small", files)
 
-    assert said("hf:me/small") == said(PRETRAINED_INT8)
+    assert said("hf:me/small") == said(SHIPPED_MODEL)
 
     assert {"encoder.onnx", "decoder.onnx"} < set(hub.downloads())
-    assert "model.safetensors" not in hub.downloads()
-    assert main(["push", str(PRETRAINED_INT8), "hf:me/other"]) != OK
+    exported = tmp_path / "exported"
+    shutil.copytree(SHIPPED_MODEL, exported, ignore=shutil.ignore_patterns(WEIGHTS))
+    assert main(["push", str(exported), "hf:me/other"]) != OK
     *_, line = capsys.readouterr().err.splitlines()  # after the bar of the download
     assert "is exported" in line
-    hub.add("me/half", {"config.json": (PRETRAINED_INT8 / "config.json").read_bytes()})
+    hub.add("me/half", {"config.json": (SHIPPED_MODEL / "config.json").read_bytes()})
     with pytest.raises(ModelError, match=r"it has no encoder\.onnx"):
         captioner.load("hf:me/half")
 

@@ -17,7 +17,8 @@ from PIL import Image
 
 from captioner.cli.main import OK, main
 from captioner.cli.train import read
-from captioner.inference.folder import SHIPPED_MODEL, fingerprint, load_model, read_config
+from captioner.inference.export.folder import digest
+from captioner.inference.folder import SHIPPED_MODEL, WEIGHTS, load_model, read_config
 from captioner.options import TrainConfig
 from captioner.training.data import read_data
 
@@ -91,12 +92,12 @@ def test_ship_model_writes_scores_and_a_card(
     shutil.copytree(photos / "images", coco / "train")
     for folder in (coco, annotations.parent):
         shutil.copy(annotations, folder / "captions_train.json")
-    arguments += ["--export-to", tmp_path / "exported"]
+    arguments += ["--export"]
     monkeypatch.setattr(sys, "argv", ["ship_model.py", *map(str, arguments)])
     script("ship_model").main()
 
-    exported = read_config(tmp_path / "exported")["exported"]
-    assert (exported["precision"], exported["source"]) == ("int8", fingerprint(shipped))
+    exported = read_config(shipped)["exported"]
+    assert (exported["precision"], exported["source"]) == ("int8", digest(shipped / WEIGHTS))
     stored = load_model(shipped)
     assert stored.search.beam_size == 2
     [stage] = stored.info["stages"]

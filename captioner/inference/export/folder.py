@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from captioner.inference.engine import Ensemble, Prepared
 from captioner.inference.export.graphs import OPSET, write_graphs
 from captioner.inference.export.quantize import quantize_graphs
 from captioner.inference.folder import (
+    CARD,
     CONFIDENCE,
     CONFIG,
     DECODER_GRAPH,
@@ -27,9 +29,9 @@ from captioner.inference.folder import (
     EXPORTED,
     SOURCE,
     TOKENIZER,
+    WEIGHTS,
     StoredModel,
     find_model,
-    fingerprint,
     load_model,
     read_config,
 )
@@ -45,6 +47,7 @@ COMPARED = 100
 """Calibration photos whose captions are compared with float32's."""
 
 COPIED = (TOKENIZER, FREQUENCIES, CONFIDENCE)
+KEPT = (WEIGHTS, CARD)
 
 
 class Exported(NamedTuple):
@@ -59,14 +62,20 @@ class Exported(NamedTuple):
 
 
 def export(
-    folder: str | Path, output: str | Path, calibration: Sequence[str | Path] = ()
+    folder: str | Path,
+    output: str | Path,
+    calibration: Sequence[str | Path] = (),
+    *,
+    weights: bool = False,
 ) -> Exported:
     """Export a model folder, and check the result against the model.
 
     Args:
         folder: Model or run folder.
-        output: Folder to write; an existing one is replaced once the new one is complete.
+        output: Folder to write, which may be the same; an existing one is replaced once the new one
+            is complete.
         calibration: Photos to quantize the model to 8 bits with; none: float32.
+        weights: Keep the model folder's weights and card beside the graphs.
 
     Raises:
         ModelError: The model cannot be loaded, or the graphs compute something else.
@@ -76,13 +85,13 @@ def export(
     path = find_model(folder)
     stored = load_model(path)
     config = exported_config(read_config(path), stored)
-    config[EXPORTED][SOURCE] = fingerprint(path)
+    config[EXPORTED][SOURCE] = digest(path / WEIGHTS)
     photos = [_prepare(stored.model, photo) for photo in calibration]  # before minutes of work
     with atomic_folder(output) as new:
         attention = stored.decoder.attention
         write_graphs(stored.model, attention, new / ENCODER_GRAPH, new / DECODER_GRAPH)
         _write_config(new, config)
-        for name in COPIED:
+        for name in (*COPIED, *(KEPT if weights else ())):
             if (path / name).is_file():
                 shutil.copyfile(path / name, new / name)
         difference = largest_difference(stored.model, new)
@@ -102,13 +111,13 @@ def _prepare(model: CaptionModel, photo: str | Path) -> Prepared:
 
 def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) -> tuple[int, int]:
     """Make an exported folder 8-bit; see ``Exported.equal``."""
-    model = Captioner(load_model(folder))
+    model = Captioner(load_model(folder), device="cpu")
     compared = photos[:COMPARED]
     options = model.options(num_captions=1)
     expected = model.caption_batch(compared, options)
     quantize_graphs(folder, [photo.pixels[0] for photo in photos])
     _write_config(folder, config | {EXPORTED: config[EXPORTED] | {"precision": "int8"}})
-    found = Captioner(load_model(folder)).caption_batch(compared, options)
+    found = Captioner(load_model(folder), device="cpu").caption_batch(compared, options)
     pairs = zip(expected, found, strict=True)
     return sum(one[0].text == other[0].text for one, other in pairs), len(compared)
 
@@ -130,7 +139,13 @@ def exported_config(config: Mapping[str, Any], stored: StoredModel) -> dict[str,
         "styles": {style: vocabulary.start(style) for style in vocabulary.styles},
     }
     exported = {"opset": OPSET, "precision": "fp32", "tokens": tokens}
-    return {EXPORTED: exported, **config, "encoder": encoder}
+    others = {name: value for name, value in config.items() if name != EXPORTED}
+    return {EXPORTED: exported, **others, "encoder": encoder}
+
+
+def digest(path: Path) -> str:
+    """A short hash of a weights file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def largest_difference(model: CaptionModel, folder: Path) -> float:
@@ -138,10 +153,9 @@ def largest_difference(model: CaptionModel, folder: Path) -> float:
 
     Random words are fed, so that a difference in the state would add up.
     """
-    engines = (
-        TorchEngine(model, "cpu", "fp32"),
-        OnnxEngine(load_model(folder).graphs, "cpu", "auto"),
-    )
+    graphs = load_model(folder).graphs
+    assert graphs is not None
+    engines = (TorchEngine(model, "cpu", "fp32"), OnnxEngine(graphs, "cpu", "auto"))
     rng = np.random.default_rng(0)
     size = model.preprocessing.image_size
     pixels = rng.integers(256, size=(3, size, size, 3), dtype=np.uint8)

@@ -1,12 +1,14 @@
-"""Makes an exported folder's graphs 8-bit.
+"""Makes the graphs of an exported folder 8-bit.
 
-    encoder    weights of the convolutions in int8, one scale per output channel; activations in
-               uint8, in ranges seen on calibration photos (static quantization)
-    products   weights in int8, one scale per column; activations in uint8, in the range of each
-               input (dynamic quantization): projections of the encoder, the whole decoder
-    words      the embedding in int8
+Weights are int8 with a scale for each output channel, activations uint8 in ranges seen while the
+float32 graphs caption calibration photos (static quantization): results depend neither on the
+batch nor on the processor. The embedding is int8 too; products with a vector (v in additive
+attention), softmax and layer norms stay float32.
 
-The decoder is not calibrated, since the ranges of its state depend on the words.
+Processors with AVX2 and no VNNI (``vpmaddubsw``) add the products of two neighbouring inputs in 16
+bits, which overflow if both weights are large and of the same sign. Scales are therefore chosen so
+that such pairs add up to at most 128: 255 * 128 < 2**15. The depthwise convolutions, whose
+kernels multiply in 32 bits, use the full range.
 """
 
 from __future__ import annotations
@@ -20,10 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.inference.export.graphs import quiet
-from captioner.inference.folder import DECODER_GRAPH, ENCODER_GRAPH
+from captioner.inference.folder import DECODER_GRAPH, ENCODER_GRAPH, load_model
+from captioner.inference.onnx_engine import OnnxEngine, OnnxStepper
 
-STATIC = ("Conv", "Clip", "Add")
-"""Operators of the encoder that are quantized statically; the others stay float32."""
+QUANTIZED = {ENCODER_GRAPH: ["Conv", "Clip", "Add", "MatMul"], DECODER_GRAPH: ["MatMul", "Gather"]}
+"""Operators that are quantized in each graph."""
+LARGEST = 127
+PAIR = 128
+"""Largest absolute value of a weight, and of the sum of two neighbours of the same sign."""
+
+_Array = NDArray[Any]
 
 
 def quantize_graphs(folder: Path, pixels: Sequence[NDArray[np.uint8]]) -> None:
@@ -33,59 +41,125 @@ def quantize_graphs(folder: Path, pixels: Sequence[NDArray[np.uint8]]) -> None:
         folder: Exported folder in float32.
         pixels: Calibration photos, (H, W, 3) each, from ``Preprocessing.pixels``.
     """
-    from onnxruntime.quantization import (
-        CalibrationMethod,
-        QuantFormat,
-        QuantType,
-        quantize_dynamic,
-        quantize_static,
-    )
+    feeds = {
+        ENCODER_GRAPH: ({"pixels": photo[None]} for photo in pixels),
+        DECODER_GRAPH: _decoder_inputs(folder, pixels),
+    }
+    with quiet(), tempfile.TemporaryDirectory() as temporary:
+        for name, inputs in feeds.items():
+            _quantize(folder / name, Path(temporary) / name, inputs)
+        for name in feeds:
+            (folder / name).write_bytes((Path(temporary) / name).read_bytes())
+
+
+def _quantize(source: Path, target: Path, inputs: Iterator[dict[str, NDArray[Any]]]) -> None:
+    import onnx
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    encoder, decoder = folder / ENCODER_GRAPH, folder / DECODER_GRAPH
-    with quiet(), tempfile.TemporaryDirectory() as temporary:
-        prepared, static = Path(temporary) / "prepared.onnx", Path(temporary) / ENCODER_GRAPH
-        quant_pre_process(encoder, prepared, skip_symbolic_shape=True)  # folds constants
-        quantize_static(
-            prepared,
-            static,
-            _Photos(pixels),
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=list(STATIC),
-            per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-            calibrate_method=CalibrationMethod.MinMax,
-        )
-        dynamic: dict[str, Any] = {"per_channel": True, "weight_type": QuantType.QInt8}
-        quantize_dynamic(static, encoder, op_types_to_quantize=["MatMul"], **dynamic)
-        smaller = Path(temporary) / DECODER_GRAPH
-        quantize_dynamic(
-            decoder,
-            smaller,
-            op_types_to_quantize=["MatMul", "Gather"],
-            nodes_to_exclude=_vector_products(decoder),
-            **dynamic,
-        )
-        decoder.write_bytes(smaller.read_bytes())
+    prepared = target.with_suffix(".prepared.onnx")
+    quant_pre_process(source, prepared, skip_symbolic_shape=True)  # folds constants
+    graph = onnx.load(prepared).graph
+    quantize_static(
+        prepared,
+        target,
+        _Reader(inputs),
+        quant_format=QuantFormat.QDQ,
+        op_types_to_quantize=QUANTIZED[source.name],
+        nodes_to_exclude=_products_without_weights(graph),
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        calibrate_method=CalibrationMethod.MinMax,
+        extra_options={
+            "TensorQuantOverrides": _weight_scales(graph),
+            "OpTypesToExcludeOutputQuantization": ["MatMul"],
+        },
+    )
 
 
-def _vector_products(path: Path) -> list[str]:
-    """Names of the products with a vector, such as v in additive attention: it has no columns."""
-    import onnx
+def _decoder_inputs(
+    folder: Path, pixels: Sequence[NDArray[np.uint8]]
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """The decoder's inputs at every word of the photos' greedy captions, in every style."""
+    stored = load_model(folder)
+    assert stored.graphs is not None
+    engine = OnnxEngine(stored.graphs, "cpu", "auto")
+    vocabulary = stored.vocabulary
+    for photo in pixels:
+        memory = engine.encode(photo[None])
+        for style in vocabulary.styles or ("",):
+            stepper = OnnxStepper(engine, memory, vocabulary.start(style))
+            tokens = np.array([[stepper.start_token]])
+            for _ in range(stored.search.max_length):
+                yield stepper.inputs(tokens)
+                tokens = stepper.advance(tokens).log_probs.argmax(-1)
+                if tokens.item() == stepper.end_token:
+                    break
 
-    graph = onnx.load(path).graph
-    vectors = {one.name for one in graph.initializer if len(one.dims) < 2}
+
+def _products_without_weights(graph: Any) -> list[str]:
+    """Names of the products of two inputs (attention and values), and of those with a vector."""
+    matrices = {one.name for one in graph.initializer if len(one.dims) > 1}
     products = (node for node in graph.node if node.op_type == "MatMul")
-    return [node.name for node in products if vectors.intersection(node.input)]
+    return [node.name for node in products if node.input[1] not in matrices]
 
 
-class _Photos:
-    """The calibration photos, one at a time, as ONNX Runtime reads them."""
+def _weight_scales(graph: Any) -> dict[str, list[dict[str, Any]]]:
+    """The scale of every output channel of the convolutions and products, for the quantizer."""
+    from onnx import numpy_helper
 
-    def __init__(self, pixels: Sequence[NDArray[np.uint8]]) -> None:
-        self._remaining: Iterator[NDArray[np.uint8]] = iter(pixels)
+    held = {one.name: one for one in graph.initializer}
+    found = {}
+    for node in graph.node:
+        if node.op_type not in ("Conv", "MatMul") or node.input[1] not in held:
+            continue
+        weight = numpy_helper.to_array(held[node.input[1]])
+        if weight.ndim < 2:
+            continue
+        axis = 0 if node.op_type == "Conv" else 1
+        # Neighbours are inputs of a product, or channels of a convolution at one position.
+        rows = np.moveaxis(weight, 1, -1) if node.op_type == "Conv" else weight.T
+        depthwise = node.op_type == "Conv" and weight.shape[1] == 1
+        scale = channel_scales(rows.reshape(len(rows), -1), paired=not depthwise)
+        if node.op_type == "Conv" and len(node.input) > 2:
+            # A channel without weights is its bias, an int32 at the scale of the weights.
+            bias = numpy_helper.to_array(held[node.input[2]])
+            scale = np.where(rows.reshape(len(rows), -1).any(axis=1), scale, abs(bias) / 1e6 + 1e-9)
+        found[node.input[1]] = [
+            {"axis": axis, "scale": np.float32(one), "zero_point": 0} for one in scale
+        ]
+    return found
 
-    def get_next(self) -> dict[str, NDArray[np.uint8]] | None:
-        one = next(self._remaining, None)
-        return None if one is None else {"pixels": one[None]}
+
+def channel_scales(weights: _Array, *, paired: bool) -> _Array:
+    """The smallest scale of each row of weights, (C, K), that the limits allow: (C,).
+
+    Args:
+        weights: Of output channels, neighbouring inputs side by side.
+        paired: Limit the sums of neighbours, too.
+    """
+    largest = np.abs(weights).max(axis=1)
+    scale: _Array = np.maximum(largest, 1e-12) / LARGEST
+    if not paired:
+        return scale
+    pairs = np.pad(weights, ((0, 0), (0, weights.shape[1] % 2))).reshape(len(weights), -1, 2)
+
+    def sums(pairs: _Array) -> _Array:
+        positive, negative = pairs.clip(min=0), -pairs.clip(max=0)
+        return np.asarray(np.maximum(positive.sum(-1).max(-1), negative.sum(-1).max(-1)))
+
+    scale = np.maximum(scale, sums(pairs) / PAIR)
+    while (too_large := sums(np.rint(pairs / scale[:, None, None])) > PAIR).any():  # rounded up
+        scale[too_large] *= 1.002
+    return scale
+
+
+class _Reader:
+    """Inputs one by one, as ONNX Runtime reads them."""
+
+    def __init__(self, inputs: Iterator[dict[str, NDArray[Any]]]) -> None:
+        self._inputs = inputs
+
+    def get_next(self) -> dict[str, NDArray[Any]] | None:
+        return next(self._inputs, None)

@@ -96,6 +96,7 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
         ConfigError: The model's search defaults need more than beam search.
     """
     model = load_model(folder)
+    assert model.graphs is not None
     config = site_config(model, read_config(model.graphs.folder))
     graphs = [ENCODER_GRAPH, DECODER_GRAPH, *([CONFIDENCE] if config["calibrated"] else [])]
     files = {f"model/{CONFIG}": _json(config)}
@@ -176,6 +177,7 @@ def site_config(model: StoredModel, config: Mapping[str, Any]) -> dict[str, Any]
 
     check_search(model.search)
     vocabulary, graphs = model.vocabulary, model.graphs
+    assert graphs is not None
     words = encode_search_words(model.search, vocabulary)
     split = {word: caption_tokens(join_words([word])) for word in vocabulary.words}
     pieces = vocabulary.subwords is not None

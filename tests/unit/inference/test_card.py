@@ -11,8 +11,14 @@ import pytest
 import yaml
 
 from captioner.errors import ConfigError
-from captioner.inference.card import CardOptions, Picture, make_card, readable, write_card
-from captioner.inference.card_sections import is_generated
+from captioner.inference.card import (
+    CardOptions,
+    Picture,
+    is_generated,
+    make_card,
+    readable,
+    write_card,
+)
 from captioner.inference.folder import StoredModel, load_model, save_model
 from captioner.options import DataConfig, DistillationConfig, EncoderConfig, TrainConfig
 

@@ -144,12 +144,11 @@ def test_models_with_different_styles_raise():
 def test_exported_models_and_others_cannot_be_mixed():
     model = stored()
     network = model.model
-    graphs = Graphs(Path("x"), "x", network.preprocessing, network.grid, network.geometry, "fp32")
-    exported = replace(model, network=graphs)
-    with pytest.raises(ConfigError, match="model 1 is not and model 2 is exported; give models of"):
-        ensemble_of(model, exported)
-    with pytest.raises(ConfigError, match="model 1 is exported and model 2 is not; give models of"):
-        ensemble_of(exported, model)
+    graphs = Graphs(Path("x"), "x", network.preprocessing, network.grid, network.geometry, {})
+    exported = replace(model, network=None, graphs=graphs)
+    for models in ((model, exported), (exported, model)):
+        with pytest.raises(ConfigError, match="needs models of one kind, all with weights or all"):
+            ensemble_of(*models)
 
 
 def test_several_folders_load_as_an_ensemble(photos: list[Path], tmp_path: Path):

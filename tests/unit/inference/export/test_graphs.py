@@ -20,14 +20,14 @@ from captioner.errors import ConfigError, ModelError
 from captioner.inference.captioner import Captioner, load
 from captioner.inference.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, search_key
 from captioner.inference.export import folder as export_folder
-from captioner.inference.export.folder import export
+from captioner.inference.export.folder import digest, export
 from captioner.inference.export.graphs import OPSET
 from captioner.inference.folder import (
     CONFIG,
     DECODER_GRAPH,
     ENCODER_GRAPH,
+    WEIGHTS,
     StoredModel,
-    fingerprint,
     save_model,
 )
 from captioner.model.attention import Scorer
@@ -264,7 +264,7 @@ def test_the_folder_describes_itself(pair) -> None:
             "first_word": 4,
             "styles": {"plain": 13, "loud": 14},
         },
-        "source": fingerprint(pair[0]),
+        "source": digest(pair[0] / WEIGHTS),
     }
     assert own == config  # entries that this version does not know, too
     for name in (ENCODER_GRAPH, DECODER_GRAPH):
@@ -298,7 +298,7 @@ def test_shapes_are_dynamic_in_photos_and_beams(pair) -> None:
 
 
 def test_folders_of_both_kinds_are_refused_together(pair) -> None:
-    with pytest.raises(ConfigError, match=r"give models of one kind"):
+    with pytest.raises(ConfigError, match=r"needs models of one kind"):
         load(*pair)
 
 
@@ -336,7 +336,7 @@ def test_what_the_runtime_lacks_is_refused(pair, options, problem) -> None:
 )  # fmt: skip
 def test_what_needs_the_weights_is_refused(pair, use, tmp_path) -> None:
     with pytest.raises(
-        ConfigError, match=r"(give|use|needs) the model folder|, or the model folder"
+        ConfigError, match=r"needs the model folder that it was exported from"
     ) as refused:
         use(load(pair[1]), tmp_path)
 
