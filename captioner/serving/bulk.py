@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from captioner.serving import schema
 from captioner.serving.observe import log_exception
-from captioner.serving.photos import Option, Upload, add_option, check_headers, read_body
+from captioner.serving.photos import Upload, check_headers, read_body
 from captioner.serving.schema import RequestError
 from captioner.serving.service import Decoded, Service, disconnected, within
 
@@ -120,20 +120,14 @@ class BulkResponse(Response):
         # Counts a photo towards the rate limit; the request itself has counted as the first one.
         count = getattr(self._request.state, "count_photo", lambda: None)
         fields: dict[str, Any] = {}
-        options: Any = None
+        wanted: schema.CaptionRequest | None = None
         number = 0
         try:
-            async with aclosing(read_body(self._request, service.limits, several=True)) as body:
+            body = read_body(self._request, service.limits, fields, several=True)
+            async with aclosing(body):
                 while item := await service.received(anext(body, None), "the next photo"):
-                    if isinstance(item, Option):
-                        if options is not None:
-                            message = f"the option {item.name} comes after a photo"
-                            hint = "put options before the photos, or in the query"
-                            raise RequestError(422, "options", f"{message}; {hint}")
-                        add_option(fields, item)
-                        continue
-                    if options is None:
-                        options = schema.with_fields(self._query, fields)
+                    if wanted is None:
+                        options: Any = schema.with_fields(self._query, fields)
                         wanted = schema.read_request(service.model, options)
                     head = {"index": number} | ({"name": item.name} if item.name else {})
                     try:

@@ -38,13 +38,6 @@ _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _SEVERAL = "send several photos to POST /v1/batch"
 
 
-class Option(NamedTuple):
-    """An option in a body."""
-
-    name: str
-    value: Any
-
-
 class Upload(NamedTuple):
     """A photo in a body, its file name as sent by the client, and why it was not read."""
 
@@ -54,7 +47,8 @@ class Upload(NamedTuple):
     alone: bool = False  # the photo's bytes are the whole body
 
 
-Items = AsyncGenerator[Option | Upload, None]  # as they arrive
+Options = dict[str, Any]
+Photos = AsyncGenerator[Upload, None]  # as they arrive
 
 
 def check_headers(request: Request, limits: Limits, *, several: bool) -> int:
@@ -76,35 +70,23 @@ def check_headers(request: Request, limits: Limits, *, several: bool) -> int:
     return math.ceil(max(1, 2 * size / limits.max_bytes)) if kind == JSON else 1
 
 
-def read_body(request: Request, limits: Limits, *, several: bool) -> Items:
-    """Options and photos as they arrive, at least one photo; call ``check_headers`` first."""
+def read_body(request: Request, limits: Limits, options: Options, *, several: bool) -> Photos:
+    """Photos as they arrive, at least one; call ``check_headers`` first.
+
+    Adds the options of the body to ``options``; values of repeated ones become a list.
+    """
     readers = {FORM: _read_form, JSON: _read_json}
-    return readers.get(_content_type(request), _read_bytes)(request, limits, several)
+    return readers.get(_content_type(request), _read_bytes)(request, limits, options, several)
 
 
-async def read_photo(items: Items) -> tuple[Upload, dict[str, Any]]:
-    """The only photo of a body, and its options."""
-    options: dict[str, Any] = {}
-    found: list[Upload] = []
-    async for item in items:
-        if isinstance(item, Option):
-            add_option(options, item)
-            continue
-        if item.error is not None:
-            raise item.error
-        found.append(item)
-        if len(found) > 1:
-            raise RequestError(422, "fields", f"the form has several photos; {_SEVERAL}")
-    return found[0], options
-
-
-def add_option(options: dict[str, Any], option: Option) -> None:
-    """Add an option; values of repeated options become a list."""
-    name, value = option
-    if name in options:
-        given = options[name]
-        value = [*given, value] if isinstance(given, list) else [given, value]
-    options[name] = value
+async def read_photo(request: Request, limits: Limits, options: Options) -> Upload:
+    """The only photo of a body; see `read_body`."""
+    photos = [photo async for photo in read_body(request, limits, options, several=False)]
+    if len(photos) > 1:
+        raise RequestError(422, "fields", f"the form has several photos; {_SEVERAL}")
+    if photos[0].error is not None:
+        raise photos[0].error
+    return photos[0]
 
 
 def _content_type(request: Request) -> str:
@@ -151,7 +133,7 @@ def _empty(what: str) -> RequestError:
 # --- bytes and JSON ------------------------------------------------------------------------------
 
 
-async def _read_bytes(request: Request, limits: Limits, _: bool) -> Items:
+async def _read_bytes(request: Request, limits: Limits, _: Options, __: bool) -> Photos:
     body = io.BytesIO()
     async for chunk in _chunks(request, limits.max_bytes, "the body"):
         body.write(chunk)
@@ -167,7 +149,7 @@ async def _read_bytes(request: Request, limits: Limits, _: bool) -> Items:
     yield Upload(body, alone=True)
 
 
-async def _read_json(request: Request, limits: Limits, several: bool) -> Items:
+async def _read_json(request: Request, limits: Limits, options: Options, several: bool) -> Photos:
     body = bytearray()
     async for chunk in _chunks(request, _most_bytes(request, limits, several), "the JSON"):
         body += chunk
@@ -189,9 +171,7 @@ async def _read_json(request: Request, limits: Limits, several: bool) -> Items:
     photos = photos[::-1] if isinstance(photos, list) else [photos]
     if not photos:
         raise RequestError(422, "fields", f"{name} is an empty list; give at least one photo")
-    for option, value in data.items():
-        if value is not None:
-            yield Option(option, value)
+    options |= {option: value for option, value in data.items() if value is not None}
     del given
     while photos:  # each is freed when it has been decoded
         yield await asyncio.to_thread(_from_base64, photos.pop(), limits.max_bytes)
@@ -217,15 +197,18 @@ def _from_base64(given: Any, most: int) -> Upload:
 # --- forms ---------------------------------------------------------------------------------------
 
 
-async def _read_form(request: Request, limits: Limits, several: bool) -> Items:
-    form = _Form(limits.max_bytes, NAMES if several else NAMES[:1])
+async def _read_form(request: Request, limits: Limits, options: Options, several: bool) -> Photos:
+    form = _Form(limits.max_bytes, options, NAMES if several else NAMES[:1])
     callbacks: Any = {name: getattr(form, name) for name in dir(form) if name.startswith("on_")}
     try:
         parser = MultipartParser(_boundary(request), callbacks)
         async for chunk in _chunks(request, _most_bytes(request, limits, several), "the form"):
             parser.write(chunk)
-            while form.items:
-                yield form.items.pop(0)
+            while form.complete:
+                item = form.complete.pop(0)
+                if isinstance(item, RequestError):
+                    raise item
+                yield item
     except FormParserError as error:
         raise RequestError(400, "form", f"not a valid form: {error}") from error
     if not form.ended:
@@ -235,14 +218,13 @@ async def _read_form(request: Request, limits: Limits, several: bool) -> Items:
 
 
 class _Form:
-    """Collects the parts of a form in ``items``, from the parser's callbacks."""
+    """Collects the parts of a form from the parser's callbacks."""
 
-    def __init__(self, max_bytes: int, names: tuple[str, ...]) -> None:
-        self.items: list[Option | Upload] = []
-        self.photos = self.options = 0
+    def __init__(self, max_bytes: int, options: Options, names: tuple[str, ...]) -> None:
+        self.complete: list[Upload | RequestError] = []
+        self.photos = self._count = 0
         self.ended = False
-        self._max_bytes = max_bytes
-        self._names = names
+        self._max_bytes, self._options, self._names = max_bytes, options, names
         self._found: dict[str, None] = {}
         self._headers: dict[bytes, bytes] = {}
         self._header = self._value = b""
@@ -277,8 +259,8 @@ class _Form:
                 raise RequestError(422, "fields", f"the file field is named images; {_SEVERAL}")
             raise self.no_photo()
         self.photos += self._is_photo
-        self.options += not self._is_photo
-        if self.options > MAX_FIELDS:
+        self._count += not self._is_photo
+        if self._count > MAX_FIELDS:
             raise RequestError(422, "fields", f"the form has more than {MAX_FIELDS} options")
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
@@ -288,7 +270,7 @@ class _Form:
         size, most = self._data.tell(), self._max_bytes
         if self._is_photo and size > most:
             self._data, error = None, _too_many_bytes("the photo", f"more than {most:,}", most)
-            self.items.append(Upload(io.BytesIO(), self._file_name, error))
+            self.complete.append(Upload(io.BytesIO(), self._file_name, error))
         elif not self._is_photo and size > 4 * MAX_TEXT:
             message = f"the field {shortened(self._name)} has more than {4 * MAX_TEXT:,} bytes"
             raise RequestError(422, "fields", f"{message}; a photo needs a file name")
@@ -299,14 +281,20 @@ class _Form:
         if self._is_photo:
             error = None if self._data.tell() else _empty("the file")
             self._data.seek(0)
-            self.items.append(Upload(self._data, self._file_name, error))
+            self.complete.append(Upload(self._data, self._file_name, error))
             return
         text = self._data.getvalue().decode("utf-8", "replace")
         if self._name in NAMES:
             message = f"{self._name} is the text {shortened(text)!r}, not a file; with curl"
             hint = f"put @ before the file's name: -F {self._name}=@photo.jpg"
             raise RequestError(422, "fields", f"{message}, {hint}")
-        self.items.append(Option(self._name, text))
+        if self.photos and self._names == NAMES:  # the photos are captioned as they arrive
+            message = f"the option {self._name} comes after a photo"
+            hint = "put options before the photos, or in the query"
+            self.complete.append(RequestError(422, "options", f"{message}; {hint}"))
+        given = self._options.get(self._name)
+        several = [given, text] if isinstance(given, str) else [*(given or ()), text]
+        self._options[self._name] = text if given is None else several
 
     def on_end(self) -> None:
         self.ended = True

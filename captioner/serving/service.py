@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request
@@ -32,7 +32,7 @@ from captioner.inference.engine import Prepared
 from captioner.serving import schema
 from captioner.serving.batching import Batcher, ClosedError
 from captioner.serving.options import Limits
-from captioner.serving.photos import Upload, check_headers, read_body, read_photo
+from captioner.serving.photos import Upload, check_headers, read_photo
 from captioner.serving.schema import RequestError
 
 T = TypeVar("T")
@@ -103,11 +103,6 @@ class Service:
         """
         memory = check_headers(request, self.limits, several=False)
 
-        async def read() -> tuple[Upload, Any]:
-            async with aclosing(read_body(request, self.limits, several=False)) as body:
-                upload, fields = await read_photo(body)
-            return upload, schema.with_fields(query, fields)
-
         async def respond(upload: Upload, options: Any) -> bytes:
             wanted = schema.read_request(self.model, options)
             photo = await self.decode(upload, options.panel_size if renderer.draws else None)
@@ -118,7 +113,9 @@ class Service:
             return await loop.run_in_executor(threads, renderer.render, photo, captions, options)
 
         with self.slots(memory):
-            response = respond(*await self.received(read(), "the photo"))
+            fields: dict[str, Any] = {}
+            upload = await self.received(read_photo(request, self.limits, fields), "the photo")
+            response = respond(upload, schema.with_fields(query, fields))
             left = (disconnected(request), schema.client_closed())
             return await within(self.limits.timeout, response, self.too_slow(), [left])
 

@@ -194,19 +194,6 @@ def test_the_page_has_no_accessibility_violations(scheme, width, open_page, tiny
 # --- photos --------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("refused")
-def test_server_errors_are_shown(tab, tiny, tmp_path) -> None:
-    whole = (tiny.photos / "1.png").read_bytes()
-    (tmp_path / "broken.png").write_bytes(whole[: len(whole) // 2])
-
-    upload(tab, tmp_path / "broken.png", tiny.photos / "2.png")
-
-    expect(tab.locator(".count")).to_have_text("1 of 2 captioned, 1 failed")
-    status = tab.get_by_role("status")
-    expect(status).to_have_text("The image is truncated; copy or download the file again.")
-    expect(card(tab, 1)).to_contain_text(status.inner_text())
-
-
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
 
 

@@ -297,16 +297,6 @@ def test_nothing_can_be_sent_to_another_host(
 # --- everyone ------------------------------------------------------------------------------------
 
 
-def test_a_browser_without_a_gpu(site, open_site, visit) -> None:
-    tab = open_site(site.folder)
-
-    tab.get_by_role("button", name="Use the GPU").click()
-
-    expect(tab.locator(".device")).to_contain_text("This browser has no access to a GPU.")
-    expect(tab.locator(".device")).to_contain_text("The model runs on the CPU")
-    visit.complaints[:] = [one for one in visit.complaints if "No available adapters" not in one]
-
-
 def test_the_gpu_loads_its_runtime_on_demand(site, tiny, browser, serve_folder) -> None:
     """With Chromium's own software GPU, where it has one."""
     address = serve_folder(site.folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import shutil
@@ -10,10 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -86,59 +82,6 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tmp_path):  # noqa: F
 
 
 # --- neighbours, other origins, restarts ---------------------------------------------------------
-
-
-@pytest.fixture
-def other_origin() -> Iterator[int]:
-    """The port of a web server with an empty page."""
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(b"<!doctype html><link rel=icon href=data:,><title>app</title>")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    site = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    thread = threading.Thread(target=site.serve_forever)
-    thread.start()
-    yield site.server_port
-    site.shutdown()
-    thread.join()
-    site.server_close()
-
-
-@pytest.mark.slow
-def test_fetch_from_another_origin(serve, visit, other_origin):  # noqa: F811
-    server = serve("--allow-origin", f"http://127.0.0.1:{other_origin}")
-    send = f"""async (photo) => {{
-        const bytes = Uint8Array.from(atob(photo), (letter) => letter.charCodeAt(0));
-        const form = new FormData();
-        form.append("image", new Blob([bytes]), "photo.png");
-        const address = "{server.url}/v1/captions";
-        const plain = await fetch(address, {{method: "POST", body: form}});
-        const preflighted = await fetch(address, {{
-            method: "POST",
-            headers: {{"Content-Type": "application/json"}},
-            body: JSON.stringify({{image: photo}}),
-        }});
-        return [await plain.json(), await preflighted.json()];
-    }}"""
-    photo = base64.b64encode(GOOD[0]).decode()
-
-    allowed = visit(f"http://127.0.0.1:{other_origin}/", allowed="http://127.0.0.1:")
-    first, second = allowed.evaluate(send, photo)
-
-    assert first["captions"][0]["text"]
-    assert second == first
-    refused = visit(f"http://localhost:{other_origin}/", allowed="http://")
-    with pytest.raises(Exception, match="Failed to fetch"):
-        refused.evaluate(send, photo)
-    assert any("CORS policy" in complaint for complaint in visit.complaints)
-    visit.complaints.clear()
 
 
 @pytest.mark.slow

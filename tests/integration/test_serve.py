@@ -1,4 +1,4 @@
-"""``captioner serve`` as a process, under parallel uploads of valid and invalid files."""
+"""``captioner serve`` as a process: signals, logs and usage errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,6 @@ import pytest
 from PIL import Image
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
-from captioner.inference.captioner import load
 
 # Loaded into the server's process: reports every file that is opened for writing.
 _SPY = """
@@ -99,84 +97,9 @@ def photo(number: int) -> bytes:
 
 
 GOOD = [photo(number) for number in range(1, 31)]
-BAD = [
-    # body, query, status, error
-    (b"<html>no photo</html>", {}, 415, "a web page"),
-    (b"", {}, 415, "empty"),
-    (GOOD[6][:-500], {}, 422, "truncated"),
-    (b"x" * 300_000, {}, 413, "300,000 bytes"),
-    (GOOD[0], {"beam_size": 99}, 422, "beam_size is 99; give an integer from 1 to 20"),
-    (GOOD[0], {"beem": 1}, 422, "unknown parameter beem"),
-    (GOOD[0], {"words": "a zebra"}, 422, "does not know zebra"),
-    (GOOD[0], {"words": "a dog", "beam_size": 2}, 422, "words cannot be combined"),
-]
-
-
-@pytest.mark.stress
-def test_fifty_parallel_uploads_of_good_and_bad_files(serve, tiny):
-    """Each gets its own status and caption; nothing is stored; SIGTERM stops the server."""
-    server = serve("--max-bytes", "200000", "--batch-size", "4")
-    uploads: list[tuple[Any, ...]] = [(body, {}, 200, None) for body in GOOD]
-    uploads += [(GOOD[n], {"words": "a dog on grass"}, 200, None) for n in range(4)]
-    uploads += (BAD * 2)[:16]
-    np.random.default_rng(0).shuffle(uploads)
-    assert len(uploads) == 50
-    limits = httpx.Limits(max_connections=50)
-
-    with (
-        httpx.Client(base_url=server.url, timeout=300, limits=limits, trust_env=False) as client,
-        ThreadPoolExecutor(50) as threads,
-    ):
-
-        def send(one: tuple[Any, ...]) -> httpx.Response:
-            return client.post("/v1/captions", content=one[0], params=one[1])
-
-        answers = list(threads.map(send, uploads))
-        metrics = client.get("/metrics").text
-        page = client.get("/")
-
-    model = load(tiny.model, precision="fp32")
-    texts = set()
-    for (body, query, status, error), answer in zip(uploads, answers, strict=True):
-        assert answer.status_code == status, answer.text
-        if status != 200:
-            assert error in answer.json()["error"]
-            continue
-        if query:
-            alone = [model.explain(io.BytesIO(body), query["words"])]
-        else:
-            alone = model.captions(io.BytesIO(body))
-        assert [one["text"] for one in answer.json()["captions"]] == [c.text for c in alone]
-        texts.add(alone[0].text)
-    assert len(texts) > 3  # so that mixed-up responses would show
-    assert 'captioner_requests_total{route="/v1/captions",status="200"} 34.0' in metrics
-    assert "captioner_photos_captioned_total 34.0" in metrics
-    assert page.status_code == 200
-
-    code, err = server.stop(signal.SIGTERM)
-    assert code == OK
-    lines = err.splitlines()
-    assert len([line for line in lines if " POST /v1/captions 200 " in line]) == 34
-    line = r"[-\d]+ [:\d]+ \w+ /\S* \d+ \d+ ms \d+ bytes client=127.0.0.1 id=[0-9a-f]{16}"
-    assert all(re.fullmatch(line, x) for x in lines), err
-    assert "WROTE" not in err
-    assert "zebra" not in err
-    assert list(server.folder.iterdir()) == []
-
-
-def test_ctrl_c_exits_like_every_command(serve):
-    server = serve()
-    assert httpx.get(f"{server.url}/healthz", trust_env=False).json() == {"status": "ok"}
-
-    code, err = server.stop(signal.SIGINT)
-
-    assert code == INTERRUPTED
-    assert err.endswith("captioner: interrupted\n")
-    assert "Traceback" not in err
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP on this system")
 def test_keys_are_reloaded_on_sighup_and_logs_are_json(serve, tmp_path):
     keys = tmp_path / "keys.txt"
     keys.write_text("alice alice-0123456789abcdef\n")
@@ -213,6 +136,17 @@ def test_keys_are_reloaded_on_sighup_and_logs_are_json(serve, tmp_path):
     assert "line 1 is invalid" in messages[1]
     assert messages[1].endswith("the previous 1 API keys stay valid")
     assert "0123456789abcdef" not in err
+
+
+def test_ctrl_c_exits_like_every_command(serve):
+    server = serve()
+    assert httpx.get(f"{server.url}/healthz", trust_env=False).json() == {"status": "ok"}
+
+    code, err = server.stop(signal.SIGINT)
+
+    assert code == INTERRUPTED
+    assert err.endswith("captioner: interrupted\n")
+    assert "Traceback" not in err
 
 
 def test_port_in_use_fails_before_the_model_is_loaded(capsys):

@@ -167,30 +167,6 @@ def test_stream_keeps_the_order_and_returns_errors(run, tmp_path, slept):
         assert results[number].error is None
 
 
-def test_stream_is_bounded(concurrency):
-    taken, released = 0, threading.Event()
-
-    def server(request):
-        with concurrency:
-            released.wait(30)
-        return httpx.Response(200, json=BODY)
-
-    def photos():
-        nonlocal taken
-        for _ in range(1000):
-            taken += 1
-            if taken == 8:
-                released.set()
-            yield b"x"
-
-    with Client(URL, transport=httpx.MockTransport(server)) as client:
-        stream = client.stream(photos(), parallel=4)
-        next(stream)
-        assert taken == 8  # photos are read as they are needed
-        stream.close()
-    assert concurrency.most <= 4
-
-
 def test_served_attention_can_be_drawn(stored_model, tmp_path):
     """The response of the application, as `captioner.overlay` takes it."""
     import captioner

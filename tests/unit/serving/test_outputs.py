@@ -7,13 +7,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from colour_server import png
 from PIL import Image
 from test_photos import as_json, file, option, parts, text
 
 import captioner
 from captioner.inference.captioner import Captioner
-from captioner.serving import outputs
 
 PHOTO = io.BytesIO()
 Image.new("RGB", (64, 48), (1, 2, 3)).save(PHOTO, "PNG")  # its first word is 1-2-3
@@ -72,21 +70,6 @@ def test_options_of_the_picture_and_of_the_search(serve):
     serve(test)
 
 
-def test_size_of_a_figure_is_limited(serve, monkeypatch):
-    monkeypatch.setattr(outputs, "MAX_FIGURE", 64 * 48 * 8)
-
-    async def test(server):
-        assert (await post(server, "/v1/overlay.png", PHOTO.getvalue())).status == 200
-        words = {"words": "a dog runs on the green grass"}
-        response = await post(server, "/v1/overlay.png", PHOTO.getvalue(), **words)
-        assert response.status == 422
-        assert "would have 10 panels of 64 x 48 pixels (limit: 24,576 pixels)" in response.error
-        response = await post(server, "/v1/overlay.png", PHOTO.getvalue(), **words, panel_size=32)
-        assert response.status == 200
-
-    serve(test)
-
-
 def test_opened_documents_are_sandboxed(serve):
     """A page or SVG opened from this server cannot send requests in its name."""
 
@@ -106,21 +89,5 @@ def test_opened_documents_are_sandboxed(serve):
         assert not [one for one in tree.iter() if "script" in one.tag]
         for response in (page, svg):
             assert response.headers["x-content-type-options"] == "nosniff"
-
-    serve(test)
-
-
-@pytest.mark.parametrize(
-    ("path", "query", "message"),
-    [
-        ("/v1/overlay.png", {"only": "zebra"}, "'zebra' is not in the caption: 1 1-2-3"),
-        ("/v1/overlay.png", {"panel_size": 0}, "give an integer from 32 to 1,280"),
-        ("/v1/maps.npy", {"num_captions": 2}, "the maps of one caption, not of 2"),
-    ],
-)
-def test_refused_options(serve, path, query, message):
-    async def test(server):
-        response = await post(server, path, png(), **query)
-        assert (response.status, message in response.error) == (422, True), response.error
 
     serve(test)

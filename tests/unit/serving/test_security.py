@@ -263,19 +263,6 @@ def test_every_endpoint_for_photos_needs_a_key_and_the_schema_says_so(serve, key
     serve(test, app={"keys": keys})
 
 
-def test_preflight_needs_no_key_and_pages_can_read_the_refusal(serve, keys):
-    origin = "https://app.example.org"
-
-    async def test(server):
-        ask = {"origin": origin, "access-control-request-method": "POST"}
-        assert (await server.get("/v1/captions", "OPTIONS", **ask)).status == 200
-        response = await server.post(png(), headers={"origin": origin}).response()
-        assert response.status == 401
-        assert response.headers["access-control-allow-origin"] == origin
-
-    serve(test, app={"keys": keys, "origins": {origin}})
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -196,22 +196,6 @@ def test_refused_upload_gets_its_response_and_keeps_the_connection(serve, query)
     assert read_response(connection)[0] == 200
 
 
-def test_expect_100_continue_is_refused_at_once(serve):
-    """curl uses it for large files, which are then never sent."""
-    connection = serve().connect()
-    connection.sendall(head(10**12).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
-
-    assert read_response(connection)[0] == 413  # not 100
-
-
-@pytest.mark.parametrize("data", [b"\x16\x03\x01\x00\xa5\x01\r\n\r\n", b"GET\r\n\r\n"])
-def test_malformed_http(serve, data):
-    connection = serve().connect()
-    connection.sendall(data)
-    assert read_response(connection)[0] == 400
-    assert closed(connection)
-
-
 def test_draining_completes_accepted_requests(serve):
     """The batch in progress and an upload that is not complete; new requests are refused."""
     server = serve()

@@ -61,18 +61,6 @@ def test_it_is_downloaded_once_or_if_the_cache_is_damaged(registry) -> None:
     assert registry == [url, url]
 
 
-def test_npm_is_preferred(monkeypatch, registry) -> None:
-    def run(command: list[str], cwd: str, **_: object) -> None:
-        assert command[:3] == ["/bin/npm", "pack", f"onnxruntime-web@{VERSION}"]
-        (Path(cwd) / "package.tgz").write_bytes(TARBALL)
-
-    monkeypatch.setattr("shutil.which", lambda name: "/bin/npm")
-    monkeypatch.setattr("subprocess.run", run)
-
-    assert runtime_files() == CONTENT
-    assert registry == []
-
-
 def test_a_tarball_and_the_package_folder_need_no_network(tmp_path, registry) -> None:
     (tmp_path / "package.tgz").write_bytes(TARBALL)
     folder = tmp_path / "node_modules" / "onnxruntime-web"

@@ -88,10 +88,6 @@ def test_the_model_and_the_runtime_are_stored_compressed(exported) -> None:
     assert 0 < written.gpu < written.first_load
 
 
-def test_the_same_model_gives_the_same_site(exported) -> None:
-    assert site_of(exported)[1] == site_of(exported)[1]
-
-
 def test_the_service_worker_knows_every_file_by_its_content(exported) -> None:
     _, files = site_of(exported)
 
@@ -136,12 +132,6 @@ def test_the_manifest_makes_it_installable(exported) -> None:
 def config_of(exported: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(site_of(exported)[1]["model/config.json"])
     return found
-
-
-def test_words_that_the_metrics_split_otherwise_are_listed(tmp_path) -> None:
-    exported = write_exported(tmp_path / "exported", (*WORDS, "ice-cream", "cannot"))
-
-    assert config_of(exported)["text"]["split"] == {"cannot": ["can", "not"]}
 
 
 def test_search_words_become_tokens(tmp_path) -> None:
