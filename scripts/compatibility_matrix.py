@@ -15,8 +15,6 @@ The exit code is 1 if a row fails.
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
 import shutil
 import subprocess
@@ -39,88 +37,53 @@ SHOWN = ("torch", "torchvision", "pillow", "matplotlib", "timm", "numpy")
 
 def main() -> int:
     """Run the rows and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("rows", nargs="*", default=ROWS, help="PYTHON:oldest or PYTHON:newest")
-    parser.add_argument("--keep", type=Path, help="folder for the environments, which are kept")
+    if shutil.which("uv") is None:
+        sys.exit("uv is not installed; run: pip install uv")
     given = sys.argv[1:]
     split = given.index("--") if "--" in given else len(given)
-    options = parser.parse_args(given[:split])
-    for row in options.rows:
-        if row.partition(":")[2] not in RESOLUTIONS:
-            parser.error(f"{row} is not a row; give PYTHON:oldest or PYTHON:newest, as {ROWS[0]}")
-    if shutil.which("uv") is None:
-        parser.error("uv is not installed: pip install uv")
-    results = {}
-    for row in options.rows:
-        if options.keep:
-            results[row] = run(row, options.keep / row.replace(":", "-"), given[split + 1 :])
-            continue
+    rows = {}
+    for row in given[:split] or ROWS:
+        print(f"--- {row}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            results[row] = run(row, Path(folder, "env"), given[split + 1 :])
-    print(table(results))
-    return 0 if all(passed for _, passed, _ in results.values()) else 1
+            rows[row] = run(row, Path(folder, "env"), given[split + 1 :])
+    print(f"| Python | {' | '.join(SHOWN)} | tests |\n{'|---' * (len(SHOWN) + 2)}|")
+    for row, (versions, _, tests) in rows.items():
+        found = " | ".join(versions.get(name, "") for name in SHOWN)
+        print(f"| {row.partition(':')[0]} | {found} | {tests} |")
+    return 0 if all(passed for _, passed, _ in rows.values()) else 1
 
 
 def run(row: str, folder: Path, arguments: list[str]) -> tuple[dict[str, str], bool, str]:
     """Make an environment and run the tests: versions, whether they passed, pytest's last line."""
-    print(f"--- {row}", flush=True)
     python, _, kind = row.partition(":")
+    interpreter = str(folder / "bin" / "python")
     extras = [word for extra in EXTRAS for word in ("--extra", extra)]
-    install = ["uv", "pip", "install", "--quiet", "--python", str(folder / "bin" / "python")]
+    install = ("pip", "install", "--quiet", "--python", interpreter)
+    frozen = ("pip", "list", "--quiet", "--format", "freeze", "--python", interpreter)
+    held = folder.with_name("held.txt")  # the tools change nothing
     try:
-        uv(["uv", "venv", "--quiet", "--clear", "--python", python, str(folder)])
-        uv([*install, "--resolution", RESOLUTIONS[kind], "-r", "pyproject.toml", *extras])
-        with tempfile.NamedTemporaryFile("w", suffix=".txt") as held:  # the tools change nothing
-            held.write(
-                "".join(f"{name}=={version}\n" for name, version in installed(folder).items())
-            )
-            held.flush()
-            uv([*install, "--constraint", held.name, *TOOLS])
+        uv("venv", "--quiet", "--clear", "--python", python, str(folder))
+        uv(*install, "--resolution", RESOLUTIONS[kind], "-r", "pyproject.toml", *extras)
+        held.write_text(uv(*frozen))
+        uv(*install, "--constraint", str(held), *TOOLS)
     except subprocess.CalledProcessError as error:
         return {}, False, f"cannot be installed ({' '.join(error.cmd[:3])})"
-    versions = installed(folder)
+    versions = dict(line.split("==") for line in uv(*frozen).splitlines() if "==" in line)
     tolerated = TOLERATED if kind == "oldest" else ()
-    tests = subprocess.Popen(
-        [str(folder / "bin" / "python"), "-m", "pytest", *tolerated, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert tests.stdout is not None
+    command = [interpreter, "-m", "pytest", *tolerated, *arguments]
     last = ""
-    for line in tests.stdout:
-        print(line, end="", flush=True)
-        last = line if re.search(r"\d (passed|failed|error)", line) else last
-    return versions, tests.wait() == 0, last.strip(" =\n")
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as tests:
+        for line in tests.stdout or ():
+            print(line, end="", flush=True)
+            last = line if re.search(r"\d (passed|failed|error)", line) else last
+    return versions, tests.returncode == 0, last.strip(" =\n")
 
 
-def uv(command: list[str]) -> None:
-    """Run a command of uv in the repository."""
-    subprocess.run(command, cwd=ROOT, check=True)
-
-
-def installed(folder: Path) -> dict[str, str]:
-    """Versions of the packages in the table."""
-    listed = subprocess.run(
-        ["uv", "pip", "list", "--quiet", "--format", "freeze", "--python", folder / "bin/python"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
-    return dict(line.split("==") for line in listed.stdout.splitlines() if "==" in line)
-
-
-def table(results: dict[str, tuple[dict[str, str], bool, str]]) -> str:
-    """The results as Markdown."""
-    lines = [
-        f"| Python | {' | '.join(SHOWN)} | tests |",
-        f"|{'---|' * (len(SHOWN) + 2)}",
-    ]
-    for row, (versions, _, tests) in results.items():
-        found = " | ".join(versions.get(name, "") for name in SHOWN)
-        lines.append(f"| {row.partition(':')[0]} | {found} | {tests} |")
-    return "\n".join(lines)
+def uv(*arguments: str) -> str:
+    """Run a command of uv in the repository; its output."""
+    return subprocess.run(
+        ["uv", *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 if __name__ == "__main__":

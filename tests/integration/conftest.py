@@ -57,7 +57,7 @@ def write_model(folder: Path, seed: int, words: tuple[str, ...] = WORDS, **searc
 
 @pytest.fixture(scope="session")
 def script() -> Callable[[str], ModuleType]:
-    """``script("ablate")``: scripts/ablate.py as a module, new each time."""
+    """``script("studies/ablate")``: scripts/studies/ablate.py as a module, new each time."""
 
     def load(name: str) -> ModuleType:
         path = Path(__file__).parents[2] / "scripts" / f"{name}.py"

@@ -168,10 +168,10 @@ def human_captions(tmp_path_factory) -> tuple[dict[int, str], dict[int, list[str
 
 @pytest.fixture(scope="module")
 def java(script) -> ModuleType:
-    """scripts/compare_with_java.py."""
+    """scripts/studies/compare_with_java.py."""
     if find_java() is None:
         pytest.skip("java is not installed")
-    return script("compare_with_java")
+    return script("studies/compare_with_java")
 
 
 VARIANTS = (

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from captioner.cli.train import read
 from captioner.inference.export.folder import digest
 from captioner.inference.folder import SHIPPED_MODEL, WEIGHTS, load_model, read_config
 from captioner.options import TrainConfig
-from captioner.training.data import read_data
 
 ROOT = Path(__file__).parents[2]
 
@@ -164,7 +161,7 @@ def test_photos_are_held_out_with_all_their_captions(
 
 
 def test_every_row_of_the_ablation_is_a_valid_config(script: Any) -> None:
-    ablate = script("ablate")
+    ablate = script("studies/ablate")
 
     def config(row: Any) -> TrainConfig:
         options = f"{ablate.SHORT} {row.encoder} {row.photos} {row.options}".split()
@@ -173,69 +170,6 @@ def test_every_row_of_the_ablation_is_a_valid_config(script: Any) -> None:
     base = config(ablate.ROWS[ablate.BASE])
     for name, row in ablate.ROWS.items():
         assert (config(row) == base) == (name == ablate.BASE), name
-
-
-def test_rows_share_features_only_if_the_encoder_input_is_the_same(
-    script: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
-    ablate = script("ablate")
-    given: list[tuple[str, ...]] = []
-    monkeypatch.setattr(ablate, "_captioner", lambda *arguments: given.append(arguments))
-    folders = ("flickr8k", "coco_mini", "coco128", "data", "work")
-    options = Namespace(**{name: tmp_path / "DATA" / name for name in folders})
-    kept: dict[Any, set[Any]] = {}
-    for name, row in ablate.ROWS.items():
-        given.clear()
-        ablate.train(row, tmp_path / name, options)
-        train = next(arguments for arguments in given if arguments[0] == "train")
-        config = read(list(train[1:-1]))[0]
-        data = config.data
-        for path in (*data.images, *data.train_annotations, *data.val_annotations):
-            assert Path(path).is_relative_to(tmp_path / "DATA"), name
-        seen = str((config.encoder, config.data.images, config.data.train_annotations))
-        kept.setdefault(config.data.features, set()).add(seen)
-        assert [a[0] for a in given] == ["prepare"] * (not row.from_photos) + ["train", "evaluate"]
-    from_photos = kept.pop(None)
-    assert from_photos
-    assert all(len(seen) == 1 for seen in kept.values())
-    assert len(kept) == len({one for seen in kept.values() for one in seen})
-
-
-def test_coco_photos_are_added_to_flickr8k_except_those_used_for_evaluation(
-    script: Any, tmp_path: Path
-) -> None:
-    """Their image ids overlap."""
-    ablate = script("ablate")
-    options = Namespace(**{name: tmp_path / name for name in ("flickr8k", "coco_mini", "work")})
-    options.data = options.flickr8k
-    options.coco128 = tmp_path
-
-    def write(path: Path, **named: int) -> None:
-        images = [{"id": i, "file_name": f"{name}.png"} for name, i in named.items()]
-        captions = [{"id": i, "image_id": i, "caption": name} for name, i in named.items()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"images": images, "annotations": captions}))
-
-    write(options.data / "captions_train.json", ours=1, others=2)
-    write(options.data / "captions_val.json", judging=3)
-    write(options.coco_mini / "annotations" / "captions.json", cocos=2, another=3, masked=4)
-    write(tmp_path / "annotations" / "instances.json", masked=4)
-    for folder, names in (
-        (options.flickr8k, ("ours", "others", "judging")),
-        (options.coco_mini, ("cocos", "another", "masked")),
-    ):
-        (folder / "images").mkdir()
-        for name in names:
-            Image.new("RGB", (2, 2)).save(folder / "images" / f"{name}.png")
-
-    ablate.write_coco(options)
-
-    row = f"{ablate.ROWS['coco'].photos} {ablate.VALIDATION}".split()
-    given = [ablate._with_paths(option, options) for option in row]
-    train, val = read_data(read([str(ROOT / ablate.CONFIG), *given])[0].data)
-    learned = {image.path.stem: image.captions for image in train}
-    assert learned == {name: (name,) for name in ("ours", "others", "cocos", "another")}
-    assert not {image.image_id for image in train} & {image.image_id for image in val}
 
 
 def test_search_options_are_compared_as_evaluate_scores_them(
@@ -258,59 +192,6 @@ def test_search_options_are_compared_as_evaluate_scores_them(
     assert rows[-1][2:4] == [f"{100 * scores[name]:.1f}" for name in ("CIDEr", "Bleu_4")]
     best = max(rows[2:], key=lambda row: float(row[2]))
     assert lines[-1] == f"highest CIDEr: --beam-size {best[0]} --guidance {best[1]}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
-        ("ablate", "--table --work nowhere", "nowhere has no finished row"),
-        ("ablate", "nowhere nowhere nowhere", "nowhere/images does not exist"),
-        ("choose_search", "--annotations nowhere --images nowhere", "nowhere"),
-        (
-            "ship_model",
-            "nowhere --runs r --flickr8k f --coco m --coco128 c --to t --failures nowhere.md",
-            "nowhere.md does not exist",
-        ),
-        (
-            "ship_model",
-            "nowhere --runs r --flickr8k f --coco m --coco128 c --to t",
-            "the model folder nowhere does not exist",
-        ),
-    ],
-)
-def test_a_script_names_a_missing_input_in_one_line(
-    tmp_path: Path, name: str, options: str, expected: str
-) -> None:
-    script = str(ROOT / "scripts" / f"{name}.py")
-    done = subprocess.run(
-        [sys.executable, script, *options.split()],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode in {1, 2}
-    assert done.stderr.splitlines()[-1].startswith(f"{name}.py: ")
-    assert expected in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-
-
-def test_the_ablation_table_has_the_finished_rows(script: Any, tmp_path: Path) -> None:
-    for name, cider in (("base", 0.5), ("grid_10", 0.515), ("lite0", 0.6)):
-        (tmp_path / name).mkdir()
-        best = {"epoch": 1, "CIDEr": cider, "Bleu_4": 0.2}
-        last = best | {"epoch": 2, "CIDEr": 0.1}
-        lines = "".join(json.dumps(row) + "\n" for row in (best, last))
-        (tmp_path / name / "metrics.jsonl").write_text(lines)
-    for name, ratio, ends in (("base", 1.5, [1.25, 1.75]), ("grid_10", None, None)):
-        measured = {"attention": {"ratio": ratio, "intervals": {"ratio": ends}}}
-        (tmp_path / name / "attention.json").write_text(json.dumps(measured))
-    # lite0 is being trained: its attention is not measured yet
-    head, _, base, grid = script("ablate").table(tmp_path).splitlines()
-    assert head.count("|") == base.count("|") == grid.count("|")
-    assert base.endswith("|  | 50.0 | +0.0 | 20.0 | 1.50 (1.25 to 1.75) | 1 |")
-    assert grid.endswith("| `--encoder.image-size 320` | 51.5 | +1.5 | 20.0 |  | 1 |")
 
 
 def test_each_stage_of_the_recipe_starts_from_the_previous_one() -> None:

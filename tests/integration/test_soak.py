@@ -14,7 +14,7 @@ from captioner.serving.client import Client
 
 @pytest.mark.stress
 def test_soak(tiny):
-    script = Path(__file__).parents[2] / "scripts" / "soak_serving.py"
+    script = Path(__file__).parents[2] / "scripts" / "benchmarks" / "soak_serving.py"
     command = [sys.executable, str(script), "--seconds", "60", "--model", str(tiny.model)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

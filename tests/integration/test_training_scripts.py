@@ -28,24 +28,13 @@ def run(script: str, *arguments: object) -> str:
 
 def test_both_steps_of_the_benchmark_agree() -> None:
     small = ("--sizes", 6, 8, 5, 40, "--photos", 4, "--captions", 2, "--rounds", 1)
-    output = run("benchmark_training.py", *small, "--precision", "fp32")
+    output = run("benchmarks/training_step.py", *small, "--precision", "fp32")
     differences = re.search(r"difference of loss: (\S+), of gradients: (\S+)", output)
     assert differences is not None
     assert float(differences[1]) < 1e-5
     assert float(differences[2]) < 1e-4
     assert re.search(r"^\| textbook \| [\d.,]+ \| 1 \| [\d,]+ \|", output, re.MULTILINE)
-    assert re.search(r"^\| fp32 \| [\d.,]+ \| [\d.]+ \| [\d,]+ \| \S+ \|", output, re.MULTILINE)
-
-
-def test_captions_of_one_length_need_no_padding(tmp_path: Path) -> None:
-    images = [{"id": number, "file_name": f"{number}.jpg"} for number in range(40)]
-    annotations = [{"id": n, "image_id": n, "caption": "a dog runs"} for n in range(40)]
-    captions = tmp_path / "captions.json"
-    captions.write_text(json.dumps({"images": images, "annotations": annotations}))
-    output = run("benchmark_training.py", "--padding", captions, "--photos", 4)
-    assert output.splitlines() == [
-        f"bucket_batches {bucket}: 0.0% of the steps are padding" for bucket in (1, 64)
-    ]
+    assert re.search(r"^\| fp32 \| [\d.,]+ \| [\d.]+ \| [\d,]+ \|", output, re.MULTILINE)
 
 
 def test_plot_metrics(tmp_path: Path) -> None:
@@ -53,7 +42,9 @@ def test_plot_metrics(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         rows = [{"epoch": e, "loss": 1 / e, "CIDEr": 0.1 * e, "Bleu_4": 0.1} for e in (1, 2)]
         (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    run("plot_metrics.py", tmp_path / "one", tmp_path / "two", "-o", tmp_path / "curves.png")
+    run(
+        "studies/plot_metrics.py", tmp_path / "one", tmp_path / "two", "-o", tmp_path / "curves.png"
+    )
     with Image.open(tmp_path / "curves.png") as picture:
         assert picture.width > 3 * picture.height  # three panels side by side
 
@@ -67,5 +58,7 @@ def test_a_killed_run_equals_an_uninterrupted_one(
     settings = training_settings | {"training": training | {"precision": "fp32"}}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(settings))
-    output = run("kill_and_resume.py", "--kills", 1, "--work", tmp_path / "work", "--", config)
+    output = run(
+        "studies/kill_and_resume.py", "--kills", 1, "--work", tmp_path / "work", "--", config
+    )
     assert output.splitlines()[-1] == "1 of 1 results equal the uninterrupted run's"

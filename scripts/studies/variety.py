@@ -1,6 +1,6 @@
 """Measure how varied the captions of a model are, in one style, on photos with captions.
 
-    python scripts/measure_variety.py --annotations COCO/captions_val.json --images COCO/val \
+    python scripts/studies/variety.py --annotations COCO/captions_val.json --images COCO/val \
         [--train-annotations COCO/captions_train.json] [--model FOLDER] [--style coco]
 
 Prints a table: distinct words of the best captions, the fraction of best captions that are not
@@ -34,12 +34,12 @@ def main() -> None:
     parser.add_argument("--annotations", required=True)
     parser.add_argument("--images", required=True)
     parser.add_argument("--train-annotations", nargs="*", default=[])
-    parser.add_argument("--model", default=None)
+    parser.add_argument("--model", default="shipped")
     parser.add_argument("--style", default="")
     parser.add_argument("--precision", choices=get_args(Precision), default="fp32")
     options = parser.parse_args()
     photos = read_dataset([options.annotations], [options.images])
-    model = load(*filter(None, [options.model]), precision=options.precision)
+    model = load(options.model, precision=options.precision)
     paths = [photo.path for photo in photos]
 
     def captions(**search: object) -> dict[int, list[str]]:

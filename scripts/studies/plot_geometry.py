@@ -1,6 +1,6 @@
 """Draw the figure of docs/regions.md: maps on equal cells and at the regions' positions.
 
-python scripts/plot_geometry.py assets/examples/chelsea.jpg docs/regions.jpg
+python scripts/studies/plot_geometry.py assets/examples/chelsea.jpg docs/regions.jpg
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Captions every photo once and measures the maps twice: on equal cells, as most projects draw them,
 and at the positions of the encoder's regions. See docs/regions.md.
 
-    python scripts/compare_geometry.py coco128/images coco128/annotations/instances.json
+    python scripts/studies/compare_geometry.py coco128/images coco128/annotations/instances.json
 """
 
 from __future__ import annotations

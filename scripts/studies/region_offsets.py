@@ -3,8 +3,8 @@
 Prints a Markdown table. Offsets are fractions of a region: the centroid of the input gradient's
 energy minus the drawn centre, at the middle of the input, mean of both axes. See docs/regions.md.
 
-    python scripts/measure_region_offsets.py                       # twenty encoders, random weights
-    python scripts/measure_region_offsets.py resnet18:160 timm/convnext_tiny:230
+    python scripts/studies/region_offsets.py                       # twenty encoders, random weights
+    python scripts/studies/region_offsets.py resnet18:160 timm/convnext_tiny:230
 """
 
 from __future__ import annotations

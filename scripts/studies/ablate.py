@@ -1,7 +1,7 @@
 """Ablation of stage 1: train it briefly with one setting changed at a time, and tabulate.
 
-    python scripts/ablate.py FLICKR8K COCO_MINI COCO128 [--work runs/ablation] [--only base ...]
-    python scripts/ablate.py --table [--work runs/ablation] > docs/ablation_table.md
+    python scripts/studies/ablate.py FLICKR8K COCO_MINI COCO128 [--work runs/ablation]
+    python scripts/studies/ablate.py --table [--work runs/ablation] > docs/ablation_table.md
 
 Each row is ``captioner train configs/flickr8k.yaml`` with SHORT and the options shown in the table.
 It trains from features that ``captioner prepare features`` computes once per data set, encoder and
@@ -92,20 +92,10 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table, train nothing")
     options = parser.parse_args()
     if options.table:
-        if not any((options.work / name / ATTENTION).exists() for name in ROWS):
-            parser.error(f"{options.work} has no finished row; train one or give another --work")
         print(table(options.work))
         return
     if options.coco128 is None:
         parser.error("give FLICKR8K, COCO_MINI and COCO128, or --table")
-    for needed in (
-        options.flickr8k / "images",
-        options.coco_mini / "annotations" / "captions.json",
-        options.coco128 / "annotations" / "instances.json",
-        options.data / "captions_train.json",
-    ):
-        if not needed.exists():
-            parser.error(f"{needed} does not exist; see --help")
     write_coco(options)
     for name in options.only:
         print(f"{name}: {ROWS[name].description}", file=sys.stderr)
@@ -130,37 +120,37 @@ def write_coco(options: Any) -> None:
 
 def train(row: Row, run: Path, options: Any) -> None:
     """Train or resume a row, and measure its attention."""
-    chosen = f"{SHORT} {row.encoder} {row.photos} {VALIDATION}".split()
-    shared = [CONFIG, *(_with_paths(option, options) for option in chosen)]
-    own = ["--run-folder", str(run), *row.options.split()]
-    if not row.from_photos:
-        decided = [part.split("/")[-1] for part in row.encoder.split()[1::2]]
-        kept = "_".join(decided + (["coco"] if row.photos == WITH_COCO else []))
-        features = run.parent / "features" / kept
-        _captioner("prepare", "features", *shared, "-o", str(features))
-        own += ["--data.features", str(features)]
-    _captioner("train", *shared, *own, "--resume")
-    report = run / ATTENTION
-    if not report.exists():
-        masks = ("--instances", str(options.coco128 / "annotations" / "instances.json"))
-        photos = ("--images", str(options.coco128 / "images"), "--precision", "fp32")
-        target = ("--model", str(run / "best"), "-o", str(report))
-        _captioner("evaluate", *masks, *photos, *target)
-
-
-def _with_paths(option: str, options: Any) -> str:
-    paths = {
+    folders = {
         "FLICKR8K": options.flickr8k,
         "COCO_MINI": options.coco_mini,
         "DATA": options.data,
         "WORK": options.work,
     }
-    return re.sub(f"({'|'.join(paths)})(?=/)", lambda word: str(paths[word[1]]), option)
+
+    def given(text: str) -> list[str]:
+        names = f"({'|'.join(folders)})(?=/)"
+        return [re.sub(names, lambda name: str(folders[name[1]]), word) for word in text.split()]
+
+    shared = [CONFIG, *given(f"{SHORT} {row.encoder} {row.photos} {VALIDATION}")]
+    own = ["--run-folder", str(run), *row.options.split()]
+    if not row.from_photos:
+        decided = [part.split("/")[-1] for part in row.encoder.split()[1::2]]
+        kept = "_".join(decided + (["coco"] if row.photos == WITH_COCO else []))
+        features = str(run.parent / "features" / kept)
+        captioner("prepare", "features", *shared, "-o", features)
+        own += ["--data.features", features]
+    captioner("train", *shared, *own, "--resume")
+    report = run / ATTENTION
+    if not report.exists():
+        masks = options.coco128 / "annotations" / "instances.json"
+        photos = ("--images", options.coco128 / "images", "--precision", "fp32")
+        captioner("evaluate", "--instances", masks, *photos, "--model", run / "best", "-o", report)
 
 
-def _captioner(*arguments: str) -> None:
-    code = subprocess.run([sys.executable, "-m", "captioner", *arguments], check=False).returncode
-    if code:  # the command has printed the error
+def captioner(*arguments: object) -> None:
+    """Run a command; exit with its code if it fails, as it has printed the error."""
+    command = [sys.executable, "-m", "captioner", *map(str, arguments)]
+    if code := subprocess.run(command, check=False).returncode:
         sys.exit(code)
 
 
@@ -178,19 +168,15 @@ def table(work: Path) -> str:
         defaults = ("", Row("").encoder, PHOTOS)
         given = " ".join(o for o in (row.encoder, row.photos, row.options) if o not in defaults)
         change = f"{100 * (found['CIDEr'] - best[BASE]['CIDEr']):+.1f}" if BASE in best else ""
+        attention = json.loads((work / name / ATTENTION).read_text(encoding="utf-8"))["attention"]
+        ratio = "" if attention["ratio"] is None else f"{attention['ratio']:.2f}"
+        if ends := attention["intervals"]["ratio"]:
+            ratio += f" ({ends[0]:.2f} to {ends[1]:.2f})"
         lines.append(
             f"| {row.description} | {f'`{given}`' if given else ''} | {100 * found['CIDEr']:.1f} "
-            f"| {change} | {100 * found['Bleu_4']:.1f} | {_ratio(work / name)} | {found['epoch']} |"
+            f"| {change} | {100 * found['Bleu_4']:.1f} | {ratio} | {found['epoch']} |"
         )
     return "\n".join(lines)
-
-
-def _ratio(run: Path) -> str:
-    """Correctness of attention / uniform, with its interval."""
-    found = json.loads((run / ATTENTION).read_text(encoding="utf-8"))["attention"]
-    ends = found["intervals"]["ratio"]
-    ratio = "" if found["ratio"] is None else f"{found['ratio']:.2f}"
-    return ratio + (f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else "")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Benchmark a training step of the decoder against a textbook implementation.
 
-    python scripts/benchmark_training.py [--sizes 196 2048 512 9490] [--photos 32] [--captions 5]
-                                         [--compile] [--projection] [--project]
-                                         [--sgrvinod FOLDER] [--att2in2 FOLDER]
+    python scripts/benchmarks/training_step.py [--sizes 196 2048 512 9490] [--photos 32]
+        [--captions 5] [--compile] [--projection] [--sgrvinod FOLDER] [--att2in2 FOLDER]
 
 The textbook step follows common tutorials: each caption has its own copy of the features, captions
 are sorted by length, and each word projects all regions again, runs the LSTM on word and context
@@ -19,15 +18,6 @@ Att2in2. Dropout is 0.5 in all of them.
 The lower bound on the time is the larger of two: the matrix products of our step at the speed of
 one large product, and its unavoidable memory traffic (features, weights, gradients, moments) at the
 speed of one large copy. Both speeds are measured in the same run.
-
-``--profile`` only prints the share of each of our steps in matrix products and in the additive
-score (torch.profiler, median of three steps).
-
-``--padding CAPTIONS.json ...`` only measures the share of an epoch's work that is padding, with
-random batches and with batches of similar lengths.
-
-``--project`` adds an estimate of the time of configs/coco_resnet101.yaml on this machine, from
-these steps and from the speed of the encoder at 448 pixels.
 """
 
 from __future__ import annotations
@@ -39,15 +29,13 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from measuring import Report, add_arguments, clock, in_child, measure, median, ratio
+from measuring import clock, in_child, measure, median, parser, print_table, ratio
 from peers import DROPOUT, att2in2_step, sgrvinod_step
 from synthetic_captions import LENGTHS
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from captioner.data.batches import EncodedImage, EpochSampler, pad_captions
-from captioner.data.coco import CaptionedImage, read_captions
-from captioner.data.sources import PhotoSource, open_source
+from captioner.data.batches import EpochSampler
 from captioner.hardware import (
     Precision,
     autocast,
@@ -59,23 +47,17 @@ from captioner.hardware import (
 )
 from captioner.model.build import build_decoder
 from captioner.model.decoder import BahdanauDecoder
-from captioner.model.encoder import build_encoder
 from captioner.model.kernels import compile_scores
 from captioner.model.kernels.additive import Switch
 from captioner.model.kernels.packing import Layout
 from captioner.model.losses import caption_losses
-from captioner.model.preprocessing import Preprocessing
-from captioner.options import DataConfig, DecoderConfig, TrainConfig, TrainingConfig
-from captioner.text.tokenizer import tokenize
+from captioner.options import DecoderConfig, TrainingConfig
 from captioner.text.vocabulary import END, PAD, START
 
 PENALTY = 0.02
 PEERS = {"sgrvinod": sgrvinod_step, "att2in2": att2in2_step}
 BUCKET = 64
 """Batches that are sorted by caption length together, as ``data.bucket_batches``."""
-
-COCO = {"photos": 113_287, "validation": 5_000, "epochs": 20, "image_size": 448}
-"""Karpathy's split and configs/coco_resnet101.yaml."""
 
 
 class Textbook(nn.Module):
@@ -137,27 +119,26 @@ class Textbook(nn.Module):
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs=4, default=[196, 2048, 512, 9490],
-                        help="regions, features, layers, words")  # fmt: skip
-    parser.add_argument("--photos", type=int, default=32)
-    parser.add_argument("--captions", type=int, default=5)
-    add_arguments(parser, rounds=5)
-    parser.add_argument("--precision", choices=get_args(Precision)[1:], nargs="+")
-    parser.add_argument("--padding", nargs="+", metavar="CAPTIONS.json", help="padding only")
-    parser.add_argument("--compile", action="store_true", help="measure training.compile too")
-    parser.add_argument("--projection", action="store_true", help="measure projection_dim too")
-    parser.add_argument("--sgrvinod", type=Path, metavar="FOLDER", help="checkout of its code")
-    parser.add_argument("--att2in2", type=Path, metavar="FOLDER", help="checkout of its code")
-    parser.add_argument("--profile", action="store_true", help="where the time goes only")
-    parser.add_argument("--project", action="store_true", help="estimate the time for COCO")
-    parser.add_argument("--only", help=argparse.SUPPRESS)  # peak memory of one implementation
-    options = parser.parse_args()
+    given = parser(__doc__, rounds=5)
+    given.add_argument("--sizes", type=int, nargs=4, default=[196, 2048, 512, 9490],
+                       help="regions, features, layers, words")  # fmt: skip
+    given.add_argument("--photos", type=int, default=32)
+    given.add_argument("--captions", type=int, default=5)
+    given.add_argument("--precision", choices=get_args(Precision)[1:], nargs="+")
+    given.add_argument("--compile", action="store_true", help="measure training.compile too")
+    given.add_argument("--projection", action="store_true", help="measure projection_dim too")
+    given.add_argument("--sgrvinod", type=Path, metavar="FOLDER", help="checkout of its code")
+    given.add_argument("--att2in2", type=Path, metavar="FOLDER", help="checkout of its code")
+    given.add_argument("--only", help="peak memory of this step")
+    options = given.parse_args()
     keep_freed_memory()  # as the command line does
-    if options.padding:
-        padding_of_epochs(options.padding, options.photos)
-        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if options.only:
+        job = make_job(options.only, options, device)
+        for _ in range(2):
+            job()
+        print(peak_memory(device) / 1e6)
+        return
     precisions = options.precision or dict.fromkeys(["fp32", pick_precision("auto", device)])
     ours_named = [
         precision + projection + compiled
@@ -165,67 +146,42 @@ def main() -> None:
         for projection in ["", " projected"][: 1 + options.projection]
         for compiled in ["", " compiled"][: 1 + options.compile]
     ]
-    if options.profile:
-        for name in ours_named:
-            print(f"{name}: {profiled(make_job(name, options, device))}", flush=True)
-        return
-    peers = [name for name in PEERS if getattr(options, name)]
-    bases = peers or ["textbook"]
-    names = [*bases, *ours_named]
-    if options.only:
-        job = make_job(options.only, options, device)
-        for _ in range(2):
-            job()
-        print(peak_memory(device) / 1e6)
-        return
+    bases = [name for name in PEERS if getattr(options, name)] or ["textbook"]
+    real = captions(options)[..., 1:] != PAD
+    padding = 1 - int(real.sum()) / sum(Layout.of(real).sizes)
     print(
         f"{options.photos} photos x {options.captions} captions; L, D, A = E = N, V: "
-        f"{', '.join(map(str, options.sizes))}; {device}, {torch.get_num_threads()} threads"
+        f"{', '.join(map(str, options.sizes))}; {device}, {torch.get_num_threads()} threads; "
+        f"{padding:.1%} of the decoder's steps are padding"
     )
-    print(f"padding: {100 * padding(captions(options)):.1f}% of the decoder's steps")
     agreement(options, device)
-    jobs = {name: make_job(name, options, device) for name in names}
-    times = measure(jobs, options.rounds, clock=clock(options), wait=waiting(device))
-    floors = {name: floor(name, options, device) for name in ours_named}
-    count = options.photos * options.captions
-    memory = {name: memory_of(name) for name in names}
-    table = Report("training", "step", device.type)
-    for name in names:
+    jobs = {name: make_job(name, options, device) for name in (*bases, *ours_named)}
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    times = measure(jobs, options.rounds, clock=clock(options), wait=wait)
+    # Speeds of the machine, best of several runs.
+    left = torch.randn(2048, 2048, device=device)
+    source = torch.zeros(64 << 20, device=device)
+    target = torch.empty_like(source)
+    rows: dict[str, dict[str, float | str | None]] = {}
+    for name in jobs:
         seconds = median(times[name])
-        figures = {
-            "captions/s": count / seconds,
+        row: dict[str, float | str | None] = {
+            "captions/s": options.photos * options.captions / seconds,
             **{f"times {base}": ratio(times, name, base) for base in bases},
-            "peak memory (MB)": memory[name],
-            "share of bound": floors[name] / seconds if name in floors else None,
+            "peak memory (MB)": in_child(__file__, *sys.argv[1:], "--only", name),
         }
-        table.add(name, figures, times[name])
-    table.finish(options)
-    if options.project:
-        project(options, device, names[-1], median(times[names[-1]]), memory[names[-1]])
-
-
-PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::addmv_"}
-"""Operations that are matrix products."""
-
-
-def profiled(job: Callable[[], None]) -> str:
-    """Seconds of a step on the CPU, and the shares of products and of the additive score."""
-    steps = []
-    for number in range(5):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            job()
-        total = products = scores = 0.0
-        for event in profile.events():
-            spent, outer = event.self_cpu_time_total, event
-            while outer is not None and "_Scores" not in outer.name:
-                outer = outer.cpu_parent
-            total += spent
-            scores += spent if outer is not None else 0
-            products += spent if outer is None and event.name in PRODUCTS else 0
-        if number >= 2:  # the first ones warm up
-            steps.append((total / 1e6, products / total, scores / total))
-    seconds, products, scores = sorted(steps)[1]
-    return f"{seconds:.2f} s, products {products:.0%}, additive score {scores:.0%}"
+        if name in ours_named:
+            factor = left.to(step_dtype(name))
+            large = {"product": lambda f=factor: f @ f, "copy": lambda: target.copy_(source)}
+            best = {key: min(found) for key, found in measure(large, 12, wait=wait).items()}
+            operations, moved = work(name, options, device)
+            bounds = {
+                "products (s)": operations / (2 * 2048**3 / best["product"]),
+                "traffic (s)": moved / (2 * source.nbytes / best["copy"]),
+            }
+            row |= {**bounds, "share of bound": max(bounds.values()) / seconds}
+        rows[name] = row
+    print_table("step", rows)
 
 
 def captions(options: argparse.Namespace) -> Tensor:
@@ -244,47 +200,6 @@ def captions(options: argparse.Namespace) -> Tensor:
     tokens[positions == lengths.unsqueeze(2) + 1] = END
     tokens[positions > lengths.unsqueeze(2) + 1] = PAD
     return tokens
-
-
-def padding(*batches: Tensor) -> float:
-    """Share of the decoder's steps that is padding."""
-    words = steps = 0
-    for batch in batches:
-        real = batch[..., 1:] != PAD
-        words += int(real.sum())
-        steps += sum(Layout.of(real).sizes)
-    return 1 - words / steps
-
-
-def _tokens(words: int, max_words: int) -> list[int]:
-    """Dummy tokens of a caption, with an end token unless it is truncated."""
-    return [END] * (min(words, max_words) + (words <= max_words))
-
-
-def padding_of_epochs(annotations: list[str], photos: int) -> None:
-    """Print the share of padding in an epoch of these captions."""
-    data = DataConfig()
-    _, captions_of = read_captions(annotations)
-    images = [
-        EncodedImage(
-            CaptionedImage(number, Path(), tuple(captions)),
-            tuple(_tokens(len(tokenize(caption)), data.max_words) for caption in captions),
-        )
-        for number, captions in captions_of.items()
-        if captions
-    ]
-    for bucket in (1, data.bucket_batches):
-        config = TrainConfig(
-            data=DataConfig(bucket_batches=bucket), training=TrainingConfig(batch_size=photos)
-        )
-        source = open_source(config, images, Preprocessing(), None)
-        assert isinstance(source, PhotoSource)
-        chosen = [
-            [source.reader.sample(images[i], 0)[0] for _, i in batch]
-            for batch in source.sampler
-        ]  # fmt: skip
-        share = padding(*map(pad_captions, chosen))
-        print(f"bucket_batches {bucket}: {100 * share:.1f}% of the steps are padding")
 
 
 def at_random(
@@ -369,76 +284,15 @@ def agreement(options: argparse.Namespace, device: torch.device) -> None:
     print(f"relative difference of loss: {loss:.1e}, of gradients: {apart_by:.1e}")
 
 
-def project(
-    options: argparse.Namespace, device: torch.device, name: str, step: float, memory: float
-) -> None:
-    """Print estimated hours and memory for the COCO recipe."""
-    encoder = build_encoder("resnet101", "none").to(device, memory_format=torch.channels_last)
-    size = COCO["image_size"]
-    pixels = torch.randn(8, 3, size, size, device=device).to(memory_format=torch.channels_last)
-
-    def encode() -> None:
-        with torch.inference_mode(), autocast(name.split(maxsplit=1)[0], device):  # type: ignore[arg-type]
-            encoder(pixels)
-
-    seconds = median(measure({"encode": encode}, 5, wait=waiting(device))["encode"]) / len(pixels)
-    photos = COCO["photos"] + COCO["validation"]
-    row = options.sizes[0] * options.sizes[1] * 2
-    steps = COCO["epochs"] * -(-COCO["photos"] // options.photos)
-    hours = steps * step / 3600
-    print(
-        f"\nCOCO, {name}: encoder {1 / seconds:.1f} photos/s, {photos * seconds / 3600:.1f} h for "
-        f"all {photos:,}; their features in 16 bits {photos * row / 1e9:.0f} GB\n"
-        f"{steps:,} steps of {options.photos} photos in {COCO['epochs']} epochs: {hours:.1f} h and "
-        f"{memory / 1e3:.1f} GB from features, "
-        f"{hours + steps * options.photos * seconds / 3600:.0f} h from photos"
-    )
-
-
-def floor(name: str, options: argparse.Namespace, device: torch.device) -> float:
-    """Lower bound of a step in seconds, from operations or from memory traffic."""
+def work(name: str, options: argparse.Namespace, device: torch.device) -> tuple[int, int]:
+    """Operations in the matrix products of a step, and the bytes that it moves at least."""
     decoder, features = at_random(options, device, name)
-    dtype = step_dtype(name)
     with FlopCounterMode(display=False) as counter:
         ours(decoder, features.float(), captions(options)).backward()
     weights = sum(p.numel() for p in decoder.parameters())
     # Features are read in the forward pass and for the gradient of the keys; a weight is read
     # twice, its gradient written and read, and AdamW reads and writes it and two moments.
-    moved = 2 * features.numel() * features.element_size() + weights * 4 * 10
-    operations = counter.get_total_flops() / large_product(dtype, device)
-    print(
-        f"{name}: {counter.get_total_flops() / 1e9:.0f} GFLOP in products: {operations:.2f} s; "
-        f"{moved / 1e9:.1f} GB: {moved / large_copy(device):.2f} s"
-    )
-    return max(operations, moved / large_copy(device))
-
-
-def large_product(dtype: torch.dtype, device: torch.device) -> float:
-    """Operations per second of one large matrix product, best of several runs."""
-    left = torch.randn(2048, 2048, dtype=dtype, device=device)
-    return 2 * 2048**3 / best(lambda: left @ left, device)
-
-
-def large_copy(device: torch.device) -> float:
-    """Bytes per second, read and written, of one large copy, best of several runs."""
-    source = torch.zeros(64 << 20, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.numel() * 4 / best(lambda: target.copy_(source), device)
-
-
-def best(job: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of several runs."""
-    return min(measure({"job": job}, 12, wait=waiting(device))["job"])
-
-
-def waiting(device: torch.device) -> Callable[[], object]:
-    """A function that waits for a device."""
-    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
-
-
-def memory_of(name: str) -> float:
-    """Peak memory of two steps in a separate process, including imports, in MB."""
-    return float(in_child(__file__, *sys.argv[1:], "--only", name))
+    return counter.get_total_flops(), 2 * features.nbytes + weights * 4 * 10
 
 
 if __name__ == "__main__":

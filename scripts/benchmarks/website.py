@@ -1,11 +1,10 @@
 """Measure a static site of ``captioner export --web`` in headless Chromium.
 
-python scripts/benchmark_site.py site/ assets/examples/*.jpg --screenshots shots/
+    python scripts/benchmarks/website.py site/ assets/examples/*.jpg
 
 Prints what the first visit transfers from a host that compresses texts, the time until the model is
 ready, and the time from choosing a photo to its caption, without a network: the best of --rounds,
-each with a new copy of the photo, so that nothing is kept from the round before. The processor is
-that of this machine; --threads sets how many of its cores the model uses.
+each with a new copy of the photo, so that nothing is kept from the round before.
 """
 
 from __future__ import annotations
@@ -22,14 +21,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 TEXTS = (".html", ".js", ".json")
-VIEWS: dict[str, dict[str, Any]] = {
-    "desktop": {"viewport": {"width": 1280, "height": 900}},
-    "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
-    "phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True},
-}
 
 
 class Host(SimpleHTTPRequestHandler):
@@ -47,7 +41,7 @@ class Host(SimpleHTTPRequestHandler):
         content = path.read_bytes()
         self.send_response(200)
         self.send_header("Content-Type", self.guess_type(str(path)))
-        if path.suffix in TEXTS:
+        if path.suffix in (".html", ".js", ".json"):
             content = gzip.compress(content)
             self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(content)))
@@ -58,15 +52,6 @@ class Host(SimpleHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """No log."""
-
-
-def open_site(browser: Browser, address: str, **options: Any) -> Page:
-    """A tab in a new profile, once the site is ready without a network."""
-    tab = browser.new_context(**options).new_page()
-    tab.set_default_timeout(180_000)
-    tab.goto(address)
-    tab.locator(".device[data-offline='true']").wait_for()
-    return tab
 
 
 def caption(tab: Page, photo: Path) -> float:
@@ -88,7 +73,6 @@ def main() -> None:
     parser.add_argument("photos", nargs="+", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--screenshots", type=Path)
     options = parser.parse_args()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Host, directory=str(options.site)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -97,7 +81,10 @@ def main() -> None:
         chromium = shutil.which("chromium") or shutil.which("chromium-browser")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         started = time.perf_counter()
-        tab = open_site(browser, address)
+        tab = browser.new_page()
+        tab.set_default_timeout(180_000)
+        tab.goto(address)
+        tab.locator(".device[data-offline='true']").wait_for()  # ready without a network
         print(f"first visit: {Host.sent / 1e6:.1f} MB, ready after", end=" ")
         print(f"{time.perf_counter() - started:.1f} s; {tab.locator('.device').inner_text()}")
         tab.context.set_offline(True)
@@ -112,14 +99,6 @@ def main() -> None:
             best.append(min(times))
             print(f"{photo.name}  {best[-1]:.2f} s  {tab.get_by_role('status').inner_text()}")
         print(f"median: {statistics.median(best):.2f} s")
-        for name, view in VIEWS.items() if options.screenshots else ():
-            options.screenshots.mkdir(exist_ok=True)
-            tab = open_site(browser, address, **view)
-            tab.screenshot(path=options.screenshots / f"{name}_empty.png")
-            for photo in options.photos[:3]:
-                caption(tab, photo)
-            tab.locator(".word").nth(4).click()
-            tab.screenshot(path=options.screenshots / f"{name}.png", full_page=True)
         browser.close()
     server.shutdown()
 

@@ -1,7 +1,7 @@
 """Compare the scores of captioner with those of pycocoevalcap and its Java tokenizer.
 
     captioner caption PHOTOS... --format coco --annotations CAPTIONS.json -o results.json
-    python scripts/compare_with_java.py CAPTIONS.json results.json
+    python scripts/studies/compare_with_java.py CAPTIONS.json results.json
 
 Scores the file and four variants of it: entries in another order, captions assigned to other
 photos, captions truncated after four words, and the first third of the photos. Prints both scores,
@@ -42,14 +42,13 @@ def main() -> None:
             path = Path(folder) / f"{name}.json"
             path.write_text(json.dumps(entries))
             captions = read_captions_of(path)
-            ours, our_seconds = timed(lambda c=captions: score(c, references))
-            java, java_seconds = timed(lambda c=captions: by_java(c, references))
-            largest = difference(ours, java)
+            found = []
+            for scorer in (score, by_java):
+                started = time.perf_counter()
+                found.append((scorer(captions, references), time.perf_counter() - started))
+            largest = difference(found[0][0], found[1][0])
             worst = max(worst, largest)
-            for who, scores, seconds in (
-                ("captioner", ours, our_seconds),
-                ("pycocoevalcap", java, java_seconds),
-            ):
+            for who, (scores, seconds) in zip(("captioner", "pycocoevalcap"), found, strict=True):
                 cells = " | ".join(f"{100 * scores.corpus[metric]:.4f}" for metric in METRICS)
                 print(f"| {name} | {who} | {cells} | {largest:.0e} | {seconds:.1f} |", flush=True)
     if worst > 1e-6:
@@ -103,12 +102,6 @@ def difference(one: Scores, other: Scores) -> float:
     pairs = [(one.corpus, other.corpus)]
     pairs += [(one.images[i], other.images[i]) for i in other.images]
     return max(abs(a[metric] - b[metric]) for a, b in pairs for metric in METRICS)
-
-
-def timed(job):  # type: ignore[no-untyped-def]
-    """Return the result of a job and its time in seconds."""
-    started = time.perf_counter()
-    return job(), time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time and peak memory of everything that grows with the number of photos.
 
-    python scripts/benchmark_scale.py [--photos 28000 57000 113287] [--stages NAME ...]
+    python scripts/benchmarks/scale.py [--photos 28000 57000 113287] [--stages NAME ...]
 
 Photos are not read: the captions, five per photo, are invented (see synthetic_captions.py), with
 the lengths and the repetition of COCO's. Each stage runs in a process of its own. Its peak memory
@@ -20,7 +20,6 @@ the elapsed time.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import pickle
@@ -30,57 +29,48 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from measuring import Report, add_arguments, in_child, peak_memory
+from measuring import in_child, memory, parser, print_table
 from synthetic_captions import CAPTIONS, captions, write_annotations
 
+import captioner
 from captioner.data.coco import read_captions, read_dataset
 from captioner.text.tokenizer import caption_tokens
-
-BATCH = 32
 
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--photos", type=int, nargs="+", default=[28_000, 57_000, 113_287])
-    parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
-    parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)  # a stage and the captions file
-    add_arguments(parser)
-    options = parser.parse_args()
-    if options.only:
-        stage, path = options.only
-        STAGES[stage](Path(path))
+    given = parser(__doc__)
+    given.add_argument("--photos", type=int, nargs="+", default=[28_000, 57_000, 113_287])
+    given.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
+    given.add_argument("--file", type=Path, help="run the first stage only, on this captions file")
+    options = given.parse_args()
+    if options.file:
+        job = STAGES[options.stages[0]](options.file)
+        started = time.process_time()
+        job()
+        print(json.dumps([time.process_time() - started, memory()]))
         return
-    report = Report("scale", "stage")
+    rows: dict[str, dict[str, float | str | None]] = {stage: {} for stage in options.stages}
     with tempfile.TemporaryDirectory() as folder:
-        files = {photos: Path(folder) / f"{photos}.json" for photos in options.photos}
-        for photos, path in files.items():
+        path = Path(folder) / "captions.json"
+        for photos in options.photos:
             write_annotations(path, photos)
-        for stage in options.stages:
-            figures: dict[str, float] = {}
-            for photos, path in files.items():
-                found = in_child(__file__, "--only", stage, path)
-                figures[f"{photos:,} photos: s"] = found["seconds"]
-                figures[f"{photos:,} photos: MB"] = found["megabytes"]
-                print(f"{stage}, {photos:,} photos: {found}", file=sys.stderr, flush=True)
-            report.add(stage, figures)
-    report.finish(options)
+            for stage, row in rows.items():
+                seconds, peak = in_child(__file__, "--stages", stage, "--file", path)
+                row |= {f"{photos:,} photos: s": seconds, f"{photos:,} photos: MB": peak}
+                print(f"{stage}, {photos:,} photos: {seconds:.1f} s", file=sys.stderr, flush=True)
+    print_table("stage", rows)
 
 
-def timed(job: Callable[[], object]) -> None:
-    """Run a job and print its processor time and the peak memory of the process."""
-    started = time.process_time()
-    job()
-    seconds = time.process_time() - started
-    print(json.dumps({"seconds": round(seconds, 2), "megabytes": round(peak_memory())}))
+Job = Callable[[], object]
 
 
-def read(path: Path) -> None:
+def read(path: Path) -> Job:
     """Stage ``read captions``."""
-    timed(lambda: read_dataset([path], None))
+    return lambda: read_dataset([path], None)
 
 
-def vocabulary(path: Path) -> None:
+def vocabulary(path: Path) -> Job:
     """Stage ``vocabulary``."""
     from captioner.options import DataConfig
     from captioner.training.data import count_vocabulary, encode_captions
@@ -88,13 +78,12 @@ def vocabulary(path: Path) -> None:
     def job() -> None:
         photos = read_dataset([path], None)
         words = [[caption_tokens(caption) for caption in photo.captions] for photo in photos]
-        counted = count_vocabulary(words, DataConfig())
-        encode_captions(photos, words, counted, max_words=25)
+        encode_captions(photos, words, count_vocabulary(words, DataConfig()), max_words=25)
 
-    timed(job)
+    return job
 
 
-def order(path: Path) -> None:
+def order(path: Path) -> Job:
     """Stage ``order``."""
     from captioner.data.batches import EncodedImage, EpochSampler, without_text
 
@@ -105,26 +94,24 @@ def order(path: Path) -> None:
     lengths = [[len(words) for words in photo.tokens] for photo in photos]
 
     def job() -> None:
-        sampler = EpochSampler(lengths, BATCH, seed=0, bucket=64)
-        for batch in sampler:
+        for batch in EpochSampler(lengths, 32, seed=0, bucket=64):
             pickle.dumps([(epoch, without_text(photos[index])) for epoch, index in batch])
 
-    timed(job)
+    return job
 
 
-def frequencies(path: Path) -> None:
+def frequencies(path: Path) -> Job:
     """Stage ``frequencies``."""
     from captioner.evaluation.frequencies import DocumentFrequencies
 
     def job() -> None:
-        photos = read_dataset([path], None)
-        references = {photo.image_id: photo.captions for photo in photos}
+        references = {photo.image_id: photo.captions for photo in read_dataset([path], None)}
         DocumentFrequencies.from_references(references).to_bytes()
 
-    timed(job)
+    return job
 
 
-def rewards(path: Path) -> None:
+def rewards(path: Path) -> Job:
     """Stage ``rewards``."""
     from captioner.evaluation.references import References
 
@@ -132,17 +119,14 @@ def rewards(path: Path) -> None:
         photos = read_dataset([path], None)
         References({p.image_id: [caption_tokens(text) for text in p.captions] for p in photos})
 
-    timed(job)
+    return job
 
 
-def evaluate(path: Path) -> None:
+def evaluate(path: Path) -> Job:
     """Stage ``evaluate``."""
-    import captioner
-
-    photos = len(read_captions([path])[0])
-    texts = captions(photos, seed=1)
+    texts = captions(len(read_captions([path])[0]), seed=1)
     results = dict(enumerate(itertools.islice(texts, 0, None, 3 * CAPTIONS), 1))
-    timed(lambda: captioner.evaluate(annotations=path, results=results, progress=False))
+    return lambda: captioner.evaluate(annotations=path, results=results, progress=False)
 
 
 STAGES = {

@@ -1,6 +1,6 @@
 """Compare attention over text with a vector of fixed length: numbers in words to digits.
 
-    python scripts/study_text_attention.py --out docs [--steps 2500]
+    python scripts/studies/text_attention.py --out docs [--steps 2500]
 
     six thousand two hundred eight  ->  6 2 0 8
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 import zlib
 from collections import defaultdict
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 from tqdm import tqdm
 
 from captioner.files import atomic_write
@@ -105,8 +104,7 @@ def batch_of(numbers: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _padded(rows: list[list[int]]) -> Tensor:
-    longest = max(map(len, rows))
-    return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD)
 
 
 class TextModel(nn.Module):
@@ -158,20 +156,15 @@ def train(attention: str, steps: int, batch_size: int = 64) -> TextModel:
     config = TrainingConfig(lr=2e-3, attention_penalty=0.0, clip_norm=1.0, warmup_steps=100)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=config.weight_decay)
     generator = random.Random(0)
-    with tqdm(range(steps), desc=attention, unit="step", dynamic_ncols=True) as bar:
-        for step in bar:
-            for group in optimizer.param_groups:
-                group["lr"] = config.lr * lr_factor(step, config.warmup_steps, steps)
-            numbers = [random_number(generator, test=False) for _ in range(batch_size)]
-            source, target = batch_of(numbers)
-            losses = model(source, target)
-            (losses.objective(config) / losses.words).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            if step % 50 == 0:
-                mean = float(losses.cross_entropy.detach() / losses.words)
-                bar.set_postfix(loss=f"{mean:.3f}")
+    for step in tqdm(range(steps), desc=attention, unit="step", dynamic_ncols=True):
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * lr_factor(step, config.warmup_steps, steps)
+        numbers = [random_number(generator, test=False) for _ in range(batch_size)]
+        losses = model(*batch_of(numbers))
+        (losses.objective(config) / losses.words).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
     return model
 
 
@@ -216,8 +209,8 @@ def accuracy_by_length(model: TextModel, numbers: list[int], width: int = 5) -> 
     }
 
 
-def draw_accuracy(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """Plot accuracy by input length, a line per model."""
+def draw(results: dict[str, dict[str, Any]], model: TextModel, number: int, out: Path) -> None:
+    """Plot accuracy by input length, and a model's attention of each digit over the words."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
@@ -226,28 +219,19 @@ def draw_accuracy(results: dict[str, dict[str, Any]], path: Path) -> None:
     axes.set(xlabel="input length, words", ylabel="numbers decoded correctly, %", ylim=(-3, 103))
     axes.grid(alpha=0.3)
     axes.legend(title="decoder.attention")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def draw_alignment(model: TextModel, number: int, path: Path) -> None:
-    """Plot the attention of each digit over the source words."""
-    from matplotlib import pyplot as plt
-
+    figure.savefig(out / "text_accuracy.png", dpi=110)
     (found,) = read(model, [number])
     words, digits = spell(number), TARGET.decode(found.tokens)
-    alphas = found.alphas  # (T, L)
-    figure, axes = plt.subplots(
-        figsize=(0.34 * len(words) + 1.2, 0.28 * len(digits) + 1.6), layout="constrained"
-    )
-    image = axes.imshow(alphas, cmap="gray", vmin=0, vmax=1, aspect="auto")
+    size = 0.34 * len(words) + 1.2, 0.28 * len(digits) + 1.6
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    image = axes.imshow(found.alphas, cmap="gray", vmin=0, vmax=1, aspect="auto")  # (T, L)
     axes.set_xticks(range(len(words)), words, rotation=60, ha="left", rotation_mode="anchor")
     axes.set_yticks(range(len(digits)), digits)
     axes.xaxis.tick_top()
     axes.set_ylabel("output digit")
     figure.colorbar(image, label="alpha", fraction=0.03, pad=0.01)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    figure.savefig(out / "text_alignment.png", dpi=110)
+    plt.close("all")
 
 
 def main() -> None:
@@ -268,23 +252,21 @@ def main() -> None:
     for folder in (options.out, options.work):
         folder.mkdir(parents=True, exist_ok=True)
     numbers = test_numbers(options.tests)
-    example = min(numbers, key=lambda number: abs(len(spell(number)) - 16))
-    results = {}
+    models = {}
     for attention in options.attention:
         kept = options.work / f"{attention}_{options.steps}.safetensors"
         if kept.exists():
-            model = build(attention)
-            model.load_state_dict(load_file(kept))
+            models[attention] = build(attention)
+            models[attention].load_state_dict(load_file(kept))
         else:
-            model = train(attention, options.steps)
-            atomic_write(kept, save(model.state_dict()))
-        results[attention] = accuracy_by_length(model, numbers)
-        print(f"{attention}: {100 * results[attention]['overall']:.1f}% correct", file=sys.stderr)
-        if attention == options.attention[0]:
-            draw_alignment(model, example, options.out / "text_alignment.png")
+            models[attention] = train(attention, options.steps)
+            atomic_write(kept, save(models[attention].state_dict()))
+    results = {name: accuracy_by_length(model, numbers) for name, model in models.items()}
+    for name, result in results.items():
+        print(f"{name}: {100 * result['overall']:.1f}% correct")
     atomic_write(options.out / "text_attention.json", json.dumps(results, indent=1) + "\n")
-    draw_accuracy(results, options.out / "text_accuracy.png")
-    print(options.out / "text_accuracy.png")
+    example = min(numbers, key=lambda number: abs(len(spell(number)) - 16))
+    draw(results, models[options.attention[0]], example, options.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Plot the metrics.jsonl of training runs.
 
-    python scripts/plot_metrics.py RUN_FOLDER... -o curves.png
+    python scripts/studies/plot_metrics.py RUN_FOLDER... -o curves.png
 
 One panel per metric (reward, validation CIDEr and BLEU-4, bad endings, ...), one line per run.
 """
@@ -34,16 +34,10 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     runs = {run.name: read_metrics(run) for run in options.runs}
-    for name, found in runs.items():
-        if not found:
-            parser.error(f"{name} has no metrics.jsonl; give a run folder")
-    self_critical = any("reward" in row for found in runs.values() for row in found)
-    panels = {
-        name: title
-        for name, title in PANELS.items()
-        if any(name in row for found in runs.values() for row in found)
-        and not (self_critical and name == "loss")  # weighted by advantages, so not meaningful
-    }
+    measured = {name for found in runs.values() for row in found for name in row}
+    if "reward" in measured:
+        measured.discard("loss")  # weighted by advantages, so not meaningful
+    panels = {name: title for name, title in PANELS.items() if name in measured}
     mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure = Figure(figsize=(3.2 * len(panels), 2.8), layout="constrained")
     for index, (name, title) in enumerate(panels.items(), 1):

@@ -1,0 +1,185 @@
+"""Benchmark decoding from stored features against the loop that tutorials use.
+
+    python scripts/benchmarks/decoding.py FOLDER_OF_PHOTOS [--beams 1 5] [--batches 1 64]
+    python scripts/benchmarks/decoding.py --sizes 196 2048 512 9490 [...]
+
+The photos are encoded once, then only the decoder runs. The loop decodes one photo at a time,
+copies its features for every beam, projects them again at every word, and keeps sentences in Python
+lists. Both run on the CPU with the same weights and threads.
+
+``--sizes`` (regions, feature size, layer size, vocabulary; the values above are those of the
+tutorials) uses a decoder with random weights on random features.
+
+The bound is the time that the matrix products alone would take at the speed of one large product,
+measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import torch
+from measuring import clock, measure, median, parser, print_table, ratio
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from captioner.data.folders import find_images
+from captioner.data.images import open_image
+from captioner.hardware import Precision, autocast, keep_freed_memory
+from captioner.inference.captioner import Captioner, load
+from captioner.inference.stepper import DecoderStepper
+from captioner.model.build import build_decoder
+from captioner.model.decoder import Decoder
+from captioner.options import DecoderConfig, SearchOptions
+from captioner.search.search import search
+from captioner.text.vocabulary import END, PAD, START, UNKNOWN
+
+LOOP_PHOTOS = 16
+"""Photos per round of the loop; enough for a median within seconds."""
+
+
+def main() -> None:
+    """Measure and print a table."""
+    given = parser(__doc__, rounds=3)
+    given.add_argument("folder", type=Path, nargs="?")
+    given.add_argument("--model", default="shipped")
+    given.add_argument("--precision", choices=get_args(Precision), default="auto")
+    given.add_argument("--sizes", type=int, nargs=4, help="regions, features, layers, words")
+    given.add_argument("--beams", type=int, nargs="+", default=[1, 3, 5, 10])
+    given.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    options = given.parse_args()
+    if (options.folder is None) == (options.sizes is None):
+        given.error("give a folder of photos or --sizes")
+    keep_freed_memory()  # as the command line does
+    needed = max(*options.batches, LOOP_PHOTOS)
+    with torch.inference_mode():
+        if options.sizes:
+            regions, size, layers, words = options.sizes
+            torch.manual_seed(0)
+            config = DecoderConfig(embed_dim=layers, hidden_dim=layers, attention_dim=layers)
+            decoder = build_decoder(config, size, words, regions).eval()
+            decoder.cache_word_gates()
+            report(decoder, torch.rand(needed, regions, size), 20, options)
+            return
+        model = load(options.model, device="cpu", precision=options.precision)
+        photos = find_images([options.folder])[:needed]
+        if len(photos) < needed:
+            given.error(f"{options.folder} has {len(photos)} photos; {needed} are needed")
+        features = encode(model, photos)
+        with autocast(model.precision, model.device):
+            report(model.model.decoder, features, model.stored.search.max_length, options)
+
+
+def encode(model: Captioner, photos: list[Path]) -> Tensor:
+    """The photos' features, (N, L, D)."""
+    pixels = [torch.from_numpy(model.prepare(open_image(p)).pixels[0].copy()) for p in photos]
+    with autocast(model.precision, model.device):
+        return torch.cat([model.model.encode(part) for part in torch.stack(pixels).split(32)])
+
+
+def report(
+    decoder: Decoder, features: Tensor, max_length: int, options: argparse.Namespace
+) -> None:
+    """Measure and print everything."""
+    few = features[:LOOP_PHOTOS]
+    dtype = features.dtype if features.dtype == torch.bfloat16 else torch.float32
+    left, right = torch.randn(1024, 2048, dtype=dtype), torch.randn(2048, 2048, dtype=dtype)
+    peak = 2 * 1024 * 2048**2 / min(measure({"": lambda: left @ right}, 12)[""])
+    print(
+        f"{len(features)} photos, {features.shape[1]} regions, {features.dtype}, "
+        f"{torch.get_num_threads()} threads; one large product: {peak / 1e9:.0f} GFLOP/s\n"
+    )
+    rows: dict[str, dict[str, float | str | None]] = {}
+    for beam in options.beams:
+        found = SearchOptions(beam_size=beam, max_length=max_length)
+        jobs: dict[str, Callable[[], object]] = {"loop": partial(loop, decoder, few, found)}
+        counts = {"loop": len(few)}
+        for batch in options.batches:
+            name = f"batch {batch}"
+            counts[name] = batch * max(1, len(few) // batch)
+            jobs[name] = partial(in_batches, decoder, features[: counts[name]], found, batch)
+        times = measure(jobs, options.rounds, clock=clock(options))
+        speeds = {name: counts[name] / median(times[name]) for name in jobs}
+        best = max(list(speeds)[1:], key=lambda name: speeds[name])
+        work = operations(jobs[best]) / counts[best]
+        rows[str(beam)] = {
+            **speeds,
+            "best/loop": max(ratio(times, name, "loop", counts) for name in list(jobs)[1:]),
+            "of the bound": f"{speeds[best] * work / peak:.0%}",
+            "operations of the loop": operations(jobs["loop"]) / len(few) / work,
+        }
+    print_table("beam", rows)
+    print(f"\n{agreement(decoder, few, max_length)}")
+
+
+def operations(job: Callable[[], object]) -> int:
+    """Floating point operations in the matrix products of a job."""
+    with FlopCounterMode(display=False) as counter:
+        job()
+    return counter.get_total_flops()
+
+
+def in_batches(decoder: Decoder, features: Tensor, options: SearchOptions, batch: int) -> None:
+    """Decode in batches, including the projections of the features."""
+    for part in features.split(batch):
+        search(DecoderStepper(decoder, decoder.memory(part)), options)
+
+
+def loop(decoder: Decoder, features: Tensor, options: SearchOptions) -> None:
+    """Decode photo by photo."""
+    for photo in features:
+        tutorial_loop(decoder, photo, options)
+
+
+def tutorial_loop(decoder: Decoder, features: Tensor, options: SearchOptions) -> list[int]:
+    """Decode one photo (L, D) as tutorials do; return the tokens without start and end."""
+    beams = options.beam_size
+    features = features.expand(beams, *features.shape)  # a copy per beam once used
+    state = decoder.start(decoder.memory(features))
+    sentences, maps = [[START] for _ in range(beams)], [[] for _ in range(beams)]
+    scores = torch.zeros(beams)
+    done: list[tuple[float, list[int]]] = []
+    for length in range(options.max_length):
+        memory = decoder.memory(features.clone())  # projects all regions again, for every beam
+        last = torch.tensor([[sentence[-1]] for sentence in sentences])
+        embedded = decoder.embed(last)
+        step = decoder.step(decoder.word_gates(embedded), state, memory)
+        log_probs = decoder.readout(embedded, *step.outputs).float().log_softmax(-1).squeeze(1)
+        log_probs[:, [PAD, START, UNKNOWN]] = -torch.inf
+        totals = scores.unsqueeze(1) + log_probs
+        best = (totals[:1] if length == 0 else totals).flatten().topk(len(sentences))
+        parents = (best.indices // log_probs.shape[1]).tolist()
+        words = (best.indices % log_probs.shape[1]).tolist()
+        sentences = [[*sentences[p], w] for p, w in zip(parents, words, strict=True)]
+        maps = [[*maps[p], step.alphas[p]] for p in parents]
+        going = [k for k, word in enumerate(words) if word != END]
+        done += [
+            (float(best.values[k]), sentences[k][1:-1]) for k, w in enumerate(words) if w == END
+        ]
+        if not going:
+            break
+        sentences, maps = [sentences[k] for k in going], [maps[k] for k in going]
+        rows = torch.tensor([parents[k] for k in going])
+        state = step.state.select(rows)
+        features, scores = features[rows], best.values[going]
+    done = done or [(float(s), sentence[1:]) for s, sentence in zip(scores, sentences, strict=True)]
+    return max(done)[1]
+
+
+def agreement(decoder: Decoder, features: Tensor, max_length: int) -> str:
+    """Count equal captions of the loop and of greedy search."""
+    options = SearchOptions(beam_size=1, max_length=max_length)
+    ours = search(DecoderStepper(decoder, decoder.memory(features)), options)
+    same = [
+        found[0].tokens == tutorial_loop(decoder, photo, options)
+        for found, photo in zip(ours, features, strict=True)
+    ]
+    return f"greedy captions equal to the loop's: {sum(same)} of {len(same)}"
+
+
+if __name__ == "__main__":
+    main()

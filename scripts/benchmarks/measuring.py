@@ -1,0 +1,106 @@
+"""Shared by the benchmarks: paired rounds, ratios, peak memory and tables.
+
+    times = measure({"ours": step, "textbook": other}, rounds=5)
+    print_table("step", {name: {"seconds": median(seconds)} for name, seconds in times.items()})
+
+The jobs of a round run one after another in one process, in rotating order, so that other load on
+the machine affects all of them. Ratios are taken within a round; medians are over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+Times = dict[str, list[float]]
+"""Seconds of each job in each round."""
+
+
+def parser(description: str, rounds: int | None = None) -> argparse.ArgumentParser:
+    """A parser with the options that the benchmarks share.
+
+    Args:
+        description: The module's docstring, whose first line is used.
+        rounds: Default number of rounds; None: the benchmark has none.
+    """
+    made = argparse.ArgumentParser(description=description.splitlines()[0])
+    if rounds is not None:
+        made.add_argument("--rounds", type=int, default=rounds)
+        made.add_argument(
+            "--processor-time", action="store_true", help="for a busy machine; with one thread"
+        )
+    return made
+
+
+def clock(options: argparse.Namespace) -> Callable[[], float]:
+    """What `measure` reads; other programs change the processor time of all threads less."""
+    return time.process_time if options.processor_time else time.perf_counter
+
+
+def measure(
+    jobs: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    wait: Callable[[], object] = lambda: None,
+) -> Times:
+    """Run the jobs in rounds, after one that warms up; ``wait`` waits for a device."""
+    times: Times = {name: [] for name in jobs}
+    names = list(jobs)
+    for number in range(-1, rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            started = clock()
+            jobs[name]()
+            wait()
+            if number >= 0:
+                times[name].append(clock() - started)
+    return times
+
+
+def ratios(times: Times, name: str, base: str) -> list[float]:
+    """Speed of a job relative to ``base`` in each round."""
+    return [b / a for a, b in zip(times[name], times[base], strict=True)]
+
+
+def ratio(times: Times, name: str, base: str, counts: Mapping[str, int] | None = None) -> float:
+    """The median of `ratios`, if the jobs process these numbers of items."""
+    share = 1.0 if counts is None else counts[name] / counts[base]
+    return share * median(ratios(times, name, base))
+
+
+def in_child(script: str, *arguments: object) -> Any:
+    """Run a script in a separate process; return the JSON in its last line."""
+    command = [sys.executable, script, *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def memory(field: str = "VmHWM", process: int | str = "self") -> float:
+    """Memory of a process in MB: its peak, or with VmRSS now.
+
+    The maximum of getrusage is inherited from the parent process.
+    """
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(x.split()[1]) for x in lines if x.startswith(field)) * 1024 / 1e6
+
+
+def print_table(first: str, rows: Mapping[str, Mapping[str, float | str | None]]) -> None:
+    """Print rows of figures as Markdown; ``first`` is the heading of their names."""
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    print(f"| {' | '.join([first, *columns])} |\n{'|---' * (len(columns) + 1)}|")
+    for name, row in rows.items():
+        print(f"| {' | '.join([name, *(_shown(row.get(column)) for column in columns)])} |")
+
+
+def _shown(value: float | str | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
