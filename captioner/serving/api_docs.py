@@ -51,7 +51,7 @@ def request_body(options: type[BaseModel], example: str, *, several: bool = Fals
         items = {"type": "array", "items": photo, "minItems": 1} if several else photo
         return {"type": "object", "required": [name], "properties": {name: items, **others}}
 
-    # The form lacks the options, into which Swagger UI would put values that nobody chose.
+    # The form has no fields for the options: Swagger UI would fill in values for all of them.
     form_photo = ["a.jpg", "b.jpg"] if several else "photo.jpg"
     json_photo = [EXAMPLE_PHOTO] * 2 if several else EXAMPLE_PHOTO
     json_schema = schema(_BASE64, options.model_json_schema()["properties"])

@@ -66,7 +66,7 @@ def internal_error() -> RequestError:
 
 
 def client_closed() -> RequestError:
-    """The client disconnected, which cannot be told from a body that ends early."""
+    """The client disconnected, or the body ended early, which looks the same here."""
     message = "the body is shorter than declared or not valid HTTP, or the client disconnected"
     return RequestError(499, "left", message)  # the status is nginx's
 
