@@ -185,13 +185,14 @@ def test_errors_explain_what_to_do(server, command, error):
 
 
 @needs_curl
-def test_large_photos_as_forms(server):
+@pytest.mark.parametrize("name", ["large.png", "large.tif"])
+def test_large_photos_as_forms(server, name):
     """curl waits for 100 Continue, and the photo would be stored on disk by Starlette's parser."""
     noise = np.random.default_rng(0).integers(256, size=(900, 900, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(server.folder / "large.png")
-    assert (server.folder / "large.png").stat().st_size > 2**21
+    Image.fromarray(noise).save(server.folder / name, compression="tiff_lzw")
+    assert (server.folder / name).stat().st_size > 2**21
 
-    assert len(texts(curl(server, "curl -F image=@large.png URL/v1/captions"))) == 1
+    assert len(texts(curl(server, f"curl -F image=@{name} URL/v1/captions"))) == 1
 
 
 @needs_curl

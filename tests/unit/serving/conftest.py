@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from colour_server import ColourModel, Server
@@ -14,34 +13,25 @@ from captioner.serving.app import create_app
 from captioner.serving.options import Limits
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
 @pytest.fixture
 def model() -> ColourModel:
     return ColourModel()
 
 
 @pytest.fixture
-def serve(model):
-    """``serve(test, **limits)`` runs ``await test(server)`` against a running application.
+async def serve(model) -> AsyncIterator[Callable[..., Awaitable[Server]]]:
+    """``await serve(**limits)`` starts an application; ``app`` are arguments of ``create_app``."""
+    async with AsyncExitStack() as running:
 
-    ``app`` has further arguments of ``create_app``.
-    """
-
-    def run(
-        test: Callable[[Server], Awaitable[None]], *, batch_size=8, of=model, app=None, **limits
-    ) -> None:
-        @asynccontextmanager
-        async def running(app):
-            async with app.router.lifespan_context(app):
-                try:
-                    yield Server(app, of)
-                finally:
-                    getattr(of, "gate", threading.Event()).set()  # or shutdown would wait for it
-
-        async def main() -> None:
+        async def start(*, of: Any = model, batch_size=8, app=None, **limits) -> Server:
             made = create_app(of, Limits(**limits), batch_size=batch_size, **(app or {}))
-            async with running(made) as server:
-                await test(server)
+            await running.enter_async_context(made.router.lifespan_context(made))
+            return Server(made, of)
 
-        asyncio.run(main())
-
-    return run
+        yield start
+        model.gate.set()  # or shutdown would wait for it

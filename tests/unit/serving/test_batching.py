@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,92 +39,58 @@ def block(model: ColourModel, batcher: Batcher):
     return future
 
 
-def test_waiting_requests_share_batches(model, batcher):
+def batches_of(requests: list[CaptionRequest], batch_size: int = 6) -> list[list[int]]:
+    """The batches in which waiting requests are captioned, as their positions from 1."""
+    model = ColourModel()
+    batcher = Batcher(model, batch_size)
+    batcher.start()
     first = block(model, batcher)
-    futures = [batcher.submit(photo(n, 0, 0), CaptionRequest(OWN)) for n in range(1, 6)]
-    assert batcher.waiting == 5
-
-    model.gate.set()
-
-    first_words = [future.result(timeout=30)[0].words[0] for future in (first, *futures)]
-    assert first_words == ["0-0-0", "1-0-0", "2-0-0", "3-0-0", "4-0-0", "5-0-0"]
-    assert model.batches == [["0-0-0"], ["1-0-0", "2-0-0", "3-0-0"], ["4-0-0", "5-0-0"]]
-    assert batcher.waiting == 0
-
-
-def test_requests_with_other_options_keep_their_position(model, batcher):
-    """The oldest request determines the options of the next batch."""
-    block(model, batcher)
-    other = CaptionRequest(SearchOptions(beam_size=1, max_length=6))
-    requests = [
-        other,
-        CaptionRequest(OWN),
-        other,
-        CaptionRequest(OWN, alternatives=2),
-        CaptionRequest(OWN),
-        other,
-        other,
-    ]
     futures = [batcher.submit(photo(n, 0, 0), request) for n, request in enumerate(requests, 1)]
-
+    assert batcher.waiting == len(requests)
     model.gate.set()
-    for number, future in enumerate(futures, 1):
+    for number, future in enumerate([first, *futures]):
         assert future.result(timeout=30)[0].words[0] == f"{number}-0-0"
+    assert batcher.waiting == 0
+    batcher.close()
+    batcher.join()
+    return [[int(colour.partition("-")[0]) for colour in batch] for batch in model.batches[1:]]
 
-    assert [[int(colour[0]) for colour in batch] for batch in model.batches[1:]] == [
-        [1, 3, 6],
-        [2, 5],
-        [4],
-        [7],
-    ]
+
+def test_waiting_requests_share_batches():
+    """The oldest request determines the options of the next batch; the others keep their place."""
+    other = CaptionRequest(SearchOptions(beam_size=1, max_length=6))
+    own, more = CaptionRequest(OWN), CaptionRequest(OWN, alternatives=2)
+    assert batches_of([own] * 5, 3) == [[1, 2, 3], [4, 5]]
+    requests = [other, own, other, more, own, other, other]
+    assert batches_of(requests, 3) == [[1, 3, 6], [2, 5], [4], [7]]
 
 
 @pytest.mark.parametrize(
     ("options", "together"),
     [
-        (SearchOptions(beam_size=1, max_length=6), 6),  # narrower: limited by the batch size
-        (SearchOptions(beam_size=2, max_length=6), 6),
-        (SearchOptions(beam_size=4, max_length=6), 3),
-        (SearchOptions(beam_size=2, max_length=12), 3),
-        (SearchOptions(beam_size=2, max_length=6, forced_words=("a", "b")), 2),
-        (SearchOptions(beam_size=1, max_length=6, temperature=1, num_captions=4), 3),
-        (SearchOptions(beam_size=20, max_length=50), 1),
+        ({"beam_size": 1}, 6),  # narrower: limited by the batch size
+        ({}, 6),
+        ({"beam_size": 4}, 3),
+        ({"max_length": 12}, 3),
+        ({"forced_words": ("a", "b")}, 2),
+        ({"beam_size": 1, "temperature": 1, "num_captions": 4}, 3),
+        ({"beam_size": 20, "max_length": 50}, 1),
     ],
 )
-def test_wider_search_gets_smaller_batches(model, options, together):
-    batcher = Batcher(model, batch_size=6)
-    batcher.start()
-    block(model, batcher)
-    futures = [batcher.submit(photo(n, 0, 0), CaptionRequest(options)) for n in range(1, 7)]
-
-    model.gate.set()
-    for future in futures:
-        future.result(timeout=30)
-
-    assert [len(batch) for batch in model.batches[1:]] == [together] * (6 // together)
-    batcher.close()
-    batcher.join()
+def test_wider_search_gets_smaller_batches(options, together):
+    request = CaptionRequest(replace(OWN, **options))
+    batches = batches_of([request] * 6)
+    assert [len(batch) for batch in batches] == [together] * (6 // together)
 
 
 @pytest.mark.parametrize("words", [(), ("a", "dog")], ids=["searched", "given"])
-def test_methods_share_no_batch_and_costly_ones_get_smaller_batches(model, words):
-    batcher = Batcher(model, batch_size=6)
-    batcher.start()
-    block(model, batcher)
-    options = None if words else OWN
-    futures = [
-        batcher.submit(photo(n, 0, 0), CaptionRequest(options, words, method=method))
+def test_methods_share_no_batch_and_costly_ones_get_smaller_batches(words):
+    requests = [
+        CaptionRequest(None if words else OWN, words, method=method)
         for method in ("attention", "attention_gate", "occlusion")
-        for n in (1, 2)
+        for _ in range(2)
     ]
-
-    model.gate.set()
-    for future in futures:
-        future.result(timeout=30)
-
-    assert [len(batch) for batch in model.batches[1:]] == [2, 2, 1, 1]
-    batcher.close()
-    batcher.join()
+    assert batches_of(requests) == [[1, 2], [3, 4], [5], [6]]
 
 
 def test_cancelled_photo_is_never_captioned(model, batcher):
@@ -194,23 +161,21 @@ def test_dead_thread_fails_all_requests(model, monkeypatch):
         batcher.submit(photo(2, 0, 0), CaptionRequest(OWN))
 
 
-def test_responses_are_not_mixed_up_under_load(serve, model):
+async def test_responses_are_not_mixed_up_under_load(serve, model):
     """Eighty photos of different colours with three kinds of options at once."""
     colours = [(n, 255 - n, n * 3 % 256) for n in range(1, 81)]
 
-    async def test(server):
-        first = await server.hold()
-        queries = [{}, {"beam_size": 5}, {"words": "own words", "alternatives": 1}]
-        exchanges = [server.post(png(colour), **queries[n % 3]) for n, colour in enumerate(colours)]
-        await until(lambda: server.service.batcher.waiting >= 40)
-        model.gate.set()
-        responses = await asyncio.gather(*(one.response() for one in exchanges))
-        await first.response()
-        for n, (colour, response) in enumerate(zip(colours, responses, strict=True)):
-            rest = ["2 0", "5 0", "own words"][n % 3]
-            assert response.texts == [f"{name(colour)} {rest}"]
-        assert await server.metric("captioner_photos_captioned_total") == 81
-        assert await server.metric("captioner_batch_photos_count") == len(model.batches) < 81
-
-    serve(test, max_queue=100)
+    server = await serve(max_queue=100)
+    first = await server.hold()
+    queries = [{}, {"beam_size": 5}, {"words": "own words", "alternatives": 1}]
+    exchanges = [server.post(png(colour), **queries[n % 3]) for n, colour in enumerate(colours)]
+    await until(lambda: server.service.batcher.waiting >= 40)
+    model.gate.set()
+    responses = await asyncio.gather(*(one.response() for one in exchanges))
+    await first.response()
+    for n, (colour, response) in enumerate(zip(colours, responses, strict=True)):
+        rest = ["2 0", "5 0", "own words"][n % 3]
+        assert response.texts == [f"{name(colour)} {rest}"]
+    assert await server.metric("captioner_photos_captioned_total") == 81
+    assert await server.metric("captioner_batch_photos_count") == len(model.batches) < 81
     assert max(map(len, model.batches)) == 8

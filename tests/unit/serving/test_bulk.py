@@ -39,166 +39,149 @@ def lines(body: bytes) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "accept"), [("image", {}), ("images", LINES)])
-def test_results_are_in_order_each_with_its_status(serve, accept, name):
+async def test_results_are_in_order_each_with_its_status(serve, accept, name):
     given = [png((1, 1, 1)), b"no photo", png(size=(50, 50)), png((2, 2, 2)), b"", b"x" * 3000]
 
-    async def test(server):
-        alone = await server.post(png((2, 2, 2))).response()
-        form = parts(*[file(one, name) for one in given])
-        response = await open_batch(server, form, **accept).response()
-        assert response.status == 200
-        if accept:
-            assert response.headers["content-type"] == "application/x-ndjson"
-            results = lines(response.body)
-        else:
-            results = response.json["results"]
-            BatchResponse.model_validate(response.json)
-        assert [one["index"] for one in results] == list(range(6))
-        assert [one["status"] for one in results] == [200, 415, 413, 200, 415, 413]
-        assert all(one["name"] == "a.png" for one in results)
-        assert results[0]["captions"][0]["text"] == "1-1-1 2 0"
-        assert {k: results[3][k] for k in ("width", "height", "captions")} == alone.json
-        assert "not a supported image" in results[1]["error"]
-        assert "1,000 pixels" in results[2]["error"]
-        assert "0 bytes" in results[4]["error"]
-        assert "more than 2,000 bytes" in results[5]["error"]
-        assert server.service.in_flight == 0
-
-    serve(test, max_bytes=2000, max_pixels=1000)
+    server = await serve(max_bytes=2000, max_pixels=1000)
+    alone = await server.post(png((2, 2, 2))).response()
+    form = parts(*[file(one, name) for one in given])
+    response = await open_batch(server, form, **accept).response()
+    assert response.status == 200
+    if accept:
+        assert response.headers["content-type"] == "application/x-ndjson"
+        results = lines(response.body)
+    else:
+        results = response.json["results"]
+        BatchResponse.model_validate(response.json)
+    assert [one["index"] for one in results] == list(range(6))
+    assert [one["status"] for one in results] == [200, 415, 413, 200, 415, 413]
+    assert all(one["name"] == "a.png" for one in results)
+    assert results[0]["captions"][0]["text"] == "1-1-1 2 0"
+    assert {k: results[3][k] for k in ("width", "height", "captions")} == alone.json
+    assert "not a supported image" in results[1]["error"]
+    assert "1,000 pixels" in results[2]["error"]
+    assert "0 bytes" in results[4]["error"]
+    assert "more than 2,000 bytes" in results[5]["error"]
+    assert server.service.in_flight == 0
 
 
 # --- errors of the request as a whole ------------------------------------------------------------
 
 
-def test_limit_of_json_responses(serve, monkeypatch):
-    async def test(server):
-        given = images(*photos(4))
-        response = await open_batch(server, given).response()
-        assert response.status == 413
-        assert "more than 3 photos" in response.error
-        assert "Accept: application/x-ndjson" in response.error
-        assert len(lines((await open_batch(server, given, **LINES).response()).body)) == 4
-        monkeypatch.setattr(bulk, "MAX_RESULTS", 200)
-        response = await open_batch(server, images(*photos(3))).response()
-        assert response.status == 413
-        assert "more than 200 bytes" in response.error
-        assert server.service.in_flight == 0
-
-    serve(test, max_batch=3)
+async def test_limit_of_json_responses(serve, monkeypatch):
+    server = await serve(max_batch=3)
+    given = images(*photos(4))
+    response = await open_batch(server, given).response()
+    assert response.status == 413
+    assert "more than 3 photos" in response.error
+    assert "Accept: application/x-ndjson" in response.error
+    assert len(lines((await open_batch(server, given, **LINES).response()).body)) == 4
+    monkeypatch.setattr(bulk, "MAX_RESULTS", 200)
+    response = await open_batch(server, images(*photos(3))).response()
+    assert response.status == 413
+    assert "more than 200 bytes" in response.error
+    assert server.service.in_flight == 0
 
 
 # --- streaming -----------------------------------------------------------------------------------
 
 
-def test_reading_waits_for_the_client(serve, monkeypatch):
+async def test_reading_waits_for_the_client(serve, monkeypatch):
     """Memory is bounded: a client that does not read its results is not read from either."""
+    server = await serve(batch_size=8)
+    open_gate, real = asyncio.Event(), Exchange._send
 
-    async def test(server):
-        open_gate, real = asyncio.Event(), Exchange._send
+    async def slow(self, message):
+        if message["type"] == "http.response.body":
+            await open_gate.wait()
+        await real(self, message)
 
-        async def slow(self, message):
-            if message["type"] == "http.response.body":
-                await open_gate.wait()
-            await real(self, message)
-
-        monkeypatch.setattr(Exchange, "_send", slow)
-        exchange = server.open(PATH, headers={**images()[1], **LINES})
-        for photo in photos(50):
-            exchange.send(images(photo)[0].removesuffix(b"--x--\r\n"), more=True)
-        exchange.send(b"--x--\r\n")
-        await until(lambda: exchange.read >= 10)
-        for _ in range(200):
-            await asyncio.sleep(0.001)
-        assert exchange.read < 20  # a batch of results, and a batch of photos
-        assert server.service.batcher.waiting == 0
-        open_gate.set()
-        results = lines((await exchange.response()).body)
-        assert [one["index"] for one in results] == list(range(50))
-
-    serve(test, batch_size=8)
+    monkeypatch.setattr(Exchange, "_send", slow)
+    exchange = server.open(PATH, headers={**images()[1], **LINES})
+    for photo in photos(50):
+        exchange.send(images(photo)[0].removesuffix(b"--x--\r\n"), more=True)
+    exchange.send(b"--x--\r\n")
+    await until(lambda: exchange.read >= 10)
+    for _ in range(200):
+        await asyncio.sleep(0.001)
+    assert exchange.read < 20  # a batch of results, and a batch of photos
+    assert server.service.batcher.waiting == 0
+    open_gate.set()
+    results = lines((await exchange.response()).body)
+    assert [one["index"] for one in results] == list(range(50))
 
 
-def test_batches_leave_room_for_single_photos(serve, model):
+async def test_batches_leave_room_for_single_photos(serve, model):
     """All batches together wait for one batch of the model, so that others wait for no more."""
-
-    async def test(server):
-        blocked = await server.hold()
-        batches = [open_batch(server, images(*photos(20, 1))) for _ in range(3)]
-        await until(lambda: server.service.batcher.waiting == 4)
-        single = server.post(png((99, 99, 99)))
-        await until(lambda: server.service.batcher.waiting == 5)
-        for _ in range(50):
-            await asyncio.sleep(0.001)
-        assert server.service.batcher.waiting == 5
-        model.gate.set()
-        await blocked.response()
-        assert (await single.response()).status == 200
-        for exchange in batches:
-            results = (await exchange.response()).json["results"]
-            assert [one["status"] for one in results] == [200] * 20
-
-    serve(test, batch_size=4)
+    server = await serve(batch_size=4)
+    blocked = await server.hold()
+    batches = [open_batch(server, images(*photos(20, 1))) for _ in range(3)]
+    await until(lambda: server.service.batcher.waiting == 4)
+    single = server.post(png((99, 99, 99)))
+    await until(lambda: server.service.batcher.waiting == 5)
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+    assert server.service.batcher.waiting == 5
+    model.gate.set()
+    await blocked.response()
+    assert (await single.response()).status == 200
+    for exchange in batches:
+        results = (await exchange.response()).json["results"]
+        assert [one["status"] for one in results] == [200] * 20
     position = next(n for n, batch in enumerate(model.batches) if "99-99-99" in batch)
     assert position <= 2
 
 
 @pytest.mark.parametrize(("kind", "accept"), [("form", {}), ("json", LINES)])
-def test_disconnect_cancels_the_rest(serve, model, accept, kind):
-    async def test(server):
-        blocked = await server.hold()
-        given = photos(30, 1)
-        form = as_json({"images": [text(one) for one in given]})
-        if kind == "form":
-            form = images(*given)
-        exchange = open_batch(server, form, **accept)
-        await until(lambda: server.service.batcher.waiting == 4)
-        exchange.disconnect()
-        await asyncio.wait_for(exchange.task, 30)
-        assert server.service.batcher.waiting == 0
-        assert server.service.in_flight == 1
-        assert server.service.bulk_slots._value == 4
-        model.gate.set()
-        await blocked.response()
-        assert (await open_batch(server, images(*photos(9))).response()).status == 200
-
-    serve(test, batch_size=4)
+async def test_disconnect_cancels_the_rest(serve, model, accept, kind):
+    server = await serve(batch_size=4)
+    blocked = await server.hold()
+    given = photos(30, 1)
+    form = as_json({"images": [text(one) for one in given]})
+    if kind == "form":
+        form = images(*given)
+    exchange = open_batch(server, form, **accept)
+    await until(lambda: server.service.batcher.waiting == 4)
+    exchange.disconnect()
+    await asyncio.wait_for(exchange.task, 30)
+    assert server.service.batcher.waiting == 0
+    assert server.service.in_flight == 1
+    assert server.service.bulk_slots._value == 4
+    model.gate.set()
+    await blocked.response()
+    assert (await open_batch(server, images(*photos(9))).response()).status == 200
     assert sum(map(len, model.batches)) == 1 + 9  # none of the cancelled photos
 
 
-def test_shutdown_gives_each_photo_its_status(serve, model):
-    async def test(server):
-        blocked = await server.hold()
-        body, kind = images(*photos(3, 1))
-        exchange = server.open(PATH, headers={**kind, **LINES}).send(body[:-60], more=True)
-        await until(lambda: server.service.batcher.waiting == 2)
-        server.service.close()
-        response = await exchange.response()
-        results = lines(response.body)
-        assert [one["status"] for one in results] == [503] * 3
-        assert [one.get("index") for one in results] == [0, 1, None]
-        assert all("shutting down" in one["error"] for one in results)
-        model.gate.set()
-        await blocked.response()
-
-    serve(test)
+async def test_shutdown_gives_each_photo_its_status(serve, model):
+    server = await serve()
+    blocked = await server.hold()
+    body, kind = images(*photos(3, 1))
+    exchange = server.open(PATH, headers={**kind, **LINES}).send(body[:-60], more=True)
+    await until(lambda: server.service.batcher.waiting == 2)
+    server.service.close()
+    response = await exchange.response()
+    results = lines(response.body)
+    assert [one["status"] for one in results] == [503] * 3
+    assert [one.get("index") for one in results] == [0, 1, None]
+    assert all("shutting down" in one["error"] for one in results)
+    model.gate.set()
+    await blocked.response()
 
 
-def test_errors_of_the_whole_request(serve):
+async def test_errors_of_the_whole_request(serve):
     """Before the first result they have their own status; after it, they are the last line."""
-
-    async def test(server):
-        for form, message in {
-            parts(file(png(), "photos"))[0]: "no file field named image; found photos",
-            parts(option("num_captions", "9"), file(png()))[0]: "at most beam_size (2)",
-        }.items():
-            response = await open_batch(server, (form, parts()[1]), **LINES).response()
-            assert response.status == 422
-            assert message in response.error
-        form = parts(file(png()), option("beam_size", "3"))
-        first, last = lines((await open_batch(server, form, **LINES).response()).body)
-        assert (first["index"], first["status"], last["status"]) == (0, 200, 422)
-        assert "index" not in last
-        assert "beam_size comes after a photo; put options before the photos" in last["error"]
-        assert server.service.in_flight == 0
-
-    serve(test)
+    server = await serve()
+    for form, message in {
+        parts(file(png(), "photos"))[0]: "no file field named image; found photos",
+        parts(option("num_captions", "9"), file(png()))[0]: "at most beam_size (2)",
+    }.items():
+        response = await open_batch(server, (form, parts()[1]), **LINES).response()
+        assert response.status == 422
+        assert message in response.error
+    form = parts(file(png()), option("beam_size", "3"))
+    first, last = lines((await open_batch(server, form, **LINES).response()).body)
+    assert (first["index"], first["status"], last["status"]) == (0, 200, 422)
+    assert "index" not in last
+    assert "beam_size comes after a photo; put options before the photos" in last["error"]
+    assert server.service.in_flight == 0

@@ -14,16 +14,14 @@ from captioner import __version__
 from captioner.serving.observe import JsonFormatter
 
 
-def test_request_id_is_returned_and_logged(serve, caplog):
+async def test_request_id_is_returned_and_logged(serve, caplog):
     caplog.set_level("INFO")
 
-    async def test(server):
-        response = await server.post(png(), headers={"x-request-id": "order-7.a_B"}).response()
-        assert response.headers["x-request-id"] == "order-7.a_B"
-        refused = await server.get("/", host="evil.example")
-        assert re.fullmatch("[0-9a-f]{16}", refused.headers["x-request-id"])
-
-    serve(test)
+    server = await serve()
+    response = await server.post(png(), headers={"x-request-id": "order-7.a_B"}).response()
+    assert response.headers["x-request-id"] == "order-7.a_B"
+    refused = await server.get("/", host="evil.example")
+    assert re.fullmatch("[0-9a-f]{16}", refused.headers["x-request-id"])
     first, second = (record.getMessage() for record in caplog.records)
     assert re.fullmatch(
         r"POST /v1/captions 200 \d+ ms \d+ bytes client=127.0.0.1 id=order-7.a_B", first
@@ -40,25 +38,21 @@ def test_request_id_is_returned_and_logged(serve, caplog):
         ("192.0.2.1", "203.0.113.9", "127.0.0.1"),  # not from the trusted proxy
     ],
 )
-def test_client_address_behind_a_proxy(serve, caplog, proxy, forwarded, logged):
+async def test_client_address_behind_a_proxy(serve, caplog, proxy, forwarded, logged):
     caplog.set_level("INFO")
 
-    async def test(server):
-        app = wrap_asgi_with_proxy_headers(server.app, [proxy])
-        headers = {"x-forwarded-for": forwarded}
-        await Exchange(app, "GET", "/healthz", {}, headers).send(b"").response()
-
-    serve(test)
+    server = await serve()
+    app = wrap_asgi_with_proxy_headers(server.app, [proxy])
+    headers = {"x-forwarded-for": forwarded}
+    await Exchange(app, "GET", "/healthz", {}, headers).send(b"").response()
     assert f"client={logged} " in caplog.text
 
 
-def test_json_lines(serve, caplog):
+async def test_json_lines(serve, caplog):
     caplog.set_level("INFO")
 
-    async def test(server):
-        await server.post(png(), headers={"x-request-id": "a"}).response()
-
-    serve(test)
+    server = await serve()
+    await server.post(png(), headers={"x-request-id": "a"}).response()
     entry = json.loads(JsonFormatter().format(caplog.records[0]))
     assert {name: entry[name] for name in entry if name not in ("time", "ms")} == {
         "level": "info",
@@ -76,16 +70,14 @@ def test_json_lines(serve, caplog):
     assert json.loads(line)["message"] == 'a\n"'
 
 
-def test_responses_name_the_model_and_version(serve):
-    async def test(server):
-        for response in (
-            await server.post(png()).response(),
-            await server.post(b"").response(),
-            await server.get("/readyz"),
-        ):
-            assert response.headers["x-captioner-model"] == "best@0123456789ab"
-            assert response.headers["x-captioner-version"] == __version__
-        ready = await server.get("/readyz")
-        assert ready.json == {"status": "ok", "model": "best@0123456789ab", "version": __version__}
-
-    serve(test, app={"model_name": "best@0123456789ab"})
+async def test_responses_name_the_model_and_version(serve):
+    server = await serve(app={"model_name": "best@0123456789ab"})
+    for response in (
+        await server.post(png()).response(),
+        await server.post(b"").response(),
+        await server.get("/readyz"),
+    ):
+        assert response.headers["x-captioner-model"] == "best@0123456789ab"
+        assert response.headers["x-captioner-version"] == __version__
+    ready = await server.get("/readyz")
+    assert ready.json == {"status": "ok", "model": "best@0123456789ab", "version": __version__}

@@ -32,62 +32,54 @@ def post(server, path, body, headers=None, **query):
     return server.open(path, headers=headers, **query).send(body).response()
 
 
-def test_overlays_are_those_of_the_python_functions(serve, real, stored_model, tmp_path):
+async def test_overlays_are_those_of_the_python_functions(serve, real, stored_model, tmp_path):
     own = Captioner(stored_model, precision="fp32")
     caption = own.explain(PHOTO.getvalue(), "a dog runs")
     captioner.overlay(PHOTO.getvalue(), caption).save(tmp_path / "wanted.svg")
 
-    async def test(server):
-        found = {}
-        for path, kind in KINDS.items():
-            response = await post(server, path, PHOTO.getvalue(), words="a dog runs")
-            assert response.status == 200, response.body
-            assert response.headers["content-type"] == kind
-            found[path] = response.body
-        image = Image.open(io.BytesIO(found["/v1/overlay.png"]))
-        wanted = captioner.overlay(PHOTO.getvalue(), caption).image()
-        np.testing.assert_array_equal(np.asarray(image), np.asarray(wanted))
-        assert found["/v1/overlay.svg"] == (tmp_path / "wanted.svg").read_bytes()
-        assert found["/v1/overlay.html"].decode() == captioner.page(PHOTO.getvalue(), caption).html
-        maps = np.load(io.BytesIO(found["/v1/maps.npy"]), allow_pickle=False)
-        np.testing.assert_allclose(maps, caption.alphas, atol=1e-6)
-
-    serve(test, of=real)
+    server = await serve(of=real)
+    found = {}
+    for path, kind in KINDS.items():
+        response = await post(server, path, PHOTO.getvalue(), words="a dog runs")
+        assert response.status == 200, response.body
+        assert response.headers["content-type"] == kind
+        found[path] = response.body
+    image = Image.open(io.BytesIO(found["/v1/overlay.png"]))
+    wanted = captioner.overlay(PHOTO.getvalue(), caption).image()
+    np.testing.assert_array_equal(np.asarray(image), np.asarray(wanted))
+    assert found["/v1/overlay.svg"] == (tmp_path / "wanted.svg").read_bytes()
+    assert found["/v1/overlay.html"].decode() == captioner.page(PHOTO.getvalue(), caption).html
+    maps = np.load(io.BytesIO(found["/v1/maps.npy"]), allow_pickle=False)
+    np.testing.assert_allclose(maps, caption.alphas, atol=1e-6)
 
 
-def test_options_of_the_picture_and_of_the_search(serve):
+async def test_options_of_the_picture_and_of_the_search(serve):
     """The same in the query, in a form and in JSON."""
-
-    async def test(server):
-        same = {"theme": "dark", "only": "1,2", "num_captions": "2"}
-        dark = await post(server, "/v1/overlay.png", PHOTO.getvalue(), **same)
-        assert Image.open(io.BytesIO(dark.body)).getpixel((0, 0)) == (20, 20, 26)
-        form = parts(file(PHOTO.getvalue()), *[option(*one) for one in same.items()])
-        assert (await post(server, "/v1/overlay.png", *form)).body == dark.body
-        json = as_json({"image": text(PHOTO.getvalue()), **same})
-        assert (await post(server, "/v1/overlay.png", *json)).body == dark.body
-
-    serve(test)
+    server = await serve()
+    same = {"theme": "dark", "only": "1,2", "num_captions": "2"}
+    dark = await post(server, "/v1/overlay.png", PHOTO.getvalue(), **same)
+    assert Image.open(io.BytesIO(dark.body)).getpixel((0, 0)) == (20, 20, 26)
+    form = parts(file(PHOTO.getvalue()), *[option(*one) for one in same.items()])
+    assert (await post(server, "/v1/overlay.png", *form)).body == dark.body
+    json = as_json({"image": text(PHOTO.getvalue()), **same})
+    assert (await post(server, "/v1/overlay.png", *json)).body == dark.body
 
 
-def test_opened_documents_are_sandboxed(serve):
+async def test_opened_documents_are_sandboxed(serve):
     """A page or SVG opened from this server cannot send requests in its name."""
-
-    async def test(server):
-        words = {"words": "<script>alert(1)</script> </svg> dog"}
-        page = await post(server, "/v1/overlay.html", PHOTO.getvalue(), title="<b>", **words)
-        policy = page.headers["content-security-policy"]
-        assert policy.endswith("; frame-ancestors 'none'; sandbox allow-scripts")
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
-        assert b"<script>alert" not in page.body
-        assert b"<b>" not in page.body
-        svg = await post(server, "/v1/overlay.svg", PHOTO.getvalue(), **words)
-        assert "sandbox" in svg.headers["content-security-policy"]
-        assert "script-src" not in svg.headers["content-security-policy"]
-        tree = ElementTree.fromstring(svg.body)
-        assert not [one for one in tree.iter() if "script" in one.tag]
-        for response in (page, svg):
-            assert response.headers["x-content-type-options"] == "nosniff"
-
-    serve(test)
+    server = await serve()
+    words = {"words": "<script>alert(1)</script> </svg> dog"}
+    page = await post(server, "/v1/overlay.html", PHOTO.getvalue(), title="<b>", **words)
+    policy = page.headers["content-security-policy"]
+    assert policy.endswith("; frame-ancestors 'none'; sandbox allow-scripts")
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert b"<script>alert" not in page.body
+    assert b"<b>" not in page.body
+    svg = await post(server, "/v1/overlay.svg", PHOTO.getvalue(), **words)
+    assert "sandbox" in svg.headers["content-security-policy"]
+    assert "script-src" not in svg.headers["content-security-policy"]
+    tree = ElementTree.fromstring(svg.body)
+    assert not [one for one in tree.iter() if "script" in one.tag]
+    for response in (page, svg):
+        assert response.headers["x-content-type-options"] == "nosniff"

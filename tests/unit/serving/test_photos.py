@@ -53,80 +53,59 @@ BODIES = {
     "no file name": parts(
         ('Content-Disposition: form-data; name="image"\r\nContent-Type: image/png', png())
     ),
-    "json": (json.dumps({"image": text(png())}).encode(), JSON),
+    "json": as_json({"image": text(png())}),
     "json with charset": (
-        json.dumps({"image": text(png())}).encode(),
+        as_json({"image": text(png())})[0],
         {"content-type": "Application/JSON; charset=utf-8"},
     ),
-    "data URL": (json.dumps({"image": "data:image/png;base64," + text(png())}).encode(), JSON),
-    "line breaks": (
-        json.dumps({"image": base64.encodebytes(png()).decode()}).encode(),
-        JSON,
-    ),
-    "URL-safe, no padding": (
-        json.dumps({"image": base64.urlsafe_b64encode(png()).decode().rstrip("=")}).encode(),
-        JSON,
+    "data URL": as_json({"image": "data:image/png;base64," + text(png())}),
+    "line breaks": as_json({"image": base64.encodebytes(png()).decode()}),
+    "URL-safe, no padding": as_json(
+        {"image": base64.urlsafe_b64encode(png()).decode().rstrip("=")}
     ),
     "bytes": (png(), {"content-type": "application/octet-stream"}),
     "curl --data-binary": (png(), {"content-type": "application/x-www-form-urlencoded"}),
 }
 
 
-@pytest.mark.parametrize("given", BODIES.values(), ids=BODIES)
-def test_responses_do_not_depend_on_how_the_photo_is_sent(serve, given):
-    async def test(server):
-        plain = await server.post(png()).response()
-        body, headers = given
-        response = await server.post(body, headers=headers).response()
-        assert response.status == 200, response.body
-        assert response.body == plain.body  # byte for byte
-
-    serve(test)
+async def test_responses_do_not_depend_on_how_the_photo_is_sent(serve):
+    server = await serve()
+    plain = await server.post(png()).response()
+    assert plain.status == 200
+    for name, (body, headers) in BODIES.items():
+        assert (await server.post(body, headers=headers).response()).body == plain.body, name
 
 
-def test_heic(serve):
+async def test_heic(serve):
     pillow_heif = pytest.importorskip("pillow_heif")
     made = io.BytesIO()
     pillow_heif.from_pillow(Image.new("RGB", (64, 48), (9, 8, 7))).save(made, quality=100)
     heic = made.getvalue()
-
-    async def test(server):
-        body, headers = form({"image": heic})
-        response = await server.post(body, headers=headers).response()
-        assert response.status == 200
-        assert [response.json["width"], response.json["height"]] == [64, 48]
-        for end in (len(heic) // 2, 100):
-            broken = await server.post(heic[:end]).response()
-            assert broken.status == 422
-            assert "copy or download the file again" in broken.error
-
-    serve(test)
-
-    async def refused(server):
-        response = await server.post(heic).response()
-        assert response.status == 413
-        assert "64 x 48 pixels; the limit is 3,000" in response.error
-
-    serve(refused, max_pixels=3000)
+    server = await serve()
+    response = await server.post(heic).response()
+    assert [response.json["width"], response.json["height"]] == [64, 48]
+    broken = await server.post(heic[: len(heic) // 2]).response()
+    assert (broken.status, "download the file again" in broken.error) == (422, True)
+    server = await serve(max_pixels=3000)
+    response = await server.post(heic).response()
+    assert (response.status, "the limit is 3,000" in response.error) == (413, True)
 
 
 @pytest.mark.parametrize("size", [1, 7])
-def test_forms_arrive_in_parts(serve, size):
+async def test_forms_arrive_in_parts(serve, size):
     body, headers = parts(option("beam_size", "3"), file(png((9, 8, 7))), option("words", "a dog"))
     body = body.replace(b"beam_size", b"alternatives")
 
-    async def test(server):
-        exchange = server.open(headers=headers)
-        for start in range(0, len(body), size):
-            exchange.send(body[start : start + size], more=True)
-        response = await exchange.send(b"").response()
-        assert response.texts == ["9-8-7 a dog"]
-        assert len(response.json["captions"][0]["alternatives"][0]) == 3
-
-    serve(test)
+    server = await serve()
+    exchange = server.open(headers=headers)
+    for start in range(0, len(body), size):
+        exchange.send(body[start : start + size], more=True)
+    response = await exchange.send(b"").response()
+    assert response.texts == ["9-8-7 a dog"]
+    assert len(response.json["captions"][0]["alternatives"][0]) == 3
 
 
-def test_options_in_the_body_are_those_of_the_query(serve, model, monkeypatch):
+async def test_options_in_the_body_are_those_of_the_query(serve, model, monkeypatch):
     seen = []
     real = model.caption_batch
     monkeypatch.setattr(
@@ -153,57 +132,49 @@ def test_options_in_the_body_are_those_of_the_query(serve, model, monkeypatch):
         (as_json({"image": text(png()), "attention": True, "seed": None, **query}), {}),
     ]
 
-    async def test(server):
-        bodies = set()
-        for (body, headers), parameters in requests:
-            response = await server.post(body, headers=headers, **parameters).response()
-            assert len(response.texts) == 2
-            bodies.add(response.body)
-        assert len(bodies) == 1
-        assert "alphas" in response.json["captions"][0]
-
-    serve(test)
+    server = await serve()
+    bodies = set()
+    for (body, headers), parameters in requests:
+        response = await server.post(body, headers=headers, **parameters).response()
+        assert len(response.texts) == 2
+        bodies.add(response.body)
+    assert len(bodies) == 1
+    assert "alphas" in response.json["captions"][0]
     assert len({str(one) for one in seen}) == 1
     assert seen[0][0].banned_words == ("a", "b")
 
 
-def test_defaults_in_the_query_give_way_to_the_body(serve):
+async def test_defaults_in_the_query_give_way_to_the_body(serve):
     """Swagger UI puts attention=false and alternatives=0 into the query."""
-
-    async def test(server):
-        body, headers = form({"image": png()}, alternatives="2")
-        response = await server.post(
-            body, headers=headers, alternatives=0, attention="false"
-        ).response()
-        assert len(response.json["captions"][0]["alternatives"][0]) == 2
-
-    serve(test)
+    server = await serve()
+    body, headers = form({"image": png()}, alternatives="2")
+    query = {"alternatives": 0, "attention": "false"}
+    response = await server.post(body, headers=headers, **query).response()
+    assert len(response.json["captions"][0]["alternatives"][0]) == 2
 
 
 # --- limits --------------------------------------------------------------------------------------
 
 
-def test_large_json_takes_more_slots(serve, model):
+async def test_large_json_takes_more_slots(serve, model):
     """Its text is held twice while it is parsed; a slot stands for max_bytes of memory."""
     photo = text(png() + bytes(1500))
     body = json.dumps({"image": photo}).encode()
 
-    async def test(server):
-        exchange = server.open(headers=JSON | {"content-length": str(len(body))})
-        exchange.send(body[:-1], more=True)
-        await until(lambda: exchange.read == 1)
-        assert server.service.in_flight == 3
-        small = server.post(png())
-        assert (await small.response()).status == 200
-        refused = await server.post(body, headers=JSON).response()  # of unknown length
-        assert refused.status == 429
-        assert server.service.in_flight == 3
-        assert (await exchange.send(body[-1:]).response()).status == 200
-        assert server.service.in_flight == 0
-        # alone, it may take all slots
-        assert (await server.post(body, headers=JSON).response()).status == 200
-
-    serve(test, max_bytes=1800, max_queue=4)
+    server = await serve(max_bytes=1800, max_queue=4)
+    exchange = server.open(headers=JSON | {"content-length": str(len(body))})
+    exchange.send(body[:-1], more=True)
+    await until(lambda: exchange.read == 1)
+    assert server.service.in_flight == 3
+    small = server.post(png())
+    assert (await small.response()).status == 200
+    refused = await server.post(body, headers=JSON).response()  # of unknown length
+    assert refused.status == 429
+    assert server.service.in_flight == 3
+    assert (await exchange.send(body[-1:]).response()).status == 200
+    assert server.service.in_flight == 0
+    # alone, it may take all slots
+    assert (await server.post(body, headers=JSON).response()).status == 200
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -253,16 +224,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("given", "status", "message"), REFUSED.values(), ids=REFUSED)
-def test_refused_bodies(serve, model, given, status, message):
+async def test_refused_bodies(serve, model):
     """In one line of JSON, without captioning, and the queue slot is free again."""
-
-    async def test(server):
-        body, headers = given
+    server = await serve(max_bytes=9000)
+    for name, ((body, headers), status, message) in REFUSED.items():
         response = await server.post(body, headers=headers).response()
-        assert response.status == status, response.body
-        assert message in response.error
-        assert server.service.in_flight == 0
-
-    serve(test, max_bytes=9000)
+        assert response.status == status, name
+        assert message in response.error, name
+        assert server.service.in_flight == 0, name
     assert model.batches == []

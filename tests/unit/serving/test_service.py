@@ -16,75 +16,68 @@ from captioner.serving import photos as photos_module
 from captioner.serving import service as service_module
 
 
-def test_full_queue_returns_429(serve, model):
-    async def test(server):
-        first = await server.hold()
-        second = server.post(png())
-        await until(lambda: server.service.in_flight == 2)
+async def test_full_queue_returns_429(serve, model):
+    server = await serve(max_queue=2)
+    first = await server.hold()
+    second = server.post(png())
+    await until(lambda: server.service.in_flight == 2)
 
-        third = await server.post(png()).response()
+    third = await server.post(png()).response()
 
-        assert third.status == 429
-        assert int(third.headers["retry-after"]) > 0
-        assert "2 requests" in third.error
-        assert await server.metric("captioner_held_requests") == 2
-        model.gate.set()
-        assert [(await one.response()).status for one in (first, second)] == [200, 200]
-        assert (await server.post(png()).response()).status == 200  # there are free slots again
-        assert await server.metric('captioner_refused_total{reason="queue"}') == 1
-        assert await server.metric("captioner_held_requests") == 0
-
-    serve(test, max_queue=2)
+    assert third.status == 429
+    assert int(third.headers["retry-after"]) > 0
+    assert "2 requests" in third.error
+    assert await server.metric("captioner_held_requests") == 2
+    model.gate.set()
+    assert [(await one.response()).status for one in (first, second)] == [200, 200]
+    assert (await server.post(png()).response()).status == 200  # there are free slots again
+    assert await server.metric('captioner_refused_total{reason="queue"}') == 1
+    assert await server.metric("captioner_held_requests") == 0
 
 
-def test_slot_is_taken_before_the_body_is_read(serve):
+async def test_slot_is_taken_before_the_body_is_read(serve):
     """Memory is bounded by slots times bytes, since no body is read without a slot."""
+    server = await serve(max_queue=1)
+    slow = server.open().send(b"part", more=True)
+    await until(lambda: slow.read == 1)
 
-    async def test(server):
-        slow = server.open().send(b"part", more=True)
-        await until(lambda: slow.read == 1)
+    refused = server.post(png())
 
-        refused = server.post(png())
-
-        assert (await refused.response()).status == 429
-        assert refused.read == 0
-        slow.disconnect()
-        await slow.task
-        assert server.service.in_flight == 0
-
-    serve(test, max_queue=1)
+    assert (await refused.response()).status == 429
+    assert refused.read == 0
+    slow.disconnect()
+    await slow.task
+    assert server.service.in_flight == 0
 
 
-def test_slow_captioning_returns_503(serve, model, monkeypatch):
+async def test_slow_captioning_returns_503(serve, model, monkeypatch):
     """An event replaces the clock, so that a slow machine does not time out the last photo."""
     real, limits = service_module.within, []
 
-    async def test(server):
-        too_late = asyncio.Event()
+    server = await serve(timeout=25)
+    too_late = asyncio.Event()
 
-        async def within(seconds, work, late, stops):
-            limits.append(seconds)
-            return await real(None, work, late, [*stops, (too_late.wait(), late)])
+    async def within(seconds, work, late, stops):
+        limits.append(seconds)
+        return await real(None, work, late, [*stops, (too_late.wait(), late)])
 
-        monkeypatch.setattr(service_module, "within", within)
-        running = await server.hold()
-        waiting = server.post(png((1, 1, 1)))
-        await until(lambda: server.service.batcher.waiting == 1)
+    monkeypatch.setattr(service_module, "within", within)
+    running = await server.hold()
+    waiting = server.post(png((1, 1, 1)))
+    await until(lambda: server.service.batcher.waiting == 1)
 
-        too_late.set()
+    too_late.set()
 
-        for exchange in (waiting, running):
-            response = await exchange.response()
-            assert response.status == 503
-            assert int(response.headers["retry-after"]) > 0
-            assert "25 s" in response.error
-        assert server.service.in_flight == 0
-        assert server.service.batcher.waiting == 0
-        too_late.clear()
-        model.gate.set()
-        assert (await server.post(png((2, 2, 2))).response()).texts == ["2-2-2 2 0"]
-
-    serve(test, timeout=25)
+    for exchange in (waiting, running):
+        response = await exchange.response()
+        assert response.status == 503
+        assert int(response.headers["retry-after"]) > 0
+        assert "25 s" in response.error
+    assert server.service.in_flight == 0
+    assert server.service.batcher.waiting == 0
+    too_late.clear()
+    model.gate.set()
+    assert (await server.post(png((2, 2, 2))).response()).texts == ["2-2-2 2 0"]
     assert set(limits) == {25}
     assert "1-1-1" not in [colour for batch in model.batches for colour in batch]
 
@@ -99,7 +92,7 @@ class Body(io.BytesIO):
         self.alive.add(self)
 
 
-def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch, concurrency):
+async def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch, concurrency):
     """Clients that disconnect do not cause more parallel decodings, nor leave photos queued."""
     monkeypatch.setattr(photos_module, "io", SimpleNamespace(BytesIO=Body))
     started, gate = threading.Semaphore(0), threading.Event()
@@ -113,67 +106,61 @@ def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch, 
 
     monkeypatch.setattr(service_module, "open_reduced", slow)
 
-    async def test(server):
-        exchanges = [server.post(png((n, n, n))) for n in range(1, 7)]
-        for _ in range(service_module.DECODERS):
-            assert await asyncio.to_thread(started.acquire, timeout=30)
-        for exchange in exchanges[:4]:  # two being decoded and two waiting
-            exchange.disconnect()
-            await exchange.task
-        assert server.service.in_flight == 2
-        open_bodies = [body for body in Body.alive if not body.closed]
-        assert len(open_bodies) == 2
-        gate.set()
-        for n, exchange in enumerate(exchanges[4:], 5):
-            assert (await exchange.response()).texts == [f"{n}-{n}-{n} 2 0"]
-
-    serve(test)
+    server = await serve()
+    exchanges = [server.post(png((n, n, n))) for n in range(1, 7)]
+    for _ in range(service_module.DECODERS):
+        assert await asyncio.to_thread(started.acquire, timeout=30)
+    for exchange in exchanges[:4]:  # two being decoded and two waiting
+        exchange.disconnect()
+        await exchange.task
+    assert server.service.in_flight == 2
+    open_bodies = [body for body in Body.alive if not body.closed]
+    assert len(open_bodies) == 2
+    gate.set()
+    for n, exchange in enumerate(exchanges[4:], 5):
+        assert (await exchange.response()).texts == [f"{n}-{n}-{n} 2 0"]
     assert concurrency.most == service_module.DECODERS
     assert sorted(colour for batch in model.batches for colour in batch) == ["5-5-5", "6-6-6"]
 
 
-def test_shutdown_finishes_running_and_refuses_the_rest(serve, model):
-    async def test(server):
-        running = await server.hold()
-        waiting, sending = server.post(png()), server.open().send(b"part", more=True)
-        await until(lambda: server.service.batcher.waiting == 1 and server.service.in_flight == 3)
+async def test_shutdown_finishes_running_and_refuses_the_rest(serve, model):
+    server = await serve()
+    running = await server.hold()
+    waiting, sending = server.post(png()), server.open().send(b"part", more=True)
+    await until(lambda: server.service.batcher.waiting == 1 and server.service.in_flight == 3)
 
-        server.service.close()
+    server.service.close()
 
-        for exchange in (waiting, sending, server.post(png())):
-            response = await exchange.response()
-            assert response.status == 503
-            assert "shutting down" in response.error
-            assert int(response.headers["retry-after"]) > 0
-        assert (await server.get("/healthz")).status == 503
-        model.gate.set()
-        assert (await running.response()).texts == ["0-0-0 2 0"]
-
-    serve(test)
+    for exchange in (waiting, sending, server.post(png())):
+        response = await exchange.response()
+        assert response.status == 503
+        assert "shutting down" in response.error
+        assert int(response.headers["retry-after"]) > 0
+    assert (await server.get("/healthz")).status == 503
+    model.gate.set()
+    assert (await running.response()).texts == ["0-0-0 2 0"]
 
 
-def test_internal_error_does_not_leak_its_message(serve, model, caplog):
+async def test_internal_error_does_not_leak_its_message(serve, model, caplog):
     """An error message may quote the request, so it is neither returned nor logged."""
     model.broken = RuntimeError(f"secret {name(BAD)}")
     caplog.set_level("DEBUG")
 
-    async def test(server):
-        response = await server.post(png(BAD)).response()
-        assert response.status == 500
-        assert response.error == "internal error; see the server log"
-        assert response.headers["x-content-type-options"] == "nosniff"
-        assert server.service.in_flight == 0
-        assert (await server.post(png()).response()).status == 200  # the server still works
-        line = 'captioner_requests_total{route="/v1/captions",status="500"}'
-        assert await server.metric(line) == 1
-
-    serve(test)
+    server = await serve()
+    response = await server.post(png(BAD)).response()
+    assert response.status == 500
+    assert response.error == "internal error; see the server log"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert server.service.in_flight == 0
+    assert (await server.post(png()).response()).status == 200  # the server still works
+    line = 'captioner_requests_total{route="/v1/captions",status="500"}'
+    assert await server.metric(line) == 1
     assert "RuntimeError at " in caplog.text
     assert "colour_server.py:" in caplog.text
     assert "secret" not in caplog.text
 
 
-def test_large_jpeg_is_decoded_at_a_reduced_size(serve, model, monkeypatch):
+async def test_large_jpeg_is_decoded_at_a_reduced_size(serve, model, monkeypatch):
     """The model gets a smaller image, the response has the whole one's size."""
     prepared = []
     real = model.prepare
@@ -186,11 +173,9 @@ def test_large_jpeg_is_decoded_at_a_reduced_size(serve, model, monkeypatch):
         Image.new("RGB", (4000, 3000), (10, 200, 30)).save(file, kind, exif=exif)
         files[kind, len(exif)] = file.getvalue()
 
-    async def test(server):
-        for (_, rotated), file in files.items():
-            body = (await server.post(file).response()).json
-            size = (3000, 4000) if rotated else (4000, 3000)
-            assert (body["width"], body["height"]) == size
-
-    serve(test)
+    server = await serve()
+    for (_, rotated), file in files.items():
+        body = (await server.post(file).response()).json
+        size = (3000, 4000) if rotated else (4000, 3000)
+        assert (body["width"], body["height"]) == size
     assert prepared == [(1000, 750), (750, 1000), (4000, 3000)]
