@@ -302,6 +302,9 @@ class SearchOptions:
     """Words that the caption must contain, such as "dog, grass". Each adds beam_size beams."""
     banned_words: Annotated[tuple[str, ...], Shown("WORDS")] = ()
     """Words that the caption must not contain, such as "man, woman"."""
+    neutral: bool = False
+    """Say person or child in place of man, woman, boy, girl, ..., so that captions do not guess the
+    sex or age of people."""
     style: str = ""
     """Caption style, for models trained with several; captioner info lists their names."""
     guard_endings: bool = False

@@ -69,10 +69,17 @@ def top_k(values: Array, count: int) -> tuple[Array, Array]:
     return np.take_along_axis(values, index, axis=-1), index
 
 
+def log_sum_exp(scores: Array) -> Array:
+    """log(sum(exp(scores))) over the last dimension; -inf where all are."""
+    xp = namespace(scores)
+    highest = xp.max(scores, axis=-1, keepdims=True)
+    finite = xp.where(highest == -xp.inf, 0.0, highest)
+    total = xp.sum(xp.exp(scores - finite), axis=-1)
+    return highest[..., 0] + xp.log(xp.where(total > 0, total, 1.0))
+
+
 def normalized(scores: Array) -> Array:
     """Log-probabilities in proportion to the exponentials of scores (..., V); -inf stays -inf."""
     xp = namespace(scores)
-    highest = xp.max(scores, axis=-1, keepdims=True)
-    highest = xp.where(highest == -xp.inf, 0.0, highest)  # of a caption that cannot continue
-    total = xp.sum(xp.exp(scores - highest), axis=-1, keepdims=True)
-    return scores - highest - xp.log(xp.where(total > 0, total, 1.0))
+    total = log_sum_exp(scores)[..., None]
+    return scores - xp.where(total == -xp.inf, 0.0, total)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from captioner.options import SearchOptions
-from captioner.search.arrays import Array, namespace, normalized, on_device
+from captioner.search.arrays import Array, log_sum_exp, namespace, normalized, on_device
 from captioner.search.words import SearchTokens
 
 
@@ -32,11 +32,32 @@ class Rules:
         """
         self.options = options
         self.end_token = end_token
-        self.banned, self.repeatable, self.bad_endings = (
+        people = words.people
+        self.banned, self.repeatable, self.bad_endings, self.ages, self.not_after_ages = (
             on_device(tokens, xp.int64, xp, device)
-            for tokens in (words.banned, words.repeatable, words.bad_endings)
+            for tokens in (
+                words.banned + people.never,
+                words.repeatable,
+                words.bad_endings,
+                people.ages,
+                people.not_after_ages,
+            )
         )
+        self.groups = [on_device(group, xp.int64, xp, device) for group in people.groups]
         self.rarity = on_device(words.rarity, xp.float32, xp, device)
+
+    def merge_people(self, log_probs: Array) -> None:
+        """Add the probabilities of words with a sex or age to those of neutral words, in place.
+
+        Args:
+            log_probs: The model's log-probabilities of the next word, (B, K, V).
+        """
+        xp = namespace(log_probs)
+        for group in self.groups:
+            neutral, members = group[0], group[1:]
+            merged = log_sum_exp(log_probs[..., group])
+            log_probs[..., members] = -xp.inf
+            log_probs[..., neutral] = merged
 
     def favour_rare_words(self, log_probs: Array) -> Array:
         """Log-probabilities, (B, K, V), that the search should use in place of the model's.
@@ -64,6 +85,10 @@ class Rules:
             log_probs[..., self.banned] = -xp.inf
         if length < options.min_length:
             ends[...] = -xp.inf
+        if length > 0 and len(self.ages) and len(self.not_after_ages):
+            aged = xp.any(tokens[..., -1:] == self.ages, axis=-1)[..., None]  # (B, K, 1)
+            kept = log_probs[..., self.not_after_ages]
+            log_probs[..., self.not_after_ages] = xp.where(aged, -xp.inf, kept)
         if len(self.bad_endings):
             if length > 0:
                 bad = xp.any(tokens[..., -1:] == self.bad_endings, axis=-1)  # (B, K)

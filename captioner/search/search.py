@@ -3,6 +3,7 @@
     beams = one empty caption per photo
     until every photo is finished:
         advance   the stepper scores every next word of every caption
+        merge     man, woman, ... become person if the options require it
         favour    the scores of rare words, and of words that a blank photo makes less probable,
                   rise if the options require it
         forbid    the rules mask words that must not follow
@@ -179,6 +180,8 @@ def search(
     finished: list[_Finished] = []
     for t in range(options.max_length):
         advance, *unguided = (each.advance(last) for each in steppers)
+        for step in (advance, *unguided):
+            rules.merge_people(step.log_probs)
         # Before words are forbidden.
         entropies = entropy(advance.log_probs) if evidence else xp.zeros_like(advance.gates)
         scores = advance.log_probs

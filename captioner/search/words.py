@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from captioner.errors import OptionError
 from captioner.options import SearchOptions
+from captioner.search.people import NEUTRAL_WORDS, PeopleTokens, people_tokens
 from captioner.text.vocabulary import BAD_ENDINGS, FUNCTION_WORDS, SPECIAL_NAMES, Vocabulary
 
 
@@ -22,6 +23,8 @@ class SearchTokens(NamedTuple):
     rarity: Sequence[float] = ()
     """(V,) negative log-frequency of each token up to a constant, if ``rare_words`` or
     ``candidates`` is set; empty for a vocabulary of pieces."""
+    people: PeopleTokens = PeopleTokens()
+    """If ``neutral`` is set."""
 
 
 def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> SearchTokens:
@@ -31,11 +34,13 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
         ConfigError: A forced word is not in the vocabulary, or the vocabulary is one of pieces,
             of which a word may be several, and which are not sorted by frequency.
     """
-    needing_words = options.forced_words or options.banned_words or options.block_repeats
+    needing_words = (
+        options.forced_words or options.banned_words or options.block_repeats or options.neutral
+    )
     if vocabulary.subwords is not None and needing_words:
         raise OptionError(
-            "{forced_words}, {banned_words} and {block_repeats} need a model of whole words, but "
-            "this one writes pieces of words (tokenizer bpe); leave them out"
+            "{forced_words}, {banned_words}, {block_repeats} and {neutral} need a model of whole "
+            "words, but this one writes pieces of words (tokenizer bpe); leave them out"
         )
     if vocabulary.subwords is not None and options.rare_words:
         raise OptionError(
@@ -50,6 +55,11 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
             "vocabulary",
             words=", ".join(unknown),
         )
+    if options.neutral and (replaced := NEUTRAL_WORDS.keys() & set(options.forced_words)):
+        raise OptionError(
+            "{forced_words} contains {words}, which {neutral} replaces; leave one of the two out",
+            words=", ".join(sorted(replaced)),
+        )
     endings = BAD_ENDINGS if options.guard_endings else ()
     return SearchTokens(
         tuple(vocabulary.encode(options.forced_words)),
@@ -57,6 +67,7 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
         tuple(vocabulary.whole_words(endings)),
         tuple(vocabulary.whole_words(FUNCTION_WORDS if options.block_repeats else ())),
         rarities(len(vocabulary)) if rarity else (),
+        people_tokens(vocabulary) if options.neutral else PeopleTokens(),
     )
 
 

@@ -22,6 +22,7 @@ from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
 from captioner.options import METHOD_TITLES, SearchOptions
 from captioner.serving.options import Limits
+from captioner.text.vocabulary import Vocabulary
 
 MAX_PHOTOS = 100
 """Maximum number of photos on the page, whose browser keeps their captions and maps."""
@@ -47,7 +48,7 @@ def index_page(limits: Limits, model: Captioner) -> str:
     return caption_page(
         model.options(),
         methods,
-        model.stored.vocabulary.styles,
+        model.stored.vocabulary,
         max_beam=limits.max_beam,
         intro=_INTRO,
         scripts=_assets("key.js", "upload.js", "requests.js"),
@@ -58,7 +59,7 @@ def index_page(limits: Limits, model: Captioner) -> str:
 def caption_page(
     options: SearchOptions,
     methods: Iterable[str],
-    styles: Sequence[str],
+    vocabulary: Vocabulary,
     *,
     max_beam: int,
     intro: str,
@@ -73,7 +74,7 @@ def caption_page(
     Args:
         options: The model's search options, shown in empty fields.
         methods: How the model can compute maps.
-        styles: The model's caption styles, the default first.
+        vocabulary: The model's words and caption styles.
         max_beam: Maximum beam size and number of captions.
         intro: Markup below the title.
         scripts: Scripts that define ``Pool``, a ``JobPool`` with ``captions(body, query, signal)``,
@@ -94,16 +95,20 @@ def caption_page(
     }
     names = "".join(
         f"<option{' selected' if style == options.style else ''}>{escaped(style)}</option>"
-        for style in styles
+        for style in vocabulary.styles
     )
     choice = f'<label>style\n<select name="style">{names}</select></label>\n'
+    checked = " checked" if options.neutral else ""
+    box = f'<input name="neutral" type="checkbox"{checked}>'
+    neutral = f"<label>{box} neutral words for people</label>\n"
     body = asset("page.html", _WEB).rstrip()
     for name, value in {
         "intro": intro,
         "number": f'type="number" min="1" max="{max_beam}"',
         "beam_size": str(options.beam_size),
         "num_captions": str(options.num_captions),
-        "styles": choice if len(styles) > 1 else "",
+        "styles": choice if len(vocabulary.styles) > 1 else "",
+        "neutral": neutral if vocabulary.subwords is None else "",
         "hidden": "" if own_words else " hidden",
         "data": embedded(settings, "captioner-data"),
     }.items():

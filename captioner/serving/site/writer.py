@@ -46,6 +46,7 @@ from captioner.inference.folder import (
     read_config,
 )
 from captioner.options import SearchOptions
+from captioner.search.people import people_tokens
 from captioner.search.words import encode_search_words
 from captioner.serving.page import caption_page
 from captioner.text.subwords import SPACE
@@ -65,7 +66,7 @@ _COMPRESSED = ".gzip"
 # Search options that the page's search reads.
 _SEARCH = (
     *("beam_size", "num_captions", "min_length", "max_length", "length_penalty", "guidance"),
-    *("rare_words", "block_ngrams", "block_repeats", "style"),
+    *("rare_words", "block_ngrams", "block_repeats", "neutral", "style"),
 )
 # Those whose words the page gets as token ids, and those without effect in a beam search.
 _OTHER_OPTIONS = ("banned_words", "guard_endings", "diversity", "top_k", "top_p", "seed")
@@ -120,7 +121,7 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
     page = caption_page(
         model.search,
         ATTENTION_METHODS,
-        model.vocabulary.styles,
+        model.vocabulary,
         max_beam=MAX_BEAM,
         intro=asset("intro.html", _WEB).rstrip(),
         scripts=[asset("device.js", _WEB)],
@@ -188,7 +189,11 @@ def site_config(model: StoredModel, config: Mapping[str, Any]) -> dict[str, Any]
             graphs.preprocessing, "image_size", "resize", "channel_order", "mean"
         ),
         "search": some(model.search, *_SEARCH),
-        "words": some(words, "banned", "bad_endings", "repeatable", "rarity"),
+        "words": {
+            **some(words, "banned", "bad_endings", "repeatable", "rarity"),
+            # The page may switch ``neutral`` on.
+            "people": None if pieces else people_tokens(vocabulary)._asdict(),
+        },
         "tokens": config[EXPORTED]["tokens"],
         "text": {
             "clitics": sorted(CLITICS),

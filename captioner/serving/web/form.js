@@ -14,7 +14,8 @@ class OptionsForm {
 
   /** A field's name and value, unless it is empty or the page does not have it. */
   given(name) {
-    const value = this.fields[name]?.value.trim() ?? "";
+    const field = this.fields[name];
+    const value = field?.type === "checkbox" ? `${field.checked}` : (field?.value.trim() ?? "");
     return value === "" ? [] : [[name, value]];
   }
 
@@ -24,7 +25,7 @@ class OptionsForm {
 
   /** Parameters for captions of any photo. */
   query() {
-    return this.parameters("beam_size", "num_captions", "style");
+    return this.parameters("beam_size", "num_captions", "neutral", "style");
   }
 
   /** Parameters that explain the caption in the form; null if it is empty. */

@@ -20,6 +20,7 @@ from reference_search import (
 from table_stepper import END, START, Prefix, Table, TableStepper, encode_prefix, random_table
 
 from captioner.options import SearchOptions
+from captioner.search.people import PeopleTokens
 from captioner.search.search import Evidence, Hypothesis, search
 from captioner.search.words import SearchTokens
 
@@ -69,7 +70,7 @@ def javascript_search(
             for each in tables
         ],
         "options": dataclasses.asdict(task.options),
-        "words": task.tokens._asdict(),
+        "words": task.tokens._asdict() | {"people": task.tokens.people._asdict()},
         "wanted": {"evidence": True, "alternatives": alternatives},
         "start": START,
         "end": END,
@@ -150,6 +151,22 @@ def test_rare_words_are_favoured_as_in_python(javascript, more) -> None:
         (plain,) = search(TableStepper([table]), dataclasses.replace(options, rare_words=0))
         changed += plain[0].tokens != expected[0].tokens
     assert changed
+
+
+def test_people_are_neutral_as_in_python(javascript) -> None:
+    people = PeopleTokens(groups=((1, 2, 3),), never=(4,), ages=(5,), not_after_ages=(1,))
+    words = SearchTokens(people=people)
+    options = SearchOptions(beam_size=4, num_captions=4, max_length=5, neutral=True, guidance=0.5)
+    for seed in range(8):
+        table, blank = (random_table(seed + more, 6, forbidden=0.2) for more in (0, 100))
+
+        given = javascript_search(javascript, table, Task(options, words), blank=blank)
+
+        stepper, other = TableStepper([table]), TableStepper([blank])
+        (expected,) = search(stepper, options, words, blank=other, evidence=True)
+        found = [hypothesis(one) for one in given]
+        assert [h.tokens for h in found] == [h.tokens for h in expected]
+        assert all(map(same_evidence, found, expected))
 
 
 @pytest.mark.parametrize("more", [{"beam_size": 3, "num_captions": 3}, {"length_penalty": 1.0}])

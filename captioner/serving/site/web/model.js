@@ -58,6 +58,7 @@ export class Model {
     for (const name of ["beam_size", "num_captions"]) {
       if (given.has(name)) options[name] = Number(given.get(name));
     }
+    if (given.has("neutral")) options.neutral = given.get("neutral") === "true";
     if (options.num_captions > options.beam_size) {
       throw new Error(`${options.num_captions} captions need a beam size of ${options.num_captions} or more.`);
     }

@@ -16,7 +16,8 @@ const EMPTY = { score: 0, length: 0, ended: false, tokens: [], step: null };
 /** Search for the captions of a photo.
 
      options  search options, named as in Python
-     words    token ids: banned, bad_endings and repeatable; rarity of every token, for rare_words
+     words    token ids: banned, bad_endings and repeatable; rarity of every token, for rare_words;
+              people, for neutral
      wanted   evidence: collect what the confidence needs; alternatives: how many of the most probable
               words to return for every position, as [token, log-probability]; blank: a stepper of a
               blank photo, for guidance
@@ -26,11 +27,14 @@ const EMPTY = { score: 0, length: 0, ended: false, tokens: [], step: null };
 export async function search(stepper, options, words, wanted = {}) {
   const { evidence = false, alternatives = 0, blank = null } = wanted;
   const end = stepper.endToken;
+  const people = options.neutral ? words.people : null;
+  const forbidden = { ...words, banned: [...words.banned, ...(people?.never ?? [])] };
   let beams = [EMPTY];
   let last = [stepper.startToken];
   for (let t = 0; t < options.max_length; t++) {
     const advance = await stepper.advance(last);
     const rows = beams.map((_, k) => row(advance.logProbs, k, beams.length));
+    rows.forEach((logProbs) => mergePeople(logProbs, people));
     const seen = beams.map((_, k) => ({
       // Before words are forbidden.
       entropy: evidence ? entropy(rows[k]) : 0,
@@ -39,10 +43,14 @@ export async function search(stepper, options, words, wanted = {}) {
       gate: advance.gates[k],
     }));
     const without = blank === null ? null : (await blank.advance(last)).logProbs;
-    const guided = (logProbs, k) =>
-      without === null ? logProbs : guide(logProbs, row(without, k, beams.length), options);
+    const guided = (logProbs, k) => {
+      if (without === null) return logProbs;
+      const unseen = row(without, k, beams.length);
+      mergePeople(unseen, people);
+      return guide(logProbs, unseen, options);
+    };
     const scores = rows.map((logProbs, k) => favourRareWords(guided(logProbs, k), options, words));
-    beams.forEach(({ tokens }, k) => forbid(scores[k], tokens, options, words, end));
+    beams.forEach(({ tokens }, k) => forbid(scores[k], tokens, options, forbidden, end, people));
     const chosen = choose(beams, scores, options.beam_size, end);
     beams = chosen.map(({ parent, word, score }) => {
       const beam = beams[parent];
@@ -113,6 +121,18 @@ function guide(logProbs, blank, { guidance }) {
   );
 }
 
+/** Add the probabilities of words with a sex or age to those of neutral words; search/people.py. */
+function mergePeople(logProbs, people) {
+  for (const group of people?.groups ?? []) {
+    const [neutral, ...members] = group;
+    const highest = Math.max(...group.map((word) => logProbs[word]));
+    if (highest === -Infinity) continue;
+    const total = group.reduce((sum, word) => sum + Math.exp(logProbs[word] - highest), 0);
+    for (const word of members) logProbs[word] = -Infinity;
+    logProbs[neutral] = highest + Math.log(total);
+  }
+}
+
 /** The log-probabilities that the search uses: the model's own without rare_words. */
 function favourRareWords(logProbs, { rare_words: strength }, { rarity }) {
   if (!strength) return logProbs;
@@ -128,10 +148,11 @@ function normalized(scores) {
 }
 
 /** Set the log-probabilities of forbidden words to -Infinity; captioner/search/rules.py. */
-function forbid(logProbs, tokens, options, words, end) {
+function forbid(logProbs, tokens, options, words, end, people) {
   const { length } = tokens;
   const refuse = (some) => some.forEach((word) => (logProbs[word] = -Infinity));
   refuse(words.banned);
+  if (people?.ages.includes(tokens.at(-1))) refuse(people.not_after_ages);
   if (length < options.min_length) refuse([end]);
   if (length > 0 && words.bad_endings.includes(tokens.at(-1))) refuse([end]);
   if (length === options.max_length - 1) refuse(words.bad_endings); // a truncated caption ends here too
