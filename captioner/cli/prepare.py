@@ -174,7 +174,7 @@ def shards(options: ShardsOptions, given: dict[str, Any], _: Any) -> int:
     again = "the same command without --force" if options.force else "the same command"
     kept = f"complete shards are kept; run {again} to continue"
     with hint(lambda: kept), photo_bar(total=len(images), desc="writing shards") as bar:
-        written = write_shards(
+        manifest, skipped = write_shards(
             images,
             Path(options.output),
             photos_per_shard=options.photos_per_shard,
@@ -182,15 +182,14 @@ def shards(options: ShardsOptions, given: dict[str, Any], _: Any) -> int:
             force=options.force,
             progress=bar.update,
         )
-    for problem in written.skipped:
+    for problem in skipped:
         warn(problem)
-    manifest = written.manifest
     gigabytes = sum(shard.bytes for shard in manifest.shards) / 1e9
     print(
         f"{options.output}: {manifest.photos} photos in {len(manifest.shards)} shards, "
         f"{gigabytes:.2f} GB"
     )
-    return FAILED if written.skipped else OK
+    return FAILED if skipped else OK
 
 
 # --- features ------------------------------------------------------------------------------------

@@ -40,15 +40,7 @@ class CaptionedImage:
 def read_coco(
     path: str | Path, fields: Fields, content: Literal["captions", "instances"]
 ) -> dict[str, Any]:
-    """Read a COCO file and check the fields that the caller relies on.
-
-    Args:
-        path: JSON file.
-        fields: Required fields of the entries of each list.
-        content: Kind of file, for error messages.
-
-    Returns:
-        The file's content.
+    """Read a COCO file of this content and check the fields that the caller relies on.
 
     Raises:
         DataError: The file is missing or not JSON, a list is missing or empty, an entry lacks a
@@ -179,16 +171,13 @@ def read_dataset(
         paths = {image_id: Path(name) for image_id, name in names.items()}
     else:
         paths = locate_photos(names, images, source)
-    return [
-        CaptionedImage(
-            image_id,
-            path,
-            tuple(found[image_id].captions),
-            source=found[image_id].source,
-            labels=found[image_id].labels,
+    photos = []
+    for image_id, path in paths.items():
+        one = found[image_id]
+        photos.append(
+            CaptionedImage(image_id, path, tuple(one.captions), "", one.source, one.labels)
         )
-        for image_id, path in paths.items()
-    ]
+    return photos
 
 
 def _labels(image: Mapping[str, Any]) -> tuple[int | str, ...]:
@@ -204,12 +193,9 @@ def locate_photos(
     """Find photos on disk.
 
     Args:
-        names: File name by image id.
+        names: File name by image id; the result has their order.
         images: Image folders, searched in order.
         source: The annotation file, for error messages.
-
-    Returns:
-        Path by image id, in the order of ``names``.
 
     Raises:
         DataError: A folder is missing, or photos are missing from the folders.
@@ -238,13 +224,10 @@ def locate_photos(
 
 
 def karpathy_ids(path: str | Path) -> dict[str, set[int]]:
-    """COCO image ids of Karpathy's split.
+    """Image ids of ``train`` (with ``restval``, as is usual), ``val`` and ``test``.
 
     Args:
         path: Karpathy's ``dataset_coco.json``.
-
-    Returns:
-        Image ids of ``train`` (including ``restval``, as is usual), ``val`` and ``test``.
 
     Raises:
         DataError: The file is missing or is not Karpathy's.

@@ -40,24 +40,24 @@ class ImportSummary:
     photos: dict[str, int] = field(default_factory=dict)
     captions: dict[str, int] = field(default_factory=dict)
     empty_captions: int = 0
-    """Dropped captions: only white space."""
+    """Left out: only white space."""
     photos_without_captions: int = 0
-    """Dropped photos: no captions, or only empty ones."""
+    """Left out: no captions, or only empty ones."""
     missing_photos: list[str] = field(default_factory=list)
-    """Dropped photos: not in the image folder, or not readable."""
+    """Left out: not in the image folder, or not readable."""
 
     def __str__(self) -> str:
         lines = [
             f"{split}: {count} photos, {self.captions[split]} captions"
             for split, count in self.photos.items()
         ]
-        dropped = {
-            "empty captions": self.empty_captions,
-            "photos without captions": self.photos_without_captions,
-            "photos missing or unreadable in the image folder"
-            f" ({_first_three(self.missing_photos)})": len(self.missing_photos),
-        }
-        lines += [f"dropped: {count} {what}" for what, count in dropped.items() if count]
+        if self.empty_captions:
+            lines.append(f"dropped: {self.empty_captions} empty captions")
+        if self.photos_without_captions:
+            lines.append(f"dropped: {self.photos_without_captions} photos without captions")
+        if missing := self.missing_photos:
+            what = "photos missing or unreadable in the image folder"
+            lines.append(f"dropped: {len(missing)} {what} (first: {missing[0]})")
         return "\n".join(lines)
 
 
@@ -76,23 +76,8 @@ def prepare_dataset(
 ) -> ImportSummary:
     """Convert captions in another layout to COCO captions files.
 
-    Args:
-        source: File or folder with the captions.
-        folder: Output folder.
-        layout: A key of `IMPORTERS`, or auto.
-        columns: Names of the columns of a table.
-        images: See `write_coco`.
-        validation: Fraction of the photos for val, if the source has no splits.
-        test: Fraction of the photos for test, if the source has no splits.
-        seed: See `split_randomly`.
-        first_id: See `write_coco`.
-        force: Replace existing files.
-
-    Returns:
-        What was written and what was left out.
-
-    Raises:
-        CaptionerError: See `find_source`, `detect_layout`, `split_randomly` and `write_coco`.
+    See `import_captions`, `write_coco` and, for a source without splits, `split_randomly`; a layout
+    of auto is that of `detect_layout`.
     """
     source = find_source(source, layout)
     layout = detect_layout(source, columns) if layout == "auto" else layout
@@ -120,8 +105,8 @@ def split_randomly(
 
     Args:
         photos: All photos.
-        validation: Fraction of the photos for val.
-        test: Fraction of the photos for test.
+        validation: Fraction for val.
+        test: Fraction for test.
         seed: Seed of the split.
 
     Returns:
@@ -136,19 +121,18 @@ def split_randomly(
             f"validation is {validation} and test is {test}; give fractions of the photos, 0 or"
             " more and together below 1"
         )
+
+    def digest(name: str) -> bytes:
+        return hashlib.sha256(f"{seed}:{name}".encode(errors="surrogatepass")).digest()
+
     photos = sorted(photos, key=lambda photo: photo.file_name)
-    names = sorted(
-        {photo.file_name for photo in photos},
-        key=lambda name: hashlib.sha256(f"{seed}:{name}".encode(errors="surrogatepass")).digest(),
-    )
-    ends, split_of = 0, dict.fromkeys(names, "train")
-    for split, fraction in (("val", validation), ("test", test)):
-        count = max(1, round(len(names) * fraction)) if fraction else 0
-        split_of.update(dict.fromkeys(names[ends : ends + count], split))
-        ends += count
-    if ends >= len(names):
-        raise DataError(f"{len(names)} photos are too few to split; at least {ends + 1} are needed")
-    splits: Splits = {s: [] for s in ("train", "val", "test") if s in split_of.values()}
+    names = sorted({photo.file_name for photo in photos}, key=digest)
+    first, second = (max(1, round(len(names) * part)) if part else 0 for part in (validation, test))
+    if (needed := first + second + 1) > len(names):
+        raise DataError(f"{len(names)} photos are too few to split; at least {needed} are needed")
+    parts = {"train": names[needed - 1 :], "val": names[:first], "test": names[first : needed - 1]}
+    split_of = {name: split for split, its in parts.items() for name in its}
+    splits: Splits = {split: [] for split, its in parts.items() if its}
     for photo in photos:
         splits[split_of[photo.file_name]].append(photo)
     return splits
@@ -170,14 +154,11 @@ def write_coco(
 
     Args:
         splits: From an importer.
-        folder: Output folder; created if missing.
+        folder: Created if missing.
         images: Image folder; photos that are not in it are left out, the others get their width and
-            height in pixels (upright, as `open_image` returns them).
+            height in pixels (upright).
         force: Replace existing files.
         first_id: First id for photos without one; data sets used together need distinct ids.
-
-    Returns:
-        What was written and what was left out.
 
     Raises:
         DataError: A file exists, a photo is in an existing split, or no photo is left.
@@ -190,12 +171,11 @@ def write_coco(
     summary = ImportSummary()
     records = {s: _usable(photos, images, summary) for s, photos in splits.items()}
     if not any(records.values()):
-        missing = summary.missing_photos
+        if not (missing := summary.missing_photos):
+            raise DataError("no photo has a caption; check the captions")
         raise DataError(
-            f"{images}: none of the {len(missing)} photos is in this folder"
-            f" ({_first_three(missing)}); give the folder that their names are relative to"
-            if missing
-            else "no photo has a caption; check the captions"
+            f"{images}: none of the {len(missing)} photos is in this folder (first: {missing[0]}); "
+            "give the folder that their names are relative to"
         )
     ids = [image["id"] for kept in records.values() for image, _ in kept if image["id"] is not None]
     new_ids, numbers = itertools.count(max([first_id - 1, *ids]) + 1), itertools.count(1)
@@ -231,7 +211,7 @@ def _refuse_overlap(splits: Splits, folder: Path) -> None:
             continue  # missing, or not captions
         if shared := sorted(given.intersection(names.values())):
             raise DataError(
-                f"{file} exists and holds {len(shared)} of these photos ({_first_three(shared)}); "
+                f"{file} exists and holds {len(shared)} of these photos (first: {shared[0]}); "
                 "remove it, or give another folder"
             )
 
@@ -256,7 +236,3 @@ def _usable(
                 continue
         kept.append((record, captions))
     return kept
-
-
-def _first_three(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -107,6 +107,10 @@ class FeatureWriter:
             ConfigError: Two photos share an id, or the folder holds something else.
         """
         self.folder, self.plan, self.force = Path(folder), plan, force
+        self.complete = False
+        """Whether the folder is complete already."""
+        self.records: list[Record] = []
+        """Records of the photos whose rows are on disk."""
         by_id: dict[int, CaptionedImage] = {}
         for image in plan.images:
             if (other := by_id.setdefault(image.image_id, image)) is not image:
@@ -114,10 +118,6 @@ class FeatureWriter:
                     f"image id {image.image_id} is both {other.path} and {image.path}; features "
                     "are looked up by id, so give each photo its own"
                 )
-        self.complete = False
-        """Whether the folder is complete already."""
-        self.records: list[Record] = []
-        """Records of the photos whose rows are on disk."""
         self._inspect()
 
     @property
@@ -129,14 +129,7 @@ class FeatureWriter:
     def fill(self, encode: Encode, preprocessing: Preprocessing, batch_size: int = 32) -> Progress:
         """Encode the missing photos, which threads read ahead, and write their features.
 
-        Args:
-            encode: The encoder.
-            preprocessing: The encoder's preprocessing.
-            batch_size: Photos encoded together and written as one block. A resumed run gives the
-                same bytes only with the same batch size.
-
-        Returns:
-            See `write`.
+        A resumed run gives the same bytes only with the same batch size, that of a block.
         """
 
         def blocks(start: int) -> Blocks:
@@ -244,7 +237,7 @@ def encode_photos(
     Args:
         paths: The photos.
         encode: The encoder.
-        preprocessing: The encoder's preprocessing.
+        preprocessing: Of the encoder.
         batch_size: Photos encoded together; a block. Flipped photos are encoded by themselves.
         flipped: Number of photos, from the first, that are also encoded flipped.
         dtype: Storage type of the rows.
@@ -258,29 +251,26 @@ def encode_photos(
             photos = [photo for _, photo in batch if not isinstance(photo, ImageError)]
             pixels = {n: p for n, (_, p) in enumerate(photos) if not isinstance(p, ImageError)}
             turned = {n: p[:, ::-1] for n, p in pixels.items() if start + n < flipped}
-            rows = [
-                _encode(images, paths[start:], encode, dtype)
-                for images in (pixels, turned)
-                if images
+            upright, mirrored = (_encode(p, paths[start:], encode, dtype) for p in (pixels, turned))
+            records = [
+                Record(*file, _crc(upright.get(n)), _crc(mirrored.get(n)))
+                for n, (file, _) in enumerate(photos)
             ]
-            crcs = [{n: zlib.crc32(row.data) for n, row in found.items()} for found in rows]
-            upright, mirrored = [*crcs, {}, {}][:2]
-            yield Block(
-                [
-                    Record(*file, upright.get(n), mirrored.get(n))
-                    for n, (file, _) in enumerate(photos)
-                ],
-                np.stack([row for found in rows for row in found.values()])
-                if rows
-                else np.empty((0, 0), np.uint8),
-                [str(p) for _, p in photos if isinstance(p, ImageError)],
-            )
+            rows = [*upright.values(), *mirrored.values()]
+            errors = [str(p) for _, p in photos if isinstance(p, ImageError)]
+            yield Block(records, np.stack(rows) if rows else np.empty((0, 0), np.uint8), errors)
+
+
+def _crc(row: NDArray[np.uint8] | None) -> int | None:
+    return None if row is None else zlib.crc32(row.data)
 
 
 def _encode(
     pixels: Mapping[int, NDArray[np.uint8]], paths: Sequence[Path], encode: Encode, dtype: str
 ) -> dict[int, NDArray[np.uint8]]:
     """The rows of photos, by their index in the block."""
+    if not pixels:
+        return {}
     features = encode(torch.from_numpy(np.stack(list(pixels.values())))).to(DTYPES[dtype])
     finite = features.isfinite().flatten(1).all(dim=1).tolist()
     if not all(finite):

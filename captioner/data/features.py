@@ -51,14 +51,11 @@ def feature_fingerprint(
 
     Args:
         encoder_name: As in the config.
-        state: The encoder's ``state_dict()``.
-        preprocessing: The encoder's preprocessing; every field is included.
-        dtype: Storage type of the rows; None: left out, so that any type matches.
-        precision: Precision of the encoder, such as ``fp32``; None: left out, any matches.
+        state: The encoder's ``state_dict()``, of which the SHA-256 is taken.
+        preprocessing: The encoder's; every field is included.
+        dtype: Storage type of the rows; None: left out, so that any matches.
+        precision: Precision of the encoder; None: left out, so that any matches.
         stage: Encoder stage whose input is cached; None: the encoder's output.
-
-    Returns:
-        Values by name; the weights as their SHA-256.
     """
     weights = hashlib.sha256()
     for name, tensor in state.items():
@@ -115,7 +112,7 @@ class FeatureCache:
 
         Args:
             folder: The folder.
-            fingerprint: From `feature_fingerprint`; values that it leaves out match any.
+            fingerprint: From `feature_fingerprint`; what it leaves out matches any.
 
         Raises:
             DataError: The folder has no features, is incomplete or damaged, or was made with

@@ -73,9 +73,8 @@ def open_image(
     """Read an image as RGB, upright and fully loaded.
 
     Args:
-        source: A path; the bytes of an image file, or an open binary file such as
-            ``sys.stdin.buffer`` (read to its end); a Pillow image, which is converted like a file;
-            or a NumPy array, see `image_from_array`.
+        source: A path; the bytes of an image file, or an open one, which is read to its end; a
+            Pillow image, which is converted like a file; or an array, see `image_from_array`.
         name: Name in error messages; default: the path or the open file's name.
         max_pixels: Files with more pixels are refused before decoding; at most ``MAX_PIXELS``.
         formats: Formats to accept, by Pillow's names; None: all that Pillow supports.
@@ -96,10 +95,11 @@ def open_image(
             return _plain(image_from_array(source), name or "the array")
         except NotAnImageError as error:
             raise NotAnImageError(f"{name}: {error}" if name else str(error)) from None
+    how: Any = {"min_side": min_side, "max_pixels": max_pixels, "formats": formats}
     if isinstance(source, (str, os.PathLike)):
         called = name or str(source)
         with _open_file(source, called) as file:
-            return _decode(file, called, max_pixels, formats, min_side)[0]
+            return open_reduced(file, name=called, **how)[0]
     if isinstance(source, (bytes, bytearray, memoryview)):
         source = io.BytesIO(source)
     if not hasattr(source, "read") or isinstance(source, io.StringIO | io.TextIOWrapper):
@@ -110,13 +110,13 @@ def open_image(
         )
     own = getattr(source, "name", None)
     called = name or (own if isinstance(own, str) and own else "the given bytes")
-    return _decode(source, called, max_pixels, formats, min_side)[0]
+    return open_reduced(source, name=called, **how)[0]
 
 
 def open_reduced(
     source: BinaryIO,
     *,
-    min_side: int,
+    min_side: int | None,
     name: str,
     max_pixels: int = MAX_PIXELS,
     formats: tuple[str, ...] | None = None,
@@ -127,20 +127,21 @@ def open_reduced(
     a little from those of the whole image scaled down: give at least twice the size that they are
     scaled to, for which the difference is small.
 
-    Args:
-        source: An open binary file.
-        min_side: Lower bound of the shorter side of the reduced image (pixels).
-        name: See ``open_image``.
-        max_pixels: See ``open_image``; applies to the whole image.
-        formats: See ``open_image``.
+    ``min_side`` is the lower bound of the shorter side of the reduced image (pixels).
 
     Returns:
         The image, and the width and height of the whole image, both upright.
-
-    Raises:
-        ImageError: See ``open_image``.
     """
-    return _decode(source, name, max_pixels, formats, min_side)
+    image = _identify(_seekable(source, name), name, max_pixels, formats)
+    width, height = image.size
+    if min_side is not None and image.format in {"JPEG", "MPO"}:
+        image.draft(None, (min_side, min_side))
+    reduced = image.size != (width, height)  # before loading, by which Pillow rotates some TIFFs
+    rotated = reduced and _orientation(image) >= 5
+    plain = _plain(image, name)
+    if not reduced:
+        return plain, plain.size
+    return plain, (height, width) if rotated else (width, height)
 
 
 def reduced_side(image_size: int) -> int:
@@ -152,11 +153,7 @@ def reduced_side(image_size: int) -> int:
 
 
 def header_size(file: BinaryIO, formats: tuple[str, ...] | None = None) -> tuple[int, int]:
-    """Width and height in the header of an open file, which is read from its start again.
-
-    Raises:
-        ImageError: See ``open_image``.
-    """
+    """Width and height in the header of an open file, which is read from its start again."""
     try:
         return _identify(file, "the photo", MAX_PIXELS, formats).size
     finally:
@@ -164,11 +161,7 @@ def header_size(file: BinaryIO, formats: tuple[str, ...] | None = None) -> tuple
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
-    """Width and height (pixels) of the image that `open_image` would return, from its header.
-
-    Raises:
-        ImageError: The file is missing or not an image.
-    """
+    """Width and height (pixels) of the image that `open_image` would return, from its header."""
     with _open_file(path, str(path)) as file:
         image = _identify(_seekable(file, str(path)), str(path), MAX_PIXELS)
         if _orientation(image) < 5:
@@ -216,26 +209,6 @@ def _seekable(file: BinaryIO, called: str) -> BinaryIO:
         problem = f"more than {MAX_STREAM_BYTES:,} bytes; give an image file"
         raise _error(called, problem, LargeImageError)
     return io.BytesIO(content)
-
-
-def _decode(
-    file: BinaryIO,
-    called: str,
-    max_pixels: int,
-    formats: tuple[str, ...] | None,
-    min_side: int | None,
-) -> tuple[Image.Image, tuple[int, int]]:
-    """The image, and the size of the whole image; see `open_reduced`."""
-    image = _identify(_seekable(file, called), called, max_pixels, formats)
-    width, height = image.size
-    if min_side is not None and image.format in {"JPEG", "MPO"}:
-        image.draft(None, (min_side, min_side))
-    reduced = image.size != (width, height)  # before loading, by which Pillow rotates some TIFFs
-    rotated = reduced and _orientation(image) >= 5
-    plain = _plain(image, called)
-    if not reduced:
-        return plain, plain.size
-    return plain, (height, width) if rotated else (width, height)
 
 
 def _plain(image: Image.Image, called: str) -> Image.Image:

@@ -80,9 +80,6 @@ def import_captions(path: str | Path, layout: str, columns: Columns = USUAL) -> 
         layout: A key of `IMPORTERS`.
         columns: Of a table (`TABLES`).
 
-    Returns:
-        The photos by split.
-
     Raises:
         DataError: A file is missing or not of this layout, or a photo is in two splits.
     """
@@ -198,15 +195,16 @@ def _read_kaggle(path: Path, columns: Columns) -> Iterator[Row]:
 def _read_csv(path: Path, columns: Columns) -> Iterator[Row]:
     """A table with one caption per row.
 
-    The separator is the first of tab, ``|``, ``;`` and ``,`` that splits the header into a file and
-    a caption column. With comma and semicolon, quotes work as in RFC 4180; with tab and ``|`` they
+    The separator is that of tab, ``|``, ``;`` and ``,`` that splits the header into a file and a
+    caption column. With comma and semicolon, quotes work as in RFC 4180; with tab and ``|`` they
     matter only around a whole field, as in Flickr30k's results.csv.
     """
     text = _read_text(path)
-    headers = [(separator, _column_names(text, separator)) for separator in _SEPARATORS]
-    fitting = [one for one in headers if len(_find(one[1], columns)) == 2]
-    separator, names = fitting[0] if fitting else max(headers, key=lambda one: len(one[1]))
-    _check_columns(f"{path}:1", names, columns)
+    headers = {separator: _header(text, separator) for separator in _SEPARATORS}
+    separator, names = max(
+        headers.items(), key=lambda one: (len(_find(one[1], columns)), len(one[1]))
+    )
+    _found(f"{path}:1", names, columns)
     if separator in "\t|":
         rows = _unquoted((number, line.split(separator)) for number, line in _lines(text))
         if separator == "|" and len(names) == 3:
@@ -235,11 +233,7 @@ def _with_lost_separator(row: tuple[int, list[str]]) -> tuple[int, list[str]]:
 
 
 def _table(
-    path: Path,
-    names: list[str],
-    separator: str,
-    rows: Rows,
-    columns: Columns,
+    path: Path, names: list[str], separator: str, rows: Rows, columns: Columns
 ) -> Iterator[Row]:
     for number, row in rows:
         if len(row) != len(names):
@@ -262,16 +256,13 @@ def _read_jsonl(path: Path, columns: Columns) -> Iterator[Row]:
 
 def _row(where: str, record: dict[str, Any], columns: Columns) -> Row:
     """A row of a table, from its values by column."""
-    _check_columns(where, record, columns)
-    found = _find(record, columns)
+    found = _found(where, record, columns)
     name, caption = record[found["file"]], record[found["caption"]]
     texts = caption if isinstance(caption, list) else [caption]
     if not isinstance(name, str) or not all(isinstance(text, str) for text in texts):
         raise DataError(f"{where}: file name and caption are not text")
     split = record.get("split")
-    if split is None:
-        return Row(where, name, texts)
-    known = _SPLIT_NAMES.get(str(split).strip().lower())
+    known = UNSPLIT if split is None else _SPLIT_NAMES.get(str(split).strip().lower())
     if known is None:
         raise DataError(f"{where}: unknown split {split!r}; allowed: {', '.join(_SPLIT_NAMES)}")
     return Row(where, name, texts, known)
@@ -309,8 +300,8 @@ def _metadata_files(folder: Path) -> list[Path]:
     return own[:1] or of_splits
 
 
-def _column_names(text: str, separator: str) -> list[str]:
-    """Column names in the first line, in lower case."""
+def _header(text: str, separator: str) -> list[str]:
+    """The column names, in lower case."""
     line = text.lstrip("\r\n").split("\n", 1)[0]
     return [_unquote(name.strip()).strip().lower() for name in line.split(separator)]
 
@@ -327,18 +318,17 @@ def _find(names: Iterable[str], columns: Columns) -> dict[str, str]:
     return found
 
 
-def _check_columns(where: str, names: Iterable[str], columns: Columns) -> None:
+def _found(where: str, names: Iterable[str], columns: Columns) -> dict[str, str]:
+    """See `_find`; both must be there."""
     found = _find(names, columns)
     if missing := [kind for kind in _USUAL_NAMES if kind not in found]:
-        wanted = " and ".join(
-            f"no column {given!r}" if (given := getattr(columns, kind)) else f"no {kind} column"
-            for kind in missing
-        )
+        wanted = (repr(getattr(columns, kind) or kind) for kind in missing)
         options = " and ".join(f"--{kind}-column" for kind in missing)
         raise DataError(
-            f"{where}: {wanted}; the columns are {', '.join(names)[:200]}: name the right one with "
-            f"{options}"
+            f"{where}: no column {' or '.join(wanted)}; the columns are {', '.join(names)[:200]}: "
+            f"name the right one with {options}"
         )
+    return found
 
 
 def _unquoted(rows: Rows) -> Rows:
@@ -431,33 +421,30 @@ def detect_layout(path: str | Path, columns: Columns = USUAL) -> str:
     Raises:
         DataError: The layout is unknown, or the file cannot be read.
     """
-    layout = _layout_of(Path(path), columns)
-    if layout is None:
-        raise DataError(
-            f"{path}: unknown layout; give a CSV or JSON Lines file with a file and a caption"
-            " column (others are named with --file-column and --caption-column), an image folder"
-            " with metadata.jsonl, COCO captions, Karpathy's dataset_*.json, Flickr8k.token.txt or"
-            " its folder, or Kaggle's captions.txt"
-        )
-    return layout
-
-
-def _layout_of(path: Path, columns: Columns) -> str | None:
+    path = Path(path)
     if _metadata_files(path) or path.suffix.lower() == ".jsonl":
         return "imagefolder" if path.is_dir() else "jsonl"
     text = _read_text(path)
+    first = text.split("\n", 1)[0]
     if text.lstrip().startswith(("{", "[")):
         data = read_json(path)
-        images = data.get("images")
-        first_image = images[0] if isinstance(images, list) and images else None
-        if isinstance(first_image, dict) and "sentences" in first_image:
+        if "images" in data and "annotations" in data:
+            return "coco"
+        if "images" in data and '"sentences"' in text:
             return "karpathy"
-        return "coco" if "images" in data and "annotations" in data else None
-    first = text.split("\n", 1)[0]
-    if path.name.endswith(_TOKEN_FILES) or re.match(r".+#\d+\t", first):
+    elif path.name.endswith(_TOKEN_FILES) or re.match(r".+#\d+\t", first):
         return "flickr8k"
-    if first.strip().lower() == "image,caption" and columns == USUAL:
+    elif first.strip().lower() == "image,caption" and columns == USUAL:
         return "kaggle"
-    known = any(len(_find(_column_names(text, s), USUAL)) == 2 for s in _SEPARATORS)
-    table = known or columns != USUAL or path.suffix.lower() in (".csv", ".tsv")
-    return "csv" if table else None
+    elif (
+        columns != USUAL
+        or path.suffix.lower() in {".csv", ".tsv"}
+        or any(len(_find(_header(text, separator), USUAL)) == 2 for separator in _SEPARATORS)
+    ):
+        return "csv"
+    raise DataError(
+        f"{path}: unknown layout; give a CSV or JSON Lines file with a file and a caption column"
+        " (others are named with --file-column and --caption-column), an image folder with"
+        " metadata.jsonl, COCO captions, Karpathy's dataset_*.json, Flickr8k.token.txt or its"
+        " folder, or Kaggle's captions.txt"
+    )

@@ -79,6 +79,15 @@ class ShardStream(IterableDataset[list[Item]]):
         """Number of batches in an epoch; differs slightly if shards have unequal sizes."""
         return max(sum(self._counts(epoch, rank)) for rank in range(self.world))
 
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """An epoch's batches from batch ``start``, prefetched by the workers.
+
+        Raises:
+            DataError: A shard is damaged.
+        """
+        self.epoch, self.start = epoch, start
+        yield from load_ahead(self, self.workers, batch_size=None, collate_fn=collate)
+
     def __iter__(self) -> Iterator[list[Item]]:
         counts = self._counts(self.epoch, self.rank)
         counts[0] += self.batches_in(self.epoch) - sum(counts)
@@ -143,15 +152,6 @@ class ShardStream(IterableDataset[list[Item]]):
             )
         source = io.BytesIO(photo.data)
         return self.reader.item(known, self.epoch, source, photo.name) or self.reader.filler()
-
-
-def shard_loader(stream: ShardStream) -> Iterator[Batch]:
-    """The stream's batches, prefetched by its workers.
-
-    Raises:
-        DataError: A shard is damaged.
-    """
-    return load_ahead(stream, stream.workers, batch_size=None, collate_fn=collate)
 
 
 def _shuffled(

@@ -68,22 +68,19 @@ class Manifest:
         return hashlib.sha256(listed.encode()).hexdigest()[:12]
 
 
-class HashedFile:
+class _HashedFile:
     """A binary file that counts and hashes the bytes read or written; not seekable."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.size, self.sha256 = file, 0, hashlib.sha256()
 
     def read(self, size: int) -> bytes:
-        """See ``IO.read``."""
         return self._count(self.file.read(size))
 
     def write(self, data: bytes) -> int:
-        """See ``IO.write``."""
         return self.file.write(self._count(data))
 
     def tell(self) -> int:
-        """See ``IO.tell``."""
         return self.size
 
     def _count(self, data: bytes) -> bytes:
@@ -107,13 +104,7 @@ class ShardPhoto(NamedTuple):
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """Read the manifest of a folder of shards.
-
-    Args:
-        folder: Folder that ``captioner prepare shards`` wrote, or the URL of a copy.
-
-    Returns:
-        The shards. Their sizes have been checked; `read_shard` verifies their checksums.
+    """Read the manifest of a folder, or of the URL of a copy, and check the shards' sizes.
 
     Raises:
         DataError: The manifest is missing or damaged, or a shard is missing or has another size.
@@ -126,7 +117,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     try:
         with open_to_read(path) as file:
             shards = tuple(Shard(**one) for one in json.loads(file.read())["shards"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # that of object storage may be any
         raise DataError(f"{path} is not a list of shards ({error}); {_RECREATE}") from error
     for shard in shards:
         if (size := found.get(shard.name, 0)) != shard.bytes:
@@ -145,20 +136,20 @@ def read_shard(path: str | Path, shard: Shard) -> Iterator[ShardPhoto]:
     """
     try:
         with open_to_read(path) as raw:
-            file = HashedFile(raw)
+            file = _HashedFile(raw)
             for data, sample in _samples(file):
                 fields = json.loads(sample)
                 file_name = fields["file_name"]
                 yield ShardPhoto(fields["image_id"], file_name, f"{path}: {file_name}", data)
             while file.read(_BLOCK):
                 pass
-    except (tarfile.TarError, OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:
         raise DataError(f"{path} is truncated or damaged ({error}); {_RECREATE}") from error
     if file.sha256.hexdigest() != shard.sha256:
         raise DataError(f"{path} is damaged: its SHA-256 is not the one in {MANIFEST}; {_RECREATE}")
 
 
-def _samples(file: HashedFile) -> Iterator[tuple[bytes, bytes]]:
+def _samples(file: _HashedFile) -> Iterator[tuple[bytes, bytes]]:
     """The bytes of each photo, and its JSON, in one pass.
 
     A sample's files may come in any order; WebDataset's own writer sorts them by extension. A
@@ -179,14 +170,6 @@ def _samples(file: HashedFile) -> Iterator[tuple[bytes, bytes]]:
 # --- Writing --------------------------------------------------------------------------------------
 
 
-class WrittenShards(NamedTuple):
-    """Result of `write_shards`."""
-
-    manifest: Manifest
-    skipped: list[str]
-    """One message per photo that could not be read."""
-
-
 def write_shards(
     images: Sequence[CaptionedImage],
     folder: str | Path,
@@ -195,7 +178,7 @@ def write_shards(
     seed: int = 0,
     force: bool = False,
     progress: Callable[[int], object] = lambda _: None,
-) -> WrittenShards:
+) -> tuple[Manifest, list[str]]:
     """Write photos and captions to shards; the same photos and settings give the same bytes.
 
     Each shard is written completely or not at all. The same call resumes an interrupted one and
@@ -203,14 +186,14 @@ def write_shards(
 
     Args:
         images: Photos with their captions.
-        folder: Output folder; created if missing.
+        folder: Created if missing.
         photos_per_shard: The last shard, and shards with skipped photos, have fewer.
         seed: Seed of the photos' order, which is shuffled once.
         force: Remove existing shards first.
         progress: Called with the number of photos done since the last call.
 
     Returns:
-        The manifest, and the photos that were skipped.
+        The manifest, and a message for each photo that could not be read.
 
     Raises:
         ConfigError: The folder holds complete shards, or shards of other photos or settings.
@@ -252,7 +235,7 @@ def write_shards(
         content = {"version": VERSION, "shards": [asdict(shard) for shard in shards]}
         atomic_write(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
         (folder / JOURNAL).unlink()
-    return WrittenShards(Manifest(folder, shards), problems)
+    return Manifest(folder, shards), problems
 
 
 def _write_shard(
@@ -260,7 +243,7 @@ def _write_shard(
 ) -> tuple[Shard, list[str]]:
     skipped = []
     with atomic_open(path, "wb") as raw:
-        file = HashedFile(raw)
+        file = _HashedFile(raw)
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:  # type: ignore[call-overload]
             for photo in photos:
                 # Readers would skip a file without extension, and .json is taken by the captions.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import TypeAlias
 
 import torch
 
@@ -26,55 +27,36 @@ from captioner.data.batches import (
 )
 from captioner.data.features import FeatureCache
 from captioner.data.prefetch import read_ahead
-from captioner.data.shard_stream import ShardStream, shard_loader
+from captioner.data.shard_stream import ShardStream
 from captioner.data.shards import read_manifest
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import TrainConfig
 
 
-class Source(Protocol):
-    """Batches of one process."""
-
-    def batches_in(self, epoch: int) -> int:
-        """Number of batches in an epoch, the same for all processes."""
-
-    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """An epoch's batches from batch ``start``."""
-
-
 @dataclass
 class PhotoSource:
-    """Photos from their files."""
+    """Photos from their files, or their features from a cache, which a thread reads ahead."""
 
     reader: PhotoReader
     photos: Sequence[EncodedImage]
     sampler: EpochSampler
     workers: int = 0
+    cache: FeatureCache | None = None
 
     def batches_in(self, epoch: int) -> int:
-        """See ``Source``."""
+        """Number of batches in an epoch, the same for all processes."""
         del epoch
         return self.sampler.batches
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """See ``Source``."""
+        """An epoch's batches from batch ``start``."""
         self.sampler.epoch, self.sampler.start = epoch, start
-        yield from self._read()
+        if self.cache is None:
+            yield from training_loader(self.reader, self.photos, self.sampler, self.workers)
+        else:
+            yield from read_ahead(partial(self._features, self.cache), self.sampler, ahead=2)
 
-    def _read(self) -> Iterator[Batch]:
-        return training_loader(self.reader, self.photos, self.sampler, self.workers)
-
-
-@dataclass(kw_only=True)
-class FeatureSource(PhotoSource):
-    """Features of the photos from a cache, which a thread reads ahead."""
-
-    cache: FeatureCache
-
-    def _read(self) -> Iterator[Batch]:
-        return read_ahead(self._batch, self.sampler, ahead=2)
-
-    def _batch(self, indices: list[tuple[int, int]]) -> Batch:
+    def _features(self, cache: FeatureCache, indices: list[tuple[int, int]]) -> Batch:
         """A batch of (epoch, index); collated before reading, so that features are copied once."""
         items = []
         for epoch, index in indices:
@@ -83,26 +65,14 @@ class FeatureSource(PhotoSource):
             captions = captions if epoch >= 0 else []
             items.append(Item(photo.image.image_id, torch.tensor(flipped), captions, photo.start))
         batch = collate(items)
-        images = self.cache.read(list(zip(batch.image_ids, batch.images.tolist(), strict=True)))
+        images = cache.read(list(zip(batch.image_ids, batch.images.tolist(), strict=True)))
         if torch.cuda.is_available():
             images = images.pin_memory()  # here in the thread, as the DataLoader does for photos
         return batch._replace(images=images)
 
 
-@dataclass
-class ShardSource:
-    """Photos streamed from shards."""
-
-    stream: ShardStream
-
-    def batches_in(self, epoch: int) -> int:
-        """See ``Source``."""
-        return self.stream.batches_in(epoch)
-
-    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """See ``Source``."""
-        self.stream.epoch, self.stream.start = epoch, start
-        yield from shard_loader(self.stream)
+Source: TypeAlias = PhotoSource | ShardStream
+"""Batches of one process."""
 
 
 def open_source(
@@ -114,15 +84,7 @@ def open_source(
     rank: int = 0,
     world: int = 1,
 ) -> Source:
-    """Open the source of a training run's process ``rank`` of ``world``.
-
-    Args:
-        config: The run's config.
-        photos: The training photos.
-        preprocessing: The model's preprocessing.
-        cache: The photos' features, to read instead of the photos.
-        rank: Index of this process.
-        world: Number of processes.
+    """Open the source of process ``rank`` of ``world``; with a cache, it gives features.
 
     Raises:
         CaptionerError: The shards cannot be read, or are too few for the processes.
@@ -136,16 +98,14 @@ def open_source(
         seed=seed,
     )
     if data.shards:
-        return ShardSource(
-            ShardStream(
-                read_manifest(data.shards),
-                {photo.image.image_id: without_text(photo) for photo in photos},
-                reader,
-                batch_size=batch_size,
-                rank=rank,
-                world=world,
-                workers=data.workers,
-            )
+        return ShardStream(
+            read_manifest(data.shards),
+            {photo.image.image_id: without_text(photo) for photo in photos},
+            reader,
+            batch_size=batch_size,
+            rank=rank,
+            world=world,
+            workers=data.workers,
         )
     # At most a quarter of the epoch: a bucket over all of it gives the same batches every epoch.
     quarter = len(photos) // (4 * batch_size)
@@ -157,6 +117,4 @@ def open_source(
         world,
         bucket=max(1, min(data.bucket_batches, quarter)),
     )
-    if cache is not None:
-        return FeatureSource(reader, photos, sampler, cache=cache)
-    return PhotoSource(reader, photos, sampler, data.workers)
+    return PhotoSource(reader, photos, sampler, data.workers, cache)

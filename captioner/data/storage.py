@@ -1,7 +1,6 @@
 """Files in folders on a disk or in object storage (``s3://``, ``gs://``, ...), by fsspec.
 
-Credentials and endpoints come from the environment, as for the cloud's own tools. Whatever error a
-protocol's library raises arrives as OSError.
+Credentials and endpoints come from the environment, as for the cloud's own tools.
 """
 
 from __future__ import annotations
@@ -48,41 +47,14 @@ def sizes(folder: str | Path) -> dict[str, int]:
 
 @contextmanager
 def open_to_read(name: str | Path) -> Iterator[IO[bytes]]:
-    """Open a file, to be read from its start.
-
-    Raises:
-        OSError: It cannot be opened; ``read`` raises it too.
-    """
+    """Open a file, to be read from its start; errors are those of the protocol's library."""
     if is_local(str(name)):
         with Path(name).open("rb") as file:
             yield file
         return
-    remote: Any = _Remote(str(name))
-    try:
+    fs, path = _file_system(str(name))
+    with fs.open(path, "rb", block_size=BLOCK, cache_type="readahead") as remote:
         yield remote
-    finally:
-        remote.close()
-
-
-class _Remote:
-    """A file of object storage."""
-
-    def __init__(self, name: str) -> None:
-        try:
-            fs, path = _file_system(name)
-            self._file = fs.open(path, "rb", block_size=BLOCK, cache_type="readahead")
-        except Exception as error:
-            raise _as_os_error(error) from error
-
-    def read(self, size: int = -1) -> bytes:
-        try:
-            data: bytes = self._file.read(size)
-        except Exception as error:
-            raise _as_os_error(error) from error
-        return data
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def _file_system(name: str) -> tuple[Any, str]:
@@ -94,14 +66,5 @@ def _file_system(name: str) -> tuple[Any, str]:
 
 def unreadable(name: str | Path, error: Exception) -> DataError:
     """The error of a file or folder that cannot be read."""
-    return DataError(
-        f"{name}: cannot be read ({_reason(error)}); check the name and your access to it"
-    )
-
-
-def _as_os_error(error: Exception) -> OSError:
-    return error if isinstance(error, OSError) else OSError(_reason(error))
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+    reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+    return DataError(f"{name}: cannot be read ({reason}); check the name and your access to it")

@@ -11,7 +11,7 @@ import yaml
 from captioner.cli import prepare
 from captioner.cli.main import INTERRUPTED, OK, main
 from captioner.data.batches import EncodedImage, PhotoReader
-from captioner.data.shard_stream import ShardStream, shard_loader
+from captioner.data.shard_stream import ShardStream
 from captioner.data.shards import read_manifest
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DataConfig
@@ -54,7 +54,7 @@ def test_written_shards_can_be_streamed(tiny, config, tmp_path, capsys):
     items = {one.image_id: EncodedImage(one, ([3 + one.image_id],)) for one in images}
     reader = PhotoReader(Preprocessing(32), max_captions=5)
     stream = ShardStream(read_manifest(out), items, reader, batch_size=2)
-    batches = list(shard_loader(stream))
+    batches = list(stream.batches(stream.epoch, stream.start))
     assert len(batches) == stream.batches_in(0) == 2
     assert sorted(int(t) for batch in batches for t in batch.tokens[:, 0, 1]) == [4, 5, 6, 7]
     assert batches[0].images.shape == (2, 32, 32, 3)

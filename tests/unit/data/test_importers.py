@@ -208,7 +208,7 @@ def test_coco(tmp_path: Path):
         (
             "csv",
             "a,b\n1,2\n",
-            r"a:1: no file column and .* the columns are a, b: .*--file-column",
+            r"a:1: no column .file. or .caption.; the columns are a, b: .*--file-column",
         ),
         (
             "csv",
@@ -258,7 +258,7 @@ def test_an_image_folder_with_splits(tmp_path: Path):
     ("line", "expected"),
     [
         ("{", "a.jsonl:1: not a JSON object"),
-        ('{"file": "1.png", "words": "a"}', "no caption column; the columns are file, words: "),
+        ('{"file": "1.png", "words": "a"}', "no column .caption.; the columns are file, words: "),
     ],
 )
 def test_invalid_json_lines(tmp_path: Path, line: str, expected: str):

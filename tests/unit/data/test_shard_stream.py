@@ -16,7 +16,7 @@ from toy_shards import PER_SHARD, PHOTOS, copied, grey_photos
 
 from captioner.data.batches import EncodedImage, Item, PhotoReader
 from captioner.data.coco import CaptionedImage
-from captioner.data.shard_stream import ShardStream, shard_loader
+from captioner.data.shard_stream import ShardStream
 from captioner.data.shards import Manifest, read_manifest, write_shards
 from captioner.errors import ConfigError, DataError
 from captioner.model.preprocessing import Preprocessing
@@ -145,7 +145,10 @@ def test_an_epoch_can_start_at_any_batch(make: Make, world: int, workers: int):
 
 
 def loaded(stream: ShardStream) -> list[tuple[list[Any], list[Any]]]:
-    return [(batch.images.tolist(), batch.tokens.tolist()) for batch in shard_loader(stream)]
+    return [
+        (batch.images.tolist(), batch.tokens.tolist())
+        for batch in stream.batches(stream.epoch, stream.start)
+    ]
 
 
 def single_process(make: Make, **settings: Any) -> list[tuple[list[Any], list[Any]]]:
@@ -201,7 +204,7 @@ def test_a_workers_error_is_one_line_and_ends_all_workers(make: Make, folder: Pa
     manifest = read_manifest(out)
     (out / "shard-000003.tar").write_bytes(b"no tar")
     with pytest.raises(DataError, match=r"^\S*shard-000003\.tar is truncated or damaged") as caught:
-        list(shard_loader(make(manifest, workers=1)))
+        list(make(manifest, workers=1).batches(0, 0))
     assert "\n" not in str(caught.value)
     assert multiprocessing.active_children() == []  # leftover workers would keep the program alive
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +15,7 @@ from torch import Tensor
 from captioner.data.batches import Batch, EncodedImage, EpochSampler, PhotoReader, photo_tensor
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
-from captioner.data.sources import FeatureSource, PhotoSource
-from captioner.errors import DataError
+from captioner.data.sources import PhotoSource
 from captioner.model.preprocessing import Preprocessing
 from captioner.text.vocabulary import PAD
 
@@ -34,11 +34,8 @@ class Cache:
 
     def __init__(self, photos: Sequence[EncodedImage]) -> None:
         self.paths = {photo.image.image_id: photo.image.path for photo in photos}
-        self.broken: set[int] = set()
 
     def read(self, rows: Sequence[tuple[int, bool]]) -> Tensor:
-        if self.broken & {image_id for image_id, _ in rows}:
-            raise DataError("features of 3.png are damaged")
         pixels = [
             photo_tensor(PREPROCESSING, open_image(self.paths[i]), turned) for i, turned in rows
         ]
@@ -58,20 +55,20 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[EncodedImage]:
     return made
 
 
-Source = PhotoSource | FeatureSource
-Make = Callable[..., Source]
+Make = Callable[..., PhotoSource]
 
 
 @pytest.fixture
 def make(photos: list[EncodedImage]) -> Make:
-    def build(kind: str, rank: int = 0, world: int = 1, bucket: int = 1, seed: int = 5) -> Source:
+    def build(
+        kind: str, rank: int = 0, world: int = 1, bucket: int = 1, seed: int = 5
+    ) -> PhotoSource:
         lengths = [[len(words) for words in photo.tokens] for photo in photos]
         sampler = EpochSampler(lengths, 4, seed, rank, world, bucket=bucket)
         options: dict[str, Any] = {"max_captions": 3, "horizontal_flip": True, "seed": seed}
         reader = PhotoReader(PREPROCESSING, **options)
-        if kind == "photos":
-            return PhotoSource(reader, photos, sampler, workers=0)
-        return FeatureSource(reader, photos, sampler, cache=Cache(photos))  # type: ignore[arg-type]
+        cache: Any = Cache(photos) if kind == "features" else None
+        return PhotoSource(reader, photos, sampler, cache=cache)
 
     return build
 
@@ -158,8 +155,6 @@ def test_processes_together_equal_one_process(
 
 
 def test_a_loop_that_ends_early_leaves_no_thread(make: Make) -> None:
-    import threading
-
     before = threading.active_count()
     batches = make("features").batches(0, 0)
     next(batches)
