@@ -17,6 +17,7 @@ from captioner.cli.arguments import checked_search, command, flag, taken
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import check_force, hint, refuse_overwrite, require_parent, warn
 from captioner.cli.photos import PICTURE_MARK, STDIN, PhotoOptions, find_photos, missing
+from captioner.data.images import open_image
 from captioner.data.progress import photo_bar
 from captioner.drawing.animation import animate, check_ending
 from captioner.drawing.archive import MapArchive
@@ -37,13 +38,8 @@ from captioner.option_fields import File, ModelName, Shown, option_fields
 from captioner.options import METHOD_TITLES, ExplanationMethod, ModelOptions, SearchOptions
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from captioner.evaluation.masks import Instances
     from captioner.inference.captioner import Captioner
-
-DECODED = 8
-"""Most decoded photos held in memory at once."""
 
 _KINDS: dict[str, tuple[str, type | None]] = {
     **dict.fromkeys(FIGURES, ("a figure", FigureOptions)),
@@ -143,11 +139,7 @@ def targets(
 ) -> list[Path]:
     """Return the output file of each photo; the same one for all if it is a page or an archive.
 
-    Args:
-        photos: Photos without duplicates.
-        output: File or folder; None: beside each photo.
-        ending: Format in a folder; None: png.
-        subfolders: Where photos go in the output folder; default: into the folder itself.
+    ``ending`` is the format in a folder; ``subfolders``, where photos go in it.
     """
     file = output is not None and output.suffix and not output.is_dir()
     suffix = output.suffix.lower() if file and output else f".{(ending or 'png').lower()}"
@@ -242,78 +234,67 @@ class _Captioned(NamedTuple):
 
     name: Path
     """The given path; - for standard input."""
-    photo: Image | Path
-    size: tuple[int, int]
+    photo: Path | bytes
+    title: str
     captions: list[Caption]
 
 
 def _captioned(
     photos: Sequence[Path], options: AttendOptions, search: dict[str, Any]
 ) -> Iterator[_Captioned | ImageError]:
-    """Every photo with its captions, or the error."""
+    """Every photo with its captions by all models and methods, or the error."""
+    from captioner.data.images import MAX_STREAM_BYTES
     from captioner.inference.captioner import load
 
     models = [
         load(*folders, device=options.device, precision=options.precision)
         for folders in (options.model, *([folder] for folder in options.compare))
     ]
-    image_size = max(model.ensemble.image_size for model in models)
-    size = min(options.batch_size, DECODED)
-    for batch in (photos[start : start + size] for start in range(0, len(photos), size)):
-        opened = [_open(photo, image_size) for photo in batch]
-        seen = [images[1] for images in opened if not isinstance(images, ImageError)]
-        found = iter(_captions(models, seen, options, search))
-        for photo, images in zip(batch, opened, strict=True):
-            if isinstance(images, ImageError):
-                yield images
-            else:
-                yield _Captioned(photo, images[0], images[0].size, next(found))
+    # Standard input cannot be read twice.
+    sources = [p if p != STDIN else sys.stdin.buffer.read(MAX_STREAM_BYTES + 1) for p in photos]
+    results = [
+        _results(model, sources, method, options, search)
+        for model in models
+        for method in options.methods
+    ]
+    titles = _titles(photos)
+    for name, source, *found in zip(photos, sources, *results, strict=True):
+        if isinstance(found[0], ImageError):
+            yield ImageError(str(found[0]).replace("the given bytes", "<stdin>", 1))
+        else:
+            captions = [caption for captions in found for caption in captions]
+            yield _Captioned(name, source, titles[name], captions)
 
 
-def _open(photo: Path, image_size: int) -> tuple[Image, Image] | ImageError:
-    """A photo as it is drawn, and as the model sees it, so that its caption is the usual one.
-
-    A large JPEG is decoded for each.
-    """
-    from captioner.data.images import MAX_STREAM_BYTES, open_image, reduced_side
-
-    source: Path | bytes = photo
-    name = None
-    if photo == STDIN:  # which cannot be read twice
-        source, name = sys.stdin.buffer.read(MAX_STREAM_BYTES + 1), "<stdin>"
-    side = reduced_side(image_size)
-    try:
-        drawn = open_image(source, name=name)
-        large = min(drawn.size) >= 2 * side
-        return drawn, open_image(source, name=name, min_side=side) if large else drawn
-    except ImageError as error:
-        return error
+def _titles(photos: Sequence[Path]) -> dict[Path, str]:
+    """File names, with their folder only if two are the same: pages may be published."""
+    names = {photo: "" if photo == STDIN else photo.name for photo in photos}
+    count = Counter(names.values())
+    return {
+        photo: f"{photo.absolute().parent.name}/{name}" if count[name] > 1 else name
+        for photo, name in names.items()
+    }
 
 
-def _captions(
-    models: Sequence[Captioner],
-    images: Sequence[Image],
+def _results(
+    model: Captioner,
+    photos: Sequence[Path | bytes],
+    method: ExplanationMethod,
     options: AttendOptions,
     search: dict[str, Any],
-) -> list[list[Caption]]:
-    """The captions of every image by all models and methods: those found, or the given words."""
-    captions: list[list[Caption]] = [[] for _ in images]
-    for model in models:
-        prepared = [model.prepare(image) for image in images]
-        texts = [model.known_words(text) for text in options.words]
-        for method in options.methods:
-            how: Any = {"alternatives": options.alternatives or 0, "method": method}
-            if texts:
-                how["style"] = search.get("style")
-                found = [
-                    [c for words in texts for c in model.explain_batch([one], [words], **how)]
-                    for one in prepared
-                ]
-            else:
-                found = model.caption_batch(prepared, model.options(**search), **how)
-            for mine, more in zip(captions, found, strict=True):
-                mine.extend(more)
-    return captions
+) -> Iterator[Sequence[Caption] | ImageError]:
+    """The captions of every photo: those found, or the given words."""
+    how: Any = {"alternatives": options.alternatives or 0, "method": method}
+    if not options.words:
+        for result in model.stream(photos, batch_size=options.batch_size, **how, **search):
+            yield result.error or result.captions
+        return
+    style = search.get("style")
+    for photo in photos:
+        try:
+            yield [model.explain(photo, text, **how, style=style) for text in options.words]
+        except ImageError as error:
+            yield error
 
 
 def _model_names(options: AttendOptions) -> list[str]:
@@ -358,7 +339,7 @@ def _draw(
         instances = read_instances(options.instances)
     target, several = next(iter(jobs.values())), len(jobs) > 1
     together = several and len(set(jobs.values())) == 1
-    draw = _Drawing(target.suffix.lower(), together, _titles([*jobs]), options, drawing, instances)
+    suffix = target.suffix.lower()
     gathered: list[_Captioned] = []
     failures, saved, boxes = 0, 0, False
     bar = photo_bar(_captioned([*jobs], options, search), shown=several, total=len(jobs))
@@ -370,88 +351,68 @@ def _draw(
         return f"{saved} of {len(jobs)} photos are finished{again}" if saved else ""
 
     with hint(finished):
-        for (photo, path), one in zip(jobs.items(), bar, strict=True):
+        for path, one in zip(jobs.values(), bar, strict=True):
             if isinstance(one, ImageError):
                 failures += 1
                 warn(str(one))
                 continue
             drawn = not together
             try:
-                if together:  # photos are read again, rather than all held in memory
-                    gathered.append(one if photo == STDIN else one._replace(photo=photo))
+                if together:
+                    gathered.append(one)
                 else:
-                    draw([one]).save(path)
+                    _picture(suffix, [one], options, drawing, instances).save(path)
             except ConfigError as error:  # e.g. --only with a word that this caption lacks
                 if not several:
                     raise
                 failures, drawn = failures + 1, False
-                warn(f"{photo}: {error}")
+                warn(f"{one.name}: {error}")
             saved += drawn
             boxes |= any(lacks_letters(caption.text) for caption in one.captions)
             _print_captions(one, options)
             if drawn and options.output is None:
                 print(f"  saved as {path}", flush=True)
     if gathered:
-        draw(gathered).save(target)
-    if boxes and target.suffix.lower() not in (".svg", *PAGES, *ARCHIVES):
+        _picture(suffix, gathered, options, drawing, instances).save(target)
+    if boxes and suffix not in (".svg", *PAGES, *ARCHIVES):
         warn("the font of pictures lacks letters of the captions; write .svg or .html instead")
     return failures
 
 
-class _Drawing(NamedTuple):
-    """Draws photos in one format."""
-
-    suffix: str
-    together: bool
-    """All photos share a page or archive."""
-    titles: dict[Path, str]
-    options: AttendOptions
-    drawing: dict[str, Any]
-    instances: Instances | None
-
-    def __call__(self, group: Sequence[_Captioned]) -> Any:
-        """Something to save: of one photo, or a page or archive of several."""
-        entries = [
-            Entry(c.photo, c.captions, self.titles[c.name], _labels(self.options, len(c.captions)))
-            for c in group
-        ]
-        one = entries[0]
-        if self.suffix in ARCHIVES:
-            archive = MapArchive()
-            for each in group:
-                archive.add(each.name, each.captions, each.size)
-            return archive
-        if self.suffix in ANIMATIONS:
-            return animate(one.photo, one.captions[0], **self.drawing)
-        if self.suffix in PAGES and self.together:
-            return gallery(entries, **self.drawing)
-        if self.suffix in PAGES:
-            labelled = {"title": one.title, "labels": one.labels}
-            return page(one.photo, one.captions, **labelled, **self.drawing)
-        return overlay(
-            one.photo,
-            one.captions,
-            labels=one.labels,
-            outlines=_outlines(group[0], self.instances),
-            alternatives=self.options.alternatives or 0,
-            **self.drawing,
-        )
+def _picture(
+    suffix: str,
+    group: Sequence[_Captioned],
+    options: AttendOptions,
+    drawing: dict[str, Any],
+    instances: Instances | None,
+) -> Any:
+    """Something to save: of one photo, or a page or archive of several."""
+    one = group[0]
+    labels = _labels(options, len(one.captions))
+    if suffix in ARCHIVES:
+        archive = MapArchive()
+        for each in group:
+            archive.add(each.name, each.captions, open_image(each.photo).size)
+        return archive
+    if suffix in ANIMATIONS:
+        return animate(one.photo, one.captions[0], **drawing)
+    if suffix in PAGES and len(group) > 1:
+        entries = [Entry(each.photo, each.captions, each.title, labels) for each in group]
+        return gallery(entries, **drawing)
+    if suffix in PAGES:
+        return page(one.photo, one.captions, title=one.title, labels=labels, **drawing)
+    return overlay(
+        one.photo,
+        one.captions,
+        labels=labels,
+        outlines=() if instances is None else _outlines(one, instances),
+        alternatives=options.alternatives or 0,
+        **drawing,
+    )
 
 
-def _titles(photos: Sequence[Path]) -> dict[Path, str]:
-    """File names, with their folder only if two are the same: pages may be published."""
-    names = {photo: "" if photo == STDIN else photo.name for photo in photos}
-    count = Counter(names.values())
-    return {
-        photo: f"{photo.absolute().parent.name}/{name}" if count[name] > 1 else name
-        for photo, name in names.items()
-    }
-
-
-def _outlines(one: _Captioned, instances: Instances | None) -> Any:
+def _outlines(one: _Captioned, instances: Instances) -> Any:
     """For each caption, masks of the objects that it names, by word position."""
-    if instances is None:
-        return ()
     from captioner.evaluation.objects import find_names
 
     ids = [i for i, name in instances.names.items() if Path(name).name == one.name.name]

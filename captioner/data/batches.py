@@ -176,15 +176,10 @@ class EpochSampler:
         *,
         bucket: int = 1,
     ) -> None:
-        """Sample from ``len(lengths)`` photos.
+        """Sample for process ``rank`` of ``world``.
 
-        Args:
-            lengths: Caption lengths of each photo (words).
-            batch_size: Photos per step, over all processes.
-            seed: Seed of the order.
-            rank: Index of this process.
-            world: Number of processes.
-            bucket: Number of batches that are sorted together.
+        ``lengths`` are the caption lengths of each photo (words), ``batch_size`` is the number of
+        photos per step over all processes.
         """
         self.batch_size, self.seed = batch_size, seed
         self.lengths = [(len(of_photo), *sorted(of_photo)) for of_photo in lengths]
@@ -236,14 +231,11 @@ def collate(items: Sequence[Item]) -> Batch:
 def pad_captions(
     captions: Sequence[Sequence[Sequence[int]]], starts: Sequence[int] | None = None
 ) -> Tensor:
-    """Pad captions to one tensor.
+    """Pad each photo's captions (see ``EncodedImage.tokens``) to ``Batch.tokens``, (B, R, T + 1).
 
     Args:
-        captions: Captions of each photo; see ``EncodedImage.tokens``.
+        captions: Of each photo.
         starts: Start token of each photo; None: ``START``.
-
-    Returns:
-        (B, R, T + 1), see ``Batch.tokens``.
     """
     longest = max((len(words) for photo in captions for words in photo), default=1)
     tokens = torch.full((len(captions), max(1, *map(len, captions)), 1 + longest), PAD)
@@ -269,10 +261,7 @@ def load_ahead(dataset: Dataset[Any], workers: int, **options: Any) -> Iterator[
     the loader's frames alive through its traceback, and with them the workers; the frames are
     therefore cleared.
 
-    Args:
-        dataset: What the workers read.
-        workers: Number of worker processes; 0: load in this process.
-        options: Further options of ``DataLoader``.
+    With 0 workers, this process loads; ``options`` are further ones of ``DataLoader``.
     """
     loader: DataLoader[Batch] = DataLoader(
         dataset,

@@ -67,7 +67,7 @@ def set_description(packet: bytes | None, text: str) -> bytes:
     if found.description is not None:
         start, end = found.description
         return packet[:start] + description + packet[end:]
-    about = quoteattr(found.about)
+    about = quoteattr(found.about or "")
     opened = f'<rdf:Description xmlns:rdf="{_RDF}" rdf:about={about}>'.encode()
     new = b" " + opened + description + b"</rdf:Description>\n "
     return packet[: found.insert] + new + packet[found.insert :]
@@ -82,17 +82,7 @@ class _Item(NamedTuple):
     end: int
 
 
-class _Found(NamedTuple):
-    items: list[_Item]
-    description: tuple[int, int] | None
-    """Bytes of the dc:description element."""
-    insert: int
-    """Where a new rdf:Description goes: before the end of rdf:RDF."""
-    about: str
-    """``rdf:about`` of the first rdf:Description."""
-
-
-def _parse(packet: bytes) -> _Found:
+def _parse(packet: bytes) -> _Reader:
     try:
         packet.decode()
     except UnicodeDecodeError as error:
@@ -102,9 +92,9 @@ def _parse(packet: bytes) -> _Found:
         reader.parser.Parse(packet, True)
     except expat.ExpatError as error:
         raise DataError(f"the XMP is damaged ({error}); restore it, or move it away") from error
-    if reader.insert is None:
+    if not reader.insert:
         raise DataError("the XMP has no rdf:RDF element; restore it, or move it away")
-    return _Found(reader.items, reader.description, reader.insert, reader.about or "")
+    return reader
 
 
 class _Reader:
@@ -114,8 +104,11 @@ class _Reader:
         self.packet = packet
         self.items: list[_Item] = []
         self.description: tuple[int, int] | None = None
-        self.insert: int | None = None
+        """Bytes of the dc:description element."""
+        self.insert = 0
+        """Where a new rdf:Description goes: before the end of rdf:RDF."""
         self.about: str | None = None
+        """``rdf:about`` of the first rdf:Description."""
         self._open: list[str] = []
         self._start = self._item_start = 0
         self._language = ""
@@ -164,10 +157,8 @@ class _Reader:
 
     def _is_description(self, name: str, above: list[str]) -> bool:
         """Whether this is the photo's own description, not that of a part of it."""
-        return name == f"{_DC} description" and above[-2:] == [
-            f"{_RDF} RDF",
-            f"{_RDF} Description",
-        ]
+        parents = [f"{_RDF} RDF", f"{_RDF} Description"]
+        return name == f"{_DC} description" and above[-2:] == parents
 
     def _in_description(self) -> bool:
         """Whether the open elements end in the photo's dc:description and its rdf:Alt."""
