@@ -28,19 +28,22 @@ from typing import Any
 
 from export_shipped import export_shipped
 
-from captioner.cli.evaluate import calibrate, evaluate
+import captioner
 from captioner.data.coco import read_captions
 from captioner.errors import CaptionerError
+from captioner.evaluation.calibrate import calibrate
+from captioner.evaluation.calibration_figure import save_figure
 from captioner.evaluation.java import find_java
+from captioner.evaluation.options import CalibrateOptions
+from captioner.evaluation.report import Report, as_json
 from captioner.files import atomic_write
+from captioner.inference.captioner import Captioner
 from captioner.inference.card import score_table, with_interval
-from captioner.inference.confidence import Calibrator, read_calibrator
+from captioner.inference.confidence import Calibrator
 from captioner.inference.folder import CARD, WEIGHTS, StoredModel, load_model, save_model
 from captioner.options import SearchOptions
 from captioner.text.tokenizer import tokenize
 from captioner.training.run import read_metrics
-
-Report = Mapping[str, Any]
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
@@ -52,7 +55,7 @@ KINDS = {
     "indoors": "indoors inside room kitchen bathroom bedroom office bed couch sofa desk",
 }
 """Groups of words counted in captions."""
-VARIED = ("--temperature", "0.85", "--candidates", "128", "--rare-words", "0.4")
+VARIED = {"temperature": 0.85, "candidates": 128, "rare_words": 0.4}
 """Search for captions with more different words, which the card reports beside the default one."""
 UNSEEN = "Nobody has looked at the captions of this model yet."
 
@@ -81,24 +84,24 @@ def main() -> None:
         "coco_val": (options.coco / "captions_val.json", options.coco / "val", "coco"),
         "flickr8k_val": (options.validation, options.flickr8k / "images", "flickr8k"),
     }
-    styles = stored.vocabulary.styles
-    masks = options.coco128 / "annotations" / "instances.json"
     with tempfile.TemporaryDirectory() as folder:
-        save_model(f"{folder}/model", stored)
-        measured = {
-            name: (
-                "--annotations", str(captions), "--images", str(photos),
-                *(["--style", style] if styles else []),
+        save_model(folder, stored)
+        model = captioner.load(folder, precision="fp32")
+        size = Path(folder, WEIGHTS).stat().st_size
+
+        def measure(name: str, **search: Any) -> Report:
+            captions, photos, style = sets[name]
+            search |= {"style": style} if stored.vocabulary.styles else {}
+            return _evaluate(
+                model, annotations=captions, images=photos, meteor=bool(find_java()), **search
             )
-            for name, (captions, photos, style) in sets.items()
-        }  # fmt: skip
-        reports = {name: _measure(folder, *what) for name, what in measured.items()}
-        varied = _measure(folder, *measured["coco_val"], *VARIED)
+
+        reports = {name: measure(name) for name in sets}
+        varied = measure("coco_val", **VARIED)
+        masks = options.coco128 / "annotations" / "instances.json"
+        looks = _evaluate(model, instances=masks, images=options.coco128 / "images")["attention"]
         if not options.skip_confidence:
-            stored.calibrator = _calibrate(Path(folder, "model"), options, bool(styles))
-        photos = options.coco128 / "images"
-        looks = _measure(folder, "--instances", str(masks), "--images", str(photos))["attention"]
-        size = Path(folder, "model", WEIGHTS).stat().st_size
+            stored.calibrator = _calibrate(model, options)
     stored.info |= {
         "scores": {name: _some(report["metrics"], METRICS) for name, report in reports.items()},
         "intervals": {
@@ -113,7 +116,9 @@ def main() -> None:
         name: _biases(report, read_captions([sets[name][0]])[1]) for name, report in reports.items()
     }
     notes = {"note": options.note, "failures": failures.rstrip(), "varied": _varied(varied)}
-    notes["varied_search"] = " ".join(VARIED)
+    notes["varied_search"] = " ".join(
+        f"--{name.replace('_', '-')} {value}" for name, value in VARIED.items()
+    )
     card = _card(stored, size, reports, biases, notes)
     save_model(options.to, stored)
     atomic_write(options.to / CARD, card)
@@ -130,43 +135,26 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("best", type=Path, help="model folder")
-    parser.add_argument(
-        "--runs", type=Path, nargs="+", required=True, help="run folders of its stages, in order"
-    )
+    parser.add_argument("--runs", type=Path, nargs="+", required=True, help="its stages, in order")
     parser.add_argument("--flickr8k", type=Path, required=True, help="folder with images/")
     parser.add_argument("--validation", type=Path, default="data/flickr8k/captions_val.json")
-    parser.add_argument(
-        "--coco", type=Path, required=True, help="folder with val/ and captions_val.json"
-    )
-    parser.add_argument(
-        "--coco128", type=Path, required=True, help="images/ and annotations/instances.json"
-    )
+    parser.add_argument("--coco", type=Path, required=True, help="val/ and captions_val.json")
+    parser.add_argument("--coco128", type=Path, required=True, help="images/ and annotations/")
     parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
-    parser.add_argument(
-        "--export", action="store_true", help="add 8-bit graphs, as the default model has them"
-    )
+    parser.add_argument("--export", action="store_true", help="add 8-bit graphs")
     parser.add_argument("--beam-size", type=int, default=3)
     parser.add_argument("--length-penalty", type=float, default=0.0)
     parser.add_argument("--block-repeats", action="store_true")
     parser.add_argument("--diagram", type=Path, help="figure of the confidence's calibration")
-    parser.add_argument(
-        "--skip-confidence", action="store_true", help="do not calibrate the confidence"
-    )
+    parser.add_argument("--skip-confidence", action="store_true")
     parser.add_argument("--commit", default="", help="commit at which the stages were trained")
-    parser.add_argument(
-        "--failures", type=Path, help="Markdown file with failures found by inspection"
-    )
+    parser.add_argument("--failures", type=Path, help="failures found by inspection, in Markdown")
     parser.add_argument("--note", default="", help="further remarks on the training")
-    given = parser.parse_args()
-    if given.failures and not given.failures.is_file():
-        parser.error(f"{given.failures} does not exist; give a Markdown file")
-    return given
+    return parser.parse_args()
 
 
 def _stage(run: Path) -> dict[str, Any]:
     rows = read_metrics(run)
-    if not rows:
-        raise SystemExit(f"{run} holds no metrics.jsonl; give the folder of a run")
     best = max(rows, key=lambda row: float(row["CIDEr"]))
     return {
         "run": run.name,
@@ -177,32 +165,30 @@ def _stage(run: Path) -> dict[str, Any]:
     }
 
 
-def _measure(folder: str, *what: str) -> Report:
-    """The report of ``captioner evaluate``."""
-    report = f"{folder}/report.json"
-    argv = [*what, "--model", f"{folder}/model", "--precision", "fp32", "-o", report, "--force"]
-    if "--annotations" in what and find_java():
-        argv.append("--meteor")
-    if evaluate(argv):
-        raise SystemExit(f"captioner evaluate {' '.join(argv)} failed; see above")
-    measured: Report = json.loads(Path(report).read_text(encoding="utf-8"))
-    return measured
+def _evaluate(model: Captioner, **what: Any) -> Report:
+    """The report of ``captioner evaluate``, as it is written."""
+    report: Report = json.loads(as_json(captioner.evaluate(model=model, **what)))
+    return report
 
 
-def _calibrate(model: Path, options: argparse.Namespace, with_styles: bool) -> Calibrator | None:
-    """The calibrator that ``captioner calibrate`` fits to both data sets."""
-    argv = ["--model", str(model), "--precision", "fp32", "--force"]
-    sets = (("coco", options.coco / "captions_val.json"), ("flickr8k", options.validation))
-    for style, captions in sets:
-        argv += ["--annotations", str(captions), *(["--styles", style] if with_styles else [])]
-        argv += ["--train-annotations", str(captions.with_name("captions_train.json"))]
-    for folder in (options.coco / "val", options.coco / "train", options.flickr8k / "images"):
-        argv += ["--images", str(folder)]
+def _calibrate(model: Captioner, options: argparse.Namespace) -> Calibrator:
+    """Fit the confidence to the validation photos of both data sets."""
+
+    def stop(error: CaptionerError) -> None:
+        raise error
+
+    annotations = [options.coco / "captions_val.json", options.validation]
+    folders = (options.coco / "val", options.coco / "train", options.flickr8k / "images")
+    given = CalibrateOptions(
+        annotations=[str(path) for path in annotations],
+        train_annotations=[str(path.with_name("captions_train.json")) for path in annotations],
+        images=[str(folder) for folder in folders],
+        styles=["coco", "flickr8k"] if model.stored.vocabulary.styles else [],
+    )
+    calibrator, report = calibrate(model, given, {}, stop)
     if options.diagram:
-        argv += ["--diagram", str(options.diagram)]
-    if calibrate(argv):
-        raise SystemExit(f"captioner calibrate {' '.join(argv)} failed; see above")
-    return read_calibrator(model)
+        save_figure(report, options.diagram)
+    return calibrator
 
 
 def confidence_table(calibrator: Calibrator | None) -> str:
