@@ -32,11 +32,11 @@ def links() -> dict[str, set[str]]:
     return dict(sorted(found.items()))
 
 
-def problem(link: str, timeout: float = 30.0) -> str | None:
+def problem(link: str) -> str | None:
     """Request a link; return the problem, or None."""
     request = urllib.request.Request(link, method="HEAD", headers={"User-Agent": "Mozilla/5.0"})
     try:
-        with urllib.request.urlopen(request, timeout=timeout):
+        with urllib.request.urlopen(request, timeout=30):
             return None
     except urllib.error.HTTPError as error:
         # The page exists but refuses programs (403, 429) or HEAD requests (405).

@@ -1,17 +1,16 @@
-"""Caption twenty images unlike the training photos, and print the confidence.
+"""Caption images unlike the training photos, and print the confidence.
 
     pip install scikit-image
-    python scripts/other_kinds.py [--model FOLDER] [--save FOLDER]
+    python scripts/other_kinds.py [--model FOLDER]
 
-Documents, drawings, screens, textures, noise, medical and astronomical images, and a few photos for
-comparison: from scikit-image, matplotlib and assets/, or generated. Prints a Markdown table.
+Documents, screens, textures, noise, medical and astronomical images, and a few photos for
+comparison: from scikit-image, matplotlib and assets/. Prints a Markdown table.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import io
 from pathlib import Path
 
 import matplotlib as mpl
@@ -27,14 +26,10 @@ def main() -> None:
     """Caption the images and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="model folder (default: the shipped model)")
-    parser.add_argument("--save", type=Path, help="also write the images to this folder")
     given = parser.parse_args()
     model = captioner.load(*([given.model] if given.model else []), precision="fp32")
     print("| image | caption | confidence |\n|---|---|---|")
     for name, image in images().items():
-        if given.save:
-            given.save.mkdir(parents=True, exist_ok=True)
-            image.convert("RGB").save(given.save / f"{name.replace(' ', '_')}.png")
         caption = model.caption(image)
         shown = "" if caption.confidence is None else f"{caption.confidence:.2f}"
         print(f"| {name} | {caption.text} | {shown} |")
@@ -68,26 +63,9 @@ def images() -> dict[str, Image.Image]:
         "galaxies": skimage / "hubble_deep_field.jpg",
         "retina": skimage / "retina.jpg",
     }
-    found = {name: Image.open(path) for name, path in files.items()}
-    found["line chart"] = _chart()
-    found["noise"] = Image.fromarray(
-        np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
-    )
-    return found
-
-
-def _chart() -> Image.Image:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4, 3))
-    axes = figure.subplots()
-    x = np.linspace(0, 10, 100)
-    axes.plot(x, np.sin(x), label="sin")
-    axes.plot(x, np.cos(x), label="cos")
-    axes.legend()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return Image.open(buffer)
+    noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+    opened = {name: Image.open(path) for name, path in files.items()}
+    return {**opened, "noise": Image.fromarray(noise)}
 
 
 if __name__ == "__main__":

@@ -91,17 +91,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Use the generated pages of notebooks in the navigation."""
-    for section in config.nav or []:
-        for entries in section.values():
-            for entry in entries if isinstance(entries, list) else []:
-                entry.update(
-                    {title: page.replace(".ipynb", ".md") for title, page in entry.items()}
-                )
-    return config
-
-
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Translate links within the repository to links within the site."""
     source = repository_path(page.file.src_uri)

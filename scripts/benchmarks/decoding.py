@@ -9,9 +9,6 @@ lists. Both run on the CPU with the same weights and threads.
 
 ``--sizes`` (regions, feature size, layer size, vocabulary; the values above are those of the
 tutorials) uses a decoder with random weights on random features.
-
-The bound is the time that the matrix products alone would take at the speed of one large product,
-measured in the same run.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from typing import get_args
 import torch
 from measuring import clock, measure, median, parser, print_table, ratio
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from captioner.data.folders import find_images
 from captioner.data.images import open_image
@@ -86,12 +82,9 @@ def report(
 ) -> None:
     """Measure and print everything."""
     few = features[:LOOP_PHOTOS]
-    dtype = features.dtype if features.dtype == torch.bfloat16 else torch.float32
-    left, right = torch.randn(1024, 2048, dtype=dtype), torch.randn(2048, 2048, dtype=dtype)
-    peak = 2 * 1024 * 2048**2 / min(measure({"": lambda: left @ right}, 12)[""])
     print(
         f"{len(features)} photos, {features.shape[1]} regions, {features.dtype}, "
-        f"{torch.get_num_threads()} threads; one large product: {peak / 1e9:.0f} GFLOP/s\n"
+        f"{torch.get_num_threads()} threads\n"
     )
     rows: dict[str, dict[str, float | str | None]] = {}
     for beam in options.beams:
@@ -104,23 +97,10 @@ def report(
             jobs[name] = partial(in_batches, decoder, features[: counts[name]], found, batch)
         times = measure(jobs, options.rounds, clock=clock(options))
         speeds = {name: counts[name] / median(times[name]) for name in jobs}
-        best = max(list(speeds)[1:], key=lambda name: speeds[name])
-        work = operations(jobs[best]) / counts[best]
-        rows[str(beam)] = {
-            **speeds,
-            "best/loop": max(ratio(times, name, "loop", counts) for name in list(jobs)[1:]),
-            "of the bound": f"{speeds[best] * work / peak:.0%}",
-            "operations of the loop": operations(jobs["loop"]) / len(few) / work,
-        }
+        best = max(ratio(times, name, "loop", counts) for name in jobs)
+        rows[str(beam)] = {**speeds, "best/loop": best}
     print_table("beam", rows)
     print(f"\n{agreement(decoder, few, max_length)}")
-
-
-def operations(job: Callable[[], object]) -> int:
-    """Floating point operations in the matrix products of a job."""
-    with FlopCounterMode(display=False) as counter:
-        job()
-    return counter.get_total_flops()
 
 
 def in_batches(decoder: Decoder, features: Tensor, options: SearchOptions, batch: int) -> None:

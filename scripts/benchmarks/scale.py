@@ -7,15 +7,6 @@ the lengths and the repetition of COCO's. Each stage runs in a process of its ow
 includes imports (torch alone takes some hundred megabytes; the stages ``vocabulary`` and ``order``
 need it) and the captions. The seconds are processor time, which other programs change less than
 the elapsed time.
-
-| stage | |
-|---|---|
-| read captions | a COCO captions file to photos with their captions |
-| vocabulary | read captions, tokenize, count words, captions to word numbers |
-| order | an epoch's batches, grouped by caption length, and its requests for workers |
-| frequencies | read captions, count document frequencies, to the bytes stored with a model |
-| rewards | the index of the references for self-critical training |
-| evaluate | score a caption for one photo in three, with intervals |
 """
 
 from __future__ import annotations
@@ -66,12 +57,12 @@ Job = Callable[[], object]
 
 
 def read(path: Path) -> Job:
-    """Stage ``read captions``."""
+    """A COCO captions file to photos with their captions."""
     return lambda: read_dataset([path], None)
 
 
 def vocabulary(path: Path) -> Job:
-    """Stage ``vocabulary``."""
+    """Read captions, tokenize, count words, captions to word numbers."""
     from captioner.options import DataConfig
     from captioner.training.data import count_vocabulary, encode_captions
 
@@ -84,7 +75,7 @@ def vocabulary(path: Path) -> Job:
 
 
 def order(path: Path) -> Job:
-    """Stage ``order``."""
+    """An epoch's batches, grouped by caption length, and its requests for workers."""
     from captioner.data.batches import EncodedImage, EpochSampler, without_text
 
     photos = [
@@ -101,7 +92,7 @@ def order(path: Path) -> Job:
 
 
 def frequencies(path: Path) -> Job:
-    """Stage ``frequencies``."""
+    """Read captions, count document frequencies, to the bytes stored with a model."""
     from captioner.evaluation.frequencies import DocumentFrequencies
 
     def job() -> None:
@@ -112,7 +103,7 @@ def frequencies(path: Path) -> Job:
 
 
 def rewards(path: Path) -> Job:
-    """Stage ``rewards``."""
+    """Read captions, and the index of the references for self-critical training."""
     from captioner.evaluation.references import References
 
     def job() -> None:
@@ -123,7 +114,7 @@ def rewards(path: Path) -> Job:
 
 
 def evaluate(path: Path) -> Job:
-    """Stage ``evaluate``."""
+    """Score a caption for one photo in three, with intervals."""
     texts = captions(len(read_captions([path])[0]), seed=1)
     results = dict(enumerate(itertools.islice(texts, 0, None, 3 * CAPTIONS), 1))
     return lambda: captioner.evaluate(annotations=path, results=results, progress=False)

@@ -29,13 +29,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 from PIL import Image
 
 MAX_BYTES = 200_000
@@ -46,6 +47,31 @@ SAMPLES = 12
 """How often memory and descriptors are measured, the restart being in the middle."""
 GROWTH = 1.1
 """Largest factor by which memory may grow before the restart, and after it."""
+
+
+class Request(NamedTuple):
+    """What a client sends over a new connection."""
+
+    allowed: set[int]
+    """Statuses, besides those of a busy server; 0: the connection is closed without a response."""
+    parts: Sequence[bytes]
+    photos: Sequence[int | None] = ()
+    """Numbers of the photos in it; None for a broken one."""
+    id: str = ""
+    pause: float = 0.0
+    """Seconds between the parts."""
+    leaves: bool = False
+    """Disconnects before the response."""
+
+
+class Response(NamedTuple):
+    """A response; status 0: the connection was closed without one."""
+
+    status: int
+    body: str = ""
+
+
+# --- kinds of requests ---------------------------------------------------------------------------
 
 
 def photo(number: int) -> bytes:
@@ -60,41 +86,82 @@ def photo(number: int) -> bytes:
 PHOTOS = [photo(number) for number in range(1, 8)]
 
 
-def as_bytes(photo: bytes) -> tuple[bytes, bytes]:
-    """Content type and body of a request with the photo alone."""
-    return b"image/png", photo
+def head(length: int | str, kind: str = "image/png", path: str = "captions", *lines: str) -> bytes:
+    """Headers of an upload."""
+    fixed = ["Host: localhost", f"Content-Length: {length}", f"Content-Type: {kind}"]
+    return "\r\n".join([f"POST /v1/{path} HTTP/1.1", *fixed, *lines, "", ""]).encode()
 
 
-def as_form(*photos: bytes) -> tuple[bytes, bytes]:
+def form(name: bytes, photos: Sequence[bytes]) -> tuple[str, bytes]:
     """Content type and body of a form with photos."""
-    name = b"images" if len(photos) > 1 else b"image"
-    head = b'--x\r\nContent-Disposition: form-data; name="%s"; filename="a.png"\r\n\r\n' % name
-    parts = b"".join(head + photo + b"\r\n" for photo in photos)
-    return b"multipart/form-data; boundary=x", parts + b"--x--\r\n"
+    start = b'--x\r\nContent-Disposition: form-data; name="%s"; filename="a.png"\r\n\r\n' % name
+    parts = b"".join(start + photo + b"\r\n" for photo in photos)
+    return "multipart/form-data; boundary=x", parts + b"--x--\r\n"
 
 
-def as_json(photo: bytes) -> tuple[bytes, bytes]:
-    """Content type and body of a JSON object with the photo."""
-    return b"application/json", json.dumps({"image": base64.b64encode(photo).decode()}).encode()
+def encoded(chance: random.Random, photo: bytes) -> tuple[str, bytes]:
+    """Content type and body of a photo as bytes, form or JSON."""
+    text = json.dumps({"image": base64.b64encode(photo).decode()}).encode()
+    kinds = [("image/png", photo), form(b"image", [photo]), ("application/json", text)]
+    return chance.choice(kinds)
 
 
-ENCODINGS: tuple[Callable[[bytes], tuple[bytes, bytes]], ...] = (as_bytes, as_form, as_json)
+SLOWLY = [b"x"] * (3 * TIMEOUT)
+"""Too slow with half a second between them."""
+KINDS = {
+    "valid": 65, "batch": 6, "overlay": 1, "corrupt": 8, "oversized": 4, "slow body": 1,
+    "slow headers": 1, "wrong length": 4, "bad chunks": 4, "leaving": 5,
+}  # fmt: skip
+"""How often each kind of request is sent, relative to the others."""
 
 
-class Response(NamedTuple):
-    """A response; status 0: the connection was closed without one."""
+def make_request(name: str, chance: random.Random) -> Request:
+    """A request of a kind."""
+    one, two = chance.choices(range(len(PHOTOS)), k=2)
+    body, id_ = PHOTOS[one], secrets.token_hex(8)
+    kind, photo = encoded(chance, body)
+    kind_of_broken, broken = encoded(chance, chance.choice([b"no photo", body[:-300], b"%PDF-1.7"]))
+    kind_of_form, photos = form(b"images", [body, b"no photo", PHOTOS[two]])
+    start_of_form = head(len(photos), kind_of_form, "batch", "Accept: application/x-ndjson")
+    half = body[: chance.randrange(len(body) + 1)]
+    size = MAX_BYTES + 1 + chance.randrange(MAX_BYTES)
+    length = chance.choice(["-1", "x", "1e3", "9" * 30, "5, 6"])
+    chunked = b"POST /v1/captions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    bad_chunk = chance.choice([b"zz\r\nabc\r\n", b"-5\r\nabc\r\n", b"3\r\nabcdef\r\n", b"\0\r\n"])
+    requests = {
+        "valid": Request(
+            {200}, [head(len(photo), kind, "captions", f"X-Request-Id: {id_}"), photo], [one], id_
+        ),
+        "batch": Request({200}, [start_of_form, photos], [one, None, two]),
+        "overlay": Request({200}, [head(len(body), path="overlay.svg"), body]),
+        "corrupt": Request({415, 422}, [head(len(broken), kind_of_broken), broken]),
+        "oversized": Request({413}, [head(size), b"x" * size]),
+        "slow body": Request({408}, [head(len(body)), *SLOWLY], pause=0.5),
+        "slow headers": Request({0}, [b"POST / HTTP/1.1\r\nX: ", *SLOWLY], pause=0.5),
+        "wrong length": Request({400, 413}, [head(length)]),
+        "bad chunks": Request({400, 499}, [chunked, bad_chunk]),
+        "leaving": Request({0}, [head(len(body)), half], pause=0.02, leaves=True),
+    }
+    return requests[name]
 
-    status: int
-    body: str = ""
-    last: bool = True
-    """Whether the server closes the connection after it."""
 
-    @property
-    def outcome(self) -> str:
-        """The status, and which of its two causes 503 has."""
-        if self.status == 503:
-            return "503 stopping" if CLOSING in self.body else "503 busy"
-        return str(self.status or "closed")
+# --- clients -------------------------------------------------------------------------------------
+
+
+async def read_response(reader: asyncio.StreamReader) -> Response:
+    """Read the response."""
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return Response(0)
+    body = b""
+    if length := re.search(r"(?i)content-length: (\d+)", head):
+        body = await reader.readexactly(int(length[1]))
+    else:  # chunked
+        while size := int(await reader.readline() or b"0", 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readline()
+    return Response(int(head.split()[1]), body.decode())
 
 
 class Soak:
@@ -108,9 +175,7 @@ class Soak:
         """Responses by kind of request and outcome."""
         self.wrong: list[str] = []
         self.received: dict[str, Response] = {}
-        """The responses to requests for a photo, by the id of the request."""
-        self.sent: set[str] = set()
-        """Ids of all requests for a photo."""
+        """The responses to requests with an id."""
         self.restarting = False
         """Connections that the server had not accepted yet are closed without a response."""
 
@@ -118,200 +183,63 @@ class Soak:
         """Send requests of all kinds until the end."""
         chance = random.Random(seed)
         while self.restarting or time.monotonic() < self.end:
-            kind, weight = zip(*KINDS.items(), strict=True)
-            [name] = chance.choices(kind, weight)
+            [kind] = chance.choices(list(KINDS), list(KINDS.values()))
+            request = make_request(kind, chance)
             try:
-                response = await asyncio.wait_for(getattr(self, name)(chance), 120)
-            except ConnectionRefusedError:
-                if not self.restarting:
-                    self.wrong.append("the server does not listen")
-                response = Response(0)
-            except (ConnectionError, asyncio.IncompleteReadError):  # cut off
-                response = Response(0)
-                self.check(name, response, {0} if name == "leaving" else set())
+                response = await asyncio.wait_for(self.send(request), 120)
             except TimeoutError:
-                self.wrong.append(f"{name}: no response within 120 s")
+                self.wrong.append(f"{kind}: no response within 120 s")
                 continue
+            except (ConnectionError, asyncio.IncompleteReadError):  # refused or cut off
+                response = Response(0)
+            self.check(kind, request, response)
             if response.status in BUSY or self.restarting:
                 await asyncio.sleep(chance.uniform(0, 1))
 
-    async def send(self, *parts: bytes, pause: float = 0.0, close: bool = False) -> Response:
+    async def send(self, request: Request) -> Response:
         """Send the parts over a new connection, until the response comes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         reading = asyncio.create_task(read_response(reader))
         try:
             with suppress(ConnectionError):  # the response may have come before
-                for part in parts:
+                for part in request.parts:
                     writer.write(part)
                     await writer.drain()
-                    if (await asyncio.wait({reading}, timeout=pause))[0]:
+                    if (await asyncio.wait({reading}, timeout=request.pause))[0]:
                         break
-                if close:
-                    writer.write_eof()
-            return await reading
+            return Response(0) if request.leaves else await reading
         finally:
             reading.cancel()
             writer.close()
 
-    def check(self, kind: str, response: Response, allowed: set[int]) -> Response:
-        """Count a response and check its status."""
-        self.counts[kind, response.outcome] += 1
-        if response.status not in allowed | BUSY and not (response.status == 0 and self.restarting):
-            self.wrong.append(f"{kind}: status {response.status}")
-        return response
-
-    def compare(self, number: int, result: Any) -> None:
-        """Compare the caption of a photo with its earlier ones."""
-        caption = result["captions"][0]["text"]
-        if self.captions.setdefault(number, caption) != caption:
-            self.wrong.append(f"photo {number} got the caption of another: {caption}")
-
-    async def valid(self, chance: random.Random) -> Response:
-        """A photo as bytes, form or JSON."""
-        number, request = chance.randrange(len(PHOTOS)), secrets.token_hex(8)
-        self.sent.add(request)
-        kind, body = chance.choice(ENCODINGS)(PHOTOS[number])
-        response = await self.send(head(len(body), kind, request), body)
-        if response.status:
-            self.received[request] = response
-        if response.status == 200:
-            self.compare(number, json.loads(response.body))
-        return self.check("valid", response, {200})
-
-    async def batch(self, chance: random.Random) -> Response:
-        """Photos in one form, a broken one among them; the results come line by line."""
-        one, two = chance.choices(range(len(PHOTOS)), k=2)
-        kind, body = as_form(PHOTOS[one], b"no photo", PHOTOS[two])
-        start = head(len(body), kind, "", "Accept: application/x-ndjson", path="/v1/batch")
-        response = await self.send(start, body)
-        if response.status == 200:
-            results = [json.loads(line) for line in response.body.splitlines()]
-            if [result.get("index") for result in results] != [0, 1, 2]:
-                self.wrong.append(f"batch: {len(results)} results")
-            for result, number in zip(results, (one, None, two), strict=False):
-                if result["status"] == 200 and number is not None:
-                    self.compare(number, result)
-                elif result["status"] not in {200 if number is not None else 415} | BUSY:
-                    self.wrong.append(f"batch: a photo with status {result['status']}")
-        return self.check("batch", response, {200})
-
-    async def overlay(self, chance: random.Random) -> Response:
-        """A figure of a photo."""
-        body = chance.choice(PHOTOS)
-        response = await self.send(head(len(body), path="/v1/overlay.svg"), body)
-        if response.status == 200 and "</svg>" not in response.body:
-            self.wrong.append("overlay: no SVG")
-        return self.check("overlay", response, {200})
-
-    async def corrupt(self, chance: random.Random) -> Response:
-        """Not a photo, or a broken one."""
-        encode = chance.choice(ENCODINGS)
-        kind, body = encode(chance.choice([b"no photo", PHOTOS[6][:-300], b"%PDF-1.7"]))
-        return self.check("corrupt", await self.send(head(len(body), kind), body), {415, 422})
-
-    async def oversized(self, chance: random.Random) -> Response:
-        """More bytes than allowed."""
-        size = MAX_BYTES + 1 + chance.randrange(MAX_BYTES)
-        return self.check("oversized", await self.send(head(size), b"x" * size), {413})
-
-    async def slow_body(self, _: random.Random) -> Response:
-        """A body that arrives byte by byte, too slowly."""
-        parts = [head(len(PHOTOS[0])), *(PHOTOS[0][i : i + 1] for i in range(3 * TIMEOUT))]
-        return self.check("slow_body", await self.send(*parts, pause=0.5), {408})
-
-    async def slow_headers(self, _: random.Random) -> Response:
-        """Headers that arrive byte by byte, too slowly; the connection is closed."""
-        parts = [b"POST /v1/captions HTTP/1.1\r\nX: ", *[b"x"] * (3 * TIMEOUT)]
-        return self.check("slow_headers", await self.send(*parts, pause=0.5), {0})
-
-    async def half_closed(self, chance: random.Random) -> Response:
-        """Closes its side after the request, or before its end, which counts as disconnecting."""
-        missing = chance.choice((0, 9))
-        response = await self.send(head(len(PHOTOS[0]) + missing), PHOTOS[0], close=True)
-        return self.check("half_closed", response, {499, 0} if missing else {200, 0})
-
-    async def wrong_length(self, chance: random.Random) -> Response:
-        """A Content-Length that is no number, or enormous."""
-        length = chance.choice(["-1", "x", "1e3", "9" * 30, "5, 6"])
-        return self.check("wrong_length", await self.send(head(length)), {400, 413})
-
-    async def bad_chunks(self, chance: random.Random) -> Response:
-        """Invalid chunked encoding."""
-        start = (
-            b"POST /v1/captions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-        )
-        chunk = chance.choice([b"zz\r\nabc\r\n", b"-5\r\nabc\r\n", b"3\r\nabcdef\r\n", b"\0\r\n"])
-        return self.check("bad_chunks", await self.send(start, chunk), {400, 499})
-
-    async def pipelined(self, chance: random.Random) -> Response:
-        """Two requests at once: the responses come in their order."""
-        numbers = chance.sample(range(len(PHOTOS)), 2)
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            for number in numbers:
-                writer.write(head(len(PHOTOS[number])) + PHOTOS[number])
-            for number in numbers:
-                response = self.check("pipelined", await read_response(reader), {200})
-                if response.status == 200:
-                    self.compare(number, json.loads(response.body))
-                if response.last:
-                    break
-            return response
-        finally:
-            writer.close()
-
-    async def leaving(self, chance: random.Random) -> Response:
-        """Disconnects before the response."""
-        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(head(len(PHOTOS[0])) + PHOTOS[0][: chance.randrange(len(PHOTOS[0]) + 1)])
-        await asyncio.sleep(chance.uniform(0, 0.1))
-        writer.close()
-        return self.check("leaving", Response(0), {0})
+    def check(self, kind: str, request: Request, response: Response) -> None:
+        """Count a response and check its status and captions."""
+        status = response.status
+        closing = "stopping" if CLOSING in response.body else "busy"
+        self.counts[kind, f"503 {closing}" if status == 503 else str(status or "closed")] += 1
+        if request.id:
+            self.received[request.id] = response
+        if status not in request.allowed | BUSY and not (status == 0 and self.restarting):
+            self.wrong.append(f"{kind}: status {status}")
+        if status != 200 or not request.photos:
+            return
+        results = [{"status": 200, **json.loads(line)} for line in response.body.splitlines()]
+        if len(results) != len(request.photos):
+            self.wrong.append(f"{kind}: {len(results)} results")
+        for result, number in zip(results, request.photos, strict=False):
+            if result["status"] == 200 and number is not None:
+                caption = result["captions"][0]["text"]
+                if self.captions.setdefault(number, caption) != caption:
+                    self.wrong.append(f"photo {number} got the caption of another: {caption}")
+            elif result["status"] not in {200 if number is not None else 415} | BUSY:
+                self.wrong.append(f"{kind}: a photo with status {result['status']}")
 
 
-KINDS = {
-    "valid": 58, "batch": 6, "overlay": 1, "corrupt": 8, "oversized": 4, "slow_body": 1,
-    "slow_headers": 1, "half_closed": 7, "wrong_length": 4, "bad_chunks": 4,
-    "pipelined": 6, "leaving": 5,
-}  # fmt: skip
-"""Methods of ``Soak`` and how often each is called, relative to the others."""
-
-
-def head(
-    length: int | str,
-    kind: bytes = b"image/png",
-    request: str = "",
-    *lines: str,
-    path: str = "/v1/captions",
-) -> bytes:
-    """Headers of an upload."""
-    first = [
-        f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {length}",
-        f"Content-Type: {kind.decode()}", *lines,
-    ]  # fmt: skip
-    if request:
-        first.append(f"X-Request-Id: {request}")
-    return "\r\n".join([*first, "", ""]).encode()
-
-
-async def read_response(reader: asyncio.StreamReader) -> Response:
-    """Read the next response."""
-    try:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return Response(0)
-    body = b""
-    if length := re.search(r"(?i)content-length: (\d+)", head):
-        body = await reader.readexactly(int(length[1]))
-    else:  # chunked
-        while size := int(await reader.readline() or b"0", 16):
-            body += (await reader.readexactly(size + 2))[:-2]
-        await reader.readline()
-    return Response(int(head.split()[1]), body.decode(), "connection: close" in head.lower())
+# --- the server ----------------------------------------------------------------------------------
 
 
 class Server:
-    """The server's process; can be restarted on its port."""
+    """A server's process, which can be started again on its port."""
 
     def __init__(self, port: int, model: str | None, log: Path) -> None:
         self.log = log
@@ -337,9 +265,8 @@ class Server:
 
     def usage(self) -> tuple[int, int]:
         """Resident memory (MiB) and open descriptors."""
-        proc = Path(f"/proc/{self.process.pid}")
-        pages = int((proc / "statm").read_text().split()[1])
-        return pages * 4096 >> 20, len(list((proc / "fd").iterdir()))
+        process = psutil.Process(self.process.pid)
+        return process.memory_info().rss >> 20, process.num_fds()
 
 
 async def run(soak: Soak, server: Server, clients: int, seconds: float) -> datetime:
@@ -373,11 +300,11 @@ async def run(soak: Soak, server: Server, clients: int, seconds: float) -> datet
 def check_log(soak: Soak, lines: list[dict[str, Any]], stopped: datetime) -> None:
     """Compare the server's log with what the clients received."""
     for line in lines:
-        if line.get("id") not in soak.sent:
+        response = soak.received.get(line.get("id", ""))
+        if response is None:
             continue
         end = datetime.fromisoformat(line["time"])
         begin = end - timedelta(milliseconds=line["ms"] + 1)  # it is rounded
-        response = soak.received.get(line["id"], Response(0))
         if line["status"] != response.status:
             problem = f"valid: status {line['status']} in the log, {response.status} received"
             soak.wrong.append(problem)
@@ -413,9 +340,8 @@ def main() -> None:
     print(f"| the clients have left | {memory:,} | {descriptors} |\n")
     print("| requests | number by status |\n|---|---|")
     for kind in KINDS:
-        found = sorted((outcome, n) for (name, outcome), n in soak.counts.items() if name == kind)
-        cells = [f"{outcome}: {number:,}" for outcome, number in found]
-        print(f"| {kind.replace('_', ' ')} | {', '.join(cells)} |")
+        found = sorted((outcome, n) for (one, outcome), n in soak.counts.items() if one == kind)
+        print(f"| {kind} | {', '.join(f'{outcome}: {number:,}' for outcome, number in found)} |")
     for problem, count in Counter(soak.wrong).most_common(20):
         print(f"WRONG {problem} ({count} times)")
     sys.exit(bool(soak.wrong))

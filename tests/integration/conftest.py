@@ -57,7 +57,7 @@ def write_model(folder: Path, seed: int, words: tuple[str, ...] = WORDS, **searc
 
 @pytest.fixture(scope="session")
 def script() -> Callable[[str], ModuleType]:
-    """``script("studies/ablate")``: scripts/studies/ablate.py as a module, new each time."""
+    """``script("benchmarks/decoding")``: scripts/benchmarks/decoding.py as a new module."""
 
     def load(name: str) -> ModuleType:
         path = Path(__file__).parents[2] / "scripts" / f"{name}.py"

@@ -51,7 +51,7 @@ def test_every_page_is_in_the_navigation() -> None:
     """Add a new page of docs/ to the nav in mkdocs.yml."""
     pages = {page.name for page in (ROOT / "docs").glob("*.md") if "_table" not in page.name}
 
-    assert sorted(navigation()) == sorted(pages | MADE | {page.name for page in NOTEBOOKS})
+    assert sorted(navigation()) == sorted(pages | MADE | {f"{page.stem}.md" for page in NOTEBOOKS})
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)

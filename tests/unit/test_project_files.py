@@ -51,16 +51,6 @@ def test_the_workflow_tests_every_python_that_is_supported():
     assert f'python_version = "{oldest}"' in PROJECT
 
 
-def test_the_matrix_has_every_python_that_is_supported():
-    """3.14 is in the workflow only, until Ray and others have wheels for it."""
-    script = (ROOT / "scripts" / "compatibility_matrix.py").read_text(encoding="utf-8")
-    rows = re.findall(r'"(3\.\d+):(oldest|newest)"', script)
-    supported = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
-
-    assert rows[0] == (supported[0], "oldest")
-    assert [python for python, kind in rows if kind == "newest"] == supported
-
-
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_issue_templates_have_what_github_requires(path):
     template = read(path)

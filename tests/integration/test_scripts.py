@@ -1,0 +1,266 @@
+"""The scripts: what they count and compare, and a small run of those that are not benchmarks."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captioner import load
+from captioner.cli.main import FAILED, OK, main
+from captioner.cli.train import read
+from captioner.inference.export.folder import digest
+from captioner.inference.folder import WEIGHTS, load_model, read_config
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "assets" / "examples"
+
+
+@pytest.fixture
+def run(script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """``run("hold_out", "captions.json")``: run a script in this process; returns its module."""
+
+    def run_it(name: str, *arguments: object, **changes: object) -> ModuleType:
+        module = script(name)
+        for attribute, value in changes.items():
+            monkeypatch.setattr(module, attribute, value)
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        module.main()
+        return module
+
+    return run_it
+
+
+# --- the shipped model ---------------------------------------------------------------------------
+
+
+def test_biases_are_counted_where_references_agree(script: Any) -> None:
+    references = {
+        1: ["A woman runs.", "A girl runs.", "Somebody runs."],  # the references agree: a woman
+        2: ["A woman and a man.", "A lady."],  # they disagree
+        3: ["A boy jumps.", "A kid jumps."],  # they agree: a man
+        4: ["Two girls.", "Girls play."],
+    }
+    captions = {1: "a man runs", 2: "a man runs", 3: "a boy jumps", 4: "a girl and a boy play"}
+    report = {"per_image": [{"image_id": i, "caption": text} for i, text in captions.items()]}
+    found = script("ship_model")._biases(report, references)
+    assert found["men"] == 1.0
+    assert found["women"] == 0.25
+    assert found["people_women"] == pytest.approx(6 / 9)
+    assert (found["women_as_men"], found["women_as_men_of"]) == (0.5, 2)  # 1 of photos 1 and 4
+    assert (found["men_as_women"], found["men_as_women_of"]) == (0.0, 1)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Thirty photos with a dog in the left half, in the layout of the script's three sets."""
+    folder = tmp_path / "photos"
+    for part in ("images", "annotations"):
+        (folder / part).mkdir(parents=True)
+    for part in ("train", "val"):
+        (folder / part).symlink_to(folder / "images")
+    noise = np.random.default_rng(0).integers(256, size=(30, 32, 40, 3), dtype=np.uint8)
+    images = [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 32} for i in range(30)]
+    for image, pixels in zip(images, noise, strict=True):
+        Image.fromarray(pixels).save(folder / "images" / str(image["file_name"]))
+    captions = [{"id": i, "image_id": i, "caption": f"A dog with {i} toys."} for i in range(30)]
+    half = [[0, 0, 20, 0, 20, 32, 0, 32]]
+    dogs = [
+        {"id": i, "image_id": i, "category_id": 18, "segmentation": half, "iscrowd": 0}
+        for i in range(30)
+    ]
+    kinds = [{"id": 18, "name": "dog"}]
+    written = {
+        "captions_train.json": {"images": images, "annotations": captions},
+        "captions_val.json": {"images": images, "annotations": captions},
+        "annotations/instances.json": {"images": images, "annotations": dogs, "categories": kinds},
+    }
+    for name, content in written.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.slow
+def test_ship_model_writes_scores_and_a_card(
+    run: Any, photos: Path, make_model: Any, tmp_path: Path
+) -> None:
+    best = make_model(tmp_path / "best", 4, ("dog",))  # captions contain "dog"
+    stage = tmp_path / "one_stage"
+    stage.mkdir()
+    rows = [{"epoch": e, "CIDEr": cider, "seconds": 60.0 * e} for e, cider in ((1, 0.4), (2, 0.3))]
+    (stage / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shipped = tmp_path / "shipped"
+    sets = ["--flickr8k", photos, "--coco", photos, "--coco128", photos]
+    validation = ("--validation", photos / "captions_val.json")
+    # Thirty photos are too few for a confidence.
+    run("ship_model", best, "--runs", stage, *sets, *validation, "--to", shipped,
+        "--beam-size", 2, "--skip-confidence", "--export")  # fmt: skip
+
+    exported = read_config(shipped)["exported"]
+    assert (exported["precision"], exported["source"]) == ("int8", digest(shipped / WEIGHTS))
+    stored = load_model(shipped)
+    assert stored.search.beam_size == 2
+    [stage] = stored.info["stages"]
+    assert stage == {"run": "one_stage", "epochs": 2, "best_epoch": 1, "CIDEr": 0.4, "minutes": 2}
+    low, high = stored.info["intervals"]["coco_val"]["CIDEr"]
+    assert low <= stored.info["scores"]["coco_val"]["CIDEr"] <= high
+    assert stored.info["attention"]["measured"] == 30
+    card = (shipped / "README.md").read_text(encoding="utf-8")
+    assert "| flickr8k_val, 30 |" in card
+    assert re.search(r"`coco_val`: CIDEr \S+ \(.*\), BLEU-4 \S+ \(.*\), \d+ distinct words\.", card)
+    assert "This model is not calibrated" in card
+    assert "`one_stage`: 2 epochs, 2 minutes of training; best after epoch 1 (CIDEr 40.0 in" in card
+
+
+def test_each_stage_of_the_recipe_starts_from_the_previous_one() -> None:
+    script = (ROOT / "scripts" / "train_shipped").read_text()
+    [line] = [line for line in script.splitlines() if line.startswith("stages=")]
+    before = None
+    for stage in line.removeprefix("stages=(").removesuffix(")").split():
+        config = read([str(ROOT / "configs" / f"{stage}.yaml")])[0]
+        assert config.run_folder == f"runs/{stage}"
+        assert config.init_from == before
+        before = f"runs/{stage}/best"
+    assert before
+
+
+# --- choices and studies -------------------------------------------------------------------------
+
+
+def test_held_out_photos_have_five_captions_and_are_not_trained_on(
+    run: Any, tmp_path: Path
+) -> None:
+    annotations = [
+        {"id": 10 * n + k, "image_id": n, "caption": "."} for n in range(60) for k in range(n % 6)
+    ]
+    content = {"images": [{"id": n} for n in range(60)], "annotations": annotations}
+    (tmp_path / "captions.json").write_text(json.dumps(content))
+
+    run("hold_out", tmp_path / "captions.json", tmp_path, "--photos", 4, "--train", 30)
+
+    held, train = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("held", "train"))
+    ids = [{image["id"] for image in one["images"]} for one in (held, train)]
+    assert [len(one) for one in ids] == [4, 30]
+    assert not ids[0] & ids[1]
+    assert all(n % 6 == 5 for n in ids[0])
+    for one, kept in zip((held, train), ids, strict=True):
+        assert one["annotations"] == [a for a in annotations if a["image_id"] in kept]
+
+
+def test_search_options_are_compared(run: Any, tiny: Any, capsys: Any) -> None:
+    given = ["--annotations", tiny.captions, "--images", tiny.photos, "--model", tiny.model]
+    run("choose_search", *given, "--vary", "beam_size", 1, 3, "--vary", "guidance", 0, 2.5)
+
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    assert [row[:2] for row in rows[2:]] == [["1", "0"], ["1", "2.5"], ["3", "0"], ["3", "2.5"]]
+    best = max(rows[2:], key=lambda row: float(row[2]))
+    assert lines[-1] == f"highest CIDEr: --beam-size {best[0]} --guidance {best[1]}"
+
+
+@pytest.mark.slow
+def test_the_text_study_runs(run: Any, tmp_path: Path, capsys: Any) -> None:
+    run("studies/text_attention", "--out", tmp_path, "--steps", 3, "--tests", 40)
+    assert re.search(r"^fixed: \d+ of 40 are correct", capsys.readouterr().out, re.MULTILINE)
+    assert (tmp_path / "text_alignment.png").is_file()
+
+
+@pytest.fixture
+def tiny_data(tmp_path: Path) -> Path:
+    """Six photos and captions in the layout of ``prepare dataset``."""
+    colours = ("red", "blue", "white", "green", "gray", "pink")
+    images = [{"id": n, "file_name": f"{c}.png"} for n, c in enumerate(colours)]
+    captions = [
+        {"id": 5 * n + k, "image_id": n, "caption": f"A {c} square."}
+        for n, c in enumerate(colours)
+        for k in range(5)
+    ]
+    for colour in colours:
+        Image.new("RGB", (40, 32), colour).save(tmp_path / f"{colour}.png")
+    for part in ("train", "val"):
+        written = json.dumps({"images": images, "annotations": captions})
+        (tmp_path / f"captions_{part}.json").write_text(written)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_comparison_of_mechanisms_runs(run: Any, tiny_data: Path, tmp_path: Path) -> None:
+    names = ["additive", "dot_mean", "fixed"]
+
+    def call(*arguments: str) -> None:  # two epochs are too few for nonzero scores
+        assert main(list(arguments)) in ((OK, FAILED) if arguments[0] == "train" else (OK,))
+
+    rows: list[dict[str, Any]] = []
+    run(
+        "studies/compare_attention", "--data", tiny_data, "--images", tiny_data,
+        "--work", tmp_path / "work", "--out", tmp_path / "out", "--epochs", 2, "--size", 16,
+        "--encoder", "timm/test_resnet", "--weights", "none", "--only", *names,
+        "--words", "A red square.",
+        run_captioner=call, table=lambda found: rows.extend(found) or "",
+    )  # fmt: skip
+
+    assert [row["name"] for row in rows] == names
+    for row in rows:
+        depends_on_state = row["name"] == "additive"
+        assert (row["movement"] > 1e-6) == depends_on_state, row["name"]
+        assert 0 <= row["entropy"] <= row["even_entropy"] + 1e-6
+    assert rows[2]["entropy"] == pytest.approx(rows[2]["even_entropy"], abs=1e-5)
+    with Image.open(tmp_path / "out" / "attention_compared.jpg") as picture:
+        assert picture.width > 200
+
+
+# --- benchmarks ----------------------------------------------------------------------------------
+
+
+def test_the_tutorial_loop_equals_greedy_search(script: Any, tiny: Any) -> None:
+    speed = script("benchmarks/decoding")
+    model = load(tiny.model, precision="fp32")
+    photos = [*tiny.photos.iterdir(), *EXAMPLES.glob("*.jpg")]
+    with torch.inference_mode():
+        features = speed.encode(model, photos)
+        line = speed.agreement(model.model.decoder, features, 12)
+    assert line.endswith("greedy captions equal to the loop's: 10 of 10")
+
+
+@pytest.mark.slow
+def test_our_training_step_equals_the_textbook(run: Any, capsys: Any) -> None:
+    small = ("--sizes", 6, 8, 5, 40, "--photos", 4, "--captions", 2, "--rounds", 1)
+    run("benchmarks/training_step", *small, "--precision", "fp32")
+    output = capsys.readouterr().out
+    differences = re.search(r"difference of loss: (\S+), of gradients: (\S+)", output)
+    assert differences is not None
+    assert float(differences[1]) < 1e-5
+    assert float(differences[2]) < 1e-4
+    assert re.search(r"^\| textbook \| [\d.,]+ \| 1 \| [\d,]+ \|", output, re.MULTILINE)
+    assert re.search(r"^\| fp32 \| [\d.,]+ \| [\d.]+ \| [\d,]+ \|", output, re.MULTILINE)
+
+
+def test_jobs_rotate_within_rounds_and_ratios_are_per_round(script: Any) -> None:
+    measuring = script("benchmarks/measuring")
+    now = 0.0
+    done = []
+
+    def job(name: str, seconds: float) -> Callable[[], None]:
+        def run_it() -> None:
+            nonlocal now
+            now += seconds * (1 + len(done) // 2)  # the machine gets slower every round
+            done.append(name)
+
+        return run_it
+
+    jobs = {"ours": job("ours", 1), "theirs": job("theirs", 3)}
+    times = measuring.measure(jobs, rounds=3, clock=lambda: now)
+
+    assert done[2:] == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]  # after the warm-up
+    assert times == {"ours": [2, 3, 4], "theirs": [6, 9, 12]}
+    assert measuring.ratio(times, "ours", "theirs") == 3
+    assert measuring.ratio(times, "ours", "theirs", {"ours": 2, "theirs": 1}) == 6
