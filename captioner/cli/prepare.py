@@ -18,7 +18,7 @@ from captioner.cli.ray import RayOptions, check_engine, chosen_workers
 from captioner.cli.train import ConfigOptions
 from captioner.data.importers import IMPORTERS
 from captioner.data.progress import photo_bar
-from captioner.errors import ConfigError, counted, either
+from captioner.errors import ConfigError, DataError, counted, either
 from captioner.option_fields import Folder, Shown
 from captioner.options import Positive, TrainConfig
 
@@ -231,10 +231,10 @@ def features(options: FeaturesOptions, given: dict[str, Any], _: Any) -> int:
 
     from captioner.data.feature_writer import FeatureWriter
     from captioner.data.features import FeatureCache
-    from captioner.training.cache import check_disk_space, plan_features
+    from captioner.files import free_space
+    from captioner.training.cache import plan_features
 
-    job = plan_features(config, dtype=options.dtype, device=device)
-    plan, encoder = job.plan, job.encoder
+    plan, encoder = plan_features(config, dtype=options.dtype, device=device)
     writer = FeatureWriter(folder, plan, force=options.force)
     if not writer.complete or options.force:
         flipped = f" and {plan.flipped} flipped" if plan.flipped else ""
@@ -244,7 +244,12 @@ def features(options: FeaturesOptions, given: dict[str, Any], _: Any) -> int:
             f"{folder}",
             file=sys.stderr,
         )
-        check_disk_space(writer)
+        needed, free = writer.missing_bytes, free_space(folder)
+        if needed > free:
+            raise DataError(
+                f"{folder}: {needed:,} bytes are needed, but {free:,} are free; free some space, "
+                "or give a folder on another disk or a smaller --dtype"
+            )
         with hint(lambda: "run the same command again to continue"), ExitStack() as stack:
             if on_ray:
                 from captioner.bulk.cluster import cluster

@@ -22,16 +22,9 @@ if TYPE_CHECKING:  # importing torch takes a second
     from captioner.training.state import Progress
 
 RUN_FILES = (
-    "state.safetensors",
-    "metrics.jsonl",
-    "steps.jsonl",
-    "config.yaml",
-    "best",
-    "samples",
-    "tensorboard",
-    "kept",
-    "average",
-)
+    "state.safetensors", "metrics.jsonl", "steps.jsonl", "config.yaml", "best", "samples",
+    "tensorboard", "kept", "average",
+)  # fmt: skip
 """Files and folders of a run, which ``force`` replaces."""
 
 

@@ -8,14 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captioner.data.feature_writer import Encode, FeaturePlan, FeatureWriter
-from captioner.data.features import feature_fingerprint
-from captioner.errors import DataError
-from captioner.files import free_space
+from captioner.data.feature_writer import Encode, FeaturePlan
 from captioner.hardware import autocast, pick_device, pick_precision
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import TrainConfig
-from captioner.training.data import read_data
+from captioner.training.data import features_key, read_data
 from captioner.training.setup import open_encoder
 
 
@@ -30,13 +27,6 @@ class FeatureEncoder(NamedTuple):
     """D."""
     fingerprint: dict[str, str]
     """From `feature_fingerprint`, with dtype and precision."""
-
-
-class FeatureJob(NamedTuple):
-    """What to encode, and how."""
-
-    plan: FeaturePlan
-    encoder: FeatureEncoder
 
 
 def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> FeatureEncoder:
@@ -56,10 +46,7 @@ def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> Fea
     stage = config.encoder.finetune_from  # training never changes the layers before it
     feature_dim, grid = encoder.measure(preprocessing.image_size, stage)
     precision = pick_precision(config.training.precision, chosen)
-    state = encoder.state_dict() if stage is None else encoder.state_until(stage)
-    fingerprint = feature_fingerprint(
-        encoder.name, state, preprocessing, dtype=dtype, precision=precision, stage=stage
-    )
+    key = features_key(encoder, preprocessing, stage, dtype=dtype, precision=precision)
     encoder.to(chosen).to(memory_format=torch.channels_last)
 
     def encode(pixels: Tensor) -> Tensor:
@@ -69,12 +56,12 @@ def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> Fea
             features: Tensor = found[0]
             return features
 
-    return FeatureEncoder(preprocessing, encode, grid, feature_dim, fingerprint)
+    return FeatureEncoder(preprocessing, encode, grid, feature_dim, key)
 
 
 def plan_features(
     config: TrainConfig, *, dtype: str = "float16", device: str = "auto"
-) -> FeatureJob:
+) -> tuple[FeaturePlan, FeatureEncoder]:
     """Plan the features that training with a config reads.
 
     Args:
@@ -93,18 +80,4 @@ def plan_features(
     images = [*train, *(image for image in val if (image.image_id, image.path) not in known)]
     flipped = len(train) if config.data.horizontal_flip else 0
     plan = FeaturePlan(images, flipped, encoder.grid, encoder.feature_dim, encoder.fingerprint)
-    return FeatureJob(plan, encoder)
-
-
-def check_disk_space(writer: FeatureWriter) -> None:
-    """Check that the features fit on the disk.
-
-    Raises:
-        DataError: They do not.
-    """
-    needed, free = writer.missing_bytes, free_space(writer.folder)
-    if needed > free:
-        raise DataError(
-            f"{writer.folder}: {needed:,} bytes are needed, but {free:,} are free; free some "
-            "space, or give a folder on another disk or a smaller --dtype"
-        )
+    return plan, encoder

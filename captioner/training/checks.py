@@ -6,7 +6,6 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,48 +115,11 @@ def _captions(setup: Setup) -> Iterator[str]:
 # --- Dry run --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DryRun:
-    """Estimates of a dry run."""
-
-    steps: int
-    """Steps of the run."""
-    epochs: int
-    step: float
-    """Seconds per training step, data loading included."""
-    validation: float
-    """Seconds per validation, without scoring and figures."""
-    memory: int
-    """Peak of this process, or of its GPU if it has one (bytes)."""
-    disk: int
-    """Peak size of checkpoints and models, while old ones still exist (bytes)."""
-    free: int
-    """Free space on the disk of the run folder (bytes)."""
-    warnings: tuple[str, ...] = ()
-    """See ``setting_warnings``."""
-
-    @property
-    def seconds(self) -> float:
-        """Duration of the run."""
-        return self.steps * self.step + self.epochs * self.validation
-
-    def __str__(self) -> str:
-        epoch = self.steps / self.epochs
-        return "\n".join(
-            (
-                f"{self.steps} steps ({epoch:.0f} per epoch), {self.step:.2f} s per step, "
-                f"{duration(epoch * self.step)} per epoch, {duration(self.validation)} per "
-                "validation",
-                f"total time: {duration(self.seconds)}",
-                f"memory: {self.memory / 1e9:.1f} GB; checkpoints and models: "
-                f"{self.disk / 1e9:.2f} GB ({self.free / 1e9:.0f} GB free)",
-                *(f"warning: {warning}" for warning in self.warnings),
-            )
-        )
-
-
-def dry_run(setup: Setup, folder: Path) -> DryRun:
+def dry_run(setup: Setup, folder: Path) -> str:
     """Take a few steps and caption a few photos; weights change, but nothing is written.
+
+    Returns:
+        Estimates of time, memory and disk space, and the ``setting_warnings``.
 
     Raises:
         ConfigError: There is not enough disk space.
@@ -169,31 +131,30 @@ def dry_run(setup: Setup, folder: Path) -> DryRun:
     config, run = setup.config, RunFolder(folder, setup.config)
     Trackers(config.training.trackers, run)
     trainer = Trainer(setup, run)
-    disk, free = _disk(trainer), free_space(folder)
+    disk, free = disk_needed(trainer), free_space(folder)
     if disk > free:
         raise ConfigError(
             f"the run needs {disk / 1e9:.2f} GB in {folder}, but only {free / 1e9:.2f} GB are "
             "free; free some disk space, or use another --run-folder"
         )
-    step = _time_steps(trainer)
-    images = setup.validated
-    some, captioner = images[:PHOTOS], trainer.captioner(setup.stored)
+    step, epochs = _time_step(trainer), config.training.epochs
+    some, captioner = setup.validated[:PHOTOS], trainer.captioner(setup.stored)
     started = time.monotonic()
     decode(captioner, some, config.search, setup.cache)
     each = (time.monotonic() - started) / len(some)
-    return DryRun(
-        trainer.total_steps,
-        config.training.epochs,
-        step,
-        each * math.ceil(len(images) / trainer.world),
-        peak_memory(trainer.device),
-        disk,
-        free,
-        tuple(setting_warnings(setup, trainer.total_steps)),
-    )
+    validation = each * math.ceil(len(setup.validated) / trainer.world)
+    steps = trainer.total_steps
+    lines = [
+        f"{steps} steps ({steps / epochs:.0f} per epoch), {step:.2f} s per step, "
+        f"{duration(steps / epochs * step)} per epoch, {duration(validation)} per validation",
+        f"total time: {duration(steps * step + epochs * validation)}",
+        f"memory: {peak_memory(trainer.device) / 1e9:.1f} GB; checkpoints and models: "
+        f"{disk / 1e9:.2f} GB ({free / 1e9:.0f} GB free)",
+    ]
+    return "\n".join(lines + [f"warning: {line}" for line in setting_warnings(setup, steps)])
 
 
-def _time_steps(trainer: Trainer) -> float:
+def _time_step(trainer: Trainer) -> float:
     """Median seconds of a few steps, data loading included."""
     trainer.model.train()
     times, started = [], time.monotonic()
@@ -207,7 +168,7 @@ def _time_steps(trainer: Trainer) -> float:
     return statistics.median(times[1:] or times)
 
 
-def _disk(trainer: Trainer) -> int:
+def disk_needed(trainer: Trainer) -> int:
     """Bytes of two checkpoints (one is being replaced by the other) and of the models."""
     state, kept = trainer.state, trainer.training.keep_best
     weights = sum(int(tensor.nbytes) for tensor in state.model.state_dict().values())

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-
-import torch
 
 from captioner.data.batches import EncodedImage, warn_skipped
 from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
@@ -18,10 +17,15 @@ from captioner.data.images import image_size
 from captioner.data.prefetch import reader_threads
 from captioner.errors import ConfigError, ImageError
 from captioner.model.captioner import CaptionModel
+from captioner.model.encoder import Encoder
+from captioner.model.preprocessing import Preprocessing
 from captioner.options import DataConfig, TrainConfig
 from captioner.text.subwords import Subwords
 from captioner.text.tokenizer import lacks_spaces
 from captioner.text.vocabulary import END, Vocabulary
+
+Words = list[list[list[str]]]
+"""Words, or pieces, of the captions of every photo."""
 
 
 def read_data(
@@ -40,47 +44,31 @@ def read_data(
         DataError: A file or photo is missing or invalid.
         ConfigError: There are no validation captions, or too few training captions.
     """
-    train, val = _read_splits(config, renumber)
+
+    def read(files: list[str], images: list[str] | None, styles: list[str]) -> list[CaptionedImage]:
+        photos = read_dataset(files, images, renumber=renumber)
+        return [replace(p, style=styles[p.source]) for p in photos] if styles else photos
+
+    folders = None if config.shards else config.images  # of the training photos
+    if config.karpathy_split is not None:
+        ids = karpathy_ids(config.karpathy_split)
+        files = [*config.train_annotations, *config.val_annotations]
+        train = read_dataset(files, folders, ids=ids["train"])
+        val = read_dataset(files, config.images, ids=ids["val"])
+    elif not config.val_annotations:
+        raise ConfigError(
+            "data.val_annotations is empty; give captions of your own (captioner train --data "
+            "captions.csv --images photos/), a COCO captions file or data.karpathy_split"
+        )
+    else:
+        train = read(config.train_annotations, folders, config.styles)
+        val = read(config.val_annotations, config.images, config.val_styles)
     train = [photo for photo in train if len(photo.captions) >= config.min_captions]
     if not train:
         raise ConfigError(
             f"no training photo has {config.min_captions} captions; lower data.min_captions"
         )
     return train, val
-
-
-def _read_splits(
-    config: DataConfig, renumber: bool
-) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
-    folders = None if config.shards else config.images  # of the training photos
-    if config.karpathy_split is not None:
-        ids = karpathy_ids(config.karpathy_split)
-        files = [*config.train_annotations, *config.val_annotations]
-        return (
-            read_dataset(files, folders, ids=ids["train"]),
-            read_dataset(files, config.images, ids=ids["val"]),
-        )
-    if not config.val_annotations:
-        raise ConfigError(
-            "data.val_annotations is empty; give captions of your own (captioner train --data "
-            "captions.csv --images photos/), a COCO captions file or data.karpathy_split"
-        )
-    return (
-        _read_styled(config.train_annotations, folders, config.styles, renumber),
-        _read_styled(config.val_annotations, config.images, config.val_styles, renumber),
-    )
-
-
-def _read_styled(
-    files: Sequence[str],
-    folders: Sequence[str] | None,
-    styles: Sequence[str],
-    renumber: bool,
-) -> list[CaptionedImage]:
-    photos = read_dataset(files, folders, renumber=renumber)
-    if not styles:
-        return photos
-    return [replace(photo, style=styles[photo.source]) for photo in photos]
 
 
 def first_of_styles(photos: Sequence[CaptionedImage], count: int) -> list[CaptionedImage]:
@@ -94,50 +82,46 @@ def first_of_styles(photos: Sequence[CaptionedImage], count: int) -> list[Captio
     return [photos[index] for index in chosen]
 
 
-def train_subwords(photos: Sequence[CaptionedImage], config: DataConfig) -> Subwords | None:
-    """Train the sub-word tokenizer of ``data.tokenizer`` on the training captions.
+def tokenized(photos: Sequence[CaptionedImage], vocabulary: Vocabulary) -> Words:
+    """The captions in words or pieces of a vocabulary."""
+    return [[vocabulary.tokenize(caption) for caption in photo.captions] for photo in photos]
+
+
+def new_vocabulary(
+    photos: Sequence[CaptionedImage], config: DataConfig
+) -> tuple[Vocabulary, Words]:
+    """The vocabulary of ``data.tokenizer``, from the training captions alone.
 
     Returns:
-        None for tokenizer ``words``.
+        The vocabulary, and the captions in its words or pieces.
 
     Raises:
-        ConfigError: The captions do not separate words, or the library is not installed.
+        ConfigError: The captions do not separate words, no word is frequent enough, or the
+            library of sub-words is not installed.
     """
+    styles = tuple(dict.fromkeys(config.styles))
     captions = [caption for photo in photos for caption in photo.captions]
     if config.tokenizer == "bpe":
-        return Subwords.train(captions, config.vocabulary_size, config.vocabulary_threshold)
+        trained = Subwords.train(captions, config.vocabulary_size, config.vocabulary_threshold)
+        vocabulary = Vocabulary(trained.pieces, styles, trained)
+        return vocabulary, tokenized(photos, vocabulary)
     if lacks_spaces(captions):
         raise ConfigError(
             f"the training captions have no spaces between words ({captions[0]!r:.60} would be one "
             "word); use --data.tokenizer bpe"
         )
-    return None
-
-
-def count_vocabulary(words: Sequence[Sequence[Sequence[str]]], config: DataConfig) -> Vocabulary:
-    """Build a vocabulary of words from the tokenized training captions of every photo.
-
-    Raises:
-        ConfigError: No word is frequent enough.
-    """
-    vocabulary = Vocabulary.count(
-        (caption for captions in words for caption in captions),
-        config.vocabulary_threshold,
-        tuple(dict.fromkeys(config.styles)),
-    )
+    words = tokenized(photos, Vocabulary(()))
+    vocabulary = Vocabulary.count(chain.from_iterable(words), config.vocabulary_threshold, styles)
     if not vocabulary.words:
         raise ConfigError(
             f"no word occurs {config.vocabulary_threshold} times in the training captions; lower "
             "data.vocabulary_threshold"
         )
-    return vocabulary
+    return vocabulary, words
 
 
 def encode_captions(
-    photos: Sequence[CaptionedImage],
-    words: Sequence[Sequence[Sequence[str]]],
-    vocabulary: Vocabulary,
-    max_words: int,
+    photos: Sequence[CaptionedImage], words: Words, vocabulary: Vocabulary, max_words: int
 ) -> list[EncodedImage]:
     """Convert the tokenized captions of every photo to token ids.
 
@@ -155,9 +139,7 @@ def encode_captions(
     ]
 
 
-def warn_truncated(
-    words: Sequence[Sequence[Sequence[str]]], max_words: int, max_length: int
-) -> None:
+def warn_truncated(words: Words, max_words: int, max_length: int) -> None:
     """Warn of captions that are too long to be learned or generated, whose pieces may be short."""
     lengths = [len(caption) for captions in words for caption in captions]
     for option, most in (("data.max_words", max_words), ("search.max_length", max_length - 1)):
@@ -182,12 +164,6 @@ def repeat_photos(photos: Sequence[EncodedImage], config: DataConfig) -> list[En
         for photo in photos
         for repeat in range(config.repeats[photo.image.source])
     ]
-
-
-def count_targets(photos: Sequence[EncodedImage], vocabulary: Vocabulary) -> torch.Tensor:
-    """Count how often each token is a target, (V,)."""
-    tokens = [token for photo in photos for caption in photo.tokens for token in caption]
-    return torch.bincount(torch.tensor(tokens), minlength=len(vocabulary)).float()
 
 
 def open_features(
@@ -217,7 +193,8 @@ def open_features(
             f"encoder, and encoder.finetune_from {finetune_from} changes it; run captioner prepare "
             f"features with encoder.finetune_from {finetune_from}"
         )
-    cache = FeatureCache.open(config.data.features, features_key(model, stage))
+    key = features_key(encoder, model.preprocessing, stage)
+    cache = FeatureCache.open(config.data.features, key)
     images = [photo.image for photo in train]
     cache.check(images, flipped=config.data.horizontal_flip)
     cache.check(val)
@@ -227,14 +204,15 @@ def open_features(
     return cache, [photo for photo in train if cache.has(photo.image.image_id)]
 
 
-def features_key(model: CaptionModel, stage: str | None) -> dict[str, str]:
+def features_key(
+    encoder: Encoder, preprocessing: Preprocessing, stage: str | None, **storage: str
+) -> dict[str, str]:
     """What the cached input of an encoder stage depends on; None: the encoder's output.
 
-    Without dtype and precision: those of the cache may differ from the run's.
+    ``storage`` is dtype and precision; without them, those of the cache may differ from the run's.
     """
-    encoder = model.encoder
     state = encoder.state_dict() if stage is None else encoder.state_until(stage)
-    return feature_fingerprint(encoder.name, state, model.preprocessing, stage=stage)
+    return feature_fingerprint(encoder.name, state, preprocessing, stage=stage, **storage)
 
 
 def check_images(images: Sequence[CaptionedImage], cache: FeatureCache | None) -> None:

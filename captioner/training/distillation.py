@@ -58,16 +58,16 @@ class Teacher:
         self.options = {
             photo.image.image_id: config.of_file(photo.image.source) for photo in photos
         }
-        favours = any(rare_words for _, rare_words in self.options.values())
+        favours = any(config.rare_words)
         if favours and vocabulary.subwords is not None:
             raise ConfigError(
                 "distillation.rare_words needs a model of whole words, but this one writes pieces "
                 "of words (tokenizer bpe); leave it out"
             )
-        rarity = rarities(len(vocabulary)) if favours else ()
-        device = next(models[0].parameters()).device
-        self.rarity = upload(torch.tensor(rarity or [0.0]), device)
-        self.never = upload(torch.tensor(NEVER_GENERATED), device)
+        self.device = next(models[0].parameters()).device
+        rarity = rarities(len(vocabulary)) if favours else [0.0]
+        self.rarity = upload(torch.tensor(rarity), self.device)
+        self.never = upload(torch.tensor(NEVER_GENERATED), self.device)
 
     @torch.no_grad()
     def targets(self, images: Tensor, tokens: Tensor, image_ids: Sequence[int]) -> Tensor:
@@ -86,9 +86,8 @@ class Teacher:
             for of_photo in given.unbind(1)
         )
         if given[:, 0].any():
-            rows = torch.zeros(len(images), dtype=torch.long, device=images.device)
-            blanks = [blank.select(rows) for blank in self.blanks]
-            _, unseen = self._score(blanks, tokens)
+            rows = torch.zeros(len(images), dtype=torch.long, device=self.device)
+            _, unseen = self._score([blank.select(rows) for blank in self.blanks], tokens)
             guided = guide(log_probs, unseen, guidance, penalty=0.0)
             log_probs = torch.where(guidance > 0, guided, log_probs)
         return (log_probs + rare_words * self.rarity).softmax(dim=-1)
@@ -96,11 +95,10 @@ class Teacher:
     @cached_property
     def blanks(self) -> list[Memory]:
         """One blank photo for each model; computed in the precision of the run."""
-        device, photos = self.never.device, []
-        for model in self.models:
-            pixels = torch.from_numpy(model.preprocessing.blank()[None])
-            photos.append(_memory(model, upload(pixels, device)))
-        return photos
+        return [
+            _memory(model, upload(torch.from_numpy(model.preprocessing.blank()[None]), self.device))
+            for model in self.models
+        ]
 
     def _score(self, memories: Sequence[Memory], tokens: Tensor) -> tuple[ScoredWords, Tensor]:
         """Scores of one model, and the log-probabilities of all as a search has them."""

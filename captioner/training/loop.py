@@ -1,37 +1,55 @@
 """The training loop: train, validate, save.
 
     for every epoch:
-        for every batch:    forward, backward, clip, step      (state saved every save_every steps)
+        for every batch:    loss, backward, clip, step, log    (state saved every save_every steps)
         validate: caption the validation photos; save the best model (training.select); stop early
         when validations stop improving
 
 ``TrainingState`` holds all that changes, and every random choice is a function of seed and step, so
-that an interrupted run resumes exactly. A step is taken in ``step.py``.
+that an interrupted run resumes exactly. On a GPU a step does not wait for the device, except to
+sample captions: its sums stay there until ``collect``.
+
+accelerate connects the processes of a run (torchrun). The precision is ours: accelerate's fp16
+needs a GPU, and its scale cannot be resumed.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch import nn
 from tqdm import tqdm
 
+from captioner.data.batches import Batch
+from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
-from captioner.hardware import float32_precision
+from captioner.hardware import autocast, float32_precision, pick_precision, upload
 from captioner.inference.captioner import Captioner
 from captioner.inference.card import write_card
 from captioner.inference.folder import CARD, StoredModel, save_model
+from captioner.model.captioner import CaptionModel
+from captioner.model.kernels import compile_scores
+from captioner.model.losses import Losses
 from captioner.training.checks import setting_warnings
-from captioner.training.optim import average_models
+from captioner.training.objectives import Task, build_objective
+from captioner.training.optim import (
+    RunningAverage,
+    average_models,
+    lr_factor,
+    make_optimizer,
+    warmup_steps,
+)
 from captioner.training.run import RunFolder, Stop, stop_signals
 from captioner.training.setup import Setup
-from captioner.training.state import Progress
-from captioner.training.step import Stepper
-from captioner.training.sums import means
+from captioner.training.state import EPOCH_SUMS, Progress, TrainingState, means, resume_settings
 from captioner.training.trackers import Trackers
 from captioner.training.validation import (
     Sentence,
@@ -46,18 +64,77 @@ from captioner.training.validation import (
 COLLECT_EVERY = 20
 """Steps between two reads of the sums on a GPU; on a CPU they are read every step."""
 
+MIN_SCALE = 2.0**-14
+"""Smallest scale of the loss in fp16; where gradients overflow even so, the run has diverged."""
+
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the user stopped the run
     """The run was interrupted; its state is saved."""
 
 
-class Trainer(Stepper):
+class Forward(nn.Module):
+    """The losses of a task as a forward pass, which DistributedDataParallel wraps."""
+
+    def __init__(self, model: CaptionModel, precision: str, label_smoothing: float) -> None:
+        super().__init__()
+        self.model, self.precision, self.label_smoothing = model, precision, label_smoothing
+
+    def forward(self, task: Task) -> Losses:
+        """The losses, summed over the captions."""
+        with autocast(self.precision, task.images.device):
+            return task.losses(self.model, self.label_smoothing)
+
+
+class Trainer:
     """Trains one model in one run folder."""
 
     def __init__(self, setup: Setup, folder: RunFolder) -> None:
-        """See ``Stepper``; nothing is written yet."""
-        super().__init__(setup)
-        self.folder = folder
+        """Build optimizer, data source and objective; nothing is written yet.
+
+        Raises:
+            CaptionerError: The shards of the config cannot be used.
+        """
+        config = self.config = setup.config
+        self.setup, self.training, self.folder = setup, config.training, folder
+        self.accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
+        self.device, self.world = self.accelerator.device, self.accelerator.num_processes
+        self.rank, self.main = self.accelerator.process_index, self.accelerator.is_main_process
+        self.precision = pick_precision(self.training.precision, self.device)
+        self.model: CaptionModel = setup.stored.model.to(self.device)
+        if self.training.compile:
+            compile_scores(self.model.decoder.embedding.weight)
+        decay = self.training.ema_decay
+        self.state = TrainingState(
+            self.model,
+            RunningAverage(self.model, decay) if decay else None,
+            make_optimizer(self.model, self.training),
+            # Small gradients would be 0 in fp16; otherwise it does nothing.
+            torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16"),
+            Progress(settings=resume_settings(setup, self.world)),
+        )
+        forward = Forward(self.model, self.precision, self.training.label_smoothing)
+        self.forward: nn.Module = self.accelerator.prepare(forward)
+        self.source = open_source(
+            config,
+            setup.train,
+            self.model.preprocessing,
+            setup.cache,
+            rank=self.rank,
+            world=self.world,
+        )
+        self.total_steps = sum(map(self.source.batches_in, range(self.training.epochs)))
+        self.warmup_steps = warmup_steps(self.training, self.total_steps)
+        teachers = [teacher.to(self.device) for teacher in setup.teachers]
+        self.objective = build_objective(
+            config, setup.train, setup.stored, self.total_steps, teachers
+        )
+        self.sums = torch.zeros(len(EPOCH_SUMS), dtype=torch.float64, device=self.device)
+        self._clock = time.monotonic()
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run has come."""
+        return self.state.progress
 
     def run(self) -> Progress:
         """Train to the end.
@@ -66,25 +143,35 @@ class Trainer(Stepper):
             Interrupted: By Ctrl-C or a termination signal; the state is saved.
             CheckpointError: The state cannot be saved, or the loss or gradient is not finite.
         """
-        progress, config = self.progress, self.training
-        ending = progress.ending(config)
-        if ending and (not self._several() or self.folder.average.exists()):
-            self._write_card()  # missing if it was killed just before its end
+        progress, config, folder = self.progress, self.training, self.folder
+        if ending := progress.ending(config):
             self._print(f"already complete: {ending}")
-            return progress
-        trackers = Trackers(config.trackers, self.folder, active=self.main)
+        else:
+            self._train()
+        # Either is missing if an earlier session was killed just before its end.
+        if config.keep_best > 1 and progress.kept and not folder.average.exists():
+            self._save_average()
+        if self.main and not (folder.best / CARD).exists():
+            write_card(folder.best)
+        return progress
+
+    def _train(self) -> None:
+        progress, config = self.progress, self.training
         self._start()
-        bar = tqdm(
-            total=self.total_steps,
-            initial=progress.step,
-            desc="training",
-            unit="step",
-            disable=not self.main,
-            dynamic_ncols=True,
-        )
-        precision = float32_precision(self.precision, self.device)
-        with bar, trackers, stop_signals() as stop, precision:
-            while not ending:
+        with (
+            tqdm(
+                total=self.total_steps,
+                initial=progress.step,
+                desc="training",
+                unit="step",
+                disable=not self.main,
+                dynamic_ncols=True,
+            ) as bar,
+            Trackers(config.trackers, self.folder, active=self.main) as trackers,
+            stop_signals() as stop,
+            float32_precision(self.precision, self.device),
+        ):
+            while not progress.ending(config):
                 self.model.train()
                 self._clock = time.monotonic()
                 for batch in self.source.batches(progress.epoch, progress.batch):
@@ -96,30 +183,108 @@ class Trainer(Stepper):
                     # Several processes agree through the device: only where it is waited for.
                     stopping = (read or self.world == 1) and self._any_process(stop)
                     if stopping or progress.step % config.save_every == 0:
+                        self.collect()
                         self.save()
                     if stopping:
                         raise Interrupted
+                self.collect()
                 self.save()  # before validation, which may take long
                 if self._any_process(stop):
                     raise Interrupted
                 self.validate(trackers)
-                ending = progress.ending(config)
-                if self._any_process(stop) and not (ending and not self._several()):
+                if self._any_process(stop) and not progress.ending(config):
                     raise Interrupted
-            if progress.epoch < config.epochs:
-                self._print(ending)
-            if self._several():
-                self._save_average()
-        self._write_card(replace=True)
-        return progress
+        if progress.epoch < config.epochs:
+            self._print(progress.ending(config))
 
-    def _write_card(self, *, replace: bool = False) -> None:
-        """Write the best model's card; ``replace`` one that is there."""
-        best = self.folder.best
-        if self.main and best.is_dir() and (replace or not (best / CARD).exists()):
-            write_card(best)
+    def _start(self) -> None:
+        """Prepare the run folder, and check that all processes continue from the same step."""
+        progress, steps = self.progress, gather_object([self.progress.step])
+        if len(set(steps)) > 1:
+            raise CheckpointError(
+                f"the processes found {self.folder.path} at different steps "
+                f"({', '.join(map(str, steps))}); use a --run-folder on a disk that they all share"
+            )
+        for warning in setting_warnings(self.setup, self.total_steps):
+            self._print(f"captioner: warning: {warning}")
+        fresh = progress.step == 0
+        if fresh:  # before anything else is written or deleted: a killed run can then be resumed
+            self.save()
+        if self.main:
+            self.folder.open(progress.epoch, progress.step, fresh=fresh)
 
-    def _log(self, bar: Any, trackers: Trackers) -> bool:
+    def _any_process(self, stop: Stop) -> bool:
+        """Whether any process should stop: all must stop at the same step."""
+        if self.world == 1:
+            return stop.requested
+        flag = torch.tensor(int(stop.requested), device=self.device)
+        return bool(self.accelerator.reduce(flag))
+
+    def _print(self, line: str) -> None:
+        """Print a line to stderr, above a progress bar, in the main process."""
+        if self.main:
+            tqdm.write(line, file=sys.stderr)
+
+    # --- A step ---
+
+    def step(self, batch: Batch) -> None:
+        """Take one optimizer step on this process's share of a batch.
+
+        Sums stay on the device until ``collect``.
+        """
+        accelerator, config, step = self.accelerator, self.training, self.progress.step
+        average, optimizer, scaler = self.state.average, self.state.optimizer, self.state.scaler
+        # Sampling and dropout depend on seed, step and process alone: a resumed run repeats them.
+        torch.manual_seed((config.seed * 1_000_003 + step) * self.world + self.rank)
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * self._lr_factor(step)
+        tasks = [task for part in batch.parts(config.micro_batch) for task in self._tasks(part)]
+        count = sum(task.words for task in tasks)
+        words = accelerator.reduce(upload(torch.tensor(count), self.device))
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        for task in tasks:
+            with nullcontext() if task is tasks[-1] else accelerator.no_sync(self.forward):
+                losses = self.forward(task)
+                # Mean over the words of all processes and parts, however unequal (gradients are
+                # averaged over processes).
+                loss = task.scale * losses.objective(config) * self.world / words.clamp(min=1)
+                scaler.scale(loss).backward()
+                if task.words:
+                    loss_sum += losses.cross_entropy.detach()
+        scaler.unscale_(optimizer)
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = accelerator.clip_grad_norm_(trained, config.clip_norm)
+        scaler.step(optimizer)  # without effect if a gradient has overflowed in fp16
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        if average is not None:
+            average.update_parameters(self.model)
+        counted = {"words": float(count), **self.objective.sums()}
+        values = [counted.get(name, 0.0) for name in EPOCH_SUMS]
+        sums = upload(torch.tensor(values, dtype=torch.float64), self.device)
+        sums[EPOCH_SUMS.index("loss")] += loss_sum
+        if self.main and norm is not None:  # of the mean gradient, the same in all processes
+            if scaler.is_enabled():
+                norm = norm.nan_to_num(0, 0, 0)  # an overflow is normal
+            sums[EPOCH_SUMS.index("gradient_norm")] += norm
+        self.sums += accelerator.reduce(sums)
+
+    def _tasks(self, part: Batch) -> list[Task]:
+        images = upload(part.images, self.device)
+        with autocast(self.precision, self.device):
+            return self.objective.tasks(self.model, part, images, self.progress.step)
+
+    def _lr_factor(self, step: int) -> float:
+        factor = lr_factor(step, self.warmup_steps, self.total_steps, self.training.schedule)
+        return factor * self.progress.lr_scale
+
+    def _lr(self) -> float:
+        """Learning rate of the last step."""
+        return self.training.lr * self._lr_factor(self.progress.step - 1)
+
+    # --- Log ---
+
+    def _log(self, bar: tqdm[Any], trackers: Trackers) -> bool:
         """Update the progress bar and the training curves; return whether the sums were read."""
         progress, every = self.progress, self.training.log_every
         due = every > 0 and progress.step % every == 0
@@ -136,47 +301,59 @@ class Trainer(Stepper):
                 trackers.log(row, "train/")
         return True
 
-    def _any_process(self, stop: Stop) -> bool:
-        """Whether any process should stop: all must stop at the same step."""
-        if self.world == 1:
-            return stop.requested
-        flag = torch.tensor(int(stop.requested), device=self.device)
-        return bool(self.accelerator.reduce(flag))
+    def collect(self) -> None:
+        """Move the sums from the device to the progress, and count the time.
 
-    def _print(self, line: str) -> None:
-        """Print a line to stderr, above a progress bar, in the main process."""
-        if self.main:
-            tqdm.write(line, file=sys.stderr)
+        Raises:
+            CheckpointError: The loss or the gradient norm is not finite.
+        """
+        now, scaler = time.monotonic(), self.state.scaler
+        added = dict(zip(EPOCH_SUMS, self.sums.tolist(), strict=True))
+        self.sums.zero_()
+        if scaler.is_enabled() and scaler.get_scale() < MIN_SCALE:
+            added["gradient_norm"] = math.inf  # not only because the scale was too large
+        self.progress.add(added, now - self._clock)
+        self._clock = now
+        if problem := self.progress.problem():
+            raise CheckpointError(
+                f"{problem} of {self.total_steps} (learning rate {self._lr():.1e}, clip_norm "
+                f"{self.training.clip_norm}); the last checkpoint is from before that: lower "
+                "training.lr, raise training.warmup_steps or set training.precision fp32, and "
+                "continue with --resume"
+            )
 
-    # --- Validation ---
+    # --- Validate and save ---
 
     def validate(self, trackers: Trackers) -> None:
         """End the epoch: validate, report the metrics, save the model and the state."""
-        config, progress = self.training, self.progress
-        scores, sentences = self._score(self._validated_model())
+        config, progress, folder, setup = self.training, self.progress, self.folder, self.setup
+        average, stored = self.state.average, setup.stored
+        model = stored.model if average is None else average.module
+        validated = StoredModel(model, stored.decoder, stored.vocabulary, stored.search)  # type: ignore[arg-type]
+        scores, sentences = self._score(validated)
         row = progress.metrics(self._lr(), self.world, self.objective.signature())
         row |= {**scores, **describe(sentences)}
         better = progress.rank(selection_score(scores, config.select), config)
+        progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
         if self.main:
-            self.folder.add_metrics(row)
+            folder.add_metrics(row)
             trackers.log(row)
             self._print(summary(row))
-            self._save_models(row, better)
-        progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
-        self._save_state()
+            photos = {"train_photos": len(setup.train), "val_photos": len(setup.validated)}
+            validated.info = {"training": row | photos}
+            validated.frequencies = setup.frequencies
+            if better:
+                save_model(folder.best, validated)
+            if str(progress.epoch) in progress.kept:
+                save_model(folder.kept(progress.epoch), validated)
+        self.save()
         if self.main:  # last: a figure that fails loses nothing
-            self.folder.prune(progress.kept)
-            figures = self.folder.add_samples(progress.epoch, sentences[: config.sample_images])
+            folder.prune(progress.kept)
+            figures = folder.add_samples(progress.epoch, sentences[: config.sample_images])
             trackers.log_images(figures, progress.step)
 
-    def _validated_model(self) -> StoredModel:
-        """The model that is validated and saved: the running average if there is one."""
-        stored, average = self.setup.stored, self.state.average
-        model = stored.model if average is None else average.module
-        return StoredModel(model, stored.decoder, stored.vocabulary, stored.search, {})  # type: ignore[arg-type]
-
     def captioner(self, stored: StoredModel) -> Captioner:
-        """The model on the run's device and in its precision, as validation uses it."""
+        """A model on the run's device and in its precision, as validation uses it."""
         return Captioner(stored, device=str(self.device), precision=self.precision)
 
     def _score(self, stored: StoredModel) -> tuple[dict[str, float], list[Sentence]]:
@@ -188,56 +365,19 @@ class Trainer(Stepper):
         sentences = sorted(sentences, key=lambda sentence: sentence.image.image_id)
         return score_sentences(sentences), sentences
 
-    # --- Saving ---
-
-    def _start(self) -> None:
-        """Prepare the run folder, and check that all processes continue from the same step."""
-        progress, steps = self.progress, gather_object([self.progress.step])
-        if len(set(steps)) > 1:
-            raise CheckpointError(
-                f"the processes found {self.folder.path} at different steps "
-                f"({', '.join(map(str, steps))}); use a --run-folder on a disk that they all share"
-            )
-        for warning in setting_warnings(self.setup, self.total_steps):
-            self._print(f"captioner: warning: {warning}")
-        fresh = progress.step == 0
-        if fresh:  # before anything else is written or deleted: a killed run can then be resumed
-            self._save_state()
-        if self.main:
-            self.folder.open(progress.epoch, progress.step, fresh=fresh)
-
     def save(self) -> None:
-        """Save the state within an epoch."""
-        self.collect()
-        self._save_state()
-
-    def _save_state(self) -> None:
+        """Save the state."""
         if self.main:
             self.state.save(self.folder.state)
         self.accelerator.wait_for_everyone()
 
-    def _save_models(self, row: dict[str, Any], better: bool) -> None:
-        """Save the model if it is the best or one of the kept ones."""
-        stored, epoch = self._validated_model(), str(self.progress.epoch + 1)
-        photos = {"train_photos": len(self.setup.train), "val_photos": len(self.setup.validated)}
-        stored.info = {"training": row | photos}
-        stored.frequencies = self.setup.frequencies
-        if better:
-            save_model(self.folder.best, stored)
-        if epoch in self.progress.kept:
-            save_model(self.folder.kept(epoch), stored)
-
-    def _several(self) -> bool:
-        """Whether there are kept models to average (a run resumed at its end may have none)."""
-        return self.training.keep_best > 1 and bool(self.progress.kept)
-
     def _save_average(self) -> None:
         """Average the kept models' weights into one more model, validate and save it."""
         self.accelerator.wait_for_everyone()
-        stored = average_models([self.folder.kept(epoch) for epoch in self.progress.kept])
+        epochs = sorted(map(int, self.progress.kept))
+        stored = average_models([self.folder.kept(epoch) for epoch in epochs])
         scores, _ = self._score(stored)
         if self.main:
-            epochs = sorted(map(int, self.progress.kept))
             stored.info = {"training": {"average_of_epochs": epochs, **scores}}
             save_model(self.folder.average, stored)
             self._print(

@@ -1,7 +1,7 @@
 """Training objectives: what a batch is trained on, and the losses of that.
 
     reference captions   cross-entropy of the words, or of a teacher's probabilities
-    sampled captions     rewards, see ``self_critical``
+    sampled captions     rewards: self-critical training
 
 Notation: B photos, R captions (or samples) per photo, T steps, C content words.
 """
@@ -9,25 +9,39 @@ Notation: B photos, R captions (or samples) per photo, T steps, C content words.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 
-from captioner.data.batches import Batch, EncodedImage
+from captioner.data.batches import Batch, EncodedImage, pad_captions
 from captioner.data.coco import CaptionedImage
 from captioner.errors import ConfigError, DataError
+from captioner.evaluation.reward import CaptionReward
+from captioner.hardware import upload
 from captioner.inference.folder import StoredModel
+from captioner.inference.stepper import DecoderStepper
 from captioner.model.captioner import CaptionModel
 from captioner.model.losses import Losses, caption_losses
 from captioner.model.photo_words import PhotoWords, photo_words_loss
 from captioner.model.sampled_losses import Advantages, policy_gradient_loss, scheduled_inputs
-from captioner.options import TrainConfig
-from captioner.text.tokenizer import tokenize
-from captioner.text.vocabulary import FUNCTION_WORDS, PAD, SPECIAL_NAMES, Vocabulary
+from captioner.options import SearchOptions, SelfCriticalConfig, TrainConfig
+from captioner.search.search import Hypothesis, search
+from captioner.text.tokenizer import caption_tokens, tokenize
+from captioner.text.vocabulary import (
+    BAD_ENDINGS,
+    END,
+    FUNCTION_WORDS,
+    PAD,
+    SPECIAL_NAMES,
+    Vocabulary,
+)
 from captioner.training.distillation import Teacher
 
 
@@ -70,7 +84,7 @@ class Task:
         return losses._replace(photo_words=photo_words_loss(decoder, memory, self.photo_words))
 
 
-class Objective(Protocol):
+class Objective:
     """Turns batches into tasks."""
 
     def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
@@ -82,58 +96,42 @@ class Objective(Protocol):
             images: The batch's images or features, on the model's device.
             step: Number of the step.
         """
+        raise NotImplementedError
 
     def sums(self) -> dict[str, float]:
-        """``REWARD_SUMS`` since the last call, by name; empty without rewards."""
-
-    def signature(self) -> str:
-        """Settings that make rewards of two runs comparable; empty without rewards."""
-
-
-class ReferenceCaptions:
-    """Cross-entropy of the reference captions, with scheduled sampling.
-
-    Source: Bengio et al. 2015 (arXiv:1506.03099).
-    """
-
-    def __init__(
-        self,
-        share: float,
-        steps: int,
-        teacher: Teacher | None = None,
-        words_of_photos: WordsOfPhotos | None = None,
-    ) -> None:
-        """Let the fraction of the model's own input words rise linearly from 0 to ``share``.
-
-        A teacher's probabilities replace the words as targets. With ``words_of_photos``, photos
-        also predict their words.
-        """
-        self.share, self.steps, self.teacher = share, steps, teacher
-        self.words_of_photos = words_of_photos
-
-    def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
-        """See ``Objective``."""
-        inputs = None
-        if self.share:
-            features, images = seen(model, images)
-            with torch.no_grad():
-                memory = model.decoder.memory(features)
-            share = self.share * step / max(1, self.steps)
-            inputs = scheduled_inputs(model.decoder, memory, batch.tokens, share)
-        targets = None
-        if self.teacher is not None:
-            targets = self.teacher.targets(images, batch.tokens, batch.image_ids)
-        words = self.words_of_photos
-        photo_words = words.of_batch(batch.image_ids, batch.tokens) if words else None
-        return [Task(images, batch.tokens, batch.words, inputs, targets, photo_words=photo_words)]
-
-    def sums(self) -> dict[str, float]:
-        """See ``Objective``."""
+        """Those ``state.EPOCH_SUMS`` that are about samples, since the last call."""
         return {}
 
     def signature(self) -> str:
-        """See ``Objective``."""
+        """Settings that make rewards of two runs comparable; empty without rewards."""
         return ""
+
+
+def build_objective(
+    config: TrainConfig,
+    photos: Sequence[EncodedImage],
+    initial: StoredModel,
+    steps: int,
+    teachers: Sequence[CaptionModel] = (),
+) -> Objective:
+    """Build ``training.objective``.
+
+    Args:
+        config: Of the run.
+        photos: The training photos.
+        initial: The model before its first step.
+        steps: Number of steps of the run.
+        teachers: The models of ``distillation.models``; none: ``distillation`` learns from a copy
+            of the initial model.
+    """
+    training, vocabulary, teacher = config.training, initial.vocabulary, None
+    if config.distillation.active:
+        models = teachers or [copy.deepcopy(initial.model)]
+        teacher = Teacher(config.distillation, models, vocabulary, photos)
+    if training.objective == "self_critical":
+        return SelfCritical(config.self_critical, photos, vocabulary, training.seed, teacher)
+    words = WordsOfPhotos(photos, vocabulary) if training.photo_words else None
+    return ReferenceCaptions(training.scheduled_sampling, steps, teacher, words)
 
 
 @torch.no_grad()
@@ -144,8 +142,39 @@ def seen(model: CaptionModel, images: Tensor) -> tuple[Tensor, Tensor]:
     return features, images if finetuned else features
 
 
-NO_CATEGORY = ("__background__", "N/A")
-"""Names of numbers that are not a COCO category."""
+# --- Reference captions --------------------------------------------------------------------------
+
+
+@dataclass
+class ReferenceCaptions(Objective):
+    """Cross-entropy of the reference captions, with scheduled sampling.
+
+    Source: Bengio et al. 2015 (arXiv:1506.03099).
+    """
+
+    share: float
+    """Fraction of the model's own input words, to which it rises linearly from 0 ..."""
+    steps: int
+    """... in so many steps."""
+    teacher: Teacher | None = None
+    """Its probabilities replace the words as targets."""
+    words_of_photos: WordsOfPhotos | None = None
+    """Photos also predict their words."""
+
+    def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
+        """See ``Objective``."""
+        inputs = targets = photo_words = None
+        if self.share:
+            features, images = seen(model, images)
+            with torch.no_grad():
+                memory = model.decoder.memory(features)
+            share = self.share * step / max(1, self.steps)
+            inputs = scheduled_inputs(model.decoder, memory, batch.tokens, share)
+        if self.teacher is not None:
+            targets = self.teacher.targets(images, batch.tokens, batch.image_ids)
+        if self.words_of_photos is not None:
+            photo_words = self.words_of_photos.of_batch(batch.image_ids, batch.tokens)
+        return [Task(images, batch.tokens, batch.words, inputs, targets, photo_words=photo_words)]
 
 
 class WordsOfPhotos:
@@ -172,12 +201,11 @@ class WordsOfPhotos:
         content = [token for token in numbers if token not in function_words]
         self.tokens = torch.tensor(content)
         columns = {token: column for column, token in enumerate(content)}
-        names = FasterRCNN_ResNet50_FPN_Weights.DEFAULT.meta["categories"]
         self._columns: dict[int, list[int]] = {}
         for photo in photos:
             tokens = {token for caption in photo.tokens for token in caption}
             for label in photo.image.labels:
-                tokens.update(vocabulary.encode(tokenize(_class_name(label, names, photo.image))))
+                tokens.update(vocabulary.encode(tokenize(_class_name(label, photo.image))))
             found = sorted(columns[token] for token in tokens & columns.keys())
             self._columns[photo.image.image_id] = found
 
@@ -195,42 +223,165 @@ class WordsOfPhotos:
         return PhotoWords(self.tokens, present)
 
 
-def _class_name(label: int | str, names: Sequence[str], image: CaptionedImage) -> str:
+CLASSES = FasterRCNN_ResNet50_FPN_Weights.DEFAULT.meta["categories"]
+"""Names of COCO's categories by their numbers, with gaps."""
+
+
+def _class_name(label: int | str, image: CaptionedImage) -> str:
     if isinstance(label, str):
         return label
-    if 0 < label < len(names) and names[label] not in NO_CATEGORY:
-        return names[label]
+    if 0 < label < len(CLASSES) and CLASSES[label] != "N/A":
+        return str(CLASSES[label])
     raise DataError(
-        f"{image.path}: label {label} is not the number of a COCO category (1 to {len(names) - 1}, "
-        "with gaps); give the name of the class"
+        f"{image.path}: label {label} is not the number of a COCO category (1 to "
+        f"{len(CLASSES) - 1}, with gaps); give the name of the class"
     )
 
 
-def build_objective(
-    config: TrainConfig,
-    photos: Sequence[EncodedImage],
-    initial: StoredModel,
-    steps: int,
-    teachers: Sequence[CaptionModel] = (),
-) -> Objective:
-    """Build ``training.objective``.
+# --- Sampled captions ----------------------------------------------------------------------------
 
-    Args:
-        config: Of the run.
-        photos: The training photos.
-        initial: The model before its first step.
-        steps: Number of steps of the run.
-        teachers: The models of ``distillation.models``; none: ``distillation`` learns from a copy
-            of the initial model.
+
+class SelfCritical(Objective):
+    """Sampled captions, rewarded by the metric that captions are evaluated with.
+
+    The model samples captions of every photo. Each is scored against the references, and its
+    advantage over a baseline of the same photo weights the gradient of its log-probability:
+
+        gradient = - sum over samples of (r - b) d log p(sample)
+
+    Source: Rennie et al. 2017 (arXiv:1612.00563), equation 9 with the greedy caption's reward as
+    the baseline; the mean of the other samples as the baseline, Luo 2020 (arXiv:2003.09971).
+    Deviation: dropout is off, so that the gradient is that of the model that was sampled from, and
+    tokens that are never generated (padding, start, unknown) are excluded from both. The sum is
+    divided by the number of sampled words, as cross-entropy is, and ``training.attention_penalty``
+    is added.
     """
-    vocabulary, teacher = initial.vocabulary, None
-    if config.distillation.active:
-        models = teachers or [copy.deepcopy(initial.model)]
-        teacher = Teacher(config.distillation, models, vocabulary, photos)
-    if config.training.objective == "self_critical":
-        from captioner.training.self_critical import SelfCritical  # it imports this module
 
-        seed = config.training.seed
-        return SelfCritical(config.self_critical, photos, vocabulary, seed, teacher)
-    words = WordsOfPhotos(photos, vocabulary) if config.training.photo_words else None
-    return ReferenceCaptions(config.training.scheduled_sampling, steps, teacher, words)
+    def __init__(
+        self,
+        config: SelfCriticalConfig,
+        photos: Sequence[EncodedImage],
+        vocabulary: Vocabulary,
+        seed: int,
+        teacher: Teacher | None = None,
+    ) -> None:
+        """Prepare the references of the training photos; ``seed`` is that of the sampling.
+
+        A teacher's probabilities replace the words as targets of the cross-entropy.
+        """
+        self.config, self.seed, self.teacher = config, seed, teacher
+        self.reward = CaptionReward(
+            {
+                photo.image.image_id: [caption_tokens(caption) for caption in photo.image.captions]
+                for photo in photos
+            },
+            vocabulary,
+            cider=config.cider,
+            bleu=config.bleu,
+            count_end=config.count_end,
+        )
+        self._endings = frozenset(vocabulary.whole_words(BAD_ENDINGS))
+        self._thread = ThreadPoolExecutor(1)
+        self._sums: dict[str, float] = {}
+
+    def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
+        """See ``Objective``; a photo's samples are a function of seed, step and photo."""
+        real = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # the others have no captions
+        if not len(real):
+            nothing = torch.zeros(len(images), 1)
+            return [Task(images, batch.tokens[:, :1], 0, advantages=lambda: nothing)]
+        images, image_ids = images[upload(real, images.device)], [batch.image_ids[i] for i in real]
+        features, images = seen(model, images)
+        starts = batch.tokens[real, 0, 0]
+        samples, greedy = self._sample(model, features, image_ids, starts, step)
+        judged = self._thread.submit(self._judge, image_ids, samples, greedy)
+        captions = [one.tokens for of_photo in samples for one in of_photo]
+        self._add("samples", len(captions))
+        self._add("bad_endings", sum(words[-1] in self._endings for words in captions if words))
+
+        def advantages() -> Tensor:
+            started = time.monotonic()
+            rewards, baselines = judged.result()
+            self._add("waited", time.monotonic() - started)
+            self._add("reward", float(rewards.sum()))
+            self._add("baseline", float(baselines.sum()))
+            return torch.from_numpy(rewards - baselines).float()
+
+        tokens = pad_captions(
+            [
+                [[*one.tokens, END] if one.ended else one.tokens for one in of_photo]
+                for of_photo in samples
+            ],
+            starts.tolist(),
+        )
+        words = int((tokens[..., 1:] != PAD).sum())
+        tasks = [Task(images, tokens, words, advantages=advantages)]
+        if self.config.cross_entropy:
+            share = self.config.cross_entropy * words / max(1, batch.words)
+            tokens, targets = batch.tokens[real], None
+            if self.teacher is not None:
+                targets = self.teacher.targets(images, tokens, image_ids)
+            tasks.append(Task(images, tokens, 0, targets=targets, scale=share))
+        return tasks
+
+    def _sample(
+        self,
+        model: CaptionModel,
+        features: Tensor,
+        image_ids: Sequence[int],
+        starts: Tensor,
+        step: int,
+    ) -> tuple[list[list[Hypothesis]], list[list[Hypothesis]] | None]:
+        """Samples of each photo and, if they are the baseline, greedy captions."""
+        config, training = self.config, model.training
+        model.eval()
+        with torch.no_grad():
+            memory = model.decoder.memory(features)
+        best = SearchOptions(beam_size=1, max_length=config.max_length)
+        drawing = best.changed(
+            temperature=1.0, num_captions=config.samples, seed=self.seed * 1_000_003 + step
+        )
+        seeds = [image_id % 2**32 for image_id in image_ids]
+        starts = upload(starts, features.device)
+        drawn = search(DecoderStepper(model.decoder, memory, starts), drawing, seeds=seeds)
+        greedy = None
+        if config.baseline == "greedy":
+            greedy = search(DecoderStepper(model.decoder, memory, starts), best)
+        model.train(training)
+        return drawn, greedy
+
+    def _judge(
+        self,
+        image_ids: Sequence[int],
+        samples: list[list[Hypothesis]],
+        greedy: list[list[Hypothesis]] | None,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Rewards and baselines, (B, R) each; runs in a thread beside the device."""
+
+        def reward(captions: list[list[Hypothesis]]) -> NDArray[np.float64]:
+            words = [[one.tokens for one in of_photo] for of_photo in captions]
+            ended = [[one.ended for one in of_photo] for of_photo in captions]
+            return self.reward(image_ids, words, ended)
+
+        rewards = reward(samples)
+        if greedy is not None:
+            return rewards, np.broadcast_to(reward(greedy), rewards.shape)
+        others = rewards.sum(axis=1, keepdims=True) - rewards
+        return rewards, others / (rewards.shape[1] - 1)
+
+    def _add(self, name: str, value: float) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def sums(self) -> dict[str, float]:
+        """See ``Objective``."""
+        sums, self._sums = self._sums, {}
+        return sums
+
+    def signature(self) -> str:
+        """See ``Objective``."""
+        config = self.config
+        extra = f"|cross_entropy:{config.cross_entropy}" if config.cross_entropy else ""
+        extra += "|distilled" if self.teacher else ""
+        return (
+            f"{self.reward.signature()}|baseline:{config.baseline}|samples:{config.samples}{extra}"
+        )

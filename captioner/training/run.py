@@ -54,10 +54,6 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
 class RunFolder:
     """Paths and writers of one run."""
 
@@ -83,10 +79,10 @@ class RunFolder:
             shutil.rmtree(folder, ignore_errors=True)
         settings = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
         atomic_write(self.path / "config.yaml", settings)
-        metrics, steps = read_metrics(self.path), read_steps(self.path)
-        _write_rows(self.path / METRICS, [row for row in metrics if row["epoch"] <= epoch])
-        if steps:
-            _write_rows(self.path / STEPS, [row for row in steps if row["step"] <= step])
+        for name, key, done in ((METRICS, "epoch", epoch), (STEPS, "step", step)):
+            if (path := self.path / name).exists():
+                rows = [row for row in _read_rows(path) if row[key] <= done]
+                atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def _epochs(self, part: str) -> list[tuple[int, Path]]:
         """The folders of epochs in ``samples`` or ``kept``."""
@@ -95,16 +91,19 @@ class RunFolder:
 
     def add_metrics(self, row: dict[str, Any]) -> None:
         """Append one validation to the metrics."""
-        _write_rows(self.path / METRICS, [*read_metrics(self.path), row])
+        self._append(METRICS, row)
 
     def add_steps(self, row: dict[str, Any]) -> None:
         """Append one point to the training curves."""
-        with (self.path / STEPS).open("a", encoding="utf-8") as file:
+        self._append(STEPS, row)
+
+    def _append(self, name: str, row: dict[str, Any]) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
-    def kept(self, epoch: str | int) -> Path:
+    def kept(self, epoch: int) -> Path:
         """The folder of a kept model."""
-        return self.path / "kept" / f"epoch_{int(epoch):03d}"
+        return self.path / "kept" / f"epoch_{epoch:03d}"
 
     def prune(self, best: Iterable[str]) -> None:
         """Delete the kept models of all other epochs."""
@@ -117,8 +116,7 @@ class RunFolder:
         """Save figures of captions with their attention; return them by the photo's name."""
         folder = self.path / "samples" / f"epoch_{epoch:03d}"
         folder.mkdir(parents=True, exist_ok=True)
-        lines = []
-        figures: dict[str, Path] = {}
+        lines, figures = [], dict[str, Path]()
         for sentence in sentences:
             stem = name = sentence.image.path.stem
             while name in figures:  # photos of the same name from different folders

@@ -16,7 +16,7 @@ import torch
 from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
-from captioner.errors import ConfigError, ModelError
+from captioner.errors import ConfigError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.inference.engine import pixel_format
 from captioner.inference.folder import StoredModel, load_model
@@ -30,15 +30,14 @@ from captioner.search.words import encode_search_words
 from captioner.text.vocabulary import UNKNOWN, Vocabulary, frequent_words
 from captioner.training.data import (
     check_images,
-    count_targets,
-    count_vocabulary,
     encode_captions,
     features_key,
     first_of_styles,
+    new_vocabulary,
     open_features,
     read_data,
     repeat_photos,
-    train_subwords,
+    tokenized,
     warn_truncated,
 )
 
@@ -81,17 +80,18 @@ def prepare(config: TrainConfig) -> Setup:
         CaptionerError: Data, settings or weights cannot be used.
     """
     check_attention(config.decoder)  # fail on a misspelled setting before the data are read
-    teachers = {folder: _load_teacher(folder) for folder in config.distillation.models}
+    teachers = {folder: load_model(folder) for folder in config.distillation.models}
     by_id = config.data.features or config.data.shards  # stored under the photos' ids
     train, val = read_data(config.data, renumber=not by_id)
     torch.manual_seed(config.training.seed)
     if config.init_from is None:
-        vocabulary, words = _new_vocabulary(train, config)
-        stored = _new_model(config, vocabulary)
+        vocabulary, words = new_vocabulary(train, config.data)
+        encoder = _new_encoder(config.encoder)
+        stored = _model(encoder, config, _preprocessing(config.encoder, encoder), vocabulary)
         config = _resolved(config, stored)
     else:
         stored = _load_initial_model(config)
-        words = _tokenize(train, stored.vocabulary)
+        words = tokenized(train, stored.vocabulary)
         config = _resolved(config, stored)  # checked again with the model's decoder
         counts = Counter(word for captions in words for caption in captions for word in caption)
         stored = _reconfigured(stored, config, counts)
@@ -100,18 +100,20 @@ def prepare(config: TrainConfig) -> Setup:
     stored.search = config.search
     encode_search_words(config.search, stored.vocabulary)  # fail on unknown words now
     stored.vocabulary.start(config.search.style)  # and on an unknown style
-    model, encoder = stored.model, config.encoder
+    model, settings = stored.model, config.encoder
     model.encoder.finetune_from(
-        encoder.finetune_from,
+        settings.finetune_from,
         model.preprocessing.image_size,
-        freeze_depthwise=encoder.freeze_depthwise,
+        freeze_depthwise=settings.freeze_depthwise,
     )
-    if encoder.recompute:
+    if settings.recompute:
         model.encoder.recompute()
     model.encoder.to(memory_format=torch.channels_last)
     encoded = encode_captions(train, words, stored.vocabulary, config.data.max_words)
     if config.init_from is None:
-        model.decoder.init_output_bias(count_targets(encoded, stored.vocabulary))
+        tokens = [token for photo in encoded for caption in photo.tokens for token in caption]
+        counted = torch.bincount(torch.tensor(tokens), minlength=len(stored.vocabulary))
+        model.decoder.init_output_bias(counted.float())
     setup = Setup(config, repeat_photos(encoded, config.data), val, stored)
     if config.data.features:
         setup.cache, setup.train = open_features(config, model, setup.train, val)
@@ -121,49 +123,6 @@ def prepare(config: TrainConfig) -> Setup:
         _check_teacher(folder, teacher, setup)
     setup.teachers = [teachers[folder].model for folder in config.distillation.models]
     return setup
-
-
-def _load_teacher(folder: str) -> StoredModel:
-    """Load a model of ``distillation.models``."""
-    try:
-        return load_model(folder)
-    except ModelError as error:
-        raise ConfigError(f"distillation.models: {error}") from error
-
-
-def _check_teacher(folder: str, teacher: StoredModel, setup: Setup) -> None:
-    """Check that a teacher sees and writes what the trained model does."""
-    own, what = setup.stored, ""
-    if teacher.vocabulary != own.vocabulary:
-        what = "another vocabulary or other styles"
-    elif pixel_format(teacher.model.preprocessing) != pixel_format(own.model.preprocessing):
-        what = "another image size or resizing"
-    elif setup.cache:
-        stage = teacher.model.features_stage = setup.cache.stage
-        if features_key(teacher.model, stage) != features_key(own.model, stage):
-            what = "another encoder than the one that computed data.features"
-    if what:
-        raise ConfigError(
-            f"distillation.models: {folder} has {what}; give models with those of init_from, and "
-            "train without new words, styles or features"
-        )
-
-
-_Words = list[list[list[str]]]
-"""Words, or pieces, of the captions of every photo."""
-
-
-def _new_vocabulary(photos: list[CaptionedImage], config: TrainConfig) -> tuple[Vocabulary, _Words]:
-    """The vocabulary of ``data.tokenizer``, and the captions in its words."""
-    subwords = train_subwords(photos, config.data)
-    styles = tuple(dict.fromkeys(config.data.styles))
-    vocabulary = Vocabulary(subwords.pieces if subwords else (), styles, subwords)
-    words = _tokenize(photos, vocabulary)
-    return (vocabulary if subwords else count_vocabulary(words, config.data)), words
-
-
-def _tokenize(photos: list[CaptionedImage], vocabulary: Vocabulary) -> _Words:
-    return [[vocabulary.tokenize(caption) for caption in photo.captions] for photo in photos]
 
 
 def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
@@ -176,9 +135,29 @@ def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
         encoder = _new_encoder(config.encoder)
         return encoder, _preprocessing(config.encoder, encoder)
     stored = _load_initial_model(config)
-    resolved = _resolved(config, stored)
-    preprocessing = _inherited_preprocessing(stored, resolved)
-    return _inherited_encoder(stored, preprocessing.image_size), preprocessing
+    return _inherited(stored, _resolved(config, stored).encoder)
+
+
+def _check_teacher(folder: str, teacher: StoredModel, setup: Setup) -> None:
+    """Check that a teacher sees and writes what the trained model does."""
+    own, other, what = setup.stored.model, teacher.model, ""
+    if teacher.vocabulary != setup.stored.vocabulary:
+        what = "another vocabulary or other styles"
+    elif pixel_format(other.preprocessing) != pixel_format(own.preprocessing):
+        what = "another image size or resizing"
+    elif setup.cache:
+        other.features_stage = stage = setup.cache.stage
+        keys = [features_key(one.encoder, one.preprocessing, stage) for one in (own, other)]
+        if keys[0] != keys[1]:
+            what = "another encoder than the one that computed data.features"
+    if what:
+        raise ConfigError(
+            f"distillation.models: {folder} has {what}; give models with those of init_from, and "
+            "train without new words, styles or features"
+        )
+
+
+# --- A new model ---------------------------------------------------------------------------------
 
 
 def _new_encoder(config: EncoderConfig) -> Encoder:
@@ -197,28 +176,13 @@ def _rounded(encoder: Encoder) -> Encoder:
     return encoder
 
 
-def _inherited_encoder(stored: StoredModel, image_size: int) -> Encoder:
-    """The encoder of ``init_from`` for the config's image size."""
-    held = stored.model.encoder
-    encoder = held.at_size(image_size)
-    return encoder if encoder is held else _rounded(encoder)
-
-
 def _preprocessing(config: EncoderConfig, encoder: Encoder) -> Preprocessing:
-    mean = tuple(config.mean) if config.mean else encoder.mean
-    std = tuple(config.std) if config.std else encoder.std
     return Preprocessing(
         config.image_size or DEFAULT_IMAGE_SIZE,
         config.resize or "crop",
-        mean,  # type: ignore[arg-type]
-        std,  # type: ignore[arg-type]
+        tuple(config.mean or encoder.mean),  # type: ignore[arg-type]
+        tuple(config.std or encoder.std),  # type: ignore[arg-type]
     )
-
-
-def _new_model(config: TrainConfig, vocabulary: Vocabulary) -> StoredModel:
-    encoder = _new_encoder(config.encoder)
-    preprocessing = _preprocessing(config.encoder, encoder)
-    return _model(encoder, config, preprocessing, vocabulary)
 
 
 def _model(
@@ -228,6 +192,23 @@ def _model(
         encoder, config.decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
     )
     return StoredModel(model, config.decoder, vocabulary)
+
+
+def _resolved(config: TrainConfig, stored: StoredModel) -> TrainConfig:
+    """The config with the settings that the model decides."""
+    model = stored.model
+    encoder = replace(
+        config.encoder,
+        name=model.encoder.name,
+        image_size=config.encoder.image_size or model.preprocessing.image_size,
+        resize=config.encoder.resize or model.preprocessing.resize,
+    )
+    decoder = replace(stored.decoder, dropout=config.decoder.dropout)
+    data = replace(config.data, tokenizer=stored.vocabulary.tokenizer)
+    return replace(config, data=data, encoder=encoder, decoder=decoder)
+
+
+# --- The model of init_from ----------------------------------------------------------------------
 
 
 def _load_initial_model(config: TrainConfig) -> StoredModel:
@@ -254,26 +235,15 @@ def _load_initial_model(config: TrainConfig) -> StoredModel:
     return stored
 
 
-def _resolved(config: TrainConfig, stored: StoredModel) -> TrainConfig:
-    """The config with the settings that the model decides."""
-    model = stored.model
-    encoder = replace(
-        config.encoder,
-        name=model.encoder.name,
-        image_size=config.encoder.image_size or model.preprocessing.image_size,
-        resize=config.encoder.resize or model.preprocessing.resize,
-    )
-    decoder = replace(stored.decoder, dropout=config.decoder.dropout)
-    data = replace(config.data, tokenizer=stored.vocabulary.tokenizer)
-    return replace(config, data=data, encoder=encoder, decoder=decoder)
-
-
-def _inherited_preprocessing(stored: StoredModel, config: TrainConfig) -> Preprocessing:
-    """The model's preprocessing at the image size and resizing of a ``_resolved`` config."""
-    encoder = config.encoder
-    assert encoder.image_size is not None
-    assert encoder.resize is not None
-    return replace(stored.model.preprocessing, image_size=encoder.image_size, resize=encoder.resize)
+def _inherited(stored: StoredModel, config: EncoderConfig) -> tuple[Encoder, Preprocessing]:
+    """The model's encoder and preprocessing for the image size and resizing of a config."""
+    size, old = config.image_size, stored.model
+    assert size is not None
+    assert config.resize is not None
+    encoder = old.encoder.at_size(size)
+    if encoder is not old.encoder:
+        encoder = _rounded(encoder)
+    return encoder, replace(old.preprocessing, image_size=size, resize=config.resize)
 
 
 def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]) -> StoredModel:
@@ -289,8 +259,7 @@ def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]
     extend = data.extend_vocabulary and stored.vocabulary.subwords is None
     words = frequent_words(counts, data.vocabulary_threshold) if extend else []
     vocabulary = stored.vocabulary.extended(words, data.styles)
-    preprocessing = _inherited_preprocessing(stored, config)
-    encoder = _inherited_encoder(stored, preprocessing.image_size)
+    encoder, preprocessing = _inherited(stored, config.encoder)
     new = _model(encoder, config, preprocessing, vocabulary)
     if config.decoder.attention == "location" and new.model.grid != old.grid:
         raise ConfigError(

@@ -22,12 +22,18 @@ from captioner.files import atomic_write
 from captioner.options import TrainingConfig
 from captioner.training.optim import RunningAverage
 from captioner.training.setup import Setup
-from captioner.training.sums import means
 from captioner.training.validation import describe_selection
 
 NO_SCORE = 5e-4
 """A lower CIDEr or BLEU-4 is printed as 0.0 points: the captions have nothing in common with the
 references."""
+
+EPOCH_SUMS = (
+    "loss", "words", "gradient_norm", "reward", "baseline", "samples", "bad_endings", "waited",
+)  # fmt: skip
+"""Sums over the steps of an epoch: cross-entropy (nats), words, gradient norms; and of sampled
+captions: rewards, baselines, their number, the number of bad endings, seconds spent waiting for
+rewards."""
 
 
 @dataclass
@@ -45,7 +51,7 @@ class Progress:
     best_epoch: int = -1
     """Epoch of the best score, from 0; -1: no validation yet."""
     sums: dict[str, float] = field(default_factory=dict)
-    """Sums over the current epoch; see ``sums.EPOCH_SUMS``."""
+    """``EPOCH_SUMS`` of the current epoch, and its seconds."""
     lr_scale: float = 1.0
     """Factor of the learning rate, halved on every plateau."""
     plateau: int = 0
@@ -57,7 +63,7 @@ class Progress:
     seconds: float = 0.0
     """Training time, over all sessions."""
     curve: dict[str, float] = field(default_factory=lambda: {"step": 0})
-    """``sums`` since the last point of the training curves, and the step of that point."""
+    """``EPOCH_SUMS`` since the last point of the training curves, and the step of that point."""
 
     def add(self, sums: Mapping[str, float], seconds: float) -> None:
         """Add ``EPOCH_SUMS`` of some steps, and the time that they took."""
@@ -70,8 +76,7 @@ class Progress:
         """Why training cannot go on: a sum is not finite; empty if it can."""
         for name in ("loss", "gradient_norm"):
             if not math.isfinite(self.sums[name]):
-                what = name.replace("_", " ")
-                return f"the {what} is {self.sums[name]} by step {self.step}"
+                return f"the {name.replace('_', ' ')} is {self.sums[name]} by step {self.step}"
         return ""
 
     def curve_point(self, lr: float) -> dict[str, Any]:
@@ -130,6 +135,14 @@ class Progress:
                 f"continue, give a --training.patience above {since_best}, or 0"
             )
         return ""
+
+
+def means(sums: Mapping[str, float]) -> dict[str, float]:
+    """Mean loss of a word and, if there are samples, mean baseline and reward of a sample."""
+    found = {"loss": sums["loss"] / max(1, sums["words"])}
+    if sums["samples"]:
+        found |= {name: sums[name] / sums["samples"] for name in ("baseline", "reward")}
+    return found
 
 
 @dataclass
@@ -196,7 +209,14 @@ class TrainingState:
         for name, tensor in _part(tensors, "optimizer.").items():
             number, key = name.split(".", 1)
             moments.setdefault(int(number), {})[key] = tensor
-        _load_moments(self.optimizer, moments)
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        # AdamW's fused step pairs weights and moments by memory offset: with another layout it
+        # would silently use the moments of other weights.
+        for parameter, state in self.optimizer.state.items():
+            for key, moment in state.items():
+                if moment.shape == parameter.shape:
+                    state[key] = torch.empty_like(parameter).copy_(moment)
         if scaler:
             self.scaler.load_state_dict(scaler)
 
@@ -205,47 +225,28 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def _load_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Tensor]]) -> None:
-    """Load the moments of each parameter, in the parameter's memory layout.
-
-    AdamW's fused step pairs weights and moments by memory offset: with another layout it would
-    silently use the moments of other weights.
-    """
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": moments, "param_groups": groups})
-    for parameter, state in optimizer.state.items():
-        for key, moment in state.items():
-            if moment.shape == parameter.shape:
-                state[key] = torch.empty_like(parameter).copy_(moment)
-
-
 # --- Resuming -------------------------------------------------------------------------------------
 
-MUST_MATCH = ("init_from", "encoder", "decoder", "self_critical", "distillation", "search")
-"""Settings and sections of a run that every session of it shares."""
-
-MUST_MATCH_IN = {
-    "data": (
-        "styles", "val_styles", "repeats", "min_captions", "max_captions", "max_words",
-        "tokenizer", "vocabulary_threshold", "extend_vocabulary", "vocabulary_size",
-        "horizontal_flip", "min_crop", "color_jitter", "bucket_batches",
-    ),
-    "training": ("batch_size", "objective", "ema_decay", "seed", "select", "limit_val"),
-}  # fmt: skip
-"""The same in sections whose other settings may change, such as learning rate and precision. Paths
-may change too, but not the captions in the files."""
+MUST_MATCH = (
+    "init_from", "encoder", "decoder", "self_critical", "distillation", "search",
+    "data.styles", "data.val_styles", "data.repeats", "data.min_captions", "data.max_captions",
+    "data.max_words", "data.tokenizer", "data.vocabulary_threshold", "data.extend_vocabulary",
+    "data.vocabulary_size", "data.horizontal_flip", "data.min_crop", "data.color_jitter",
+    "data.bucket_batches", "training.batch_size", "training.objective", "training.ema_decay",
+    "training.seed", "training.select", "training.limit_val",
+)  # fmt: skip
+"""Sections, and settings of the others, that every session of a run shares. Paths may change, but
+not the captions in the files."""
 
 
 def resume_settings(setup: Setup, processes: int) -> dict[str, Any]:
     """What must match when resuming: settings by name, and a hash of the data."""
-    every = flatten(dataclasses.asdict(setup.config))
     settings = {
         name: value
-        for name, value in every.items()
-        if name.partition(".")[0] in MUST_MATCH and name != "encoder.recompute"
+        for name, value in flatten(dataclasses.asdict(setup.config)).items()
+        if (name in MUST_MATCH or name.partition(".")[0] in MUST_MATCH)
+        and name != "encoder.recompute"
     }
-    for section, names in MUST_MATCH_IN.items():
-        settings |= {f"{section}.{name}": every[f"{section}.{name}"] for name in names}
     digest = hashlib.sha256(" ".join(setup.stored.vocabulary.words).encode())
     for photo in setup.train:
         digest.update(f"{photo.image.image_id} {photo.tokens}".encode())
@@ -253,12 +254,9 @@ def resume_settings(setup: Setup, processes: int) -> dict[str, Any]:
         digest.update(f"{image.image_id} {image.captions}".encode())
     settings["captions"] = digest.hexdigest()[:12]
     data = setup.config.data
-    # Shards are distributed over processes and workers.
-    settings["shards"] = (
-        f"{read_manifest(data.shards).digest}, {processes} processes, {data.workers} workers"
-        if data.shards
-        else "none"
-    )
+    if data.shards:  # they are distributed over processes and workers
+        manifest = read_manifest(data.shards).digest
+        settings["shards"] = f"{manifest}, {processes} processes, {data.workers} workers"
     return settings
 
 
@@ -281,9 +279,9 @@ def check_resume(checkpoint: Path, held: Mapping[str, Any], given: Mapping[str, 
         CheckpointError: They differ.
     """
     different = [
-        f"{name} {held.get(name)}, but now it is {value}"
-        for name, value in given.items()
-        if held.get(name) != value
+        f"{name} {held.get(name)}, but now it is {given.get(name)}"
+        for name in {**held, **given}
+        if held.get(name) != given.get(name)
     ]
     if different:
         raise CheckpointError(

@@ -14,7 +14,7 @@ from captioner.errors import ConfigError
 from captioner.training.run import RunFolder, read_metrics, read_steps
 from captioner.training.state import flatten
 
-PROJECT = "captioner"
+TENSORBOARD = "tensorboard"
 
 
 class Trackers:
@@ -40,48 +40,46 @@ class Trackers:
                     "for none"
                 )
         self.folder, self.names = folder, list(names) if active else []
-        self.open: list[Any] = []
+        self.open: dict[str, Any] = {}
 
     def __enter__(self) -> Trackers:
+        folder = self.folder
         for name in self.names:
-            kind, tensorboard = LOGGER_TYPE_TO_CLASS[name], name == "tensorboard"
-            local = (
-                {"logging_dir": str(self.folder.path)} if kind.requires_logging_directory else {}
-            )
-            tracker = kind("tensorboard" if tensorboard else PROJECT, **local)
+            kind = LOGGER_TYPE_TO_CLASS[name]
+            local = {"logging_dir": str(folder.path)} if kind.requires_logging_directory else {}
+            tracker = kind(TENSORBOARD if name == TENSORBOARD else "captioner", **local)
             getattr(tracker, "start", lambda: None)()  # older releases have no start
-            if not tensorboard:
-                tracker.store_init_configuration(flatten(self.folder.settings))
-            self.open.append(tracker)
-            if tensorboard:  # its files are written anew in every session
-                for row in read_metrics(self.folder.path):
-                    _log(tracker, row)
-                for row in read_steps(self.folder.path):
-                    _log(tracker, row, "train/")
+            self.open[name] = tracker
+            if name != TENSORBOARD:
+                tracker.store_init_configuration(flatten(folder.settings))
+                continue
+            for prefix, read in (("", read_metrics), ("train/", read_steps)):
+                for row in read(folder.path):  # its files are written anew in every session
+                    _log(tracker, row, prefix)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for tracker in self.open:
+        for tracker in self.open.values():
             tracker.finish()
 
     def log(self, row: Mapping[str, Any], prefix: str = "") -> None:
         """Log the metrics of one validation, or with prefix ``train/`` a point of the curves."""
-        for tracker in self.open:
+        for tracker in self.open.values():
             _log(tracker, row, prefix)
 
     def log_images(self, figures: Mapping[str, Path], step: int) -> None:
         """Log figures of captions with their attention, given as files by the photo's name."""
-        for name, path in figures.items():
+        for title, path in figures.items():
             with Image.open(path) as figure:
                 pixels = np.asarray(figure.convert("RGB"))
-            for tracker in self.open:
-                if tracker.name == "tensorboard":
-                    tracker.tracker.add_image(f"samples/{name}", pixels, step, dataformats="HWC")
+            for name, tracker in self.open.items():
+                if name == TENSORBOARD:
+                    tracker.tracker.add_image(f"samples/{title}", pixels, step, dataformats="HWC")
                 elif hasattr(tracker, "log_images"):
-                    tracker.log_images({f"samples/{name}": [pixels]}, step=step)
+                    tracker.log_images({f"samples/{title}": [pixels]}, step=step)
 
 
-def _log(tracker: Any, row: Mapping[str, Any], prefix: str = "") -> None:
+def _log(tracker: Any, row: Mapping[str, Any], prefix: str) -> None:
     values = {
         f"{prefix}{name}": value
         for name, value in row.items()

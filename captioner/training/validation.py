@@ -84,26 +84,24 @@ def decode(
     return sentences
 
 
-class _Encoded(NamedTuple):
-    """A batch of photos, encoded once for captions and loss."""
-
+class _Batch(NamedTuple):
     images: list[CaptionedImage]
-    features: Tensor
-    """The encoder's output, (B, L, D)."""
+    inputs: Tensor
+    """Pixels or cached features."""
     crop_boxes: list[CropBox]
     seeds: list[int]
 
 
 def _batches(
     captioner: Captioner, images: Sequence[CaptionedImage], cache: FeatureCache | None
-) -> Iterator[_Encoded]:
+) -> Iterator[_Batch]:
     if cache is not None:
         crop_box = captioner.model.preprocessing.crop_box
         for start in range(0, len(images), BATCH):
             some = list(images[start : start + BATCH])
             ids = [image.image_id for image in some]
-            features = _encode(captioner, cache.read([(image_id, False) for image_id in ids]))
-            yield _Encoded(some, features, [crop_box(*image_size(i.path)) for i in some], ids)
+            rows = cache.read([(image_id, False) for image_id in ids])
+            yield _Batch(some, rows, [crop_box(*image_size(image.path)) for image in some], ids)
         return
 
     def prepare(image: CaptionedImage) -> Prepared:
@@ -116,33 +114,25 @@ def _batches(
                 if isinstance(photo, ImageError):
                     raise photo
                 photos.append(photo)
-            pixels = torch.from_numpy(np.stack([photo.pixels[0] for photo in photos]))
-            yield _Encoded(
+            yield _Batch(
                 [image for image, _ in batch],
-                _encode(captioner, pixels),
+                torch.from_numpy(np.stack([photo.pixels[0] for photo in photos])),
                 [photo.crop_box for photo in photos],
                 [photo.seed for photo in photos],  # as when a user captions them
             )
 
 
-@torch.inference_mode()
-def _encode(captioner: Captioner, images: Tensor) -> Tensor:
-    """The encoder's output for pixels or cached features."""
-    with autocast(captioner.precision, captioner.device):
-        return captioner.model.to_features(upload(images, captioner.device))
-
-
-def _caption(captioner: Captioner, batch: _Encoded, options: SearchOptions) -> Iterator[Sentence]:
-    vocabulary = captioner.stored.vocabulary
-    captions = captioner.caption_features(batch.features, batch.crop_boxes, options, batch.seeds)
+def _caption(captioner: Captioner, batch: _Batch, options: SearchOptions) -> Iterator[Sentence]:
+    model, device, vocabulary = captioner.model, captioner.device, captioner.stored.vocabulary
+    with torch.inference_mode(), autocast(captioner.precision, device):
+        features = model.to_features(upload(batch.inputs, device))
+    captions = captioner.caption_features(features, batch.crop_boxes, options, batch.seeds)
     words = [[vocabulary.tokenize(caption) for caption in image.captions] for image in batch.images]
     encoded = encode_captions(batch.images, words, vocabulary, sys.maxsize)
     starts = [vocabulary.start(options.style)] * len(encoded)
     tokens = pad_captions([photo.tokens for photo in encoded], starts)
-    with torch.inference_mode(), autocast(captioner.precision, captioner.device):
-        ensemble = captioner.ensemble
-        (memory,) = ensemble.memories(ensemble.encode_features(batch.features))
-        nats = photo_nats(captioner.model.decoder, memory, tokens)
+    with torch.inference_mode(), autocast(captioner.precision, device):
+        nats = photo_nats(model.decoder, model.decoder.memory(features), tokens)
     counts = (tokens[..., 1:] != PAD).sum(dim=(1, 2))
     for image, best, of_photo, count in zip(
         batch.images, captions, nats.tolist(), counts.tolist(), strict=True

@@ -64,12 +64,12 @@ def read(path: Path) -> Job:
 def vocabulary(path: Path) -> Job:
     """Read captions, tokenize, count words, captions to word numbers."""
     from captioner.options import DataConfig
-    from captioner.training.data import count_vocabulary, encode_captions
+    from captioner.training.data import encode_captions, new_vocabulary
 
     def job() -> None:
         photos = read_dataset([path], None)
-        words = [[caption_tokens(caption) for caption in photo.captions] for photo in photos]
-        encode_captions(photos, words, count_vocabulary(words, DataConfig()), max_words=25)
+        vocabulary, words = new_vocabulary(photos, DataConfig())
+        encode_captions(photos, words, vocabulary, max_words=25)
 
     return job
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from captioner.options import (
     TrainConfig,
     TrainingConfig,
 )
+from captioner.training.loop import start
+from captioner.training.setup import prepare
 
 COLOURS = ("red", "lime", "blue", "yellow", "cyan", "magenta", "white", "gray")
 
@@ -58,9 +61,7 @@ def two_files(squares: Path, tmp_path: Path) -> tuple[str, str]:
 Configure = Callable[..., TrainConfig]
 
 
-@pytest.fixture
-def configure(squares: Path, tmp_path: Path) -> Configure:
-    """A config for the squares: ``configure(training={"epochs": 3}, init_from=...)``."""
+def _configure(squares: Path, run_folder: Path, **changes: Any) -> TrainConfig:
     parts: dict[str, Any] = {
         "data": DataConfig(
             train_annotations=[str(squares / "captions.json")],
@@ -84,10 +85,20 @@ def configure(squares: Path, tmp_path: Path) -> Configure:
         "distillation": DistillationConfig(),
         "search": SearchOptions(beam_size=2, max_length=6),
     }
+    plain = {name: value for name, value in changes.items() if name not in parts}
+    changed = {name: replace(part, **changes.get(name, {})) for name, part in parts.items()}
+    return TrainConfig(run_folder=str(run_folder), **changed, **plain)
 
-    def build(**changes: Any) -> TrainConfig:
-        plain = {name: value for name, value in changes.items() if name not in parts}
-        changed = {name: replace(part, **changes.get(name, {})) for name, part in parts.items()}
-        return TrainConfig(run_folder=str(tmp_path / "run"), **changed, **plain)
 
-    return build
+@pytest.fixture
+def configure(squares: Path, tmp_path: Path) -> Configure:
+    """A config for the squares: ``configure(training={"epochs": 3}, init_from=...)``."""
+    return partial(_configure, squares, tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def first_stage(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a model that was trained for an epoch."""
+    folder = tmp_path_factory.mktemp("first_stage")
+    start(prepare(_configure(squares, folder, training={"epochs": 1})), folder, resume=False)
+    return str(folder / "best")

@@ -17,18 +17,11 @@ from captioner.data.batches import Batch, EncodedImage, Item, collate
 from captioner.data.coco import CaptionedImage
 from captioner.model.captioner import CaptionModel
 from captioner.model.preprocessing import Preprocessing
-from captioner.options import (
-    DecoderConfig,
-    SelfCriticalConfig,
-)
+from captioner.options import DecoderConfig, SelfCriticalConfig
 from captioner.search.search import Hypothesis
 from captioner.text.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
-from captioner.training import self_critical
-from captioner.training.objectives import (
-    ReferenceCaptions,
-    Task,
-)
-from captioner.training.self_critical import SelfCritical
+from captioner.training import objectives
+from captioner.training.objectives import ReferenceCaptions, SelfCritical, Task
 
 L, D = 4, 3
 TWO_WORDS = Vocabulary(["a", "dog"])
@@ -140,7 +133,7 @@ class Enumeration:
             indices = self.sampled if options.temperature else (greedy,)
             return [[hypothesis(*self.sentences[index]) for index in indices]]
 
-        monkeypatch.setattr(self_critical, "search", search)
+        monkeypatch.setattr(objectives, "search", search)
 
     def log_probs(self) -> Tensor:
         """Log-probability of every sentence, one step at a time, over words and the end token."""
@@ -177,7 +170,7 @@ class Enumeration:
         return (probabilities * rewards).sum()
 
 
-@pytest.mark.parametrize("greedy", [0, 5, 14])
+@pytest.mark.parametrize("greedy", [0, 14])
 def test_gradient_with_a_constant_baseline_is_unbiased(
     monkeypatch: pytest.MonkeyPatch, greedy: int
 ) -> None:
@@ -239,28 +232,6 @@ def test_sampling_and_loss_use_the_same_probabilities() -> None:
             abs(count / samples - probability)
             < 4 * (probability * (1 - probability) / samples) ** 0.5 + 1e-9
         )
-
-
-def test_training_finds_the_sentence_with_the_highest_reward() -> None:
-    """Training only on the model's own samples."""
-    photos = photos_of(TWO_WORDS, 1)
-    model, batch = model_of(TWO_WORDS), batch_of(photos)
-    objective = objective_of(photos, small=True, max_length=LENGTH, samples=8)
-    objective.reward = ToyReward()  # type: ignore[assignment]
-    optimizer = torch.optim.Adam(model.decoder.parameters(), lr=0.05)
-    means = []
-    for step in range(40):
-        [task] = objective.tasks(model, batch, batch.images, step)
-        losses = task.losses(model, 0.0)
-        optimizer.zero_grad()
-        losses.cross_entropy.backward()
-        optimizer.step()
-        sums = objective.sums()
-        means.append(sums["reward"] / sums["samples"])
-
-    best = max(toy_reward(*sentence) for sentence in all_sentences())
-    assert np.mean(means[:5]) < 0.5 * best
-    assert np.mean(means[-5:]) > 0.95 * best
 
 
 # --- Rewards and baselines -----------------------------------------------------------------------

@@ -20,6 +20,7 @@ from captioner.training.validation import Sentence
 
 @pytest.fixture
 def folder(configure: Any, tmp_path: Path) -> RunFolder:
+    (tmp_path / "run").mkdir()
     return RunFolder(tmp_path / "run", configure())
 
 
@@ -47,7 +48,6 @@ def test_all_resolved_settings_are_saved(folder: RunFolder, configure: Any):
 
 
 def test_an_incomplete_last_line_is_ignored(folder: RunFolder):
-    folder.path.mkdir()
     for step in (20, 40, 60):
         folder.add_steps({"epoch": 1, "step": step, "loss": 0.5})
     with (folder.path / "steps.jsonl").open("a") as file:

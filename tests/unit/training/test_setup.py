@@ -30,19 +30,11 @@ def test_initial_weights_depend_on_the_seed(configure: Any):
 # --- Second stage ---
 
 
-@pytest.fixture
-def first_stage(configure: Any, tmp_path: Path) -> Path:
-    stored = prepare(configure(training={"seed": 5})).stored
-    stored.info = {"training": "first"}
-    save_model(tmp_path / "first", stored)
-    return tmp_path / "first"
-
-
 def test_a_second_stage_keeps_weights_and_vocabulary(
-    configure: Any, first_stage: Path, two_files: tuple[str, str]
+    configure: Any, first_stage: str, two_files: tuple[str, str]
 ):
     config = configure(
-        init_from=str(first_stage),
+        init_from=first_stage,
         data={"train_annotations": [two_files[0]]},
         encoder={"image_size": 64, "finetune_from": "layer4", "resize": "squash"},
         decoder={"dropout": 0.4},
@@ -61,9 +53,9 @@ def test_a_second_stage_keeps_weights_and_vocabulary(
     assert any(p.requires_grad for p in second.model.encoder.parameters())
 
 
-def test_a_second_stage_with_another_encoder_is_refused(configure: Any, first_stage: Path):
-    other = configure(init_from=str(first_stage), encoder={"name": "timm/test_efficientnet"})
-    with pytest.raises(ConfigError, match=r"test_efficientnet', but .*first has 'timm/test_resnet"):
+def test_a_second_stage_with_another_encoder_is_refused(configure: Any, first_stage: str):
+    other = configure(init_from=first_stage, encoder={"name": "timm/test_efficientnet"})
+    with pytest.raises(ConfigError, match=r"test_efficientnet', but .* has 'timm/test_resnet"):
         prepare(other)
 
 

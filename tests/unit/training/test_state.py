@@ -124,7 +124,7 @@ def test_nothing_is_pickled(saved: tuple[TrainingState, Path], monkeypatch: pyte
     build().load(saved[1])
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.001, 0.5, 0.999, None])
+@pytest.mark.parametrize("kept", [0.0, 0.5, None])
 def test_a_damaged_or_foreign_file_is_refused(
     saved: tuple[TrainingState, Path], kept: float | None
 ):

@@ -92,22 +92,23 @@ def test_one_model_memorizes_two_styles(two_styles: Any, configure: Any, tmp_pat
 
 
 def test_fine_tuning_adds_a_style_that_starts_like_the_default(
-    two_styles: Any, configure: Any, tmp_path: Path
+    two_styles: Any, configure: Any, squares: Path, tmp_path: Path
 ) -> None:
-    first = configure(data=two_styles, training={"epochs": 20})
-    start(prepare(first), tmp_path / "first", resume=False)
-    best = str(tmp_path / "first" / "best")
+    first = prepare(configure(data=two_styles)).stored
+    for parameter in first.model.decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    save_model(tmp_path / "first", first)
     styles = {"styles": ["plain", "mine"], "val_styles": ["plain", "mine"]}
     other = json.loads(Path(two_styles["train_annotations"][1]).read_text())
     other["annotations"][0]["caption"] = "Hello, hello!"  # a new word as well as a new style
     Path(two_styles["train_annotations"][1]).write_text(json.dumps(other))
-    second = prepare(configure(data=two_styles | styles, init_from=best))
+    second = prepare(configure(data=two_styles | styles, init_from=str(tmp_path / "first")))
     assert second.stored.vocabulary.styles == ("plain", "loud", "mine")
     assert second.stored.vocabulary.words[-1] == "hello"
 
     save_model(tmp_path / "second", second.stored)
-    before, after = (load(tmp_path / name, precision="fp32") for name in ("first/best", "second"))
-    photo = next(Path(first.data.images[0]).glob("*.png"))
+    before, after = (load(tmp_path / name, precision="fp32") for name in ("first", "second"))
+    photo = squares / "photos" / "red.png"
     old = {style: before.caption(photo, style=style) for style in ("plain", "loud")}
     for style, kept in (("plain", "plain"), ("loud", "loud"), ("mine", "plain")):
         found = after.caption(photo, style=style)

@@ -26,10 +26,9 @@ from captioner.options import SearchOptions
 from captioner.search.search import search
 from captioner.search.words import SearchTokens
 from captioner.text.vocabulary import START
-from captioner.training.loop import Trainer
+from captioner.training.loop import Forward, Trainer
 from captioner.training.run import RunFolder
 from captioner.training.setup import prepare
-from captioner.training.step import _Forward
 
 DEVICE = torch.device("meta")
 """The name of the simulated device: autograd runs its backward pass like a CPU's."""
@@ -155,13 +154,13 @@ def test_computation_does_not_synchronize(device: SimulatedDevice):
 def move(trainer: Trainer, device: SimulatedDevice) -> None:
     """Move a trainer to the simulated device."""
     trainer.model.to(DEVICE)
-    trainer.device, trainer.sums.values = DEVICE, trainer.sums.values.to(DEVICE)
+    trainer.device, trainer.sums = DEVICE, trainer.sums.to(DEVICE)
     if trainer.state.average is not None:
         trainer.state.average.module.to(DEVICE)
     trainables = [p for p in trainer.model.parameters() if p.requires_grad]
     trainer.state.optimizer = torch.optim.AdamW(trainables, lr=1e-3)
     trainer.state.optimizer.param_groups[0]["peak_lr"] = 1e-3
-    trainer.forward = _Forward(trainer.model, trainer.precision, 0.1)
+    trainer.forward = Forward(trainer.model, trainer.precision, 0.1)
     device.syncs.clear()
 
 

@@ -16,6 +16,7 @@ from captioner.training.trackers import Trackers
 
 @pytest.fixture
 def folder(configure: Any, tmp_path: Path) -> RunFolder:
+    (tmp_path / "run").mkdir()
     return RunFolder(tmp_path / "run", configure())
 
 
