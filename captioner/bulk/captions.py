@@ -20,35 +20,19 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from captioner.bulk.cluster import Found, Worker, Workers, run_on_cluster
-from captioner.bulk.inputs import Part, RemoteFile, part_from_json, read_part
+from captioner.bulk.cluster import Workers, run_on_cluster
+from captioner.bulk.inputs import Part, RemoteFile, read_part
 from captioner.bulk.job import JOB, Job, Output, Row, decode_rows, encode_rows, row_schema
 from captioner.errors import DataError
 from captioner.hardware import Precision
 from captioner.inference.captioner import Captioner, Result, load
 from captioner.inference.folder import SHIPPED_MODEL, fingerprint
 from captioner.options import SearchOptions
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """What a worker loads."""
-
-    folders: tuple[str, ...] = ()
-    """Model folders that every machine can read, or names of the hub; empty: the shipped model."""
-    device: str = "auto"
-    precision: Precision = "auto"
-
-    def load(self) -> Captioner:
-        """Load the model."""
-        return load(*self.folders, device=self.device, precision=self.precision)
-
-    def fingerprints(self) -> list[str]:
-        """One for each folder."""
-        return [fingerprint(folder) for folder in self.folders or [SHIPPED_MODEL]]
 
 
 class Captions:
@@ -75,11 +59,11 @@ class Captions:
         """Load the model; once per actor.
 
         Args:
-            *folders: See ``captioner.load``.
+            *folders: See ``captioner.load``, also for device and precision.
             column: Column of the photos: bytes, paths or arrays.
             names: Column of names for error messages; ignored if there is none.
-            device: See ``captioner.load``.
-            precision: See ``captioner.load``.
+            device: See above.
+            precision: See above.
             batch_size: Photos that are captioned together.
             **search: Fields of ``SearchOptions`` to change.
         """
@@ -101,25 +85,19 @@ class Captions:
 
         photos = list(batch[self.column])
         names = [str(one) for one in batch.get(self.names, range(len(photos)))]
-        sources: Iterator[Any] = (
-            RemoteFile(name, bytes(photo)) if isinstance(photo, bytes) else photo
+        sources: list[Any] = [
+            RemoteFile(name, photo) if isinstance(photo, bytes) else photo
             for name, photo in zip(names, photos, strict=True)
-        )
+        ]
         results = self.model.stream(sources, **self.options)
         rows = [row(name, result) for name, result in zip(names, results, strict=True)]
         added = pa.Table.from_pylist(rows, schema=row_schema())
         best = [found["captions"][0]["text"] if "captions" in found else None for found in rows]
-        table = pa.table(
-            {
-                name: pa.array(list(values))
-                for name, values in batch.items()
-                if name not in (self.column, *added.column_names, "caption")
-            }
-        )
-        for name in added.column_names:
-            if name != "image" or self.names not in batch:
-                table = table.append_column(added.schema.field(name), added[name])
-        return table.append_column("caption", pa.array(best, pa.string()))
+        added = added.append_column("caption", pa.array(best, pa.string()))
+        if self.names in batch:
+            added = added.drop_columns(["image"])
+        kept = {name: list(values) for name, values in batch.items() if name != self.column}
+        return pa.table(kept | dict(zip(added.column_names, added.columns, strict=True)))
 
 
 def row(name: str, result: Result) -> Row:
@@ -130,6 +108,20 @@ def row(name: str, result: Result) -> Row:
 
 
 # --- jobs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a worker loads."""
+
+    folders: tuple[str, ...] = ()
+    """Model folders that every machine can read, or names of the hub; empty: the shipped model."""
+    device: str = "auto"
+    precision: Precision = "auto"
+
+    def fingerprints(self) -> list[str]:
+        """One for each folder."""
+        return [fingerprint(folder) for folder in self.folders or [SHIPPED_MODEL]]
 
 
 class Finished(NamedTuple):
@@ -143,12 +135,7 @@ class Finished(NamedTuple):
 
 
 def caption_parts(
-    job: Job,
-    model: Model,
-    search: SearchOptions,
-    *,
-    batch_size: int = 32,
-    workers: Workers = Workers(),  # noqa: B008 (immutable)
+    job: Job, model: Model, search: SearchOptions, *, batch_size: int, workers: Workers
 ) -> Iterator[Finished]:
     """Caption the missing parts of a job on the connected cluster.
 
@@ -159,7 +146,7 @@ def caption_parts(
         batch_size: Photos that are captioned together; a batch never spans two parts.
         workers: How many there are, and what each may use.
 
-    Yields:
+    Returns:
         The parts, as they are written.
 
     Raises:
@@ -172,47 +159,26 @@ def caption_parts(
         left = sorted({part.number for part in job.missing} - job.output.finished())
         return job.output.name_missing(left)
 
-    results = run_on_cluster(
-        _PartWriter,
-        [part.to_json() for part in job.missing],
-        workers,
-        arguments={
-            "output": job.output,
-            "job_id": job.id,
-            "model": model,
-            "fingerprints": model.fingerprints(),
-            "options": {"batch_size": batch_size, **vars(search)},
-        },
-        missing=missing,
-        again="give --resume",
-    )
-    for found, _ in results:
-        yield Finished(**found)
+    options = {"batch_size": batch_size, **vars(search)}
+    task = WritePart(job.output, job.id, model, model.fingerprints(), options)
+    return run_on_cluster(task, job.missing, workers, missing=missing, again="give --resume")
 
 
-class _PartWriter(Worker):
-    """Captions parts and writes them."""
+@dataclass
+class WritePart:
+    """The task."""
 
-    def __init__(
-        self,
-        *,
-        output: Output,
-        job_id: str,
-        model: Model,
-        fingerprints: Sequence[str],
-        options: Mapping[str, Any],
-    ) -> None:
-        self.output, self.job_id, self.options = output, job_id, options
-        self.model, self.fingerprints = model, fingerprints
-        self.captioner: Captioner | None = None
+    output: Output
+    job_id: str
+    model: Model
+    fingerprints: list[str]
+    options: dict[str, Any]
+    """Of ``Captioner.stream``."""
 
-    def process(self, item: str) -> Iterator[Found]:
-        part = part_from_json(item)
-        yield self._write(part)._asdict(), b""
-
-    def _write(self, part: Part) -> Finished:
-        name = self.output.part_name(part.number)
-        held = self.output.read(name)
+    def __call__(self, part: Part) -> Finished:
+        """Caption a part and write it, unless it is there."""
+        name, output = self.output.part_name(part.number), self.output
+        held = output.read(name)
         if held is None:  # otherwise written just before the worker or the driver died
             rows = list(self._rows(part))
             if part.photos not in (None, len(rows)):
@@ -220,16 +186,16 @@ class _PartWriter(Worker):
                     f"{part.names[0]} has changed while the job was running; start over with "
                     "--force"
                 )
-            self._check_owner()
-            self.output.write(name, encode_rows(rows, self.output.format))
+            owner = output.read(JOB)
+            if owner is None or f'"{self.job_id}"'.encode() not in owner:
+                raise DataError(f"{output.url}: another process has started over with --force")
+            output.write(name, encode_rows(rows, output.format))
         else:
-            rows = decode_rows(held, self.output.format)
+            rows = decode_rows(held, output.format)
         errors = [one["error"] for one in rows if one.get("error") is not None]
-        return Finished(part.number, len(rows), len(errors), errors[0] if errors else "")
+        return Finished(part.number, len(rows), len(errors), next(iter(errors), ""))
 
     def _rows(self, part: Part) -> Iterator[Row]:
-        if self.captioner is None:
-            self.captioner = self._load()
         names: list[str] = []
 
         def sources() -> Iterator[Any]:
@@ -237,20 +203,16 @@ class _PartWriter(Worker):
                 names.append(photo.name)
                 yield photo.source
 
-        results = self.captioner.stream(sources(), **self.options)
-        for number, result in enumerate(results):
+        for number, result in enumerate(self.captioner.stream(sources(), **self.options)):
             yield row(names[number], result)
 
-    def _load(self) -> Captioner:
-        if self.model.fingerprints() != self.fingerprints:
+    @cached_property
+    def captioner(self) -> Captioner:
+        """The model, checked to be the driver's."""
+        model = self.model
+        if model.fingerprints() != self.fingerprints:
             raise DataError(
                 f"{socket.gethostname()} has another model than the machine that started the job; "
                 "install the same captioner, and give models in a shared folder"
             )
-        return self.model.load()
-
-    def _check_owner(self) -> None:
-        """Check that the job has not been started over since."""
-        held = self.output.read(JOB)
-        if held is None or f'"{self.job_id}"'.encode() not in held:
-            raise DataError(f"{self.output.url}: another process has started over with --force")
+        return load(*model.folders, device=model.device, precision=model.precision)

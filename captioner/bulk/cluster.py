@@ -1,23 +1,22 @@
 """Tasks on a Ray cluster that process the items of a job, whatever is killed.
 
-An item is a string, such as a part in JSON. Ray gives an item whose process died to another one;
-after `RETRIES` deaths the job fails.
+Ray gives an item whose process died to another one; after `RETRIES` deaths the job fails.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
-import pickle
 import socket
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import ray
+from ray import cloudpickle
 
 from captioner.errors import CaptionerError, DataError, first_line
 from captioner.hardware import keep_freed_memory
@@ -25,8 +24,8 @@ from captioner.hardware import keep_freed_memory
 RETRIES = 20
 """How often an item is given to another process after its process died; then the job fails."""
 
-Found = tuple[dict[str, Any], bytes]
-"""A result: JSON data and bytes."""
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 class Workers(NamedTuple):
@@ -40,42 +39,99 @@ class Workers(NamedTuple):
     """GPUs of each; 0.5: two processes share one."""
 
 
-class Worker(ABC):
-    """Processes items; models are loaded with the first one that needs them."""
+def run_on_cluster(
+    task: Callable[[Item], Found],
+    items: Sequence[Item],
+    workers: Workers,
+    *,
+    missing: Callable[[], str],
+    again: str,
+    ordered: bool = False,
+) -> Iterator[Found]:
+    """Process items on the connected cluster.
 
-    @abstractmethod
-    def process(self, item: str) -> Iterator[Found]:
-        """Yield the item's results.
+    Args:
+        task: Called on each item. Each process keeps its copy, with what the task has loaded. Its
+            CaptionerError or OSError ends the job.
+        items: What is processed.
+        workers: How many processes there are, and what each may use.
+        missing: What is left to do after a failure, for its message.
+        again: How to continue then.
+        ordered: Yield the results in the order of the items, not as they are finished.
 
-        Raises:
-            CaptionerError: The job cannot go on.
-            OSError: Likewise.
-        """
+    Yields:
+        The results.
+
+    Raises:
+        DataError: The task raised an error, or processes died too often.
+    """
+    if not items:
+        return
+    count = min(workers.number or _room(workers), len(items))
+    # Without a limit of calls, a process keeps its model for the next item, on a GPU too.
+    remote = ray.remote(max_calls=0)(_process).options(
+        name=type(task).__name__,
+        num_cpus=workers.cpus,
+        num_gpus=workers.gpus,
+        max_retries=RETRIES,
+    )
+    given = ray.put(cloudpickle.dumps(task)), str(Path.cwd())
+    running: dict[Any, int] = {}
+    done: dict[int, tuple[Any, str]] = {}
+    submitted = yielded = 0
+    try:
+        while yielded < len(items):
+            # At most twice as many as run: the others wait for the one that is next in order.
+            while len(running) < count and submitted < min(len(items), yielded + 2 * count):
+                running[remote.remote(*given, items[submitted])] = submitted
+                submitted += 1
+            [ready], _ = ray.wait(list(running))
+            done[running.pop(ready)] = ray.get(ready)
+            while done and (yielded in done or not ordered):
+                found, problem = done.pop(yielded if ordered else next(iter(done)))
+                if problem:
+                    raise DataError(problem)
+                yield found
+                yielded += 1
+    except ray.exceptions.RayError as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        if isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.NodeDiedError):
+            reason = f"a worker died again and again; the limit per part is {RETRIES}"
+        raise DataError(
+            f"the Ray job failed ({reason}; {missing()}). The finished ones are kept: check the "
+            f"machines' memory, then {again}"
+        ) from error
 
 
-def _process(
-    kind: type[Worker], arguments: bytes, folder: str, item: str
-) -> tuple[list[Found], str]:
-    """In a process of the cluster: the results of an item, or what went wrong.
+def _process(task: bytes, folder: str, item: Any) -> tuple[Any, str]:
+    """In a process of the cluster: the result of an item, or what went wrong.
 
     An exception would arrive as a traceback through Ray.
     """
     try:
-        return list(_worker(kind, arguments, folder).process(item)), ""
+        return _loaded(task, folder)(item), ""
     except CaptionerError as error:
-        return [], str(error)
+        return None, str(error)
     except OSError as error:
-        return [], f"{socket.gethostname()}: {error}"
+        return None, f"{socket.gethostname()}: {error}"
 
 
 @functools.lru_cache(maxsize=1)
-def _worker(kind: type[Worker], arguments: bytes, folder: str) -> Worker:
-    """The worker of this process, which Ray gives one item after another."""
+def _loaded(task: bytes, folder: str) -> Callable[[Any], Any]:
+    """The task of this process, which Ray gives one item after another."""
     keep_freed_memory(threads=True)  # as the command line does
     if Path(folder).is_dir():
         os.chdir(folder)
-    worker: Worker = kind(**pickle.loads(arguments))  # from the driver
-    return worker
+    loaded: Callable[[Any], Any] = cloudpickle.loads(task)  # from the driver
+    return loaded
+
+
+def _room(workers: Workers) -> int:
+    """How many processes the cluster has room for; at least 1."""
+    held = ray.cluster_resources()
+    room = [held.get("CPU", 0) / workers.cpus] if workers.cpus else []
+    room += [held.get("GPU", 0) / workers.gpus] if workers.gpus else []
+    return max(1, int(min(room, default=1)))
 
 
 @contextmanager
@@ -92,19 +148,15 @@ def cluster(address: str | None, workers: Workers) -> Iterator[None]:
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     # As the plain command; Ray's default (15) starves beside other processes.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    resources: dict[str, Any] = {}
-    if address == "local" and workers.number is not None:
-        wanted = workers.number * workers.cpus
-        resources = {"num_cpus": max(os.cpu_count() or 1, int(wanted) + (wanted % 1 > 0))}
+    options: dict[str, Any] = {}
+    if address == "local":
+        options["include_dashboard"] = False
+        if workers.number is not None:
+            wanted = math.ceil(workers.number * workers.cpus)
+            options["num_cpus"] = max(os.cpu_count() or 1, wanted)
     try:
         with _quiet():
-            ray.init(
-                address=address,
-                logging_level="ERROR",
-                log_to_driver=False,
-                include_dashboard=False if address == "local" else None,
-                **resources,
-            )
+            ray.init(address=address, logging_level="ERROR", log_to_driver=False, **options)
     except (ConnectionError, ValueError, TimeoutError) as error:
         raise DataError(
             f"--ray-address is {address}: no connection ({first_line(error)}); start a cluster "
@@ -133,80 +185,3 @@ def _quiet() -> Iterator[None]:
         os.dup2(terminal, 2)
         os.close(terminal)
         os.close(nowhere)
-
-
-def run_on_cluster(
-    worker: type[Worker],
-    items: Sequence[str],
-    workers: Workers,
-    *,
-    arguments: Mapping[str, Any],
-    missing: Callable[[], str],
-    again: str,
-    ordered: bool = False,
-) -> Iterator[Found]:
-    """Process items on the connected cluster.
-
-    Args:
-        worker: Class that processes them.
-        items: What is processed.
-        workers: How many processes there are, and what each may use.
-        arguments: Of the class.
-        missing: What is left to do after a failure, for its message.
-        again: How to continue then.
-        ordered: Yield the results in the order of the items, not as they are finished.
-
-    Yields:
-        The results.
-
-    Raises:
-        DataError: A worker raised an error, or processes died too often.
-    """
-    if not items:
-        return
-    count = min(workers.number or _room(workers), len(items))
-    # Without a limit of calls, a process keeps its model for the next item, on a GPU too.
-    task = ray.remote(max_calls=0)(_process).options(
-        name=worker.__name__,
-        num_cpus=workers.cpus,
-        num_gpus=workers.gpus,
-        max_retries=RETRIES,
-    )
-    given = worker, ray.put(pickle.dumps(dict(arguments))), str(Path.cwd())
-    running: dict[Any, int] = {}
-    done: dict[int, tuple[list[Found], str]] = {}
-    submitted = yielded = 0
-    try:
-        while yielded < len(items):
-            # At most twice as many as run: the others wait for the one that is next in order.
-            while len(running) < count and submitted < min(len(items), yielded + 2 * count):
-                running[task.remote(*given, items[submitted])] = submitted
-                submitted += 1
-            [ready], _ = ray.wait(list(running))
-            done[running.pop(ready)] = ray.get(ready)
-            while done and (yielded in done or not ordered):
-                found, problem = done.pop(yielded if ordered else next(iter(done)))
-                if problem:
-                    raise DataError(problem)
-                yield from found
-                yielded += 1
-    except ray.exceptions.RayError as error:
-        raise DataError(
-            f"the Ray job failed ({_reason(error)}; {missing()}). The finished ones are kept: "
-            f"check the machines' memory, then {again}"
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    """What went wrong, from one of Ray's long messages."""
-    if isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.NodeDiedError):
-        return f"a worker died again and again; the limit per part is {RETRIES}"
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
-
-
-def _room(workers: Workers) -> int:
-    """How many processes the cluster has room for; at least 1."""
-    held = ray.cluster_resources()
-    room = [held.get("CPU", 0) / workers.cpus] if workers.cpus else []
-    room += [held.get("GPU", 0) / workers.gpus] if workers.gpus else []
-    return max(1, int(min(room, default=1)))

@@ -1,28 +1,62 @@
 """Computes features on a Ray cluster; the driver alone writes them.
 
-Actors read photos from their paths, encode them in the batches of a single process, and return the
+Workers read photos from their paths, encode them in the batches of a single process, and return the
 rows, which the driver writes in order. So the folder is that of ``captioner prepare features``
 without Ray at every moment: complete or interrupted, byte for byte.
 """
 
 from __future__ import annotations
 
-import json
 import socket
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-
-from captioner.bulk.cluster import Found, Worker, Workers, run_on_cluster
+from captioner.bulk.cluster import Workers, run_on_cluster
 from captioner.data.feature_writer import Block, Blocks, FeatureWriter, encode_photos
-from captioner.data.features import Record, difference
+from captioner.data.features import difference
 from captioner.errors import DataError
 from captioner.hardware import Precision
 from captioner.options import TrainConfig
 from captioner.training.cache import FeatureEncoder, open_feature_encoder
+
+
+@dataclass
+class EncodePhotos:
+    """The task."""
+
+    config: TrainConfig
+    fingerprint: dict[str, str]
+    device: str
+    batch_size: int
+
+    def __call__(self, item: tuple[list[Path], int]) -> list[Block]:
+        """Encode photos, and so many of them flipped."""
+        paths, flipped = item
+        blocks = encode_photos(
+            paths,
+            self.encoder.encode,
+            self.encoder.preprocessing,
+            batch_size=self.batch_size,
+            flipped=flipped,
+            dtype=self.fingerprint["dtype"],
+        )
+        return list(blocks)
+
+    @cached_property
+    def encoder(self) -> FeatureEncoder:
+        """The encoder, checked to be the driver's."""
+        dtype = self.fingerprint["dtype"]
+        encoder = open_feature_encoder(self.config, dtype=dtype, device=self.device)
+        if other := difference(encoder.fingerprint, self.fingerprint):
+            raise DataError(
+                f"{socket.gethostname()} has another encoder than the machine that started the "
+                f"job ({other}); install the same captioner and timm, and give weights in a shared "
+                "folder"
+            )
+        return encoder
 
 
 def ray_blocks(
@@ -44,81 +78,26 @@ def ray_blocks(
         part_photos: Photos that a worker takes at a time, rounded up to whole batches.
         workers: How many there are, and what each may use.
     """
-    plan = writer.plan
-    training = replace(config.training, precision=cast(Precision, plan.fingerprint["precision"]))
+    plan, key = writer.plan, dict(writer.plan.fingerprint)
+    training = replace(config.training, precision=cast(Precision, key["precision"]))
+    task = EncodePhotos(replace(config, training=training), key, device, batch_size)
     size = -(-part_photos // batch_size) * batch_size
-    count = len(plan.images)
+    paths = [image.path for image in plan.images]
 
     def blocks(start: int) -> Blocks:
-        items = [
-            json.dumps(
-                {
-                    "paths": [str(image.path) for image in plan.images[n : n + size]],
-                    "flipped": max(0, plan.flipped - n),
-                }
-            )
-            for n in range(start, count, size)
-        ]
-        results = run_on_cluster(
-            _FeatureEncoder,
-            items,
+        for part in run_on_cluster(
+            task,
+            [
+                (paths[n : n + size], max(0, plan.flipped - n))
+                for n in range(start, len(paths), size)
+            ],
             workers,
-            arguments={
-                "config": replace(config, training=training),
-                "fingerprint": dict(plan.fingerprint),
-                "device": device,
-                "batch_size": batch_size,
-            },
-            missing=lambda: f"{count - len(writer.records)} of {count} photos are missing",
+            missing=lambda: (
+                f"{len(paths) - len(writer.records)} of {len(paths)} photos are missing"
+            ),
             again="run the same command again",
             ordered=True,
-        )
-        for found, data in results:
-            records = [Record(*record) for record in found["records"]]
-            rows = np.frombuffer(data, np.uint8).reshape(found["rows"], -1 if data else 0)
-            yield Block(records, rows, found["errors"])
+        ):
+            yield from part
 
     return blocks
-
-
-class _FeatureEncoder(Worker):
-    """Encodes lists of photos."""
-
-    def __init__(
-        self,
-        *,
-        config: TrainConfig,
-        fingerprint: dict[str, str],
-        device: str,
-        batch_size: int,
-    ) -> None:
-        self.config, self.fingerprint = config, fingerprint
-        self.device, self.batch_size = device, batch_size
-        self.encoder: FeatureEncoder | None = None
-
-    def process(self, item: str) -> Iterator[Found]:
-        if self.encoder is None:
-            self.encoder = self._open()
-        part = json.loads(item)
-        for block in encode_photos(
-            [Path(path) for path in part["paths"]],
-            self.encoder.encode,
-            self.encoder.preprocessing,
-            batch_size=self.batch_size,
-            flipped=part["flipped"],
-            dtype=self.fingerprint["dtype"],
-        ):
-            found = {"records": block.records, "errors": block.errors, "rows": len(block.rows)}
-            yield found, block.rows.tobytes()
-
-    def _open(self) -> FeatureEncoder:
-        encoder = open_feature_encoder(
-            self.config, dtype=self.fingerprint["dtype"], device=self.device
-        )
-        if other := difference(encoder.fingerprint, self.fingerprint):
-            raise DataError(
-                f"{socket.gethostname()} has another encoder than the machine that started the "
-                f"job ({other}); install the same captioner and timm, and give weights in a shared "
-                "folder"
-            )
-        return encoder

@@ -13,18 +13,18 @@ the environment, as for the cloud's own tools.
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import hashlib
 import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 import fsspec
 from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
 
 from captioner.data.folders import natural
 from captioner.data.formats import format_by_name
@@ -36,7 +36,7 @@ READERS = 8
 """Photos of object storage that are downloaded at the same time."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Part:
     """What one output file holds."""
 
@@ -59,16 +59,6 @@ class Part:
         if self.kind == "photos":
             return len(self.names)
         return self.stop - self.start if self.kind == "parquet" else None
-
-    def to_json(self) -> str:
-        """The part as JSON, which `part_from_json` reads."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
-
-
-def part_from_json(text: str) -> Part:
-    """Read what `Part.to_json` returned."""
-    fields = json.loads(text)
-    return Part(**{**fields, "names": tuple(fields["names"])})
 
 
 class Columns(NamedTuple):
@@ -113,13 +103,18 @@ def divide(
             photos.append(name)
             continue
         end_photos()
-        try:
+        with _readable(name):
+            fs, path = url_to_fs(name)
+            length = int(fs.size(path))
             if kind == "tar":
-                parts.append(Part(len(parts), "tar", (name,), _bytes(name)))
-            else:
-                parts += _divide_parquet(name, len(parts), size, columns)
-        except OSError as error:
-            raise unreadable(name, error) from error
+                parts.append(Part(len(parts), "tar", (name,), length))
+                continue
+            rows, image = _inspect_parquet(name, columns)
+            for start in range(0, rows, size):
+                span = start, min(rows, start + size)
+                parts.append(
+                    Part(len(parts), "parquet", (name,), length, *span, image, columns.key)
+                )
     end_photos()
     return parts
 
@@ -128,18 +123,25 @@ def digest(parts: Iterable[Part]) -> str:
     """Identifies inputs and their division: 16 hexadecimal digits."""
     found = hashlib.sha256()
     for part in parts:
-        found.update(part.to_json().encode() + b"\n")
+        found.update(json.dumps(asdict(part)).encode() + b"\n")
     return found.hexdigest()[:16]
 
 
 # --- finding -------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ImportError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise unreadable(name, error) from error
+
+
 def _kind(name: str) -> Literal["photos", "parquet", "tar"] | None:
     """What a file is by its name; None: not an input."""
-    suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 (of URLs too)
-    if suffix in (".parquet", ".tar"):
-        return "parquet" if suffix == ".parquet" else "tar"
+    if name.lower().endswith((".parquet", ".tar")):
+        return "tar" if name.lower().endswith(".tar") else "parquet"
     kind = format_by_name(name)
     return "photos" if kind is not None and kind.decodable else None
 
@@ -151,16 +153,14 @@ def _find(inputs: Iterable[str], recursive: bool) -> Iterator[str]:
             if not is_local(name) and _kind(name) is not None:
                 yield name  # without a request for each of a long list
                 continue
-            try:
+            with _readable(name):
                 fs, path = url_to_fs(name)
-                if not fs.isdir(path):
-                    yield name
-                    continue
-                found = fs.find(path, maxdepth=None if recursive else 1)
-            except (OSError, ImportError, ValueError) as error:
-                raise unreadable(name, error) from error
-            root = path.rstrip("/")
-            inside = [one[len(root) :] for one in found]
+                folder = fs.isdir(path)
+                found = fs.find(path, maxdepth=None if recursive else 1) if folder else []
+            if not folder:
+                yield name
+                continue
+            inside = [one[len(path.rstrip("/")) :] for one in found]
             usable = [one for one in inside if _kind(one) is not None and "/." not in one]
             if not usable:
                 subfolders = "" if recursive else "; subfolders are not searched"
@@ -175,19 +175,56 @@ def _expand(name: str) -> list[str]:
     if is_local(name):
         found = glob.glob(name, recursive=True)  # noqa: PTH207 (as the shell: a/../*.jpg)
     else:
-        try:
+        with _readable(name):
             fs, path = url_to_fs(name)
             found = [fs.unstrip_protocol(one) for one in fs.glob(path)]
-        except (OSError, ImportError, ValueError) as error:
-            raise unreadable(name, error) from error
     if not found:
         raise DataError(f"{name}: no file matches this pattern; check it and the folder")
     return sorted(found, key=natural)
 
 
-def _bytes(name: str) -> int:
-    fs, path = url_to_fs(name)
-    return int(fs.size(path))
+_NAMES = ("path", "image", "image_path", "file_name", "filename", "file", "url", "uri")
+"""Usual names of columns with paths."""
+
+
+def _inspect_parquet(name: str, columns: Columns) -> tuple[int, str]:
+    """Number of rows, and the column of the photos."""
+    import pyarrow.parquet as pq
+    from pyarrow import types
+
+    with fsspec.open(name, "rb") as file:
+        held = pq.ParquetFile(file)
+        schema, rows = held.schema_arrow, held.metadata.num_rows
+
+    def has(column: str, *kinds: str) -> bool:
+        return any(getattr(types, f"is_{kind}")(schema.field(column).type) for kind in kinds)
+
+    def has_bytes(column: str) -> bool:
+        fields = (
+            {field.name for field in schema.field(column).type} if has(column, "struct") else ()
+        )
+        return has(column, "binary", "large_binary") or {"bytes", "path"} <= set(fields)
+
+    for column in filter(None, columns):
+        if column not in schema.names:
+            raise ConfigError(f"{name} has no column {column}; it has {', '.join(schema.names)}")
+    with_bytes = [column for column in schema.names if has_bytes(column)]
+    with_names = [column for column in schema.names if has(column, "string", "large_string")]
+    if columns.image is not None:
+        if columns.image not in with_bytes + with_names:
+            raise ConfigError(
+                f"{name}: column {columns.image} is {schema.field(columns.image).type}; give one "
+                "with bytes, text, or a struct of bytes and path"
+            )
+        return rows, columns.image
+    found = with_bytes or [column for column in _NAMES if column in with_names]
+    if len(found) != 1:
+        which = f"could be {' or '.join(found)}" if found else "is not known"
+        raise ConfigError(
+            f"{name}: the column of the photos {which}; give --image-column, one of "
+            f"{', '.join(schema.names)}"
+        )
+    return rows, found[0]
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -224,23 +261,20 @@ def read_part(part: Part) -> Iterator[Photo]:
 
     A damaged tar or Parquet file yields the photos before the damage, then one with the error.
     """
-    if part.kind == "photos":
-        yield from _opened((name, name) for name in part.names)
-        return
-    [name] = part.names
+    if part.kind == "tar":
+        photos = _read_tar(part.names[0])
+    else:
+        given = _read_parquet(part) if part.kind == "parquet" else ((n, n) for n in part.names)
+        photos = read_ahead(_open, given, ahead=2 * READERS, threads=READERS)
     try:
-        yield from _read_tar(name) if part.kind == "tar" else _opened(_parquet_rows(part))
+        yield from photos
     except (OSError, tarfile.TarError, ValueError) as error:  # pyarrow's errors are ValueErrors
         problem = f"the {part.kind} file is damaged here: {first_line(error)}"
-        yield Photo(name, RemoteFile(name, problem))
-
-
-def _opened(photos: Iterable[tuple[str, Any]]) -> Iterator[Photo]:
-    """Photos whose sources are paths, URLs or bytes."""
-    yield from read_ahead(_open, photos, ahead=2 * READERS, threads=READERS)
+        yield Photo(part.names[0], RemoteFile(part.names[0], problem))
 
 
 def _open(photo: tuple[str, Any]) -> Photo:
+    """A photo whose source is a path, URL or bytes."""
     name, source = photo
     if source is None:
         return Photo(name, RemoteFile(name, "no image in this row"))
@@ -270,112 +304,29 @@ def _read_tar(name: str) -> Iterator[Photo]:
             yield Photo(called, RemoteFile(called, content.read()))
 
 
-def _divide_parquet(name: str, number: int, size: int, columns: Columns) -> Iterator[Part]:
+def _read_parquet(part: Part) -> Iterator[tuple[str, Any]]:
+    """Name and source of each row; only the row groups that hold the part are read."""
     import pyarrow.parquet as pq
 
-    fs, path = url_to_fs(name)
-    with fs.open(path, "rb") as file:
-        try:
-            held = pq.ParquetFile(file)
-        except ValueError as error:
-            raise unreadable(name, error) from error
-        schema, rows = held.schema_arrow, held.metadata.num_rows
-    image = columns.image or _image_column(name, schema)
-    for column in filter(None, (image, columns.key)):
-        if column not in schema.names:
-            raise ConfigError(f"{name} has no column {column}; it has {', '.join(schema.names)}")
-    if _holds(schema.field(image).type) is None:
-        raise ConfigError(
-            f"{name}: column {image} is {schema.field(image).type}; give one with bytes, text, or "
-            "a struct of bytes and path"
-        )
-    bytes_ = int(fs.size(path))
-    for start in range(0, rows, size):
-        yield Part(
-            number,
-            "parquet",
-            (name,),
-            bytes_,
-            start,
-            min(rows, start + size),
-            image,
-            columns.key,
-        )
-        number += 1
-
-
-def _holds(kind: Any) -> Literal["bytes", "names", "both"] | None:
-    from pyarrow import types
-
-    if types.is_binary(kind) or types.is_large_binary(kind):
-        return "bytes"
-    if types.is_string(kind) or types.is_large_string(kind):
-        return "names"
-    if types.is_struct(kind) and {"bytes", "path"} <= {field.name for field in kind}:
-        return "both"
-    return None
-
-
-_NAMES = ("path", "image", "image_path", "file_name", "filename", "file", "url", "uri")
-"""Usual names of columns with paths."""
-
-
-def _image_column(name: str, schema: Any) -> str:
-    """The only column with bytes, or else the only one with paths by its name."""
-    held = {field.name: _holds(field.type) for field in schema}
-    binary = [column for column, kind in held.items() if kind in ("bytes", "both")]
-    names = [column for column in _NAMES if held.get(column) == "names"]
-    found = binary or names
-    if len(found) != 1:
-        which = f"could be {' or '.join(found)}" if found else "is not known"
-        raise ConfigError(
-            f"{name}: the column of the photos {which}; give --image-column, one of "
-            f"{', '.join(schema.names)}"
-        )
-    return found[0]
-
-
-def _parquet_rows(part: Part) -> Iterator[tuple[str, Any]]:
-    """Name and source of each row."""
-    import pyarrow.parquet as pq
-
-    columns = [part.image_column, *([part.key_column] if part.key_column else [])]
-    with fsspec.open(part.names[0], "rb") as file:
-        held = pq.ParquetFile(file)
-        groups, row = _row_groups(held.metadata, part.start, part.stop)
-        for batch in held.iter_batches(batch_size=64, row_groups=groups, columns=columns):
-            for values in batch.to_pylist():
-                if part.start <= row < part.stop:
-                    yield _parquet_row(part, row, values)
-                row += 1
-
-
-def _row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
-    """The row groups that hold these rows, and the first row of the first one."""
-    groups: list[int] = []
-    first = row = 0
-    for number in range(metadata.num_row_groups):
-        end = row + metadata.row_group(number).num_rows
-        if row < stop and end > start:
-            first = first if groups else row
-            groups.append(number)
-        row = end
-    return groups, first
-
-
-def _parquet_row(part: Part, row: int, values: dict[str, Any]) -> tuple[str, Any]:
-    source = values[part.image_column]
-    name = f"{part.names[0]}/{row}"
-    if isinstance(source, dict):
-        source = source["bytes"] if source["bytes"] is not None else source["path"]
-    if isinstance(source, str):
-        name = source
-    if part.key_column is not None and values[part.key_column] is not None:
-        name = str(values[part.key_column])
-    return name, source
-
-
-def local_folder(url: str) -> str | None:
-    """The path of a folder on this machine; None for object storage."""
-    fs, path = url_to_fs(url)
-    return str(path) if isinstance(fs, LocalFileSystem) else None
+    [file_name], key = part.names, part.key_column
+    columns = [part.image_column, *([key] if key else [])]
+    with fsspec.open(file_name, "rb") as file:
+        held, row = pq.ParquetFile(file), 0
+        for group in range(held.num_row_groups):
+            stop = row + held.metadata.row_group(group).num_rows
+            if stop <= part.start or row >= part.stop:
+                row = stop
+                continue
+            for batch in held.iter_batches(batch_size=64, row_groups=[group], columns=columns):
+                for values in batch.to_pylist():
+                    if part.start <= row < part.stop:
+                        source, name = values[part.image_column], f"{file_name}/{row}"
+                        if isinstance(source, dict):
+                            bytes_ = source["bytes"]
+                            source = source["path"] if bytes_ is None else bytes_
+                        if isinstance(source, str):
+                            name = source
+                        if key and values[key] is not None:
+                            name = str(values[key])
+                        yield name, source
+                    row += 1

@@ -22,38 +22,48 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
-from captioner.bulk.inputs import Part, digest, local_folder
+from captioner.bulk.inputs import Part, digest
 from captioner.errors import ConfigError, DataError, counted
 from captioner.files import atomic_write, write_lock
 
 JOB, DONE = "job.json", "done.json"
-VERSION = 1
 _PART = re.compile(r"part-([0-9]{5,})\.(jsonl|parquet)")
 
 Row = dict[str, Any]
 """``{"image": name, "captions": [...]}`` or ``{"image": name, "error": message}``."""
 
 
-class Output:
-    """A folder on a disk or in object storage; picklable."""
+class Output(NamedTuple):
+    """A folder on a disk or in object storage."""
 
-    def __init__(self, url: str, format: str) -> None:  # noqa: A002
-        """Take the folder, and the parts' format: ``jsonl`` or ``parquet``."""
-        self.url, self.format = url.rstrip("/"), format
+    url: str
+    format: str
+    """Of the parts: ``jsonl`` or ``parquet``."""
 
     def part_name(self, number: int) -> str:
         """File name of a part."""
         return f"part-{number:05d}.{self.format}"
 
+    def file_system(self) -> tuple[Any, str]:
+        """What reads and writes, and the folder's name there."""
+        fs, folder = url_to_fs(self.url, use_listings_cache=False)
+        return fs, str(folder)
+
+    def local_folder(self) -> Path | None:
+        """The folder's path; None for object storage."""
+        fs, folder = self.file_system()
+        return Path(folder) if isinstance(fs, LocalFileSystem) else None
+
     def read(self, name: str) -> bytes | None:
         """Content of a file; None if it does not exist."""
-        fs, folder = url_to_fs(self.url, use_listings_cache=False)
+        fs, folder = self.file_system()
         try:
             data: bytes = fs.cat_file(f"{folder}/{name}")
         except FileNotFoundError:
@@ -66,23 +76,20 @@ class Output:
         Args:
             name: File name.
             data: Its content.
-            new: Fail if it exists.
+            new: In object storage, where nothing is locked, fail if it exists.
 
         Raises:
             FileExistsError: It exists.
         """
-        folder = local_folder(self.url)
-        if folder is not None:
-            if new and Path(folder, name).exists():
-                raise FileExistsError(17, "File exists", name)
+        fs, folder = self.file_system()
+        if isinstance(fs, LocalFileSystem):
             atomic_write(Path(folder, name), data)
-            return
-        fs, path = url_to_fs(self.url, use_listings_cache=False)
-        fs.pipe_file(f"{path}/{name}", data, mode="create" if new else "overwrite")
+        else:
+            fs.pipe_file(f"{folder}/{name}", data, mode="create" if new else "overwrite")
 
     def names(self) -> list[str]:
         """Names of the files; empty if there is no folder."""
-        fs, folder = url_to_fs(self.url, use_listings_cache=False)
+        fs, folder = self.file_system()
         try:
             listed = fs.ls(folder, detail=False)
         except FileNotFoundError:
@@ -103,13 +110,10 @@ class Output:
 
     def clear(self) -> None:
         """Remove a job; ``job.json`` last, so that an interruption leaves what can be resumed."""
-        fs, folder = url_to_fs(self.url, use_listings_cache=False)
-        names = self.names()
-        parts = [name for name in names if _PART.fullmatch(name)]
-        for name in (*(one for one in (DONE,) if one in names), *parts):
+        fs, folder = self.file_system()
+        names = [name for name in self.names() if name in (JOB, DONE) or _PART.fullmatch(name)]
+        for name in sorted(names, key=lambda name: (name == JOB, name != DONE)):
             fs.rm_file(f"{folder}/{name}")
-        if JOB in names:
-            fs.rm_file(f"{folder}/{JOB}")
 
 
 class Job(NamedTuple):
@@ -132,18 +136,18 @@ class Job(NamedTuple):
         Raises:
             DataError: Parts are missing.
         """
-        done = self.output.finished()
+        output, done = self.output, self.output.finished()
         missing = [part.number for part in self.parts if part.number not in done]
         if missing:
             raise DataError(
-                f"{self.output.url}: {self.output.name_missing(missing)}; give --resume to continue"
+                f"{output.url}: {output.name_missing(missing)}; give --resume to continue"
             )
-        photos = failed = 0
+        totals = {"parts": len(self.parts), "photos": 0, "failed": 0}
         for part in self.parts:
-            counted = counts.get(part.number) or self._count(part.number)
-            photos, failed = photos + counted[0], failed + counted[1]
-        totals = {"parts": len(self.parts), "photos": photos, "failed": failed}
-        self.output.write(DONE, json.dumps(totals).encode() + b"\n")
+            photos, failed = counts.get(part.number) or self._count(part.number)
+            totals["photos"] += photos
+            totals["failed"] += failed
+        output.write(DONE, json.dumps(totals).encode() + b"\n")
         return totals
 
     def _count(self, number: int) -> tuple[int, int]:
@@ -175,73 +179,61 @@ def open_job(
             settings.
         DataError: Another process works on it.
     """
-    folder = local_folder(output.url)
-    if folder is None:
-        yield _opened(output, parts, settings, resume=resume, force=force)
-        return
-    if Path(folder).exists() and not Path(folder).is_dir():
-        raise ConfigError(f"-o {output.url} is a file; give a folder")
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with write_lock(folder):
-        yield _opened(output, parts, settings, resume=resume, force=force)
-
-
-def _opened(
-    output: Output, parts: Sequence[Part], settings: Mapping[str, Any], *, resume: bool, force: bool
-) -> Job:
+    folder = output.local_folder()
+    if folder is not None:
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"-o {output.url} is a file; give a folder")
+        folder.mkdir(parents=True, exist_ok=True)
     now = {
-        "version": VERSION,
         "settings": json.loads(json.dumps(dict(settings))),
         "inputs": digest(parts),
         "parts": len(parts),
     }
-    held = output.read(JOB)
-    if held is not None and not force:
-        before = json.loads(held)
-        if not resume:
+    with nullcontext() if folder is None else write_lock(folder):
+        held, done = output.read(JOB), output.finished()
+        if held is not None and not force:
+            before = json.loads(held)
+            if not resume:
+                raise ConfigError(
+                    f"{output.url} has a job ({len(done)} of {before['parts']} parts are "
+                    "finished); give --resume to continue it, --force to start over, or another "
+                    "folder"
+                )
+            _check_same(output.url, before, now)
+            missing = [part for part in parts if part.number not in done]
+            yield Job(output, before["id"], parts, missing)
+            return
+        if force:
+            output.clear()
+        elif done:
             raise ConfigError(
-                f"{output.url} has a job ({len(output.finished())} of {before.get('parts')} parts "
-                "are finished); give --resume to continue it, --force to start over, or another "
-                "folder"
+                f"{output.url} has {counted(len(done), 'part')} but no {JOB}; give another "
+                "folder, or --force to replace what is there"
             )
-        _check_same(output.url, before, now)
-        done = output.finished()
-        missing = [part for part in parts if part.number not in done]
-        return Job(output, before["id"], parts, missing)
-    if force:
-        output.clear()
-    elif strangers := output.finished():
-        raise ConfigError(
-            f"{output.url} has {counted(len(strangers), 'part')} but no {JOB}; give another "
-            "folder, or --force to replace what is there"
-        )
-    now["id"] = secrets.token_hex(8)
-    try:
-        output.write(JOB, json.dumps(now, indent=1).encode() + b"\n", new=True)
-    except FileExistsError as error:
-        raise ConfigError(
-            f"{output.url}: another process has just started a job there; wait for it, or give "
-            "another folder"
-        ) from error
-    return Job(output, now["id"], parts, parts)
+        now["id"] = secrets.token_hex(8)
+        try:
+            output.write(JOB, json.dumps(now, indent=1).encode() + b"\n", new=True)
+        except FileExistsError as error:
+            raise ConfigError(
+                f"{output.url}: another process has just started a job there; wait for it, or "
+                "give another folder"
+            ) from error
+        yield Job(output, now["id"], parts, parts)
 
 
 def _check_same(url: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    start_over = "or start over with --force"
-    if before.get("version") != VERSION:
-        raise ConfigError(f"{url} is not from this version of captioner; {start_over[3:]}")
-    for name, value in now["settings"].items():
-        if before["settings"].get(name) != value:
-            raise ConfigError(
-                f"cannot resume {url}: {name} was {before['settings'].get(name)} and is now "
-                f"{value}; give the same options, {start_over}"
-            )
-    if before["inputs"] != now["inputs"]:
-        raise ConfigError(
-            f"cannot resume {url}: the inputs have changed "
-            f"({counted(before['parts'], 'part')} then, {now['parts']} now); give the "
-            f"same photos in the same order, {start_over}"
+    old, new = before["settings"], now["settings"]
+    if changed := [name for name in new if old.get(name) != new[name]]:
+        name = changed[0]
+        problem = f"{name} was {old.get(name)} and is now {new[name]}; give the same options"
+    elif before["inputs"] != now["inputs"]:
+        problem = (
+            f"the inputs have changed ({counted(before['parts'], 'part')} then, {now['parts']} "
+            "now); give the same photos in the same order"
         )
+    else:
+        return
+    raise ConfigError(f"cannot resume {url}: {problem}, or start over with --force")
 
 
 # --- rows ----------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def measure(photos: Path, count: int, out: Path, workers: int) -> tuple[float, .
             for process in (command, *command.children(recursive=True)):
                 try:
                     spent[process.pid] = sum(process.cpu_times()[:2])
-                    if not workers or "_PartWriter" in " ".join(process.cmdline()):
+                    if not workers or "WritePart" in " ".join(process.cmdline()):
                         captioning.add(process.pid)
                         peak = max(peak, memory(process=process.pid))
                 except (psutil.NoSuchProcess, OSError):

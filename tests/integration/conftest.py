@@ -252,7 +252,7 @@ def on_ray() -> RunOnRay:
 
 @pytest.fixture
 def workers_here(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Let a worker process items in this process, without Ray.
+    """Let a task process items in this process, without Ray.
 
     With ``stop_after`` set, the command is interrupted after this number of items.
     """
@@ -261,12 +261,12 @@ def workers_here(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     settings = SimpleNamespace(stop_after=None)
 
-    def run(kind: Any, items: Any, _: object, *, arguments: Any, **__: object) -> Iterator[Any]:
-        worker = kind(**pickle.loads(pickle.dumps(arguments)))
+    def run(task: Any, items: Any, _: object, **__: object) -> Iterator[Any]:
+        task = pickle.loads(pickle.dumps(task))
         for number, item in enumerate(items):
             if number == settings.stop_after:
                 raise KeyboardInterrupt
-            yield from worker.process(item)
+            yield task(item)
 
     monkeypatch.setattr(cluster, "cluster", lambda *_: nullcontext())
     monkeypatch.setattr("captioner.bulk.captions.run_on_cluster", run)

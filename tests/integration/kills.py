@@ -25,22 +25,23 @@ from importlib import import_module
 from pathlib import Path
 from captioner.cli.main import main
 
-busy, seconds, name, worker = Path(sys.argv[1]), float(sys.argv[2]), *sys.argv[3].split(":")
+busy, seconds, name, task = Path(sys.argv[1]), float(sys.argv[2]), *sys.argv[3].split(":")
 module = import_module(name)
 
-class Slow(getattr(module, worker)):
-    def process(self, item):
+class Slow(getattr(module, task)):
+    def __call__(self, item):
         mark = busy / str(os.getpid())
         mark.touch()
         pause = seconds if busy.with_name("slow").exists() else 0
         before = random.uniform(0, pause)
         time.sleep(before)
-        yield from super().process(item)
+        found = super().__call__(item)
         time.sleep(pause - before)
         mark.unlink()
+        return found
 
 run = module.run_on_cluster
-module.run_on_cluster = lambda worker, *a, **k: run(Slow, *a, **k)
+module.run_on_cluster = lambda task, *a, **k: run(Slow(**vars(task)), *a, **k)
 sys.exit(main(sys.argv[4:]))
 """
 PART_SECONDS = 0.2
@@ -53,7 +54,7 @@ class Job:
 
     Args:
         arguments: The command's.
-        worker: Class of its workers, as ``module:name``.
+        task: Class of what its workers do, as ``module:name``.
         progress: Counts finished parts.
         folder: An empty folder for this class.
     """
@@ -61,14 +62,14 @@ class Job:
     def __init__(
         self,
         arguments: Sequence[object],
-        worker: str,
+        task: str,
         progress: Callable[[], int],
         folder: Path,
     ) -> None:
         self.progress = progress
         self.busy, self.slow = folder / "busy", folder / "slow"
         self.busy.mkdir(parents=True)
-        self.command = [sys.executable, "-c", COMMAND, self.busy, PART_SECONDS, worker, *arguments]
+        self.command = [sys.executable, "-c", COMMAND, self.busy, PART_SECONDS, task, *arguments]
         self.started: set[Process] = set()
         """Processes of Ray that were started by drivers that were killed."""
 

@@ -246,7 +246,7 @@ def run_with_kills(victims: list[str], model: Path, photos: Path, tmp_path: Path
     arguments = command(model, photos, "-o", out, "--part-photos", "1", "--resume")
     job = Job(
         arguments,
-        "captioner.bulk.captions:_PartWriter",
+        "captioner.bulk.captions:WritePart",
         lambda: len(list(out.glob("part-*"))),
         tmp_path / "kills",
     )

@@ -1,4 +1,4 @@
-"""``captioner caption --engine ray`` with object storage and with two machines."""
+"""``captioner caption --engine ray`` with object storage, pipelines and workers that die."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -94,40 +92,6 @@ def test_only_one_driver_starts_a_job_in_object_storage(
     assert "another process has just started a job there" in capsys.readouterr().err
 
 
-TWO_MACHINES = """
-import sys, time
-from pathlib import Path
-import ray
-from ray.cluster_utils import Cluster
-import captioner.bulk.captions
-from captioner.cli.main import main
-
-nodes = Path(sys.argv.pop(1))
-
-# Writes nothing before both machines have begun a part.
-class Meets(captioner.bulk.captions._PartWriter):
-    def _write(self, part):
-        with (nodes / ray.get_runtime_context().get_node_id()).open("a") as file:
-            print(part.number, file=file)
-        until = time.monotonic() + 200
-        while len(list(nodes.iterdir())) < 2:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        return super()._write(part)
-
-run = captioner.bulk.captions.run_on_cluster
-captioner.bulk.captions.run_on_cluster = lambda worker, *a, **k: run(Meets, *a, **k)
-cluster = Cluster(
-    initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-)
-cluster.add_node(num_cpus=1)
-try:
-    code = main([*sys.argv[1:], "--ray-address", cluster.address])
-finally:
-    cluster.shutdown()
-sys.exit(code)
-"""
-
 PIPELINE = """
 import sys
 import ray, ray.data, captioner.bulk.captions
@@ -158,42 +122,6 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-Caption = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def caption(photos: Path, tiny: SimpleNamespace, tmp_path: Path) -> Caption:
-    """``caption(script, *arguments, workers=2, part_photos=1)``: a job into ``out``."""
-
-    def run_script(
-        script: str, *arguments: object, workers: int, part_photos: int
-    ) -> subprocess.CompletedProcess[str]:
-        ray_options = ["--workers", workers, "--part-photos", part_photos]
-        return run(
-            script, *arguments, "caption", photos, "--engine", "ray", *ray_options,
-            "--model", tiny.model, "-o", tmp_path / "out",
-        )  # fmt: skip
-
-    return run_script
-
-
-@pytest.mark.slow
-def test_two_machines(caption, photos, tmp_path) -> None:
-    """Two raylets with one CPU each: both do a share of the parts, and together all of them."""
-    nodes = tmp_path / "nodes"
-    nodes.mkdir()
-
-    done = caption(TWO_MACHINES, nodes, workers=2, part_photos=1)
-
-    assert done.returncode == OK, done.stderr
-    found = rows(str(tmp_path / "out"))
-    assert [row["image"] for row in found] == [str(photos / f"{n}.png") for n in range(9)]
-    assert all("captions" in row for row in found)
-    shares = [path.read_text().split() for path in nodes.iterdir()]
-    assert len(shares) == 2
-    assert sorted(int(part) for share in shares for part in share) == list(range(9))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ray")
 def test_callable_class_in_a_pipeline(photos, tiny) -> None:
@@ -212,24 +140,26 @@ import os, sys
 import captioner.bulk.cluster, captioner.bulk.captions
 from captioner.cli.main import main
 
-class Dies(captioner.bulk.captions._PartWriter):
-    def _write(self, part):
+class Dies(captioner.bulk.captions.WritePart):
+    def __call__(self, part):
         if part.number == 1:
             os._exit(1)
-        return super()._write(part)
+        return super().__call__(part)
 
 captioner.bulk.cluster.RETRIES = 1
 run = captioner.bulk.captions.run_on_cluster
-captioner.bulk.captions.run_on_cluster = lambda worker, *a, **k: run(Dies, *a, **k)
+captioner.bulk.captions.run_on_cluster = lambda task, *a, **k: run(Dies(**vars(task)), *a, **k)
 sys.exit(main(sys.argv[1:]))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ray")
-def test_a_photo_that_kills_every_worker_ends_the_job(caption, tmp_path) -> None:
+def test_a_photo_that_kills_every_worker_ends_the_job(photos, tiny, tmp_path) -> None:
     """As a crash in a decoder would; otherwise the part would be tried without end."""
-    done = caption(FATAL_PHOTO, workers=1, part_photos=5)
+    options = ["--engine", "ray", "--workers", "1", "--part-photos", "5"]
+    given = ["caption", photos, *options, "--model", tiny.model, "-o", tmp_path / "out"]
+    done = run(FATAL_PHOTO, *given)
 
     assert done.returncode == FAILED, done.stderr
     assert "a worker died again and again; the limit per part is 1" in done.stderr

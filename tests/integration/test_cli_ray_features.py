@@ -151,9 +151,9 @@ def interrupt(folder: Path, blocks: int) -> None:
 def test_an_encoder_that_differs_on_a_machine_stops_the_job(command, on_ray, tmp_path) -> None:
     """As with another version of timm there: here the driver expects other weights."""
     others = """
-from captioner.training import cache as features
-own = features.feature_fingerprint
-features.feature_fingerprint = lambda *a, **k: own(*a, **k) | {"weights": "other"}
+from captioner.training import cache
+own = cache.features_key
+cache.features_key = lambda *a, **k: own(*a, **k) | {"weights": "other"}
 """
     code, _, err = on_ray(*command("f", *RAY), before=others)
 
@@ -175,8 +175,8 @@ def test_ten_kills_lose_and_repeat_nothing(tmp_path) -> None:
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
     ray = ["--engine", "ray", "--workers", "2", "--part-photos", "1"]
-    worker = "captioner.bulk.features:_FeatureEncoder"
-    job = Job([*command, *ray], worker, blocks, tmp_path / "kills")
+    task = "captioner.bulk.features:EncodePhotos"
+    job = Job([*command, *ray], task, blocks, tmp_path / "kills")
     code, err = job.run(ten_victims(seed=2), seed=3)
 
     assert code == FAILED, err  # one photo is broken
