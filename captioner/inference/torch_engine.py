@@ -130,7 +130,5 @@ def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -
         for module in copied.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(dtype)
-    if device.type == "cpu":
-        copied.encoder.optimize_for_cpu()
     copied.decoder.cache_word_gates()
     return copied

@@ -6,7 +6,6 @@ Each is cut before its global pooling; of a transformer, the tokens after its fi
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -32,12 +31,9 @@ def register_encoder(name: str, build: Callable[..., nn.Module]) -> None:
     A package that other people install declares an entry point of the group ``captioner.encoders``
     instead, which the command line finds too; see docs/python.md.
 
-    Args:
-        name: Value of ``encoder.name``.
-        build: Called with ``pretrained`` (bool); returns a module that turns normalized photos
-            (B, 3, H, W) into a grid (B, D, Gh, Gw) or, for a square grid, tokens (B, L, D). Its
-            attributes ``mean`` and ``std``, if any, are the channel means and standard deviations
-            that photos are normalized with; default: ImageNet's.
+    ``build`` is called with ``pretrained`` (bool) and returns a module that turns normalized photos
+    (B, 3, H, W) into a grid (B, D, Gh, Gw) or, for a square grid, tokens (B, L, D). Its attributes
+    ``mean`` and ``std``, if any, are those that photos are normalized with; default: ImageNet's.
 
     Raises:
         ConfigError: The name is taken, or ``build`` cannot be called.
@@ -225,35 +221,17 @@ def _last_grid_node(model: nn.Module, name: str) -> str:
 
     A max pooling just before it (VGG) is skipped too: Xu et al. 2015 attend over its input.
     """
-    import torchvision
-    from torch import fx
-    from torchvision.models.feature_extraction import NodePathTracer
+    from torchvision.models.feature_extraction import get_graph_node_names
 
-    # The same leaves as in ``create_feature_extractor``, so that node names agree.
-    operations = vars(torchvision.ops).values()
-    tracer = NodePathTracer(
-        autowrap_modules=(math, torchvision.ops),
-        leaf_modules=[o for o in operations if isinstance(o, type) and issubclass(o, nn.Module)],
-    )
-    graph = tracer.trace(model)
+    nodes = get_graph_node_names(model, suppress_diff_warning=True)[1]  # in the order they run
     modules = dict(model.named_modules())
-
-    def is_module(node: fx.Node, kinds: tuple[type[nn.Module], ...]) -> bool:
-        return node.op == "call_module" and isinstance(modules[str(node.target)], kinds)
-
-    def pools(node: fx.Node) -> bool:
-        if is_module(node, (nn.AdaptiveAvgPool2d,)):
-            return True
-        if node.op == "call_function":
-            return node.target is nn.functional.adaptive_avg_pool2d
-        return node.op == "call_method" and node.target == "mean"
-
-    pooling = [node for node in graph.nodes if pools(node)]
+    pooling = [
+        number
+        for number, node in enumerate(nodes)
+        if isinstance(modules.get(node), nn.AdaptiveAvgPool2d)
+        or node.rpartition(".")[2].startswith(("adaptive_avg_pool2d", "mean"))
+    ]
     if not pooling:
         raise ConfigError(f"encoder.name {name!r} has no feature grid; use another model")
-    node = pooling[-1].args[0]
-    assert isinstance(node, fx.Node)
-    if is_module(node, (nn.MaxPool2d,)):
-        node = node.args[0]
-        assert isinstance(node, fx.Node)
-    return str(tracer.node_to_qualname[node])
+    last = pooling[-1] - 1
+    return str(nodes[last - isinstance(modules.get(nodes[last]), nn.MaxPool2d)])

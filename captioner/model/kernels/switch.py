@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import torch
+from torch import Tensor
+
 _ENABLED = ContextVar("kernels", default=os.environ.get("CAPTIONER_KERNELS", "1") != "0")
 enabled = _ENABLED.get
 """Whether kernels run; otherwise the plain formulas beside them do."""
@@ -20,3 +23,9 @@ def plain_formulas() -> Iterator[None]:
         yield
     finally:
         _ENABLED.reset(before)
+
+
+def for_inference(features: Tensor) -> bool:
+    """Whether features are on the CPU, and neither gradients nor a graph are recorded."""
+    recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    return features.device.type == "cpu" and not recorded

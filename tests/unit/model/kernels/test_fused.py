@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.model.efficientnet_lite import Block, Convolution, EfficientNetLite
-from captioner.model.kernels import fused
-from captioner.model.kernels.fused import can_fuse
+from captioner.model import efficientnet_lite
+from captioner.model.efficientnet_lite import Block, EfficientNetLite
+from captioner.model.kernels import can_fuse, fused, plain_formulas
+from captioner.model.kernels.fused import works
 
-needs_onednn = pytest.mark.skipif(not can_fuse(torch.float32), reason="not fused on this processor")
+needs_onednn = pytest.mark.skipif(not works(torch.float32), reason="not fused on this processor")
 
 
-def both(dtype: torch.dtype = torch.float32) -> tuple[EfficientNetLite, EfficientNetLite]:
-    """An encoder as it is and fused, with the same weights."""
+@pytest.fixture
+def model() -> EfficientNetLite:
+    return folded()
+
+
+def folded(dtype: torch.dtype = torch.float32) -> EfficientNetLite:
     torch.manual_seed(0)
-    plain = EfficientNetLite(0).eval()
-    for module in plain.modules():
+    model = EfficientNetLite(0).eval()
+    for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.bias)
             module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
-    plain.fold_norms()
-    plain = plain.to(dtype, memory_format=torch.channels_last)
-    faster = copy.deepcopy(plain)
-    faster.optimize_for_cpu()
-    return plain, faster
-
-
-def is_fused(model: nn.Module) -> bool:
-    return any(module.fused for module in model.modules() if isinstance(module, Convolution))
+    model.fold_norms()
+    return model.to(dtype, memory_format=torch.channels_last)
 
 
 def photos(*size: int) -> Tensor:
@@ -39,50 +35,55 @@ def photos(*size: int) -> Tensor:
     return images.to(memory_format=torch.channels_last)
 
 
+def plain(model: nn.Module, images: Tensor) -> Tensor:
+    with plain_formulas():
+        assert not can_fuse(images)
+        return model(images)
+
+
 @needs_onednn
 @torch.inference_mode()
 # Even, odd and mixed sizes at every stride.
 @pytest.mark.parametrize("size", [(2, 3, 64, 64), (1, 3, 65, 71), (3, 3, 90, 127)])
-def test_it_gives_what_plain_convolutions_give(size) -> None:
-    plain, faster = both()
-    assert is_fused(faster)
-    assert not is_fused(plain)
+def test_it_gives_what_plain_convolutions_give(model, size) -> None:
     images = photos(*size)
+    assert can_fuse(images)
 
-    torch.testing.assert_close(faster(images), plain(images), rtol=1e-4, atol=1e-4)
+    found = model(images)
+
+    torch.testing.assert_close(found, plain(model, images), rtol=1e-4, atol=1e-4)
+    assert not torch.equal(found, plain(model, images))
 
 
-@pytest.mark.skipif(not can_fuse(torch.bfloat16), reason="not fused on this processor")
+@pytest.mark.skipif(not works(torch.bfloat16), reason="not fused on this processor")
 @torch.inference_mode()
-def test_in_bf16_it_is_as_near_to_float32_as_plain_convolutions_are() -> None:
-    exact, _ = both()
-    plain, faster = both(torch.bfloat16)
-    images = photos(2, 3, 96, 96)
-    expected = exact(images)
-    images = images.bfloat16()
+def test_in_bf16_it_is_as_near_to_float32_as_plain_convolutions_are(model) -> None:
+    half, images = folded(torch.bfloat16), photos(2, 3, 96, 96)
+    expected = plain(model, images)
 
-    errors = [float((model(images).float() - expected).norm()) for model in (plain, faster)]
+    errors = [
+        float((found.float() - expected).norm())
+        for found in (plain(half, images.bfloat16()), half(images.bfloat16()))
+    ]
 
     assert errors[1] < 1.1 * errors[0]
 
 
 @needs_onednn
-def test_a_photo_has_the_same_features_in_any_batch() -> None:
-    _, faster = both()
+@torch.inference_mode()
+def test_a_photo_has_the_same_features_in_any_batch(model) -> None:
     images = photos(4, 3, 64, 64)
-    with torch.inference_mode():
-        together, apart = faster(images), [faster(images[n : n + 1]) for n in range(4)]
-    torch.testing.assert_close(together, torch.cat(apart))
+    apart = [model(images[n : n + 1]) for n in range(4)]
+    torch.testing.assert_close(model(images), torch.cat(apart))
 
 
 @pytest.mark.parametrize(
     ("fit", "expected"), [(0, [1] * 5), (1, [1] * 5), (2, [2, 2, 1]), (9, [5])]
 )
 def test_wide_features_are_computed_for_a_few_photos_at_a_time(
-    fit: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+    model, fit: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, faster = both()
-    widest = faster.blocks[1][0]  # six times the 16 channels of 32 x 32
+    widest = model.blocks[1][0]  # six times the 16 channels of 32 x 32
     seen: list[int] = []
     run = Block._run
 
@@ -91,31 +92,19 @@ def test_wide_features_are_computed_for_a_few_photos_at_a_time(
             seen.append(len(features))
         return run(block, features)
 
-    monkeypatch.setattr(Block, "_run", recorded)
-    for module in faster.modules():
-        if isinstance(module, Block):
-            module.inner_bytes = fit * 6 * 16 * 32 * 32 * 4 + 1
     images = photos(5, 3, 64, 64)
     with torch.inference_mode():
-        torch.testing.assert_close(faster(images), plain(images), rtol=1e-4, atol=1e-4)
+        whole = model(images)
+        monkeypatch.setattr(Block, "_run", recorded)
+        monkeypatch.setattr(efficientnet_lite, "INNER_BYTES", fit * 6 * 16 * 32 * 32 * 4 + 1)
+        torch.testing.assert_close(model(images), whole, rtol=1e-4, atol=1e-4)
     assert seen == expected
-    faster(images)  # with gradients all activations are kept anyway
+    model(images).sum().backward()  # here all activations are kept anyway, and nothing is fused
     assert seen == [*expected, 5]
 
 
-def test_gradients_are_those_of_plain_convolutions() -> None:
-    plain, faster = both()
-    images = photos(1, 3, 64, 64)
-    found = []
-    for model in (plain, faster):
-        given = images.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(model(given).sum(), given)
-        found.append(gradient)
-    assert torch.equal(*found)
-
-
 @pytest.mark.parametrize("broken", ["missing", "wrong", "elsewhere"])
-def test_without_onednn_the_plain_convolutions_run(broken, monkeypatch) -> None:
+def test_without_onednn_the_plain_convolutions_run(model, broken, monkeypatch) -> None:
     def missing(*given: object, **options: object) -> Tensor:
         raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute ...")
 
@@ -124,12 +113,10 @@ def test_without_onednn_the_plain_convolutions_run(broken, monkeypatch) -> None:
     else:
         wrong = lambda features, *given, **options: features  # noqa: E731
         monkeypatch.setattr(fused, "fused_convolution", missing if broken == "missing" else wrong)
-    fused.can_fuse.cache_clear()
-    try:
-        plain, faster = both()
-    finally:
-        fused.can_fuse.cache_clear()
-    assert not is_fused(faster)
     images = photos(1, 3, 64, 64)
-    with torch.inference_mode():
-        assert torch.equal(faster(images), plain(images))
+    fused.works.cache_clear()
+    try:
+        with torch.inference_mode():
+            assert torch.equal(model(images), plain(model, images))
+    finally:
+        fused.works.cache_clear()
