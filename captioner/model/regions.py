@@ -189,59 +189,20 @@ def centred_by_gradients(encoder: nn.Module, image_size: int, guess: Geometry) -
     The position among the regions whose centroid is the middle of the input is interpolated. The
     middle, since the edges of the input cut the receptive field of all other regions more on one
     side, which moves their centroids towards the middle.
-    """
-    middle = image_size / 2
-    axes = []
-    for axis, (indices, centroids) in zip(
-        guess, _middle_centroids(encoder, image_size), strict=True
-    ):
-        index = float(np.interp(middle, centroids, indices))
-        # Rounded, so that it is the same after saving and loading.
-        axes.append(axis._replace(first=round(middle - axis.pitch * index, 3)))
-    return Geometry(*axes)
-
-
-def gradient_offsets(
-    encoder: nn.Module, image_size: int, *geometries: Geometry
-) -> list[tuple[float, float]]:
-    """How far regions lie from where geometries place them, by the gradients of the encoder.
-
-    Args:
-        encoder: See ``locate_regions``.
-        image_size: See ``locate_regions``.
-        *geometries: In pixels.
-
-    Returns:
-        For each geometry, y and x of the gradient's centroid minus the centre, as a share of the
-        pitch, interpolated at the middle of the input (see ``centred_by_gradients``).
-    """
-    middle = image_size / 2
-    measured = _middle_centroids(encoder, image_size)
-    found = []
-    for geometry in geometries:
-        offsets = [
-            (float(np.interp((middle - axis.first) / axis.pitch, *one)) - middle) / axis.pitch
-            for axis, one in zip(geometry, measured, strict=True)
-        ]
-        found.append((offsets[0], offsets[1]))
-    return found
-
-
-_Centroids = tuple[list[int], list[float]]
-
-
-def _middle_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids, _Centroids]:
-    """Centroids of the input gradient's energy for the regions in the middle of the grid.
 
     Positions are those of the kernels, whatever their weights. The measurement is therefore of a
     copy with symmetric kernels and without activations: its gradients are symmetric about the
     centre of a region, without the noise of weights and of the image.
-
-    Returns:
-        Rows with their y, and columns with their x, in pixels from the upper left corner.
     """
+    middle = image_size / 2
     with _NoActivations():
-        return _gradient_centroids(_symmetric(encoder), image_size)
+        measured = _gradient_centroids(_symmetric(encoder), image_size)
+    axes = []
+    for axis, (indices, centroids) in zip(guess, measured, strict=True):
+        index = float(np.interp(middle, centroids, indices))
+        # Rounded, so that it is the same after saving and loading.
+        axes.append(axis._replace(first=round(middle - axis.pitch * index, 3)))
+    return Geometry(*axes)
 
 
 class _NoActivations(TorchFunctionMode):
@@ -291,26 +252,30 @@ def _symmetric(encoder: nn.Module) -> nn.Module:
     return copied
 
 
-def _gradient_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids, _Centroids]:
-    """``_middle_centroids`` of one encoder, for noise and a random projection of the features."""
+def _gradient_centroids(encoder: nn.Module, image_size: int) -> list[tuple[list[int], list[float]]]:
+    """Centroids of the input gradient's energy for the regions in the middle of the grid.
+
+    The input is noise, and the score a random projection of the features.
+
+    Returns:
+        Rows with their y, and columns with their x, in pixels from the upper left corner.
+    """
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(1, 3, image_size, image_size, generator=generator)
     images = _like_parameters(encoder, images)
     points = torch.arange(image_size, dtype=torch.float64) + 0.5
+    centroids: tuple[list[float], list[float]] = [], []
     with torch.enable_grad():
         features, (rows, columns) = encoder(images.requires_grad_(True))
         weights = torch.randn(features.shape[-1], generator=generator).to(features)
-        centroids = []
         for y, x in zip(_middle_four(rows), _middle_four(columns), strict=True):
             score = features[0, y * columns + x] @ weights
             (gradient,) = torch.autograd.grad(score, images, retain_graph=True)
             energy = gradient[0].double().cpu().square().sum(dim=0)
             energy = energy / energy.sum()
-            centroids.append((energy.sum(dim=1) @ points, energy.sum(dim=0) @ points))
-    return (
-        (_middle_four(rows), [float(y) for y, _ in centroids]),
-        (_middle_four(columns), [float(x) for _, x in centroids]),
-    )
+            for axis in (0, 1):
+                centroids[axis].append(float(energy.sum(dim=1 - axis) @ points))
+    return [(_middle_four(rows), centroids[0]), (_middle_four(columns), centroids[1])]
 
 
 def _like_parameters(encoder: nn.Module, images: Tensor) -> Tensor:

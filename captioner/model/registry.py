@@ -11,9 +11,9 @@ it can name what is missing. Nothing is imported because a model folder names it
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from typing import Any, Generic, TypeVar
 
 from captioner.errors import ConfigError, first_line
@@ -25,15 +25,11 @@ class Registry(Mapping[str, T], Generic[T]):
     """Implementations by name; a mapping that imports what it returns."""
 
     def __init__(self, kind: str, builtin: Mapping[str, T] | None = None) -> None:
-        """Create a registry.
+        """Create a registry of a kind, ``scorer`` or ``encoder``.
 
-        Args:
-            kind: ``scorer`` or ``encoder``: its name in messages; the group of entry points is
-                ``captioner.scorers`` or ``captioner.encoders``.
-            builtin: The package's own implementations, which cannot be replaced.
+        ``builtin`` are the package's own implementations, which cannot be replaced.
         """
         self.kind = kind
-        self.group = f"captioner.{kind}s"
         self._builtin: Mapping[str, T] = builtin or {}
         self._registered: dict[str, T] = {}
 
@@ -49,21 +45,18 @@ class Registry(Mapping[str, T], Generic[T]):
             raise ConfigError(
                 f"{self.kind} name {name!r} is invalid; give letters, digits, '_', '-' and '.'"
             )
-        if name in self._builtin:
-            raise ConfigError(f"{self.kind} {name!r} is built in; choose another name")
         held = self._registered.get(name)
-        if held is not None and _definition(held) != _definition(implementation):
-            raise ConfigError(
-                f"{self.kind} {name!r} is already registered ({'.'.join(_definition(held))}); "
-                "choose another name"
-            )
+        replaced = held is not None and _definition(held) != _definition(implementation)
+        if name in self._builtin or replaced:
+            taken = "registered already" if replaced else "built in"
+            raise ConfigError(f"{self.kind} {name!r} is {taken}; choose another name")
         self._registered[name] = implementation
 
     def __contains__(self, name: object) -> bool:
         return name in self._builtin or name in self._registered or bool(self._points(name))
 
     def __iter__(self) -> Iterator[str]:
-        installed = (point.name for point in importlib.metadata.entry_points(group=self.group))
+        installed = (point.name for point in self._points())
         return iter(dict.fromkeys([*self._builtin, *self._registered, *installed]))
 
     def __len__(self) -> int:
@@ -91,40 +84,38 @@ class Registry(Mapping[str, T], Generic[T]):
         try:
             implementation: T = points[0].load()
         except Exception as error:  # the package's own code runs here
-            reason = first_line(error)
             raise ConfigError(
                 f"{self.kind} {name!r} of {packages[0]} cannot be imported "
-                f"({type(error).__name__}: {reason}); pip install --upgrade {packages[0]}"
+                f"({type(error).__name__}: {first_line(error)}); pip install --upgrade "
+                f"{packages[0]}"
             ) from error
         return implementation
 
     def provider(self, name: str) -> dict[str, str] | None:
-        """Where an implementation comes from, for a model folder.
+        """Where an implementation comes from, for a model folder; None: it is built in.
 
-        Returns:
-            ``kind``, ``name``, ``module``, and of an installed package ``package`` and ``version``;
-            None if it is built in.
+        ``kind``, ``name``, ``module``, and of an installed package ``package`` and ``version``.
         """
         if name in self._builtin or name not in self:
             return None
         if name in self._registered:
-            module = _definition(self._registered[name])[0]
-            packages = importlib.metadata.packages_distributions().get(module.partition(".")[0], [])
-            package = packages[0] if packages else None
+            module, _ = _definition(self._registered[name])
+            packages = metadata.packages_distributions().get(module.partition(".")[0], [])
         else:
             point = self._points(name)[0]
-            module, package = point.module, _package_of(point)
+            module, packages = point.module, [_package_of(point)]
         found = {"kind": self.kind, "name": name, "module": module}
-        if package is None:
-            return found
-        return {**found, "package": package, "version": importlib.metadata.version(package)}
+        if packages:
+            found |= {"package": packages[0], "version": metadata.version(packages[0])}
+        return found
 
-    def _points(self, name: object) -> list[importlib.metadata.EntryPoint]:
-        points = importlib.metadata.entry_points(group=self.group)
-        return [point for point in points if point.name == name]
+    def _points(self, name: object = None) -> list[metadata.EntryPoint]:
+        """The entry points of a name; None: all."""
+        points = metadata.entry_points(group=f"captioner.{self.kind}s")
+        return [point for point in points if name is None or point.name == name]
 
 
-def _package_of(point: importlib.metadata.EntryPoint) -> str:
+def _package_of(point: metadata.EntryPoint) -> str:
     return point.dist.name if point.dist is not None else point.value
 
 
@@ -140,23 +131,11 @@ def what_is_missing(record: Mapping[str, Any]) -> str:
     The record comes from a model folder: only names from it are repeated.
     """
     kind, name, module, package = (
-        _name(record.get(key)) for key in ("kind", "name", "module", "package")
+        text if isinstance(text, str) and re.fullmatch(r"\w[\w.-]{0,99}", text, re.ASCII) else ""
+        for text in map(record.get, ("kind", "name", "module", "package"))
     )
-    if package and not _is_installed(package):
+    if package and not any(package in held for held in metadata.packages_distributions().values()):
         return f"the {kind} {name} of the package {package}; run: pip install {package}"
     if not module or module == "__main__":
         return f"the {kind} {name} of a script; call captioner.register_{kind}({name!r}, ...) first"
     return f"the {kind} {name}, which {module} registers; import {module} first"
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.distribution(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _name(text: object) -> str:
-    """A name of a package, module or implementation, or nothing."""
-    return text if isinstance(text, str) and re.fullmatch(r"\w[\w.-]{0,99}", text, re.ASCII) else ""

@@ -92,7 +92,7 @@ def test_what_cannot_be_registered(register: Any, expected: str) -> None:
 def test_a_registered_class_cannot_be_replaced_by_another() -> None:
     register_scorer("mine", MyScorer)
 
-    with pytest.raises(ConfigError, match=r"'mine' is already registered \(.*MyScorer\)"):
+    with pytest.raises(ConfigError, match="'mine' is registered already"):
         register_scorer("mine", type("Other", (MyScorer,), {}))
 
 
