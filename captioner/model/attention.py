@@ -5,10 +5,10 @@
     z       = sum_i alpha_i a_i                 context
 
 ``Attention.memory`` computes what depends on the photo alone, once; ``Attention.forward`` runs at
-every word. Captions and beams of a photo share its memory through broadcasting, without copies. A
-region is a cell of a photo's grid or a word of a text.
+every word. Captions and beams of a photo share its memory through broadcasting, without copies.
 
-``attention_variants`` has other scores and mechanisms, and ``build.build_attention`` chooses.
+Hard attention is here too; ``attention_variants`` has other scores and mechanisms, and
+``build.build_attention`` chooses.
 
 Notation: B photos, R captions (or beams) per photo, L regions, D feature size, N size of the hidden
 state (the query), A attention size.
@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
     attention: int
     """A, ``decoder.attention_dim``."""
     regions: int
-    """Maximum number of regions (L)."""
+    """Maximum number of regions (L), which only the location score needs."""
 
 
 class Scorer(nn.Module):
@@ -85,7 +85,7 @@ class AdditiveScorer(Scorer):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
         self.key = nn.Linear(sizes.features, sizes.attention)  # W_a, b
-        self.query = StepLinear(sizes.query, sizes.attention)  # W_h
+        self.query = StepLinear(sizes.query, sizes.attention)  # W_h, without a bias
         self.energy = nn.Linear(sizes.attention, 1, bias=False)  # v
 
     def keys(self, features: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class Memory(NamedTuple):
     keys: Tensor
     """(B, L, ...), input of the scorer; some mechanisms define another shape."""
     summary: Tensor
-    """(B, 1, D), the photo as one vector."""
+    """(B, 1, D), the photo as one vector, for the decoder's first state."""
     mask: Tensor | None
     """(B, L), True at real regions; None: all regions are real."""
 

@@ -1,8 +1,6 @@
-"""Encoder and decoder as one module; no file access, no search.
+"""Encoder and decoder as one module: what training optimizes and a model folder stores.
 
-``CaptionModel`` is what training optimizes and what a model folder stores.
-
-Notation: B photos, R captions per photo, T steps, L regions, D feature size.
+Notation: B photos, L regions, D feature size.
 """
 
 from __future__ import annotations
@@ -15,14 +13,13 @@ from torch import Tensor, nn
 from captioner.geometry import Geometry
 from captioner.model.build import build_decoder
 from captioner.model.encoder import Encoder
-from captioner.model.losses import Losses, caption_losses
 from captioner.model.preprocessing import Preprocessing
 from captioner.model.regions import locate_regions
 from captioner.options import DecoderConfig
 
 
 class CaptionModel(nn.Module):
-    """Maps pixels to features, and features and words to logits."""
+    """Encoder and decoder. It has no ``forward``: ``losses`` and search call the two in turn."""
 
     def __init__(
         self,
@@ -76,14 +73,3 @@ class CaptionModel(nn.Module):
         if self.features_stage is None or features.shape[-1] == self.feature_dim:
             return features  # the output already; no stage's input is as wide
         return self.encoder.run_from(features, self.features_stage)[0]
-
-    def forward(self, images: Tensor, tokens: Tensor, label_smoothing: float = 0.0) -> Losses:
-        """Losses of teacher-forced captions.
-
-        Args:
-            images: Pixels (B, H, W, 3), uint8, or cached features.
-            tokens: (B, R, T + 1), see ``caption_losses``.
-            label_smoothing: See ``caption_losses``.
-        """
-        memory = self.decoder.memory(self.to_features(images))
-        return caption_losses(self.decoder, memory, tokens, label_smoothing)

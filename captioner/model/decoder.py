@@ -7,8 +7,12 @@ Given the previous word y and the previous state (h, c):
     h, c     = LSTM([E y; beta z], h, c)
     logits   = L_o tanh(E y + L_h h + L_z beta z)    deep output
 
-There is one ``step``, shared by training, search and explanation, and one ``readout``. Other orders
-of these lines are in ``decoder_variants``; ``build.build_decoder`` chooses.
+There is one ``step``, shared by training, search and explanation. ``readout`` (the last line) is
+not part of it, so that training runs it once, on all words. Other orders of these lines are in
+``decoder_variants``; ``build.build_decoder`` chooses.
+
+Two kinds of gate: ``gate`` is beta, one number. ``word_gates``, ``context_gates`` and
+``hidden_gates`` are the parts of the LSTM's matrix; "gate inputs" are their products, (..., 4N).
 
 Notation: B photos, R captions (or beams) per photo, T steps, V vocabulary, L regions, D feature
 size, N hidden size, E embedding size.
@@ -118,14 +122,14 @@ class Decoder(nn.Module):
         self.init_hidden = nn.Linear(self.feature_dim, hidden_dim)
         self.init_cell = nn.Linear(self.feature_dim, hidden_dim)
         # The matrix of the gates in parts, as the word's needs no state: training computes it for
-        # all steps in one product.
-        self.word_gates = nn.Linear(embed_dim, self.GATES * hidden_dim)
-        self.hidden_gates = StepLinear(hidden_dim, self.GATES * hidden_dim)
+        # all steps in one product. Its one bias is here: a `StepLinear` has none.
+        self.word_gates = nn.Linear(embed_dim, self.GATES * hidden_dim)  # U_y, b
+        self.hidden_gates = StepLinear(hidden_dim, self.GATES * hidden_dim)  # U_h
         self.gate_norms, self.cell_norm = None, None
         if config.layer_norm:
             self.gate_norms = nn.ModuleList(nn.LayerNorm(hidden_dim) for _ in range(self.GATES))
             self.cell_norm = nn.LayerNorm(hidden_dim)
-        self.word_output = nn.Linear(self.readout_dim(config), vocabulary_size)
+        self.word_output = nn.Linear(self.readout_dim(config), vocabulary_size)  # L_o
         self.dropout = nn.Dropout(config.dropout)
         self.cached_word_gates: WordGates | None = None
         self.add_layers(config)
@@ -169,7 +173,7 @@ class Decoder(nn.Module):
     def memory(
         self, features: Tensor, mask: Tensor | None = None, summary: Tensor | None = None
     ) -> Memory:
-        """Precompute what depends on the photo (or text) alone.
+        """Precompute what depends on the photo alone.
 
         Args:
             features: (B, L, D).
@@ -207,7 +211,7 @@ class Decoder(nn.Module):
     def recur(self, inputs: Tensor, state: State) -> State:
         """LSTM update.
 
-            i, f, g, o = inputs + W_h h
+            i, f, g, o = inputs + U_h h,   inputs = U_y E y + b + U_z beta z
             c = sigmoid(f) c + sigmoid(i) tanh(g)
             h = sigmoid(o) tanh(c)
 
@@ -250,9 +254,9 @@ class Decoder(nn.Module):
         raise NotImplementedError
 
     def readout_photo(self, memory: Memory) -> Tensor:
-        """Logits from the summary in place of a context, without a word or a state: (B, V).
+        """Logits from the summary in place of a context, without a word or a state, (B, V).
 
-        Not for attention ``fixed_at_start``, whose readout has no context.
+        For ``photo_words``; not for attention ``fixed_at_start``, whose readout has no context.
         """
         context: Tensor = widen(self.context_output(memory.summary.squeeze(1)))
         logits: Tensor = self.word_output(self.dropout(torch.tanh(context)))
@@ -293,9 +297,9 @@ class BahdanauDecoder(Decoder):
         """See ``Decoder.add_layers``."""
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
         self.gate = nn.Linear(hidden_dim, 1)
-        self.context_gates = StepLinear(self.feature_dim, self.GATES * hidden_dim)
-        self.hidden_output = nn.Linear(hidden_dim, embed_dim)
-        self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)
+        self.context_gates = StepLinear(self.feature_dim, self.GATES * hidden_dim)  # U_z
+        self.hidden_output = nn.Linear(hidden_dim, embed_dim)  # L_h
+        self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)  # L_z
 
     def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
         """See ``Decoder.step``; outputs: hidden state (B, R, N), gated context (B, R, D)."""

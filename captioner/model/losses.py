@@ -1,4 +1,4 @@
-"""Training losses, computed from a memory and target captions; for photos and texts alike.
+"""Training losses, computed from a memory and target captions.
 
     cross-entropy   - sum_t log p(y_t | y_1 ... y_{t-1}, photo)
     penalty         sum_i (T / L - sum_t alpha_ti)^2

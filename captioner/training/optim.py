@@ -29,13 +29,9 @@ def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.A
     return torch.optim.AdamW(groups, fused=True)
 
 
-MAX_WARMUP = 0.2
-"""Longest warm-up as a fraction of the run."""
-
-
 def warmup_steps(config: TrainingConfig, total_steps: int) -> int:
     """Length of the warm-up: ``training.warmup_steps``, but at most a fifth of the run."""
-    return min(config.warmup_steps, int(MAX_WARMUP * total_steps))
+    return min(config.warmup_steps, int(0.2 * total_steps))
 
 
 def lr_factor(step: int, warmup_steps: int, total_steps: int, schedule: str = "cosine") -> float:
@@ -65,8 +61,8 @@ class RunningAverage(AveragedModel):
         average <- d average + (1 - d) weights,   d = min(decay, (1 + n) / (10 + n))
 
     after n updates: the cap lets the average forget the random initialization. The first update
-    copies the weights. ``AveragedModel`` passes n on the weights' device, so that reading it makes
-    every step wait; here n is read on the CPU.
+    copies the weights. n is read on the CPU, where it is kept: torch's own update hands it
+    over on the weights' device, where to read it would make every step wait.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -76,7 +72,7 @@ class RunningAverage(AveragedModel):
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
         """Update the average with the model's weights and copy its buffers."""
-        n = int(self.n_averaged)  # AveragedModel keeps it on the CPU
+        n = int(self.n_averaged)
         decay = min(self.decay, (1 + n) / (10 + n)) if n else 0.0
         averages: list[torch.Tensor] = list(self.module.parameters())
         weights: list[torch.Tensor] = list(model.parameters())

@@ -17,6 +17,7 @@ from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.errors import ImageError
 from captioner.inference.captioner import Captioner
+from captioner.model.losses import caption_losses
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import END
 from captioner.training.setup import Setup, prepare
@@ -63,7 +64,8 @@ def test_loss_is_over_reference_captions(setup: Setup, configure: Any):
         captions = [[*vocabulary.encode(tokenize(text)), END] for text in image.captions]
         pixels = model.preprocessing.pixels(open_image(image.path))
         with torch.no_grad():
-            losses = model(torch.tensor(pixels)[None], pad_captions([captions]))
+            memory = model.decoder.memory(model.to_features(torch.tensor(pixels)[None]))
+            losses = caption_losses(model.decoder, memory, pad_captions([captions]))
         assert sentence.words == int(losses.words) == sum(map(len, captions))
         assert sentence.nats == pytest.approx(float(losses.cross_entropy), rel=1e-5)
     scores = score_sentences(sentences)
