@@ -7,8 +7,9 @@ estimates the probability from what is known without references:
     confidence = sigmoid(intercept of the style + sum_i weight_i (x_i - mean_i) / scale_i)
 
 ``FEATURES`` lists the x. Each is limited to its range on the photos that the model was fitted to,
-so that nothing is extrapolated. The confidence of a photo that is less familiar than nearly all of
-them, for which there are no references to learn from, is scaled down; see ``PhotoSpace``.
+so that nothing is extrapolated. The confidence of an image that is stranger than nearly all of
+them, for which there are no references to learn from, is scaled down to 0; see
+``Calibrator.strangeness``.
 
 The model is fitted by ``captioner.evaluation.calibration`` and stored in the model folder, as
 ``confidence.safetensors``. This module needs no torch.
@@ -170,9 +171,11 @@ class Calibrator:
     intercepts: Mapping[str, float]
     """By style; of a model without styles, of ``""``."""
     familiar: tuple[float, float]
-    """Photos are familiar up to the first unfamiliarity, and have no confidence at the second."""
+    """Photos are familiar up to the first strangeness, and have no confidence at the second."""
     space: PhotoSpace
     phrases: PhraseTable
+    kinds: _Array | None = None
+    """(D + 1,) weights of a photo's vector, and an intercept: log-odds that an image is none."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """The search options that it was fitted for, without ``ANY_VALUE``."""
     threshold: float = 0.5
@@ -184,17 +187,23 @@ class Calibrator:
         """The features of a caption, (F,); see ``FEATURES``."""
         return features(seen, self.space, self.phrases)
 
-    def probability(self, found: NDArray[np.float64], style: str) -> float:
-        """The confidence of a caption with these features."""
-        limited = np.clip(found, self.lowest, self.highest)
-        sum_ = float(self.weights @ ((limited - self.mean) / self.scale)) + self.intercepts[style]
-        start, end = self.familiar
-        familiarity = (end - float(found[-1])) / (end - start)
-        return sigmoid(sum_) * min(max(familiarity, 0.0), 1.0)
+    def strangeness(self, photo: _Array) -> float:
+        """How unlike photos an image is, from its vector, (D,).
+
+        Log-odds that it is no photo, if the calibrator was fitted to other kinds of images too;
+        else its unfamiliarity, see ``PhotoSpace``.
+        """
+        if self.kinds is None:
+            return self.space.measure(photo)[1]
+        return float(self.kinds[:-1] @ photo + self.kinds[-1])
 
     def confidence(self, seen: Observation, style: str) -> float:
         """The confidence of a caption in one of the styles of ``intercepts``, 0 to 1."""
-        return self.probability(self.features(seen), style)
+        limited = np.clip(self.features(seen), self.lowest, self.highest)
+        sum_ = float(self.weights @ ((limited - self.mean) / self.scale)) + self.intercepts[style]
+        start, end = self.familiar
+        familiarity = (end - self.strangeness(seen.photo)) / (end - start)
+        return sigmoid(sum_) * min(max(familiarity, 0.0), 1.0)
 
     def differing(self, options: SearchOptions) -> list[str]:
         """Search options whose values are not those that it was fitted for.
@@ -216,6 +225,8 @@ class Calibrator:
             "phrases.hashes": self.phrases.hashes,
             "phrases.rarities": self.phrases.rarities,
         }
+        if self.kinds is not None:
+            arrays["kinds"] = self.kinds
         numbers = {
             name: dict(zip(FEATURES, getattr(self, name).tolist(), strict=True))
             for name in ("weights", "mean", "scale", "lowest", "highest")
@@ -331,6 +342,7 @@ def read_calibrator(folder: Path) -> Calibrator | None:
             phrases=PhraseTable(
                 arrays["phrases.hashes"], arrays["phrases.rarities"], header["unknown_rarity"]
             ),
+            kinds=arrays.get("kinds"),
             # Options that are newer than the file had their default.
             search={**search_key(SearchOptions()), **header["search"]},
             threshold=header["threshold"],

@@ -122,6 +122,7 @@ def other_site(parent: Path, styles: tuple[str, ...] = (), **decoder: Any) -> Si
     )
     stored = StoredModel(model, config, vocabulary, search)
     size = config.projection_dim or 96  # of the features that the decoder uses
+    kinds = np.append(np.linspace(-0.3, 0.3, size), 1).astype(np.float32)
     stored.calibrator = Calibrator(
         weights=np.linspace(-1, 1, len(FEATURES)) + 0.05,
         mean=np.zeros(len(FEATURES)),
@@ -132,6 +133,7 @@ def other_site(parent: Path, styles: tuple[str, ...] = (), **decoder: Any) -> Si
         familiar=(0.5, 1.5),
         space=PhotoSpace(np.full(size, 0.1, np.float32), np.eye(4, size, dtype=np.float32)),
         phrases=PhraseTable.count(50, {("dog",): 20, ("man", "'s", "hat"): 2, ("a",): 45}),
+        kinds=kinds if styles else None,
         search=search_key(search),
     )
     save_model(parent / "model", stored)

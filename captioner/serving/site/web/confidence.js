@@ -50,6 +50,7 @@ export class Calibrator {
     this.header = JSON.parse(metadata.confidence);
     this.mean = tensors["space.mean"].values;
     this.components = tensors["space.components"].values;
+    this.kinds = tensors.kinds?.values ?? null;
     this.hashes = tensors["phrases.hashes"].values;
     this.rarities = tensors["phrases.rarities"].values;
   }
@@ -65,7 +66,9 @@ export class Calibrator {
     const { intercepts, search } = this.header;
     const other = beamSize !== search.beam_size && Math.min(beamSize, search.beam_size) < 2;
     if (other || !(style in intercepts)) return null;
-    return this.probability(this.features(caption, words, photo), style);
+    const { familiar: [start, end] } = this.header;
+    const familiarity = (end - this.strangeness(photo)) / (end - start);
+    return this.probability(this.features(caption, words, photo), style) * Math.min(Math.max(familiarity, 0), 1);
   }
 
   /** The features by name; captioner/inference/confidence.py's `features`. */
@@ -89,15 +92,19 @@ export class Calibrator {
   }
 
   probability(features, style) {
-    const { weights, mean, scale, lowest, highest, intercepts, familiar } = this.header;
+    const { weights, mean, scale, lowest, highest, intercepts } = this.header;
     let sum = intercepts[style];
     for (const name of Object.keys(weights)) {
       const limited = Math.min(Math.max(features[name], lowest[name]), highest[name]);
       sum += (weights[name] * (limited - mean[name])) / scale[name];
     }
-    const [start, end] = familiar;
-    const familiarity = (end - features.photo_unfamiliarity) / (end - start);
-    return Math.min(Math.max(familiarity, 0), 1) / (1 + Math.exp(-sum));
+    return 1 / (1 + Math.exp(-sum));
+  }
+
+  /** How unlike photos an image is; `Calibrator.strangeness`. */
+  strangeness(photo) {
+    if (this.kinds === null) return this.measure(photo)[1];
+    return photo.reduce((sum, value, i) => sum + value * this.kinds[i], this.kinds.at(-1));
   }
 
   /** Strength and unfamiliarity of a photo; `PhotoSpace.measure`. */
