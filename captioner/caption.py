@@ -108,6 +108,17 @@ class Caption:
             raise ConfigError(f"min_confidence is {min_confidence}; give a number from 0 to 1")
         return None if self.confidence is None else self.confidence < min_confidence
 
+    def hedged(self, min_confidence: float) -> str:
+        """The sentence, with "perhaps" before it if it is unsure, more so below half the minimum.
+
+        Raises:
+            ConfigError: The minimum is not from 0 to 1.
+        """
+        if not self.unsure(min_confidence):
+            return self.text
+        doubt = "hard to tell, perhaps" if self.unsure(min_confidence / 2) else "perhaps"
+        return f"{doubt} {self.text}"
+
     def as_dict(
         self, *, attention: bool = False, min_confidence: float | None = None
     ) -> dict[str, Any]:

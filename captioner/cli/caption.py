@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
@@ -15,14 +15,14 @@ from annotated_types import Interval
 
 from captioner.cli import ray
 from captioner.cli.arguments import checked_search, command, flag, model_folders, settings_of
-from captioner.cli.formats import WRITERS, Entry, choose_format, entry
+from captioner.cli.formats import WRITERS, Entry, IfUnsure, choose_format, entry
 from captioner.cli.journal import journal_path, open_journal
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, output, refuse_overwrite, require_parent, to_continue, warn
 from captioner.cli.photos import STDIN, PhotoOptions, find_photos, missing
 from captioner.cli.sidecars import SidecarOptions, Store, check_photos, choose_store
 from captioner.data.progress import photo_bar
-from captioner.errors import ConfigError, DataError
+from captioner.errors import ConfigError, DataError, counted
 from captioner.option_fields import File, Shown
 from captioner.options import ModelOptions, SearchOptions
 
@@ -42,8 +42,11 @@ class CaptionOptions(ray.CaptionRayOptions, ModelOptions, SidecarOptions, PhotoO
     annotations: File | None = None
     """COCO annotations file that maps file names to image ids, for --format coco."""
     min_confidence: Annotated[float, Interval(ge=0, le=1), Shown("P")] | None = None
-    """Mark captions with a confidence below P (0 to 1) as unsure; requires a calibrated model (the
-    shipped model is)."""
+    """Captions with a confidence below P (0 to 1) are unsure, see if_unsure (default: 0.5 with
+    --if-unsure); requires a calibrated model (the shipped model is)."""
+    if_unsure: IfUnsure | None = None
+    """What to do with unsure captions: mark them in text, JSON and CSV (the default), skip them, or
+    hedge: write "perhaps a dog ..."."""
     resume: bool = False
     """Continue an interrupted run with the same -o FILE."""
     force: bool = False
@@ -55,6 +58,8 @@ def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str])
     """Caption all photos; report those that failed."""
     with suppress(ValueError):  # in a thread: SIGTERM (kill, a batch system) does as Ctrl-C
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if options.if_unsure and options.min_confidence is None:
+        options = replace(options, min_confidence=0.5)
     if ray.check_engine(options):
         return ray.caption(options, checked_search(options.model, given), argv)
     store = choose_store(options)
@@ -106,9 +111,10 @@ def _check_search(options: CaptionOptions, search: SearchOptions, coco: str | No
         raise ConfigError(f"{beside[0]} has one caption per photo; give --num-captions 1")
     if options.min_confidence is None:
         return
-    if beside:
+    if beside and options.if_unsure in (None, "mark"):
         raise ConfigError(
-            f"--min-confidence marks captions in text, JSON and CSV, not {beside[0]}; leave one out"
+            f"--min-confidence marks captions in text, JSON and CSV, not {beside[0]}; leave one "
+            "out, or give --if-unsure skip or hedge"
         )
     from captioner.inference.confidence import no_confidence, read_calibrator
     from captioner.inference.folder import find_model, read_search
@@ -153,13 +159,14 @@ class _Run:
         bar = photo_bar(results, shown=total > 1, total=total, initial=finished)
         for (_, name), result in zip(named, bar, strict=True):
             if result.error is None:
-                yield entry(name, result.captions, options.min_confidence)
+                yield entry(name, result.captions, options.min_confidence, options.if_unsure)
             else:
                 yield {"image": name, "error": str(result.error)}
 
     def print(self, file: IO[str], entries: Iterable[Entry]) -> int:
         """Write captions, and errors to standard error; return how many photos failed."""
         failed: list[Entry] = []
+        unsure: list[Entry] = []
 
         def succeeded() -> Iterator[Entry]:
             for one in entries:
@@ -167,15 +174,19 @@ class _Run:
                     failed.append(one)
                     warn(one["error"])
                 else:
+                    unsure.extend([one] * (not one["captions"]))
                     yield one
 
         WRITERS[self.kind](file, succeeded())
+        if unsure:
+            least = self.options.min_confidence
+            warn(f"left out {counted(len(unsure), 'caption')} with a confidence below {least}")
         return len(failed)
 
     def write(self, target: Path, named: Sequence[Named]) -> int:
         """Write a file, or continue it; return how many photos failed."""
         options, photos = self.options, [photo for photo, _ in named]
-        names = ("annotations", "min_confidence")
+        names = ("annotations", "min_confidence", "if_unsure")
         settings = settings_of(options, self.search) | {"--format": self.kind}
         settings |= {flag(name): getattr(options, name) for name in names}
         with open_journal(
@@ -213,7 +224,7 @@ class _Run:
                 if photo in existing:
                     continue
                 try:
-                    if "error" not in one:
+                    if one.get("captions"):
                         store.write(photo, one["captions"][0]["text"])
                         written.append(photo)
                     yield one

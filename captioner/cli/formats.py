@@ -10,7 +10,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from captioner.errors import ConfigError
 
@@ -21,14 +21,23 @@ Entry = dict[str, Any]
 """A photo's name in the output (path or COCO image id) and its captions."""
 
 
+IfUnsure = Literal["mark", "skip", "hedge"]
+
+
 def entry(
-    name: str | int, captions: Sequence[Caption], min_confidence: float | None = None
+    name: str | int,
+    captions: Sequence[Caption],
+    min_confidence: float | None = None,
+    if_unsure: IfUnsure | None = None,
 ) -> Entry:
-    """Return one photo's captions as JSON data; ``unsure`` only with a minimum confidence."""
-    return {
-        "image": name,
-        "captions": [caption.as_dict(min_confidence=min_confidence) for caption in captions],
-    }
+    """Return one photo's captions as JSON data; ``unsure`` only if captions are marked."""
+    least = min_confidence if if_unsure in (None, "mark") else None
+    entries = [caption.as_dict(min_confidence=least) for caption in captions]
+    if min_confidence is not None and if_unsure == "hedge":
+        entries[0]["text"] = captions[0].hedged(min_confidence)
+    if min_confidence is not None and if_unsure == "skip" and captions[0].unsure(min_confidence):
+        entries = []
+    return {"image": name, "captions": entries}
 
 
 def _write_text(file: IO[str], photos: Iterable[Entry]) -> None:
@@ -63,7 +72,8 @@ def _write_csv(file: IO[str], photos: Iterable[Entry]) -> None:
 
 def _write_coco(file: IO[str], photos: Iterable[Entry]) -> None:
     _write_list(
-        file, ({"image_id": p["image"], "caption": p["captions"][0]["text"]} for p in photos)
+        file,
+        ({"image_id": p["image"], "caption": c["text"]} for p in photos for c in p["captions"][:1]),
     )
 
 

@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 
 PART_PHOTOS = 1000
 FORMATS = ("jsonl", "parquet")
-_NOT_YET = ("annotations", "sidecar", "embed", "in_place", "skip_existing", "min_confidence")
+_NOT_YET = (
+    "annotations",
+    "sidecar",
+    "embed",
+    "in_place",
+    "skip_existing",
+    "min_confidence",
+    "if_unsure",
+)
 """Options for the plain command only."""
 
 Share = Annotated[float, Interval(ge=0, lt=math.inf)]

@@ -208,6 +208,28 @@ def test_unsure_captions_are_marked_in_text(caption) -> None:
         assert 0 <= float(mark.removesuffix(")")) < 1
 
 
+def test_unsure_captions_are_left_out_or_hedged(caption) -> None:
+    _, out, _ = caption("--format", "json")
+    plain = {one["image"]: one["captions"][0] for one in json.loads(out)}
+    least = float(np.median([best["confidence"] for best in plain.values()]))
+    options = ("--min-confidence", least, "--format", "json", "--if-unsure")
+
+    code, skipped, error = caption(*options, "skip")
+    _, hedged, _ = caption(*options, "hedge")
+
+    assert code == OK
+    unsure = 0
+    for one, other in zip(json.loads(skipped), json.loads(hedged), strict=True):
+        best = plain[one["image"]]
+        if best["confidence"] < least:
+            unsure += 1
+            assert one["captions"] == []
+            assert other["captions"][0]["text"].endswith(f"perhaps {best['text']}")
+        else:
+            assert one["captions"] == other["captions"] == [best]
+    assert f"left out {unsure} caption" in error
+
+
 def test_confidence_in_json_and_csv(caption) -> None:
     _, out, _ = caption("--format", "json", "--num-captions", 2, "--min-confidence", 0.5)
     best, second = json.loads(out)[0]["captions"]
