@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from captioner.caption import DOUBTFUL
 from captioner.data.coco import CaptionedImage, read_dataset
+from captioner.data.folders import find_images
 from captioner.data.images import open_image
 from captioner.data.prefetch import read_ahead
 from captioner.data.progress import photo_bar
-from captioner.errors import ConfigError, DataError, ImageError, OptionError
+from captioner.errors import ConfigError, DataError, ImageError, OptionError, counted
 from captioner.evaluation.calibration import (
     MIN_PHOTOS,
     Example,
@@ -29,6 +30,7 @@ from captioner.evaluation.calibration import (
     cross_validate,
     fit,
     measure_groups,
+    measure_kinds,
 )
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.frequencies import DocumentFrequencies
@@ -86,10 +88,13 @@ def calibrate(
     check_examples(examples, given.threshold)
     options = model.options(**changes)
     phrases = PhraseTable.count(frequencies.documents, frequencies.counts)
-    recipe = Recipe(phrases, training, search_key(options), given.threshold)
+    kinds = _other_kinds(given, model.options(**{**changes, "style": tasks[0].style}), reader)
+    recipe = Recipe(phrases, training, search_key(options), given.threshold, kinds)
     judged = cross_validate(examples, recipe)
     report = _report(model.options(**changes), judged, examples, words)
     calibrator = fit(examples, recipe)
+    if kinds:
+        report["other_kinds"] = measure_kinds(calibrator, examples, recipe)
     kept = {name: _brief(part) for name, part in report["groups"].items()}
     return Calibrator(**{**vars(calibrator), "report": kept}), report
 
@@ -229,6 +234,26 @@ def _examples(
     return examples, words
 
 
+def _other_kinds(
+    given: CalibrateOptions, options: SearchOptions, reader: _Reader
+) -> dict[str, list[Observation]]:
+    """The captions of images that are not photos, by kind."""
+    if given.other_images is None:
+        return {}
+    found = {}
+    for folder in sorted(path for path in Path(given.other_images).iterdir() if path.is_dir()):
+        batches = reader.batches(find_images([folder]), folder.name)
+        observed = (reader.model.observe_batch(images, options) for _, images in batches)
+        if seen := [one for batch in observed for one in batch]:
+            found[folder.name] = seen
+    if len(found) < 2:
+        raise DataError(
+            f"{given.other_images} has {counted(len(found), 'folder')} with images; give a folder "
+            "with a folder for each of two kinds or more"
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class _Reader:
     """Reads photos in batches."""
@@ -309,5 +334,13 @@ def as_text(report: Mapping[str, Any]) -> str:
             f"{found['doubtful']:,} words with a probability below {found['doubtful_below']}: "
             f"{found['doubtful_in_references']:.0%} are in a reference caption; of the other "
             f"{found['others']:,}, {found['others_in_references']:.0%}",
+        ]
+    if kinds := report.get("other_kinds"):
+        width = max(map(len, [*kinds, "kind, unseen"]))
+        lines += ["", f"{'kind, unseen':<{width}}  images  AUROC  confidence  below 0.2"]
+        lines += [
+            f"{name:<{width}}  {part['images']:>6,}  {part['auroc']:.3f}  "
+            f"{part['confidence']:>10.2f}  {part['below_0.2']:>9.0%}"
+            for name, part in kinds.items()
         ]
     return "\n".join(lines)

@@ -13,7 +13,7 @@ Score against coverage: selective prediction, Geifman and El-Yaniv 2017 (arXiv:1
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +49,13 @@ FAMILIAR = 0.98
 """Share of the calibration photos that are familiar. The confidence of less familiar photos falls
 to 0 over the distance between the median and this quantile."""
 
+PHOTOS = 0.995
+"""Share of the calibration photos that count as photos, with other kinds of images to compare: the
+confidence falls to 0 between ``FAMILIAR`` and this quantile of the log-odds."""
+
+KINDS_PENALTY = 30.0
+"""``PENALTY`` of the weights that tell photos from other kinds of images."""
+
 
 class Example(NamedTuple):
     """A caption whose photo has reference captions."""
@@ -70,6 +77,8 @@ class Recipe(NamedTuple):
     search: Mapping[str, Any]
     """See ``Calibrator.search``."""
     threshold: float
+    kinds: Mapping[str, Sequence[Observation]] = {}
+    """Captions of images that are not photos, by kind."""
 
 
 @dataclass(frozen=True)
@@ -113,16 +122,44 @@ def check_examples(examples: Sequence[Example], threshold: float) -> None:
 
 def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
     """Fit a calibrator."""
-    photos = recipe.training_photos
-    if photos is None:
-        photos = np.stack([example.seen.photo for example in examples])
-    return _fit(examples, recipe, PhotoSpace.fit(photos))
+    photos = _training_photos(examples, recipe)
+    return _fit(examples, recipe, PhotoSpace.fit(photos), fit_kinds(photos, recipe.kinds))
+
+
+def _training_photos(examples: Sequence[Example], recipe: Recipe) -> NDArray[np.float32]:
+    if recipe.training_photos is not None:
+        return recipe.training_photos
+    return np.stack([example.seen.photo for example in examples])
+
+
+def fit_kinds(
+    photos: NDArray[np.float32], kinds: Mapping[str, Sequence[Observation]]
+) -> NDArray[np.float32] | None:
+    """Weights of the log-odds that an image is no photo; see ``Calibrator.kinds``.
+
+    Args:
+        photos: Vectors of photos, (N, D).
+        kinds: Other images by kind; none: there is nothing to fit.
+    """
+    if not kinds:
+        return None
+    others = np.stack([seen.photo for kind in kinds.values() for seen in kind])
+    mean, scale = photos.mean(axis=0), photos.std(axis=0) + 1e-6
+    inputs = (np.concatenate([photos, others]) - mean) / scale
+    labels = np.repeat([0.0, 1.0], [len(photos), len(others)])
+    penalties = np.full(inputs.shape[1] + 1, KINDS_PENALTY)
+    penalties[-1] = 0.01
+    ones = np.ones((len(inputs), 1))
+    weights = logistic_regression(np.hstack([inputs, ones]), labels, penalties)
+    of_vector = weights[:-1] / scale
+    return np.append(of_vector, weights[-1] - of_vector @ mean).astype(np.float32)
 
 
 def cross_validate(examples: Sequence[Example], recipe: Recipe) -> Judged:
     """Confidence of every example from a calibrator that was fitted without it."""
-    if recipe.training_photos is not None:  # they are not the examples: one space for all folds
+    if recipe.training_photos is not None:  # they are not the examples: the same for all folds
         space = PhotoSpace.fit(recipe.training_photos)
+        kinds = fit_kinds(recipe.training_photos, recipe.kinds)
     fold = np.random.default_rng(0).permutation(len(examples)) % FOLDS
     confidences = np.zeros(len(examples))
     for number in range(FOLDS):
@@ -131,14 +168,19 @@ def cross_validate(examples: Sequence[Example], recipe: Recipe) -> Judged:
         if recipe.training_photos is None:
             calibrator = fit(kept, recipe)
         else:
-            calibrator = _fit(kept, recipe, space)
+            calibrator = _fit(kept, recipe, space, kinds)
         for i in held_out:
             confidences[i] = calibrator.confidence(examples[i].seen, examples[i].style)
     scores = np.array([example.score for example in examples])
     return Judged(confidences, scores, recipe.threshold)
 
 
-def _fit(examples: Sequence[Example], recipe: Recipe, space: PhotoSpace) -> Calibrator:
+def _fit(
+    examples: Sequence[Example],
+    recipe: Recipe,
+    space: PhotoSpace,
+    kinds: NDArray[np.float32] | None,
+) -> Calibrator:
     found = np.array([features(one.seen, space, recipe.phrases) for one in examples])
     lowest, highest = np.quantile(found, RANGE, axis=0)
     limited = np.clip(found, lowest, highest)
@@ -149,20 +191,56 @@ def _fit(examples: Sequence[Example], recipe: Recipe, space: PhotoSpace) -> Cali
     right = np.array([one.score >= recipe.threshold for one in examples], np.float64)
     penalties = np.array([PENALTY] * found.shape[1] + [0.01] * len(styles))
     weights = logistic_regression(np.hstack([(limited - mean) / scale, of_style]), right, penalties)
-    middle, start = np.quantile(found[:, -1], [0.5, FAMILIAR])
-    return Calibrator(
+    calibrator = Calibrator(
         weights=weights[: found.shape[1]],
         mean=mean,
         scale=scale,
         lowest=lowest,
         highest=highest,
         intercepts=dict(zip(styles, weights[found.shape[1] :].tolist(), strict=True)),
-        familiar=(float(start), float(2 * start - middle + 1e-9)),
+        familiar=(0.0, 1.0),
         space=space,
         phrases=recipe.phrases,
         search=recipe.search,
         threshold=recipe.threshold,
     )
+    return _with_kinds(calibrator, examples, kinds)
+
+
+def _with_kinds(
+    calibrator: Calibrator, examples: Sequence[Example], kinds: NDArray[np.float32] | None
+) -> Calibrator:
+    """The calibrator with these weights for other kinds of images, and where its photos end."""
+    calibrator = replace(calibrator, kinds=kinds)
+    strangeness = [calibrator.strangeness(one.seen.photo) for one in examples]
+    middle, start, stop = np.quantile(strangeness, [0.5, FAMILIAR, PHOTOS])
+    end = 2 * start - middle if kinds is None else stop
+    return replace(calibrator, familiar=(float(start), float(end + 1e-9)))
+
+
+def measure_kinds(
+    calibrator: Calibrator, examples: Sequence[Example], recipe: Recipe
+) -> dict[str, dict[str, Any]]:
+    """How well each kind of other images is told from photos by what the others teach.
+
+    Returns:
+        By kind ``images``; ``auroc``, the probability that one is stranger than a photo;
+        ``confidence``, the mean of their captions, and the share ``below_0.2``.
+    """
+    photos, report = _training_photos(examples, recipe), {}
+    for name, seen in recipe.kinds.items():
+        others = {other: recipe.kinds[other] for other in recipe.kinds if other != name}
+        without = _with_kinds(calibrator, examples, fit_kinds(photos, others))
+        strange = np.array([without.strangeness(one.photo) for one in seen])
+        usual = np.sort([without.strangeness(one.seen.photo) for one in examples])
+        confidences = np.array([without.confidence(one, examples[0].style) for one in seen])
+        report[name] = {
+            "images": len(seen),
+            "auroc": float(np.searchsorted(usual, strange).mean() / len(usual)),
+            "confidence": float(confidences.mean()),
+            "below_0.2": float((confidences < 0.2).mean()),
+        }
+    return report
 
 
 def logistic_regression(inputs: _Floats, labels: _Floats, penalties: _Floats) -> _Floats:

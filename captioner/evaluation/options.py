@@ -139,6 +139,10 @@ class CalibrateOptions(DeviceOptions):
     train_annotations: list[File] = field(default_factory=list)
     """COCO captions file of the training photos, of which 3,000 are encoded to know which photos
     are unfamiliar (default: the photos of --annotations); repeat for several."""
+    other_images: Folder | None = None
+    """Folder of images that are not photos, with a folder for each kind (pages, charts, icons):
+    the confidence of images like them falls to 0. Reports how well each kind is told from photos
+    by what the others teach."""
     threshold: Annotated[float, Interval(gt=0, lt=10)] = 0.5
     """CIDEr-D from which a caption counts as right (default: 0.5, which is 50 points)."""
     check: bool = False

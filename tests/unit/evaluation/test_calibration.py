@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,9 +16,11 @@ from captioner.evaluation.calibration import (
     cross_validate,
     error_by_chance,
     fit,
+    fit_kinds,
     logistic_regression,
     measure,
     measure_groups,
+    measure_kinds,
     reliability,
 )
 from captioner.inference.confidence import Observation, PhotoSpace, PhraseTable, sigmoid
@@ -181,6 +185,60 @@ def test_a_photo_far_from_all_others_has_no_confidence() -> None:
 
     assert calibrator.confidence(usual, "") > 0
     assert calibrator.confidence(usual._replace(photo=strange), "") == 0
+
+
+def test_other_kinds_of_images_have_no_confidence_even_if_their_kind_was_never_seen() -> None:
+    random = np.random.default_rng(0)
+
+    def seen(count: int, *, photo: bool) -> list[Observation]:
+        vectors = random.normal(size=(count, 8)).astype(np.float32)
+        vectors[:, 0] += 0 if photo else 8  # all kinds differ from photos in this direction
+        return [
+            one.seen._replace(photo=vector)
+            for one, vector in zip(examples(count), vectors, strict=True)
+        ]
+
+    given = [one._replace(seen=photo)
+             for one, photo in zip(examples(400), seen(400, photo=True), strict=True)]  # fmt: skip
+    kinds = {"pages": seen(50, photo=False), "charts": seen(60, photo=False)}
+    recipe = RECIPE._replace(kinds=kinds)
+
+    calibrator = fit(given, recipe)
+    report = measure_kinds(calibrator, given, recipe)
+
+    plain = fit(given, RECIPE)
+    strange = np.array([calibrator.strangeness(one.seen.photo) for one in given])
+    familiar = [one for one, value in zip(given, strange, strict=True)
+                if value <= np.quantile(strange, 0.98)]  # fmt: skip
+    assert {name: part["images"] for name, part in report.items()} == {"pages": 50, "charts": 60}
+    for part in report.values():
+        assert part["auroc"] > 0.999
+        assert part["below_0.2"] == 1
+    assert all(calibrator.confidence(one, "") == 0 for kind in kinds.values() for one in kind)
+    unlimited = replace(plain, familiar=(1e9, 2e9))
+    assert all(
+        calibrator.confidence(one.seen, "") == unlimited.confidence(one.seen, "")
+        for one in familiar
+    )
+
+
+def test_auroc_by_counting_pairs() -> None:
+    random = np.random.default_rng(1)
+    vectors = random.normal(size=(200, 4)).astype(np.float32)
+    given = [one._replace(seen=one.seen._replace(photo=vector))
+             for one, vector in zip(examples(200), vectors, strict=True)]  # fmt: skip
+    near = [one.seen._replace(photo=one.seen.photo + np.float32(0.5)) for one in given[:40]]
+    recipe = RECIPE._replace(kinds={"a": near, "b": near[::2]})
+    calibrator = fit(given, recipe)
+
+    report = measure_kinds(calibrator, given, recipe)["a"]
+
+    weights = fit_kinds(vectors, {"b": near[::2]})
+    assert weights is not None
+    photos, others = ([float(weights[:-1] @ v + weights[-1]) for v in vs]
+                      for vs in (vectors, [one.photo for one in near]))  # fmt: skip
+    pairs = [other > photo for other in others for photo in photos]
+    assert report["auroc"] == pytest.approx(np.mean(pairs))
 
 
 # --- parts ---------------------------------------------------------------------------------------
