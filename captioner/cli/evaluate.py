@@ -49,7 +49,7 @@ def evaluate(options: EvaluateOptions, search: dict[str, Any], _: Any) -> int:
     from captioner.evaluation.java import unavailable
 
     for metric in options.java:  # before photos are captioned
-        if reason := unavailable(metric, download=True):
+        if reason := unavailable(metric):
             raise ConfigError(f"{reason}, or omit --{metric.lower()}")
     if options.results is None:
         checked_search(options.model, search)

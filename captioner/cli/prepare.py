@@ -123,8 +123,8 @@ class FrequenciesOptions:
 def frequencies(options: FrequenciesOptions, *_: Any) -> int:
     """Count n-grams and write them."""
     from captioner.data.coco import read_captions
-    from captioner.evaluation.frequencies import DocumentFrequencies
-    from captioner.files import FREQUENCIES
+    from captioner.evaluation.references import count_frequencies
+    from captioner.files import FREQUENCIES, atomic_write
     from captioner.inference.folder import find_model
 
     target = Path(options.output)
@@ -134,8 +134,8 @@ def frequencies(options: FrequenciesOptions, *_: Any) -> int:
         raise ConfigError(f"{options.output} does not exist; give a model folder, or a file name")
     refuse_overwrite(target, options.force)
     references = read_captions(options.annotations, renumber=True)[1]
-    found = DocumentFrequencies.from_references(references)
-    found.save(target)
+    found = count_frequencies(references)
+    atomic_write(target, found.to_bytes())
     print(f"{target}: {len(found.counts)} n-grams of {found.documents} photos")
     return OK
 

@@ -15,7 +15,8 @@ from captioner.options import FaithfulnessOptions
 if TYPE_CHECKING:  # torch is imported when they are needed
     from captioner.caption import Caption
     from captioner.evaluation.frequencies import DocumentFrequencies
-    from captioner.evaluation.report import CaptionEvaluator, Report
+    from captioner.evaluation.metrics import CaptionEvaluator
+    from captioner.evaluation.report import Report
     from captioner.inference.captioner import Captioner
     from captioner.options import SearchOptions
 
@@ -72,7 +73,7 @@ def evaluate(
             raise OptionError(f"{{model}} is loaded already; omit {{{name}}}, or load it with that")
     checked.check(options)
     for metric in checked.java:
-        if reason := unavailable(metric, download=True):
+        if reason := unavailable(metric):
             raise ConfigError(f"{metric.lower()} is True, but {reason}")
     how = faithfulness if isinstance(faithfulness, FaithfulnessOptions) else FaithfulnessOptions()
     return run(checked, options, how, model=loaded, captions=captions, progress=progress)
@@ -138,7 +139,8 @@ def _read(options: EvaluateOptions) -> _Scoring | None:
     if options.annotations is None:
         return None
     from captioner.data.coco import read_captions
-    from captioner.evaluation.report import CaptionEvaluator, read_captions_of
+    from captioner.evaluation.metrics import CaptionEvaluator
+    from captioner.evaluation.report import read_captions_of
 
     _, references = read_captions([options.annotations])
     others = known = None
@@ -181,6 +183,7 @@ def _frequencies(given: str | Path | None) -> DocumentFrequencies | None:
     """Read document frequencies from a file or model folder."""
     from captioner.data.coco import read_captions
     from captioner.evaluation.frequencies import GZIP, DocumentFrequencies
+    from captioner.evaluation.references import count_frequencies
     from captioner.files import FREQUENCIES
     from captioner.inference.folder import find_model
 
@@ -196,7 +199,7 @@ def _frequencies(given: str | Path | None) -> DocumentFrequencies | None:
         path /= FREQUENCIES
     if path.is_file() and path.read_bytes()[:2] != GZIP:
         _, references = read_captions([path])
-        return DocumentFrequencies.from_references(references)
+        return count_frequencies(references)
     return DocumentFrequencies.load(path)
 
 
@@ -289,12 +292,9 @@ def _caption(
     report = used.about()
     if instances is not None:
         from captioner.evaluation.grounding import measure
-        from captioner.evaluation.report import attention
 
-        report |= {
-            "instances": str(options.instances),
-            "attention": attention(measure(grounded, instances)),
-        }
+        found = measure(grounded, instances).summary()
+        report |= {"instances": str(options.instances), "attention": found}
     return report, captions, frequencies
 
 
@@ -351,7 +351,7 @@ def _score(
     if options.results is not None:
         captions = _within(captions, references, options.results, options.annotations)
     captions = {i: text for i, text in captions.items() if references.get(i)}
-    judge = dataclasses.replace(scoring.judge, java=options.java, download=True)
+    judge = dataclasses.replace(scoring.judge, java=options.java)
     (found, scores), judge = _despite_failures(
         judge, lambda j: build(captions, j, scoring.known), on_error
     )

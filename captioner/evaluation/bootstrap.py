@@ -1,7 +1,7 @@
 """Bootstrap intervals and paired significance tests over images.
 
-A resample is a row of weights that counts how often each image was drawn; ``Scores.resample`` turns
-rows into scores. Two systems are compared under the same rows (the paired bootstrap).
+A resample is a row of weights that counts how often each image was drawn. Two systems are compared
+under the same rows (the paired bootstrap).
 
 Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13 (percentile interval);
 Koehn 2004, Statistical Significance Tests for Machine Translation Evaluation (paired resampling of
@@ -11,7 +11,7 @@ a corpus metric).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,33 +29,15 @@ RESAMPLES = 1000
 """Default number of resamples, as in Koehn 2004."""
 
 
-class Difference(NamedTuple):
-    """Score of one system minus that of another on the same images."""
-
-    difference: float
-    """On the images themselves; above 0 if the first system scores higher."""
-    low: float
-    """Lower end of the 95% interval."""
-    high: float
-    """Upper end of the 95% interval."""
-    p_value: float
-    """Two-sided; from 2 / (resamples + 1) to 1."""
-    significant: bool
-    """Whether the interval excludes 0. At the border the p-value may be just above 0.05."""
+def too_few(count: int, unit: str, purpose: str) -> str:
+    """The note of a report without intervals."""
+    return f"{count} {unit} are too few for {purpose} (needs {MIN_IMAGES})"
 
 
 def resample_weights(count: int, resamples: int = RESAMPLES, seed: int = 0) -> NDArray[np.float64]:
-    """How often each image is drawn in each resample.
+    """How often each of N images is drawn in each of R resamples of N with replacement: (R, N).
 
     The same count and seed give the same weights. A row does not depend on the number of rows.
-
-    Args:
-        count: Number of images N; each resample draws N of them with replacement.
-        resamples: Number of rows R.
-        seed: Seed of the random generator.
-
-    Returns:
-        Integers as floats, (R, N); every row sums to N.
     """
     return np.concatenate(list(resample_blocks(count, resamples, seed)))
 
@@ -76,26 +58,49 @@ def resample_blocks(
         yield rows
 
 
-def interval(values: ArrayLike) -> tuple[float, float]:
-    """The 95% percentile interval.
+def resampled_means(
+    weights: NDArray[np.float64], images: NDArray[np.intp], values: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Mean of values in each resample of the images that they belong to.
 
     Args:
-        values: The score of each resample, (R,); NaN is ignored.
+        weights: (R, N).
+        images: Index of the image of each value, (V,).
+        values: (V,); NaN is ignored.
 
     Returns:
-        The 2.5th and the 97.5th percentile; NaN if there are no values.
+        (R,); NaN for a resample without values.
+    """
+    defined = ~np.isnan(values)
+    count = weights.shape[1]
+    sums = weights @ np.bincount(images[defined], values[defined], count)
+    totals = weights @ np.bincount(images[defined], minlength=count)
+    means: NDArray[np.float64] = np.full(len(weights), np.nan)
+    return np.divide(sums, totals, out=means, where=totals > 0)
+
+
+def interval(values: ArrayLike) -> list[float]:
+    """The 95% percentile interval of the score of each resample, (R,).
+
+    NaN is ignored; without values the ends are NaN.
     """
     array = np.asarray(values, dtype=np.float64)
     array = array[~np.isnan(array)]
-    if not array.size:
-        return float("nan"), float("nan")
-    low, high = np.percentile(array, (2.5, 97.5))
-    return float(low), float(high)
+    return np.percentile(array, (2.5, 97.5)).tolist() if array.size else [np.nan, np.nan]
 
 
-def compare(
-    first: float, second: float, first_values: ArrayLike, second_values: ArrayLike
-) -> Difference:
+class Significance(NamedTuple):
+    """Whether one system scores higher than another."""
+
+    interval: list[float]
+    """95% interval of the difference."""
+    p_value: float
+    """Two-sided; from 2 / (resamples + 1) to 1."""
+    significant: bool
+    """Whether the interval excludes 0. At the border the p-value may be just above 0.05."""
+
+
+def compare(differences: NDArray[np.floating[Any]]) -> Significance:
     """Test whether two systems differ by more than the choice of images explains.
 
     The p-value is twice the smaller share of resamples in which the difference is not above 0, or
@@ -107,20 +112,12 @@ def compare(
     Deviation: Koehn's test is one-sided and reports a share, not a p-value.
 
     Args:
-        first: Score of the first system on the images themselves.
-        second: Score of the second.
-        first_values: Score of the first system in each resample, (R,).
-        second_values: Score of the second under the same weights, (R,); resamples in which either
-            is NaN are ignored.
-
-    Returns:
-        First minus second; for equal systems the difference is 0 and the p-value 1.
+        differences: Score of one system minus that of the other in each resample, under the same
+            weights, (R,); NaN is ignored.
     """
-    differences = np.asarray(first_values, np.float64) - np.asarray(second_values, np.float64)
-    differences = differences[~np.isnan(differences)]
-    differences[np.abs(differences) < SAME] = 0  # BLEU without a match is a smoothing constant
-    low, high = interval(differences)
-    hits = int(min(np.count_nonzero(differences <= 0), np.count_nonzero(differences >= 0)))
-    count = len(differences)
-    p_value = min(1.0, 2 * (1 + hits) / (1 + count)) if count else float("nan")
-    return Difference(first - second, low, high, p_value, low > 0 or high < 0)
+    found = differences[~np.isnan(differences)]
+    found = np.where(np.abs(found) < SAME, 0, found)  # BLEU without a match is a smoothing constant
+    low, high = interval(found)
+    hits = int(min(np.count_nonzero(found <= 0), np.count_nonzero(found >= 0)))
+    p_value = min(1.0, 2 * (1 + hits) / (1 + len(found))) if len(found) else float("nan")
+    return Significance([low, high], p_value, low > 0 or high < 0)

@@ -32,9 +32,9 @@ from captioner.evaluation.calibration import (
     measure_groups,
     measure_kinds,
 )
-from captioner.evaluation.cider import CiderD
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.options import CalibrateOptions
+from captioner.evaluation.references import References
 from captioner.files import FREQUENCIES
 from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import Calibrator, Observation, PhraseTable, search_key
@@ -224,7 +224,7 @@ def _examples(
             index: [caption_tokens(text) for text in task.photos[index].captions] for index in found
         }
         captions = {index: [caption_tokens(seen.text)] for index, seen in found.items()}
-        scores = CiderD(references, frequencies).score(captions) if found else {}
+        scores = References(references, frequencies).score(captions) if found else {}
         for index, seen in found.items():
             examples.append(Example(seen, task.style, task.group, scores[index][0]))
             known = {word for tokens in references[index] for word in tokens}

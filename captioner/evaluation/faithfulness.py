@@ -29,12 +29,13 @@ from captioner.errors import DataError, ImageError, OptionError
 from captioner.evaluation.deletion import (
     METHODS,
     Array,
+    Faithfulness,
     Indices,
     Score,
+    Word,
     measure_orders,
     region_orders,
 )
-from captioner.evaluation.faithfulness_report import Faithfulness, Word
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Ensemble, Prepared
 from captioner.inference.torch_engine import TorchEngine

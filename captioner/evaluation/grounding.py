@@ -21,27 +21,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from captioner.caption import Caption
-from captioner.errors import DataError
-from captioner.evaluation.attention import entropy, movement
-from captioner.evaluation.bootstrap import MIN_IMAGES, RESAMPLES, interval, resample_weights
-from captioner.evaluation.masks import GridMasks, Instances
+from captioner.evaluation.bootstrap import (
+    MIN_IMAGES,
+    interval,
+    resample_weights,
+    resampled_means,
+    too_few,
+)
+from captioner.evaluation.masks import Array, GridMasks, Instances
 from captioner.evaluation.objects import Name, find_names
-
-Array = NDArray[np.float64]
 
 _MEANS = (
     "correctness", "uniform", "centre", "shuffled", "pointing", "pointing_uniform",
     "pointing_centre",
 )  # fmt: skip
-_SHIFTS = ("-1", "0", "+1")
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,6 @@ class Grounding:
     """Image ids of all captions."""
     occurrences: tuple[Occurrence, ...]
     """Every measured name, by photo and position."""
-    names: int
-    """Number of names whose category is in the instances file."""
     absent: int
     """Names whose category is not in the photo."""
     unseen: int
@@ -96,9 +95,9 @@ class Grounding:
     entropy_even: float
     """Entropy of uniform maps: ln L."""
     movement: float
-    """Mean `attention.movement` over captions of at least two words."""
+    """Mean `movement` over captions of at least two words."""
 
-    def summary(self, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """All results as JSON data, None where undefined.
 
         Means are over names. ``ratio`` is mean correctness over mean uniform; 1 is no better than a
@@ -113,73 +112,64 @@ class Grounding:
         ``intervals`` are 95% bootstrap intervals over photos, since the names of a photo are not
         independent; None for fewer than 30 photos with names.
 
-        Args:
-            resamples: Number of bootstrap resamples.
-            seed: Seed of the bootstrap.
-
         Returns:
             The means, the differences, ``ratio``, ``shift``, ``intervals`` (low and high by key),
-            the counts, ``gate``, ``entropy`` and ``entropy_even`` (nats), ``movement``, and
-            ``categories`` (count, correctness, uniform and ratio, the most frequent first).
+            the counts, ``gate``, ``entropy`` and ``entropy_even`` (nats), ``movement``,
+            ``categories`` (count, correctness, uniform and ratio, the most frequent first) and
+            ``per_name`` (every measured name).
         """
         columns = {key: self._column(key) for key in _MEANS}
         shifts = np.array([one.shift for one in self.occurrences]).reshape(-1, 3)
         for key in ("uniform", "centre", "shuffled"):
             columns[f"over_{key}"] = columns["correctness"] - columns[key]
-        for key, index in (("before", 0), ("after", 2)):
-            columns[f"over_{key}"] = shifts[:, 1] - shifts[:, index]
-        shifts = shifts[~np.isnan(shifts).any(axis=1)]
+        columns["over_before"] = shifts[:, 1] - shifts[:, 0]
+        columns["over_after"] = shifts[:, 1] - shifts[:, 2]
         numbers = {
             **{key: _mean(column) for key, column in columns.items()},
-            "ratio": _ratio(columns["correctness"], columns["uniform"]),
+            "ratio": _ratio(columns),
             "gate": _mean(self._column("gate")),
             "entropy": self.entropy,
             "entropy_even": self.entropy_even,
             "movement": self.movement,
         }
-        return {
-            **{key: _json_number(value) for key, value in numbers.items()},
+        photos = len({one.image_id for one in self.occurrences})
+        found: dict[str, Any] = {
+            **_plain(numbers),
             "shift": {
-                **{key: _json_number(_mean(shifts[:, i])) for i, key in enumerate(_SHIFTS)},
-                "names": len(shifts),
+                **_plain(dict(zip(("-1", "0", "+1"), map(_mean, shifts.T), strict=True))),
+                "names": int((~np.isnan(shifts[:, 0])).sum()),
             },
-            "intervals": self._intervals(columns, resamples, seed),
+            "intervals": self._intervals(columns),
             "photos": len(self.photos),
-            "photos_with_names": len({one.image_id for one in self.occurrences}),
-            "names": self.names,
+            "photos_with_names": photos,
+            "names": len(self.occurrences) + self.absent + self.unseen + self.ignored,
             "measured": len(self.occurrences),
             "absent": self.absent,
             "unseen": self.unseen,
             "ignored": self.ignored,
             "categories": self._categories(),
         }
+        if photos < MIN_IMAGES:
+            found["warning"] = too_few(photos, "photos with names", "confidence intervals")
+        return found | {"per_name": [asdict(one) for one in self.occurrences]}
 
     def _column(self, key: str) -> Array:
         return np.array([getattr(one, key) for one in self.occurrences], dtype=np.float64)
 
-    def _intervals(
-        self, columns: Mapping[str, Array], resamples: int, seed: int
-    ) -> dict[str, list[float] | None]:
+    def _intervals(self, columns: Mapping[str, Array]) -> dict[str, list[float] | None]:
         """Low and high of each mean and of the ratio; None for too few photos."""
-        if not self.occurrences:
-            return dict.fromkeys((*columns, "ratio"))
-        index = {image_id: number for number, image_id in enumerate(self.photos)}
-        photo = np.array([index[one.image_id] for one in self.occurrences])
-        weights = resample_weights(len(self.photos), resamples, seed)
-        means: dict[str, Array] = {}
-        photos: dict[str, int] = {}  # number of photos with a defined value
-        for key, column in columns.items():
-            defined = ~np.isnan(column)
-            photos[key] = len(np.unique(photo[defined]))
-            sums = np.bincount(photo[defined], column[defined], len(self.photos))
-            counts = np.bincount(photo[defined], minlength=len(self.photos))
-            means[key] = _divide(weights @ sums, weights @ counts)
-        means["ratio"] = _divide(means["correctness"], means["uniform"])
-        photos["ratio"] = photos["correctness"]
-        return {
-            key: list(interval(values)) if photos[key] >= MIN_IMAGES else None
-            for key, values in means.items()
+        photo = np.searchsorted(self.photos, [one.image_id for one in self.occurrences])
+        enough = {
+            key: len(np.unique(photo[~np.isnan(column)])) >= MIN_IMAGES
+            for key, column in columns.items()
         }
+        if not any(enough.values()):
+            return dict.fromkeys((*columns, "ratio"))
+        weights = resample_weights(len(self.photos))
+        means = {key: resampled_means(weights, photo, columns[key]) for key in columns}
+        means["ratio"] = means["correctness"] / means["uniform"]
+        enough["ratio"] = enough["correctness"]
+        return {key: interval(found) if enough[key] else None for key, found in means.items()}
 
     def _categories(self) -> dict[str, dict[str, Any]]:
         """Count, correctness, uniform and ratio of each category, the most frequent first."""
@@ -187,12 +177,9 @@ class Grounding:
         found = {}
         counts = Counter(sorted(categories.tolist()))  # sorted: ties in alphabetical order
         for category, count in counts.most_common():
-            correctness, uniform = (
-                self._column(key)[categories == category] for key in ("correctness", "uniform")
-            )
-            numbers = {"correctness": _mean(correctness), "uniform": _mean(uniform)}
-            numbers["ratio"] = _ratio(correctness, uniform)
-            found[category] = {"count": count, **{k: _json_number(v) for k, v in numbers.items()}}
+            own = {key: self._column(key)[categories == category] for key in _MEANS[:2]}
+            numbers = {**{key: _mean(column) for key, column in own.items()}, "ratio": _ratio(own)}
+            found[category] = {"count": count, **_plain(numbers)}
         return found
 
 
@@ -209,59 +196,39 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> Grounding:
 
     Args:
         captions: Caption by image id.
-        instances: The objects of at least these photos.
+        instances: The objects of these photos.
 
     Raises:
-        DataError: A captioned photo is not in the instances file, or a mask cannot be decoded.
+        DataError: A mask cannot be decoded.
     """
-    missing = [image_id for image_id in sorted(captions) if image_id not in instances.sizes]
-    if missing:
-        raise DataError(
-            f"{len(missing)} of {len(captions)} captioned photos are not in {instances.path} "
-            f"(first: id {missing[0]}); give the instances of the same photos"
-        )
     counts: Counter[str] = Counter()
     found: list[Occurrence] = []
     for image_id, caption in sorted(captions.items()):
-        for outcome in _outcomes(image_id, caption, instances):
-            counts["names"] += 1
+        masks: dict[str, GridMasks | _NotMeasured] = {}
+        for name in find_names(caption.words):
+            if name.category not in instances.categories:
+                continue
+            if name.category not in masks:
+                masks[name.category] = _grid_masks(image_id, name.category, caption, instances)
+            outcome = _measure_name(image_id, caption, name, masks[name.category])
             if isinstance(outcome, Occurrence):
                 found.append(outcome)
             else:
                 counts[outcome] += 1
-    entropy_all, entropy_even, mean_movement = _spread(list(captions.values()))
+    alphas = [caption.alphas for caption in captions.values() if len(caption.words)]
     return Grounding(
         photos=tuple(sorted(captions)),
         occurrences=tuple(found),
-        names=counts["names"],
         absent=counts["absent"],
         unseen=counts["unseen"],
         ignored=counts["ignored"],
-        entropy=entropy_all,
-        entropy_even=entropy_even,
-        movement=mean_movement,
+        entropy=_mean(np.array([value for maps in alphas for value in entropy(maps)])),
+        entropy_even=_mean(np.array([math.log(one.size) for maps in alphas for one in maps])),
+        movement=_mean(np.array([movement(maps) for maps in alphas])),
     )
 
 
 _NotMeasured = Literal["absent", "unseen", "ignored"]
-
-
-def _outcomes(
-    image_id: int, caption: Caption, instances: Instances
-) -> list[Occurrence | _NotMeasured]:
-    """The measurements of each name of a caption, or why it was not measured."""
-    masks: dict[str, GridMasks | _NotMeasured] = {}
-    outcomes: list[Occurrence | _NotMeasured] = []
-    for name in find_names(caption.words):
-        if name.category not in instances.categories:
-            continue
-        if name.category not in masks:
-            masks[name.category] = _grid_masks(image_id, name.category, caption, instances)
-        found = masks[name.category]
-        outcomes.append(
-            found if isinstance(found, str) else _measure_name(image_id, caption, name, found)
-        )
-    return outcomes
 
 
 def _grid_masks(
@@ -279,9 +246,11 @@ def _grid_masks(
 
 
 def _measure_name(
-    image_id: int, caption: Caption, name: Name, masks: GridMasks
+    image_id: int, caption: Caption, name: Name, masks: GridMasks | _NotMeasured
 ) -> Occurrence | _NotMeasured:
-    _, start, stop = name
+    if isinstance(masks, str):
+        return masks
+    category, start, stop = name
     maps = np.asarray(caption.alphas, dtype=np.float64)
     correctness = masks.correctness(maps[start:stop])
     if math.isnan(correctness):
@@ -289,14 +258,16 @@ def _measure_name(
     before = masks.correctness(maps[max(start - 1, 0) : start])
     shift = (before, correctness, masks.correctness(maps[stop : stop + 1]))
     uniform = np.ones((1, *maps.shape[1:]))
+    # A Gaussian at the centre of what the model sees with sigma = 1/4 of each side, not tuned.
+    gaussian = np.exp(-caption.regions.from_centre(maps.shape[1:]) / (2 * 0.25**2))
     return Occurrence(
         image_id=image_id,
-        category=name.category,
+        category=category,
         text=" ".join(caption.words[start:stop]),
         start=start,
         correctness=correctness,
         uniform=masks.correctness(uniform),
-        centre=masks.correctness(_centre_gaussian(caption)),
+        centre=masks.correctness(gaussian[None]),
         shuffled=masks.correctness(np.delete(maps, slice(start, stop), axis=0)),
         shift=(math.nan,) * 3 if any(map(math.isnan, shift)) else shift,
         pointing=masks.pointing(maps[start:stop].mean(axis=0)),
@@ -306,24 +277,44 @@ def _measure_name(
     )
 
 
-def _centre_gaussian(caption: Caption) -> Array:
-    """A Gaussian at the centre of what the model sees with sigma = 1/4 of each side, not tuned.
+def entropy(maps: ArrayLike) -> Array:
+    """Entropy of each map in nats: 0 for a single region, ln L for a uniform map over L regions.
+
+    Args:
+        maps: (T, ...), a map for each word that sums to 1 over the other axes.
 
     Returns:
-        (1, Gh, Gw).
+        (T,).
     """
-    distances = caption.regions.from_centre(caption.alphas.shape[1:])
-    gaussian: Array = np.exp(-distances / (2 * 0.25**2))
-    return gaussian[None]
+    flat = _flatten(maps)
+    logs = np.log(flat, out=np.zeros_like(flat), where=flat > 0)
+    result: Array = -(flat * logs).sum(axis=1)
+    return result
 
 
-def _spread(captions: Sequence[Caption]) -> tuple[float, float, float]:
-    """Mean entropy of all maps, that of uniform maps, and mean movement within a caption."""
-    alphas = [caption.alphas for caption in captions if len(caption.words)]
-    entropies = [value for maps in alphas for value in entropy(maps)]
-    uniform = [math.log(maps[0].size) for maps in alphas for _ in maps]
-    movements = [movement(maps) for maps in alphas]
-    return _mean(np.array(entropies)), _mean(np.array(uniform)), _mean(np.array(movements))
+def movement(maps: ArrayLike) -> float:
+    """Mean total variation distance between the maps of all pairs of words of a caption.
+
+    The distance is sum_i |alpha_i - alpha'_i| / 2, the share of attention that would have to move:
+    0 if all words share one map, 1 if no two words attend to a common region.
+
+    Args:
+        maps: (T, ...), see `entropy`.
+
+    Returns:
+        0 to 1; NaN for fewer than two words.
+    """
+    flat = _flatten(maps)
+    count = len(flat)
+    if count < 2:
+        return float("nan")
+    distances = np.abs(flat[:, None] - flat[None]).sum(axis=2) / 2  # (T, T), 0 on the diagonal
+    return float(distances.sum() / (count * (count - 1)))
+
+
+def _flatten(maps: ArrayLike) -> Array:
+    array = np.asarray(maps, dtype=np.float64)
+    return array.reshape(len(array), int(np.prod(array.shape[1:])))
 
 
 def _mean(values: Array) -> float:
@@ -332,16 +323,10 @@ def _mean(values: Array) -> float:
     return float(values.mean()) if values.size else math.nan
 
 
-def _ratio(correctness: Array, uniform: Array) -> float:
-    return _mean(correctness) / _mean(uniform)
+def _ratio(columns: Mapping[str, Array]) -> float:
+    return _mean(columns["correctness"]) / _mean(columns["uniform"])
 
 
-def _divide(values: Array, by: Array) -> Array:
-    """Values / by, NaN where ``by`` is 0."""
-    result: Array = np.divide(values, by, out=np.full(len(values), math.nan), where=by > 0)
-    return result
-
-
-def _json_number(value: float) -> float | None:
-    """Convert NaN, which JSON lacks, to None."""
-    return None if math.isnan(value) else value
+def _plain(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """NaN, which JSON lacks, as None."""
+    return {key: None if math.isnan(value) else value for key, value in numbers.items()}

@@ -19,13 +19,16 @@ from captioner.errors import ConfigError, DataError
 from captioner.geometry import Axis, Geometry
 from captioner.hardware import is_installed
 
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
 
 class Masks(NamedTuple):
     """Pixels of one category in one photo."""
 
-    objects: NDArray[np.bool_]
+    objects: Mask
     """(H, W) union of the masks of its objects."""
-    crowds: NDArray[np.bool_]
+    crowds: Mask
     """(H, W) pixels covered by crowd regions only, where it is unknown which pixels are objects."""
 
 
@@ -45,14 +48,7 @@ class Instances:
     """COCO annotations by image id and category."""
 
     def masks(self, image_id: int, category: str) -> Masks | None:
-        """Masks of a category in a photo.
-
-        Args:
-            image_id: A key of ``sizes``.
-            category: One of ``categories``.
-
-        Returns:
-            The masks; None if the photo has no annotation of the category.
+        """Masks of a category in a photo; None if the photo has no annotation of it.
 
         Raises:
             DataError: A mask cannot be decoded.
@@ -65,44 +61,36 @@ class Instances:
             union[entry.get("iscrowd") == 1] |= self._decode(entry)
         return Masks(union[False], union[True] & ~union[False])
 
-    def _decode(self, entry: dict[str, Any]) -> NDArray[np.bool_]:
+    def _decode(self, entry: dict[str, Any]) -> Mask:
         """Decode the polygons or run lengths (list or string) of one annotation to (H, W)."""
         from pycocotools import mask
 
-        height, width = self.sizes[entry["image_id"]]
-        shape = entry["segmentation"]
+        size, shape = self.sizes[entry["image_id"]], entry["segmentation"]
         try:
             if isinstance(shape, list):
-                code = mask.merge(mask.frPyObjects(shape, height, width))
+                code = mask.merge(mask.frPyObjects(shape, *size))
             elif isinstance(shape["counts"], list):
                 code = mask.frPyObjects(shape, *shape["size"])
             else:
                 code = shape
             with warnings.catch_warnings():  # decode calls NumPy in a deprecated way
                 warnings.simplefilter("ignore", DeprecationWarning)
-                pixels = mask.decode(code)
+                pixels: Mask = mask.decode(code).astype(np.bool_)
             # Run lengths that end early leave the remaining pixels uninitialized.
             if pixels.sum() != mask.area(code):
                 raise ValueError("the run lengths end before the last pixel")
+            if pixels.shape != size:
+                raise ValueError(f"it has shape {pixels.shape}, its photo {size}")
         except Exception as error:  # pycocotools raises plain Exception
             raise DataError(
                 f"{self.path}: annotation {entry['id']} has an invalid mask ({error}); "
                 "give polygons or run lengths"
             ) from error
-        if pixels.shape != (height, width):
-            raise DataError(
-                f"{self.path}: the mask of annotation {entry['id']} has shape {pixels.shape}, its "
-                f"photo {(height, width)}; give masks of the size of the photo"
-            )
-        result: NDArray[np.bool_] = pixels.astype(np.bool_)
-        return result
+        return pixels
 
 
 def read_instances(path: str | Path) -> Instances:
-    """Read a COCO instances file.
-
-    Args:
-        path: The JSON file, e.g. ``instances_val2014.json``.
+    """Read a COCO instances file, e.g. ``instances_val2014.json``.
 
     Raises:
         ConfigError: pycocotools is not installed.
@@ -110,14 +98,7 @@ def read_instances(path: str | Path) -> Instances:
     """
     if not is_installed("pycocotools"):
         raise ConfigError("masks need pycocotools; run: pip install 'captioner[evaluate]'")
-    path = Path(path)
     data = read_coco(path, _FIELDS, "instances")
-    for image in data["images"]:
-        if image["height"] < 1 or image["width"] < 1:
-            raise DataError(
-                f"{path}: image {image['id']} has {image['width']} x {image['height']} pixels; "
-                "give its width and height, 1 or more"
-            )
     names = {category["id"]: category["name"] for category in data["categories"]}
     sizes = {image["id"]: (image["height"], image["width"]) for image in data["images"]}
     found: dict[tuple[int, str], list[dict[str, Any]]] = {}
@@ -130,7 +111,7 @@ def read_instances(path: str | Path) -> Instances:
                 )
         found.setdefault((entry["image_id"], names[entry["category_id"]]), []).append(entry)
     files = {image["id"]: image["file_name"] for image in data["images"]}
-    return Instances(path, files, sizes, frozenset(names.values()), found)
+    return Instances(Path(path), files, sizes, frozenset(names.values()), found)
 
 
 _FIELDS: Fields = {
@@ -145,15 +126,15 @@ _FIELDS: Fields = {
 class GridMasks(NamedTuple):
     """The masks of a category resampled to a grid of Gh x Gw regions. Crowd pixels are ignored."""
 
-    objects: NDArray[np.float64]
+    objects: Array
     """(Gh, Gw) share of each region covered by objects."""
-    valid: NDArray[np.float64]
+    valid: Array
     """(Gh, Gw) share of each region outside crowd regions."""
     has_crowd: bool
     """Whether any crowd region overlaps the grid."""
-    centre_hits: NDArray[np.bool_]
+    centre_hits: Mask
     """(Gh, Gw) whether the middle of the region lies on an object."""
-    centre_valid: NDArray[np.bool_]
+    centre_valid: Mask
     """(Gh, Gw) whether the middle of the region lies outside crowd regions."""
     grid_centre: float
     """1 if the centre of what the model sees lies on an object, else 0; NaN in a crowd region."""
@@ -173,7 +154,7 @@ class GridMasks(NamedTuple):
             grid_centre=float("nan") if crowd else float(hit),
         )
 
-    def correctness(self, maps: NDArray[np.float64]) -> float:
+    def correctness(self, maps: Array) -> float:
         """Share of the attention of the mean map that lies on the objects.
 
             sum_i alpha_i objects_i / sum_i alpha_i valid_i
@@ -187,61 +168,36 @@ class GridMasks(NamedTuple):
         valid = float((maps * self.valid).sum())
         return float((maps * self.objects).sum()) / valid if valid > 0 else float("nan")
 
-    def pointing(self, alpha: NDArray[np.float64]) -> float:
-        """Whether the middle of the most attended region lies on an object.
+    def pointing(self, alpha: Array) -> float:
+        """1 if the middle of the most attended region of a map (Gh, Gw) lies on an object, else 0.
 
-        Args:
-            alpha: (Gh, Gw).
-
-        Returns:
-            1 or 0; for ties the mean over the tied regions. Regions whose middle lies in a crowd
-            region are ignored; NaN if none is left.
+        For ties the mean over the tied regions. Regions whose middle lies in a crowd region are
+        ignored; NaN if none is left.
         """
         top = (alpha == alpha.max()) & self.centre_valid
         return float(self.centre_hits[top].mean()) if top.any() else float("nan")
 
 
-def region_coverage(
-    mask: NDArray[np.bool_], regions: Geometry, grid: tuple[int, int]
-) -> NDArray[np.float64]:
-    """Share of each region of a grid that a mask covers.
+def region_coverage(mask: Mask, regions: Geometry, grid: tuple[int, int]) -> Array:
+    """Share of each region of a grid that a mask (H, W) covers: (Gh, Gw), 0 outside the photo.
 
     Exact: a region is a rectangle of the pixels nearest to its centre, whose borders may cut
     through pixels, and a pixel counts by the part of it that lies inside. The sum of alphas times
     coverage therefore equals spreading the attention of every region evenly over its rectangle and
     summing over the pixels of the mask.
-
-    Args:
-        mask: (H, W), the whole photo.
-        regions: Where the regions lie in the photo.
-        grid: Gh and Gw.
-
-    Returns:
-        (Gh, Gw), 0 to 1; 0 for a region outside the photo.
     """
     rows, columns = (
-        _overlaps(pixels, _borders(pixels, axis, count))
+        _overlaps(pixels, axis, count)
         for pixels, axis, count in zip(mask.shape, regions, grid, strict=True)
     )
-    result: NDArray[np.float64] = rows @ mask.astype(np.float64) @ columns.T
+    result: Array = rows @ mask.astype(np.float64) @ columns.T
     return result
 
 
-def at_centres(
-    mask: NDArray[np.bool_], regions: Geometry, grid: tuple[int, int]
-) -> NDArray[np.bool_]:
-    """Whether a mask covers the pixel at the middle of each region of a grid.
+def at_centres(mask: Mask, regions: Geometry, grid: tuple[int, int]) -> Mask:
+    """Whether a mask (H, W) covers the pixel at the middle of each region of a grid: (Gh, Gw).
 
-    The middle is the centre, or the middle of the part inside the photo for a region that reaches
-    beyond it; see ``Axis.middles``.
-
-    Args:
-        mask: (H, W), the whole photo.
-        regions: Where the regions lie in the photo.
-        grid: Gh and Gw.
-
-    Returns:
-        (Gh, Gw). A middle between two pixels counts as the one to the right and below.
+    See ``Axis.middles``. A middle between two pixels counts as the one to the right and below.
     """
     rows, columns = (
         np.clip(np.round(axis.middles(count) * pixels, 9), 0, pixels - 1).astype(np.intp)
@@ -250,21 +206,12 @@ def at_centres(
     return mask[np.ix_(rows, columns)]
 
 
-def _borders(pixels: int, axis: Axis, cells: int) -> NDArray[np.float64]:
-    """Borders of the cells along one axis, in pixels: (cells + 1,).
-
-    Rounded, so that a border between two pixels is exact; otherwise a mask beside it would cover
-    1e-14 of the region.
-    """
-    return np.round(np.clip(axis.borders(cells), 0, 1) * pixels, 9)
-
-
-def _overlaps(pixels: int, borders: NDArray[np.float64]) -> NDArray[np.float64]:
+def _overlaps(pixels: int, axis: Axis, cells: int) -> Array:
     """Share of each cell that each pixel fills, along one axis: (cells, pixels)."""
+    # Rounded, so that a border between two pixels is exact; otherwise a mask beside it would cover
+    # 1e-14 of the region.
+    borders = np.round(np.clip(axis.borders(cells), 0, 1) * pixels, 9)
     starts, stops = borders[:-1, None], borders[1:, None]
     inside = np.clip(np.arange(pixels + 1), starts, stops)  # pixel edges clipped to the cell
     lengths = np.diff(inside, axis=1)
-    result: NDArray[np.float64] = np.divide(
-        lengths, stops - starts, out=np.zeros_like(lengths), where=stops > starts
-    )
-    return result
+    return np.divide(lengths, stops - starts, out=np.zeros_like(lengths), where=stops > starts)

@@ -10,7 +10,9 @@ which need Java.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,23 +22,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation import java as java_programs
-from captioner.evaluation.frequencies import ORDERS, DocumentFrequencies, Integers
-from captioner.evaluation.references import Matches, References, Sentences
-from captioner.text.tokenizer import caption_tokens
-
-SIGNATURE = (
-    "PTB tokens (captioner.tokenizer) | pycocoevalcap Bleu, Rouge, Cider | one caption an image"
-)
-"""Scores are comparable if their signatures are equal."""
-
-PYCOCOEVALCAP = "1.2"
-"""Version of pycocoevalcap whose scores these equal."""
-
-CHARACTERS = "characters of scripts without spaces (Chinese, Japanese, Thai, ...)"
-"""Added to the signature of scores whose references have such characters."""
-
-MIN_IMAGES_FOR_CIDER = 100
-"""Fewest images for useful document frequencies in CIDEr."""
+from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.evaluation.references import ORDERS, References
+from captioner.text.tokenizer import caption_tokens, has_unspaced
+from captioner.version import __version__
 
 # Constants of pycocoevalcap: smoothing of BLEU, weight of recall in ROUGE-L.
 _SMALL, _TINY = 1e-9, 1e-15
@@ -71,8 +60,7 @@ class Scores:
         corpus SPICE NaN.
 
         Args:
-            weights: How often each image counts, (R, N), in order of the ids, such as
-                ``bootstrap.resample_weights``. No row may sum to 0.
+            weights: How often each image counts, (R, N), in order of the ids. No row may sum to 0.
 
         Returns:
             R scores of each metric; a row of ones gives the corpus scores.
@@ -93,7 +81,6 @@ def score(
     *,
     frequencies: DocumentFrequencies | None = None,
     java: Collection[str] = (),
-    download: bool = False,
 ) -> Scores:
     """Score one caption per image.
 
@@ -102,7 +89,6 @@ def score(
         references: All reference captions by image id, for at least the images of the candidates.
         frequencies: Frozen document frequencies; adds CIDEr_D.
         java: METEOR, SPICE or both; they need Java.
-        download: Let pycocoevalcap download CoreNLP for SPICE.
 
     Raises:
         ConfigError: A requirement of a Java metric is missing.
@@ -111,7 +97,7 @@ def score(
     if not candidates:
         raise DataError("there are no captions to score; give at least one image")
     for name in java:
-        if reason := java_programs.unavailable(name, download):
+        if reason := java_programs.unavailable(name):
             raise ConfigError(reason)
     ids = sorted(candidates)
     tokens = [caption_tokens(candidates[i]) for i in ids]
@@ -120,104 +106,83 @@ def score(
     captions, images = known.captions(tokens), known.index(ids)
     matches = known.match(images, captions)
 
-    bleu = bleu_counts(known, images, captions, matches)
+    bleu = known.bleu_counts(images, captions, matches)
     counts = {"Bleu": bleu}
     whole, each = bleu_from_counts(bleu.sum(axis=0, keepdims=True))[0], bleu_from_counts(bleu)
-    found: _Parts = {f"Bleu_{n + 1}": (whole[n], each[:, n]) for n in range(ORDERS)}
+    # Of all images, and of each in order of the ids.
+    found: dict[str, tuple[Any, Any]] = {
+        f"Bleu_{n + 1}": (whole[n], each[:, n]) for n in range(ORDERS)
+    }
     lines = [" ".join(words) for words in tokens]
     texts = [[" ".join(words) for words in truth[i]] for i in ids]
     if "METEOR" in java:
-        with java_programs.Meteor() as meteor:
-            corpus, each, counts["METEOR"] = meteor.score(lines, texts)
-        found["METEOR"] = corpus, each
+        meteor = counts["METEOR"] = java_programs.meteor_counts(lines, texts)
+        by_counts = java_programs.meteor_from_counts
+        found["METEOR"] = by_counts(meteor.sum(axis=0)), by_counts(meteor)
     found["ROUGE_L"] = _with_mean([rouge_l(tokens[n], truth[i]) for n, i in enumerate(ids)])
     found["CIDEr"] = _with_mean(known.cider_d(images, captions, matches))
     if frequencies is not None:
-        frozen = References(truth, frequencies)
-        captions = frozen.captions(tokens)
-        values = frozen.cider_d(images, captions, frozen.match(images, captions))
-        found["CIDEr_D"] = _with_mean(values)
+        frozen = References(truth, frequencies).score({i: [tokens[n]] for n, i in enumerate(ids)})
+        found["CIDEr_D"] = _with_mean([value for (value,) in frozen.values()])
     if "SPICE" in java:
-        found["SPICE"] = java_programs.spice(lines, texts, download)
-
-    by_image: dict[int, dict[str, float]] = {i: {} for i in ids}
-    for name, (_, each) in found.items():
-        for image_id, value in zip(ids, each, strict=True):
-            by_image[image_id][name] = float(value)
-    return Scores({name: float(whole) for name, (whole, _) in found.items()}, by_image, counts)
-
-
-def signature(
-    frequencies: DocumentFrequencies | None = None,
-    java: Collection[str] = (),
-    *,
-    characters: bool = False,
-) -> str:
-    """`SIGNATURE` with the optional metrics, and `CHARACTERS` if the references need them."""
-    extra = [SIGNATURE, CHARACTERS] if characters else [SIGNATURE]
-    if frequencies is not None:
-        extra.append(
-            f"CIDEr_D: document frequencies of {frequencies.documents} images, "
-            f"{frequencies.digest()}"
-        )
-    versions = {"METEOR": "METEOR 1.5", "SPICE": "SPICE 1.0"}
-    extra += [text for name, text in versions.items() if name in java]
-    return " | ".join(extra)
-
-
-def cider_warning(images: int, frozen: bool = False) -> str | None:
-    """A warning that CIDEr is unreliable over few images; None if there are enough.
-
-    Args:
-        images: Number of images scored together.
-        frozen: Whether CIDEr_D is reported as well.
-    """
-    if images >= MIN_IMAGES_FOR_CIDER:
-        return None
-    start = (
-        "CIDEr of one image is always 0" if images == 1 else f"CIDEr of {images} images is noisy"
+        found["SPICE"] = _with_mean(java_programs.spice(lines, texts))
+    return Scores(
+        {name: float(whole) for name, (whole, _) in found.items()},
+        {i: {name: float(each[n]) for name, (_, each) in found.items()} for n, i in enumerate(ids)},
+        counts,
     )
-    hint = (
-        "use CIDEr_D"
-        if frozen
-        else f"score {MIN_IMAGES_FOR_CIDER} or more images, or use CIDEr_D "
-        "(captioner prepare frequencies)"
-    )
-    return f"{start}, as its document frequencies come from the scored images; {hint}"
 
 
-def bleu_counts(
-    references: References, images: Integers, captions: Sentences, matches: Sequence[Matches]
-) -> NDArray[np.float64]:
-    """Counts for BLEU of each caption, against the reference of the closest length.
+def _with_mean(values: ArrayLike) -> tuple[np.float64, NDArray[np.float64]]:
+    each = np.asarray(values, dtype=np.float64)
+    return each.mean(), each
 
-    The shorter one of two references whose lengths are equally close counts.
 
-    Args:
-        references: The references of all images.
-        images: Image of each caption, (C,).
-        captions: The captions.
-        matches: Their n-grams in the references.
+@dataclass(frozen=True)
+class CaptionEvaluator:
+    """Scores captions against references, with the same settings for all systems compared."""
 
-    Returns:
-        See `bleu_from_counts`, (C, 10).
-    """
-    size, lengths = len(images), captions.lengths
-    correct, total = [], []
-    for order, found in enumerate(matches, 1):
-        best = np.zeros(len(found.gram), dtype=np.int64)
-        clipped = np.minimum(found.caption_count[found.ngram], found.reference_count)
-        np.maximum.at(best, found.ngram, clipped)
-        correct.append(np.bincount(found.caption, best, size))
-        total.append(np.maximum(lengths - order + 1, 0))
-    sizes = references.sizes[images]
-    ends = np.cumsum(sizes)
-    caption = np.repeat(np.arange(size), sizes)
-    number = np.arange(len(caption)) + np.repeat(references.first[images] + sizes - ends, sizes)
-    words = references.lengths[number]
-    nearest = np.lexsort((words, np.abs(words - lengths[caption]), caption))
-    closest: Integers = words[nearest[ends - sizes]]
-    return np.stack([*correct, *total, lengths, closest], axis=1).astype(np.float64)
+    references: Mapping[int, Sequence[str]]
+    """All reference captions by image id."""
+    frequencies: DocumentFrequencies | None = None
+    """Frozen document frequencies; adds CIDEr_D."""
+    java: Sequence[str] = ()
+    """METEOR, SPICE or both."""
+
+    def score(self, captions: Mapping[int, str]) -> Scores:
+        """Score one caption per image; see `score`."""
+        return score(captions, self.references, frequencies=self.frequencies, java=self.java)
+
+    def signature(self, images: Iterable[int]) -> str:
+        """Versions, tokenizer, metrics and a digest of the images and their references.
+
+        Scores are comparable if their signatures are equal.
+        """
+        ids = sorted(images)
+        counts = [len(self.references[i]) for i in ids]
+        few, many = min(counts), max(counts)
+        content = json.dumps([[i, sorted(self.references[i])] for i in ids])
+        parts = [
+            f"captioner {__version__}, pycocoevalcap 1.2",  # the version whose scores these equal
+            "PTB tokens (captioner.tokenizer)",
+            "pycocoevalcap Bleu, Rouge, Cider",
+            "one caption an image",
+        ]
+        if any(has_unspaced(text) for i in ids for text in self.references[i]):
+            parts.append("characters of scripts without spaces (Chinese, Japanese, Thai, ...)")
+        if self.frequencies is not None:
+            parts.append(
+                f"CIDEr_D: document frequencies of {self.frequencies.documents} images, "
+                f"{self.frequencies.digest()}"
+            )
+        versions = {"METEOR": "METEOR 1.5", "SPICE": "SPICE 1.0"}
+        parts += [text for name, text in versions.items() if name in self.java]
+        parts += [
+            f"{len(ids)} images",
+            f"{few if few == many else f'{few} to {many}'} reference{'s' * (many > 1)} an image",
+            f"references {hashlib.sha256(content.encode()).hexdigest()[:12]}",
+        ]
+        return " | ".join(parts)
 
 
 def bleu_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -276,12 +241,3 @@ def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
         match = row & places.get(word, 0)
         row = (row + match) | (row - match)
     return len(first) - (row & ((1 << len(first)) - 1)).bit_count()
-
-
-# Corpus score of each metric, and the scores of the images in order of the ids.
-_Parts = dict[str, tuple[Any, Any]]
-
-
-def _with_mean(values: ArrayLike) -> tuple[np.float64, NDArray[np.float64]]:
-    each = np.asarray(values, dtype=np.float64)
-    return each.mean(), each

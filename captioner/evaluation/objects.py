@@ -62,20 +62,13 @@ def find_names(words: Sequence[str]) -> list[Name]:
     """
     names, start = [], 0
     while start < len(words):
-        stop = _end(words, start)
+        ends = range(min(start + _LONGEST, len(words)), start + 1, -1)
+        stop = next((end for end in ends if tuple(words[start:end]) in _PHRASES), start + 1)
         category = _PHRASES.get(tuple(words[start:stop]))
         if category is not None:
             names.append(Name(category, start, stop))
         start = stop
     return names
-
-
-def _end(words: Sequence[str], start: int) -> int:
-    """End of the longest phrase that starts here, or of the single word."""
-    for stop in range(min(start + _LONGEST, len(words)), start + 1, -1):
-        if tuple(words[start:stop]) in _PHRASES:
-            return stop
-    return start + 1
 
 
 def phrases(entries: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -1,8 +1,19 @@
-"""Vectorized n-gram matching of captions against reference captions, for CIDEr-D and BLEU.
+"""N-grams of captions and references: CIDEr-D and BLEU of many captions at once.
+
+    CIDEr-D = 10 / (4 R) sum_r exp(-(l - l_r)^2 / (2 sigma^2)) sum_n min(g, g_r) . g_r / |g| |g_r|
+
+g is the vector of count times ln(documents / document frequency) over n-grams, n = 1 to 4, R the
+number of references of the photo, l the length in bigrams, and sigma = 6. This is pycocoevalcap's
+``Cider``, which computes CIDEr-D despite its name: counts are clipped, and a Gaussian penalizes a
+difference in length.
+
+Source: Vedantam et al. 2015 (arXiv:1411.5726).
+Deviation: as in pycocoevalcap, the length is the number of bigrams instead of words; the two give
+different results for empty captions only.
 
 Words and n-grams are numbered. The n-grams of the references are sorted once; those of any captions
 are looked up together. Sums run in word order, so a score does not depend on which captions are
-scored together, to the last bit. `captioner.evaluation.cider` holds the formula.
+scored together, to the last bit.
 
 Shapes: C captions, R references of all images, P n-grams of the captions, M matches (an n-gram of a
 caption and a reference that contains it).
@@ -10,56 +21,51 @@ caption and a reference that contains it).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from captioner.errors import DataError
-from captioner.evaluation.frequencies import (
-    ORDERS,
-    DocumentFrequencies,
-    Integers,
-    Ngram,
-    number_ngrams,
-    pack,
-    spell,
-    split_tokens,
-    words_left,
-)
+from captioner.evaluation.frequencies import DocumentFrequencies, Ngram
+from captioner.text.tokenizer import caption_tokens
+
+ORDERS = 4
+"""Maximum length of an n-gram, in words."""
 
 SIGMA = 6.0
 
 END_WORD = ""
 """Word for the end of a sentence; no word of a caption is empty."""
 
+Integers = NDArray[np.signedinteger[Any]]
 _Floats = NDArray[np.float64]
 
 # Indexed by the difference of two lengths; 0 in double precision from the last on.
 _PENALTIES: _Floats = np.exp(-(np.arange(256.0) ** 2) / (2 * SIGMA**2))
 _LAST_KEY = np.iinfo(np.int64).max
+_BITS = 32
 
 
 class Sentences:
-    """Numbered words of many sentences, concatenated.
+    """Numbered words of many sentences, concatenated; in 32 bits, as there may be millions."""
 
-    Args:
-        sentences: Word numbers, 0 or more, of each sentence.
-    """
-
-    def __init__(self, sentences: Sequence[Sequence[int]]) -> None:
-        # In 32 bits, as there may be millions of words.
-        self.lengths: Integers = np.fromiter(map(len, sentences), np.int32, len(sentences))
-        self.words: Integers = np.fromiter(
-            chain.from_iterable(sentences), np.int32, int(self.lengths.sum())
-        )
-        self.starts: Integers = np.cumsum(self.lengths, dtype=np.int32) - self.lengths
-        self.owners: Integers = np.repeat(np.arange(len(sentences), dtype=np.int32), self.lengths)
+    def __init__(self, sentences: Iterable[Iterable[int]]) -> None:
+        words, ends = array("i"), array("i")
+        for sentence in sentences:
+            words.extend(sentence)
+            ends.append(len(words))
+        self.words: Integers = np.asarray(words)
+        self.lengths: Integers = np.diff(ends, prepend=np.int32(0))
+        self.starts: Integers = ends - self.lengths
+        self.owners: Integers = np.repeat(np.arange(len(ends), dtype=np.int32), self.lengths)
         """Sentence index of each word."""
-        self.left: Integers = words_left(self.lengths)
+        self.left: Integers = np.repeat(ends, self.lengths)
         """Words left in the sentence from each word on, including itself."""
+        self.left -= np.arange(len(self.left), dtype=np.int32)
 
 
 class Matches(NamedTuple):
@@ -77,6 +83,12 @@ class Matches(NamedTuple):
     """Reference of each match, (M,)."""
     reference_count: Integers
     """Occurrences in the reference, (M,)."""
+
+    @property
+    def clipped(self) -> Integers:
+        """Occurrences in the caption, at most those in the reference, (M,)."""
+        clipped: Integers = np.minimum(self.caption_count[self.ngram], self.reference_count)
+        return clipped
 
 
 class _Order(NamedTuple):
@@ -118,50 +130,52 @@ class References:
 
     def __init__(
         self,
-        references: Mapping[int, Sequence[Sequence[str]]],
+        references: Mapping[int, Iterable[Iterable[str]]],
         frequencies: DocumentFrequencies | None = None,
         *,
         end: bool = False,
     ) -> None:
-        lacking = [image_id for image_id, captions in references.items() if not captions]
-        if lacking:
+        self.numbers: dict[str, int] = {}
+        """Number of each word of the references and the frequencies."""
+        self._images = {image_id: number for number, image_id in enumerate(references)}
+        last = (END_WORD,) if end else ()
+        counts = {} if frequencies is None else frequencies.counts
+        sizes: list[int] = []
+
+        def numbered() -> Iterator[list[int]]:
+            for texts in references.values():
+                sizes.append(0)
+                for tokens in texts:
+                    sizes[-1] += 1
+                    yield self._number((*_split(tokens), *last))
+            yield from map(self._number, counts)  # frozen n-grams follow, each as a sentence
+
+        sentences = Sentences(numbered())
+        if 0 in sizes:
             raise DataError(
-                f"{len(lacking)} of {len(references)} images have no reference captions "
-                f"(first: id {lacking[0]}); give captions of every image"
+                f"{sizes.count(0)} of {len(sizes)} images have no reference captions (first: id "
+                f"{list(references)[sizes.index(0)]}); give captions of every image"
             )
         if not references and frequencies is None:
             raise DataError(
                 "no image has a reference caption to count; give annotations with captions"
             )
-        self.numbers: dict[str, int] = {}
-        """Number of each word of the references and the frequencies."""
-        self._images = {image_id: number for number, image_id in enumerate(references)}
-        sizes = [len(captions) for captions in references.values()]
         self.sizes: Integers = np.array(sizes, dtype=np.int64)
         """Number of references of each image, (B,)."""
         self.first: Integers = np.cumsum(self.sizes) - self.sizes
         """Index of the first reference of each image, (B,)."""
-        last = (END_WORD,) if end else ()
-        captions = [
-            self._number((*split_tokens(tokens), *last))
-            for tokens in chain.from_iterable(references.values())
-        ]
-        counts = {} if frequencies is None else frequencies.counts
-        # Frozen n-grams are numbered as sentences of their own, after the references.
-        sentences = Sentences(captions + [self._number(gram) for gram in counts])
-        self.lengths: Integers = sentences.lengths[: len(captions)]
+        self.lengths: Integers = sentences.lengths[: sum(sizes)]
         """Length of each reference in words, (R,)."""
         frozen = None if frequencies is None else np.fromiter(counts.values(), np.int32)
-        self.documents = len(references) if frequencies is None else frequencies.documents
-        """Number of images over which the document frequencies were counted."""
-        most = self.documents if frozen is None else max([self.documents, *counts.values()])
+        self._documents = len(references) if frequencies is None else frequencies.documents
+        most = max([self._documents, *counts.values()])
         logarithms = np.log(np.maximum(np.arange(most + 1), 1))
         # Only squares are needed: every product and norm contains each weight twice.
-        self._squares: _Floats = (logarithms[self.documents] - logarithms) ** 2
+        self._squares: _Floats = (logarithms[self._documents] - logarithms) ** 2
         self._orders = self._prepare(sentences, frozen)
 
     def encode(self, tokens: Iterable[str], unknown: dict[str, int]) -> list[int]:
-        """Number the words of a caption; a space inside a token splits it.
+        """Number the words of a caption.
 
         Args:
             tokens: Tokens of one caption.
@@ -170,7 +184,7 @@ class References:
         known = self.numbers
         return [
             known[word] if word in known else unknown.setdefault(word, len(known) + len(unknown))
-            for word in split_tokens(tokens)
+            for word in _split(tokens)
         ]
 
     def captions(self, texts: Iterable[Iterable[str]]) -> Sentences:
@@ -179,25 +193,19 @@ class References:
         return Sentences([self.encode(tokens, unknown) for tokens in texts])
 
     def index(self, image_ids: Sequence[int]) -> Integers:
-        """Indices of images in the order of the references.
-
-        Raises:
-            DataError: An image has no references.
-        """
-        unknown = [image_id for image_id in image_ids if image_id not in self._images]
-        if unknown:
-            raise DataError(
-                f"{len(unknown)} of {len(image_ids)} images have no reference captions "
-                f"(first: id {unknown[0]}); score only images with references"
-            )
+        """Indices of images in the order of the references."""
         return np.fromiter(map(self._images.__getitem__, image_ids), np.int64, len(image_ids))
 
-    def match(self, images: Integers, captions: Sentences) -> list[Matches]:
-        """Look up the n-grams of captions in the references of their images.
+    def score(self, candidates: Mapping[int, Sequence[Sequence[str]]]) -> dict[int, list[float]]:
+        """CIDEr-D, 0 to 10, of any number of captions per image, given their tokens."""
+        sizes = [len(captions) for captions in candidates.values()]
+        images = np.repeat(self.index(list(candidates)), sizes)
+        sentences = self.captions(chain.from_iterable(candidates.values()))
+        scores = iter(self.cider_d(images, sentences, self.match(images, sentences)).tolist())
+        return {i: [next(scores) for _ in texts] for i, texts in candidates.items()}
 
-        Args:
-            images: Image of each caption, see `index`: (C,).
-            captions: C captions, see `encode`.
+    def match(self, images: Integers, captions: Sentences) -> list[Matches]:
+        """Look up the n-grams of C captions in the references of their images, (C,).
 
         Returns:
             The matches of unigrams, bigrams, trigrams and 4-grams.
@@ -206,10 +214,10 @@ class References:
         numbers = np.zeros_like(captions.words)
         for shift, order in enumerate(self._orders):
             places = np.flatnonzero(captions.left > shift)
-            keys = pack(numbers[places], captions.words[places + shift])
+            keys = _pack(numbers[places], captions.words[places + shift])
             numbers[places] = _find(order.table, keys)
             caption, gram, count = _count(captions.owners[places], numbers[places])
-            keys = pack(images[caption], gram)
+            keys = _pack(images[caption], gram)
             at = np.searchsorted(order.keys, keys)
             after = order.starts[at + 1].astype(np.int64)
             sizes = np.where(order.keys[at] == keys, after - order.starts[at], 0)
@@ -221,16 +229,7 @@ class References:
         return found
 
     def cider_d(self, images: Integers, captions: Sentences, matches: Sequence[Matches]) -> _Floats:
-        """CIDEr-D of captions.
-
-        Args:
-            images: Image of each caption, (C,).
-            captions: The captions.
-            matches: Result of `match` for these captions.
-
-        Returns:
-            The scores, 0 to 10: (C,).
-        """
+        """CIDEr-D of C captions, 0 to 10, from their matches: (C,)."""
         size = len(images)
         total = np.zeros(size)
         for order, found in zip(self._orders, matches, strict=True):
@@ -240,12 +239,35 @@ class References:
             distance = np.abs(
                 _bigrams(captions.lengths)[caption] - _bigrams(self.lengths)[found.reference]
             )
-            clipped = np.minimum(found.caption_count[found.ngram], found.reference_count)
-            products = clipped * found.reference_count
+            products = found.clipped * found.reference_count
             values = products * squares[found.ngram] * _PENALTIES[np.minimum(distance, 255)]
             total += _divide(_sum(caption, _divide(values, norm), size), norms)
         scores: _Floats = 10 * total / (ORDERS * self.sizes[images])
         return scores
+
+    def bleu_counts(
+        self, images: Integers, captions: Sentences, matches: Sequence[Matches]
+    ) -> _Floats:
+        """Counts for ``metrics.bleu_from_counts`` of C captions, (C, 10).
+
+        The length is compared with the closest of the references; of two equally close ones the
+        shorter counts.
+        """
+        size, lengths = len(images), captions.lengths
+        correct, total = [], []
+        for order, found in enumerate(matches, 1):
+            best = np.zeros(len(found.gram), dtype=np.int64)
+            np.maximum.at(best, found.ngram, found.clipped)
+            correct.append(np.bincount(found.caption, best, size))
+            total.append(np.maximum(lengths - order + 1, 0))
+        sizes = self.sizes[images]
+        ends = np.cumsum(sizes)
+        caption = np.repeat(np.arange(size), sizes)
+        number = np.arange(len(caption)) + np.repeat(self.first[images] + sizes - ends, sizes)
+        words = self.lengths[number]
+        nearest = np.lexsort((words, np.abs(words - lengths[caption]), caption))
+        closest = words[nearest[ends - sizes]]
+        return np.stack([*correct, *total, lengths, closest], axis=1).astype(np.float64)
 
     def frequencies(self) -> DocumentFrequencies:
         """The document frequencies in use, without n-grams of a single image."""
@@ -253,10 +275,15 @@ class References:
         counts: dict[Ngram, int] = {}
         tables = [order.table for order in self._orders]
         for shift, order in enumerate(self._orders):
-            grams = np.flatnonzero(order.frequencies > 1)
-            spelled = spell(tables[: shift + 1], grams, words)
-            counts.update(zip(spelled, order.frequencies[grams].tolist(), strict=True))
-        return DocumentFrequencies(self.documents, counts)
+            often = grams = np.flatnonzero(order.frequencies > 1)
+            columns: list[list[str]] = []
+            for table in reversed(tables[: shift + 1]):
+                keys = table[grams]
+                columns.insert(0, [words[number] for number in (keys % 2**_BITS).tolist()])
+                grams = keys >> _BITS
+            spelled = zip(*columns, strict=True)
+            counts.update(zip(spelled, order.frequencies[often].tolist(), strict=True))
+        return DocumentFrequencies(self._documents, counts)
 
     def _number(self, words: Iterable[str]) -> list[int]:
         return [self.numbers.setdefault(word, len(self.numbers)) for word in words]
@@ -266,14 +293,11 @@ class References:
         size = len(self.lengths)
         words = int(self.lengths.sum())
         image_of = np.repeat(np.arange(len(self.sizes), dtype=np.int32), self.sizes)
-        ngrams = number_ngrams(sentences.words, sentences.lengths)
-        for shift, (places, table, grams) in enumerate(ngrams):
+        for shift, (places, table, grams) in enumerate(_number_ngrams(sentences)):
             own = places < words  # the others are frozen n-grams
             reference, gram, count = _count(sentences.owners[places[own]], grams[own])
-            keys = pack(image_of[reference], gram)
-            by_key = np.argsort(
-                keys, kind="stable"
-            )  # keeps the order of the references of an image
+            keys = _pack(image_of[reference], gram)
+            by_key = np.argsort(keys, kind="stable")  # keeps the order of an image's references
             starts = np.flatnonzero(np.diff(keys[by_key], prepend=-1))
             once = by_key[starts]
             frequencies = np.zeros(len(table) + 1, dtype=np.int32)
@@ -302,6 +326,48 @@ class References:
         return self._squares[frequencies[np.minimum(gram, len(frequencies) - 1)]]
 
 
+def count_frequencies(references: Mapping[int, Sequence[str]]) -> DocumentFrequencies:
+    """Document frequencies of captions by image id; images without captions are ignored.
+
+    Raises:
+        DataError: No image has a caption.
+    """
+    tokens = {i: map(caption_tokens, captions) for i, captions in references.items() if captions}
+    return References(tokens).frequencies()
+
+
+def _split(tokens: Iterable[str]) -> list[str]:
+    """Words of tokens; a space in a token, as in ``1 1/2``, splits it, as in pycocoevalcap."""
+    return " ".join(tokens).split()
+
+
+def _number_ngrams(sentences: Sentences) -> Iterator[tuple[Integers, Integers, Integers]]:
+    """Number the n-grams of sentences, for n = 1 to 4.
+
+    Yields:
+        ``places``: Where each n-gram starts, (P,). ``table``: See ``_Order.table``, (G,).
+        ``grams``: The number of each n-gram, (P,).
+    """
+    # In 32 bits where possible, without np.unique: there are millions of n-grams.
+    words = sentences.words
+    numbers = np.zeros(len(words), np.int32)
+    for shift in range(ORDERS):
+        places = np.flatnonzero(sentences.left > shift).astype(np.int32)
+        keys = _pack(numbers[places], words[places + shift])
+        order = np.argsort(keys)
+        keys = keys[order]
+        new = np.diff(keys, prepend=-1) > 0
+        numbers[places[order]] = np.cumsum(new, dtype=np.int32) - 1
+        table = keys[new]
+        del keys, order, new
+        yield places, table, numbers[places]
+
+
+def _pack(high: Integers, low: Integers) -> Integers:
+    """Pack two numbers into one that sorts by the first."""
+    return (high.astype(np.int64) << _BITS) | low
+
+
 def _find(table: Integers, keys: Integers) -> Integers:
     """Indices of keys in a table that ends with `_LAST_KEY`.
 
@@ -316,7 +382,7 @@ def _find(table: Integers, keys: Integers) -> Integers:
 
 def _count(owners: Integers, grams: Integers) -> tuple[Integers, Integers, Integers]:
     """Distinct n-grams of each sentence, in order of first occurrence, with their counts."""
-    _, first, counts = np.unique(pack(owners, grams), return_index=True, return_counts=True)
+    _, first, counts = np.unique(_pack(owners, grams), return_index=True, return_counts=True)
     order = np.argsort(first)
     first = first[order]
     return owners[first], grams[first], counts[order]
@@ -329,10 +395,8 @@ def _norms(owners: Integers, counts: Integers, squares: _Floats, size: int) -> _
 
 
 def _sum(owners: Integers, values: _Floats, size: int) -> _Floats:
-    """Sum of the values of each owner, added in order."""
-    return np.bincount(owners, values, size).astype(
-        np.float64
-    )  # bincount of an empty array returns integers
+    """Sum of the values of each owner, added in order; bincount of no values has integers."""
+    return np.bincount(owners, values, size).astype(np.float64)
 
 
 def _bigrams(words: Integers) -> Integers:

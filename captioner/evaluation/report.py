@@ -6,12 +6,9 @@ report or of a COCO results file, so that two systems can be compared.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +22,20 @@ from captioner.evaluation.bootstrap import (
     compare,
     interval,
     resample_blocks,
+    too_few,
 )
-from captioner.evaluation.faithfulness_report import as_lines as faithfulness_lines
-from captioner.evaluation.frequencies import DocumentFrequencies
-from captioner.evaluation.grounding import Grounding
-from captioner.evaluation.metrics import PYCOCOEVALCAP, Scores, cider_warning, score, signature
+from captioner.evaluation.deletion import CURVES, ORDERS
+from captioner.evaluation.metrics import CaptionEvaluator, Scores
 from captioner.evaluation.statistics import describe, describe_texts
 from captioner.files import read_input
-from captioner.text.tokenizer import has_unspaced
-from captioner.version import __version__
+from captioner.options import METHOD_TITLES
 
 Report = dict[str, Any]
 """``metrics`` (pycocoevalcap's names and scale), ``intervals`` (95%, low and high), ``statistics``,
 ``signature``, ``images``, ``per_image``, and keys that the caller adds."""
+
+MIN_IMAGES_FOR_CIDER = 100
+"""Fewest images for useful document frequencies in CIDEr."""
 
 
 def as_json(report: Report) -> str:
@@ -55,81 +53,49 @@ def as_json(report: Report) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-@dataclass(frozen=True)
-class CaptionEvaluator:
-    """Scores captions against references, with the same settings for all systems compared."""
-
-    references: Mapping[int, Sequence[str]]
-    """All reference captions by image id."""
-    frequencies: DocumentFrequencies | None = None
-    """Frozen document frequencies; adds CIDEr_D."""
-    java: Sequence[str] = ()
-    """METEOR, SPICE or both."""
-    download: bool = False
-    """Let pycocoevalcap download CoreNLP for SPICE."""
-
-    def score(self, captions: Mapping[int, str]) -> Scores:
-        """Score one caption per image; see ``metrics.score``."""
-        return score(
-            captions,
-            self.references,
-            frequencies=self.frequencies,
-            java=self.java,
-            download=self.download,
-        )
-
-    def signature(self, images: Iterable[int]) -> str:
-        """Versions, tokenizer, metrics and a digest of the images and their references.
-
-        Scores are comparable if their signatures are equal.
-        """
-        ids = sorted(images)
-        counts = [len(self.references[i]) for i in ids]
-        content = json.dumps([[i, sorted(self.references[i])] for i in ids])
-        digest = hashlib.sha256(content.encode()).hexdigest()[:12]
-        characters = any(has_unspaced(text) for i in ids for text in self.references[i])
-        each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-        return (
-            f"captioner {__version__}, pycocoevalcap {PYCOCOEVALCAP} | "
-            f"{signature(self.frequencies, self.java, characters=characters)} | "
-            f"{len(ids)} images | {each} "
-            f"reference{'' if each == '1' else 's'} an image | references {digest}"
-        )
-
-
 def build(
     captions: Mapping[int, str], evaluator: CaptionEvaluator, known: Iterable[str] | None = None
 ) -> tuple[Report, Scores]:
-    """Score captions with bootstrap intervals and statistics.
+    """Score captions, by image id, with bootstrap intervals and statistics.
 
-    Args:
-        captions: Caption by image id.
-        evaluator: Scores the captions.
-        known: Training captions, if available, to find new captions.
+    ``known`` are training captions, to find new captions.
 
     Raises:
         DataError: There are no captions, or an image has no references.
     """
     scores = evaluator.score(captions)
-    enough = len(captions) >= MIN_IMAGES
+    count = len(captions)
+    enough = count >= MIN_IMAGES
     (resampled,) = _resample(scores) if enough else [{}]
     references = [text for image_id in captions for text in evaluator.references[image_id]]
+    warnings = []
+    if count < MIN_IMAGES_FOR_CIDER:
+        warnings.append(_cider_warning(count, frozen=evaluator.frequencies is not None))
+    if not enough:
+        warnings.append(too_few(count, "images", "confidence intervals"))
     report: Report = {
         "metrics": scores.corpus,
         "intervals": {
-            name: list(interval(resampled[name])) if enough else None for name in scores.corpus
+            name: interval(resampled[name]) if enough else None for name in scores.corpus
         },
         "resamples": RESAMPLES if enough else 0,
         "statistics": {**describe(captions, known), "references": describe_texts(references)},
         "signature": evaluator.signature(captions),
-        "images": len(captions),
+        "images": count,
+        "warnings": warnings,
     }
-    warnings = [
-        cider_warning(len(captions), evaluator.frequencies is not None),
-        None if enough else _too_few(len(captions), "images", "confidence intervals"),
-    ]
-    report["warnings"] = [warning for warning in warnings if warning]
     return report, scores
+
+
+def _cider_warning(images: int, *, frozen: bool) -> str:
+    noisy = "of one image is always 0" if images == 1 else f"of {images} images is noisy"
+    hint = "use CIDEr_D"
+    if not frozen:
+        hint = (
+            f"score {MIN_IMAGES_FOR_CIDER} or more images, or use CIDEr_D (captioner prepare "
+            "frequencies)"
+        )
+    return f"CIDEr {noisy}, as its document frequencies come from the scored images; {hint}"
 
 
 def _resample(*systems: Scores) -> list[dict[str, NDArray[np.float64]]]:
@@ -142,19 +108,6 @@ def _resample(*systems: Scores) -> list[dict[str, NDArray[np.float64]]]:
         {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         for parts in zip(*blocks, strict=True)
     ]
-
-
-def attention(measured: Grounding) -> dict[str, Any]:
-    """The attention part of a report: summary and every name."""
-    found = measured.summary()
-    photos = found["photos_with_names"]
-    if photos < MIN_IMAGES:
-        found["warning"] = _too_few(photos, "photos with names", "confidence intervals")
-    return found | {"per_name": [dataclasses.asdict(one) for one in measured.occurrences]}
-
-
-def _too_few(count: int, unit: str, purpose: str) -> str:
-    return f"{count} {unit} are too few for {purpose} (needs {MIN_IMAGES})"
 
 
 def per_image(captions: Mapping[int, str], scores: Scores) -> list[dict[str, Any]]:
@@ -190,28 +143,22 @@ def difference(
     if scores is None or len(shared) < len(captions):
         scores = evaluator.score({i: captions[i] for i in shared})
     other_scores = evaluator.score({i: others[i] for i in shared})
-    metrics: dict[str, dict[str, Any]] = {
-        name: {
-            "this": value,
-            "other": other_scores.corpus[name],
-            "difference": value - other_scores.corpus[name],
-        }
-        for name, value in scores.corpus.items()
-        if name in other_scores.corpus
-    }
-    found: dict[str, Any] = {"images": len(shared), "metrics": metrics}
-    if len(shared) < MIN_IMAGES:
-        found["warning"] = _too_few(len(shared), "images", "a significance test")
-        for name in metrics:
-            metrics[name] |= dict.fromkeys(("interval", "p_value", "significant"))
-        return found
-    this, other = _resample(scores, other_scores)
-    for name, metric in metrics.items():
-        test = compare(metric["this"], metric["other"], this[name], other[name])
-        metrics[name] |= {
-            "interval": [test.low, test.high],
-            "p_value": test.p_value,
-            "significant": test.significant,
+    found: dict[str, Any] = {"images": len(shared), "metrics": {}}
+    enough = len(shared) >= MIN_IMAGES
+    if enough:
+        this, other = _resample(scores, other_scores)
+    else:
+        found["warning"] = too_few(len(shared), "images", "a significance test")
+    for name, one in scores.corpus.items():
+        if name not in other_scores.corpus:  # a program failed
+            continue
+        two = other_scores.corpus[name]
+        test = compare(this[name] - other[name])._asdict() if enough else {}
+        found["metrics"][name] = {
+            "this": one,
+            "other": two,
+            "difference": one - two,
+            **{key: test.get(key) for key in ("interval", "p_value", "significant")},
         }
     return found
 
@@ -252,77 +199,78 @@ def read_captions_of(path: str | Path) -> dict[int, str]:
 # --- text ----------------------------------------------------------------------------------------
 
 
-def as_text(report: Report) -> str:
-    """The report as text, with scores in points (times 100)."""
-    parts = [_about(report)]
-    if "metrics" in report:
-        parts += [_metrics(report), _statistics(report["statistics"])]
-    if "compare" in report:
-        parts.append(_compare(report["compare"]))
-    if "attention" in report:
-        parts.append(_attention(report["attention"]))
-    if "faithfulness" in report:
-        parts.append(faithfulness_lines(report["faithfulness"]))
-    if report.get("warnings"):
-        parts.append([_row("note", warning) for warning in report["warnings"]])
-    if "signature" in report:
-        parts.append([_row("signature", report["signature"])])
-    return "\n\n".join("\n".join(lines) for lines in parts)
-
-
 _LISTED = (
     "metrics", "intervals", "resamples", "statistics", "signature", "warnings", "per_image",
     "compare", "attention", "faithfulness",
 )  # fmt: skip
 
 
-def _row(name: str, value: object) -> str:
-    return f"{name:<22} {value}"
-
-
-def _about(report: Report) -> list[str]:
-    return [
-        _row(name.replace("_", " "), ", ".join(value) if isinstance(value, list) else value)
-        for name, value in report.items()
-        if name not in _LISTED
+def as_text(report: Report) -> str:
+    """The report as text, with scores in points (times 100)."""
+    parts = [
+        [
+            _row(name, ", ".join(value) if isinstance(value, list) else value)
+            for name, value in report.items()
+            if name not in _LISTED
+        ]
     ]
+    if "metrics" in report:
+        parts += [_metrics(report), _statistics(report["statistics"])]
+    for name, lines in (
+        ("compare", _compare),
+        ("attention", _attention),
+        ("faithfulness", _faithfulness),
+    ):
+        if name in report:
+            parts.append(lines(report[name]))
+    parts.append([_row("note", warning) for warning in report.get("warnings", ())])
+    if "signature" in report:
+        parts.append([_row("signature", report["signature"])])
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _row(name: str, value: object) -> str:
+    return f"{name.replace('_', ' '):<22} {value}"
+
+
+def _ends(interval: list[float] | None, style: str) -> str:
+    """``low to high``; empty for None."""
+    return " to ".join(f"{end:{style}}" for end in interval or ())
 
 
 def _metrics(report: Report) -> list[str]:
     resamples = report["resamples"]
-    lines = [
-        f"points and 95% intervals ({resamples} bootstrap resamples of the images)"
-        if resamples
-        else "points"
-    ]
+    title = f"points and 95% intervals ({resamples} bootstrap resamples of the images)"
+    lines = [title if resamples else "points"]
     for name, value in report["metrics"].items():
         ends = report["intervals"][name]
         bounds = f"   {100 * ends[0]:6.2f} to {100 * ends[1]:6.2f}" if ends else ""
         note = "   CIDEr with frozen document frequencies" if name == "CIDEr_D" else ""
-        lines.append(_row(name, f"{100 * value:6.2f}{bounds}{note}"))
+        lines.append(f"{name:<22} {100 * value:6.2f}{bounds}{note}")
     return lines
 
 
 def _statistics(found: Mapping[str, Any]) -> list[str]:
     references, new = found["references"], found["new"]
+    unknown = "unknown (give --train-annotations)"
+
+    def row(name: str, one: object, other: object) -> str:
+        return _row(name, f"{one!s:<16} {other}")
 
     def words(of: Mapping[str, Any]) -> str:
         return f"{of['length_mean']:.1f} ({of['length_min']} to {of['length_max']})"
 
-    lines = [
-        _row("", f"{'captions':<16} references"),
-        _row("words per caption", f"{words(found):<16} {words(references)}"),
-        _row("distinct words", f"{found['vocabulary']:<16} {references['vocabulary']}"),
+    return [
+        row("", "captions", "references"),
+        row("words per caption", words(found), words(references)),
+        row("distinct words", found["vocabulary"], references["vocabulary"]),
         _row("unique captions", f"{100 * found['distinct']:.1f}%"),
-        _row(
-            "not in training",
-            "unknown (give --train-annotations)" if new is None else f"{100 * new:.1f}%",
+        _row("not in training", unknown if new is None else f"{100 * new:.1f}%"),
+        *(
+            row(name, f"{100 * found[name]:.1f}%", f"{100 * references[name]:.1f}%")
+            for name in ("repeated_words", "repeated_phrases", "bad_endings")
         ),
     ]
-    for name in ("repeated_words", "repeated_phrases", "bad_endings"):
-        share = f"{100 * found[name]:.1f}%"
-        lines.append(_row(name.replace("_", " "), f"{share:<16} {100 * references[name]:.1f}%"))
-    return lines
 
 
 def _compare(found: Mapping[str, Any]) -> list[str]:
@@ -336,10 +284,12 @@ def _compare(found: Mapping[str, Any]) -> list[str]:
             least = 2 / (RESAMPLES + 1)
             p_value = "p < 0.002" if one["p_value"] <= least else f"p {one['p_value']:.3f}"
             text += f"   {100 * low:+6.2f} to {100 * high:+6.2f}   {p_value}, {verdict}"
-        lines.append(_row(name, text))
-    if "warning" in found:
-        lines.append(_row("note", found["warning"]))
-    return lines
+        lines.append(f"{name:<22} {text}")
+    return lines + _note(found)
+
+
+def _note(found: Mapping[str, Any]) -> list[str]:
+    return [_row("note", found["warning"])] if "warning" in found else []
 
 
 _ATTENTION_ROWS = (
@@ -374,22 +324,65 @@ def _attention(found: Mapping[str, Any]) -> list[str]:
         return lines
     for name, text in _ATTENTION_ROWS:
         ends = found["intervals"].get(name)
-        bounds = f"({ends[0]:.3f} to {ends[1]:.3f})" if ends else ""
-        lines.append(_row(name.replace("_", " "), f"{_number(found[name])} {bounds:<18} {text}"))
+        bounds = f"({_ends(ends, '.3f')})" if ends else ""
+        lines.append(_row(name, f"{_number(found[name])} {bounds:<18} {text}"))
     shift = found["shift"]
     shifted = ", ".join(f"{offset}: {_number(shift[offset])}" for offset in ("-1", "0", "+1"))
+    even = _number(found["entropy_even"])
     return [
         *lines,
         _row("shifted by a word", f"{shifted} ({shift['names']} names with two neighbours)"),
         _row("gate", f"{_number(found['gate'])} (mean over names)"),
-        _row(
-            "entropy",
-            f"{_number(found['entropy'])} nats (uniform: {_number(found['entropy_even'])})",
-        ),
+        _row("entropy", f"{_number(found['entropy'])} nats (uniform: {even})"),
         _row("movement", f"{_number(found['movement'])} (0 to 1) between the maps of two words"),
-        *([_row("note", found["warning"])] if "warning" in found else []),
+        *_note(found),
     ]
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+_TITLES = METHOD_TITLES | {
+    "attention": "attention (x gate)",
+    "gradient_input": "gradient x input",
+    "least_attended": "least attended",
+}
+
+
+def _faithfulness(found: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"faithfulness: {found['words']} content words of {found['photos_with_words']} photos, "
+        f"{found['steps']} steps of {found['regions']} regions",
+    ]
+    if not found["words"]:
+        return lines
+    lines.append(
+        "mean change of a word's log-probability (nats) and 95% interval over photos; of "
+        f"{found['log_prob']:.2f} on average"
+    )
+    for level in ("grid", "pixels"):
+        if level not in found:
+            continue
+        heads = [f"{name.replace('_', ', '):<26}" for name in CURVES]
+        lines += ["", f"{level:<20}{''.join(heads)}".rstrip()]
+        for order in ORDERS:
+            cells = [f"{_cell(found[level][curve][order]):<26}" for curve in CURVES]
+            lines.append(f"{_TITLES.get(order, order):<20}{''.join(cells)}".rstrip())
+    lines += [
+        "",
+        "Lower is better for deletion, higher for insertion. * better than random; ** better than "
+        "centre as well",
+        "(95% interval of the paired difference). The gate does not change the order of regions.",
+    ]
+    return lines + ([f"note: {found['warning']}"] if "warning" in found else [])
+
+
+def _cell(one: Mapping[str, Any]) -> str:
+    bounds = f" ({_ends(one['interval'], '.2f')})" if one["interval"] else ""
+    better = [
+        name in one and one[name]["significant"] and one[name]["difference"] > 0
+        for name in ("over_random", "over_centre")
+    ]
+    stars = "**" if all(better) else "*" if better[0] else ""
+    return f"{one['area']:6.2f}{bounds} {stars}".rstrip()

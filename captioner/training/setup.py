@@ -17,7 +17,7 @@ from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
 from captioner.errors import ConfigError
-from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.evaluation.references import count_frequencies
 from captioner.inference.engine import pixel_format
 from captioner.inference.folder import StoredModel, load_model
 from captioner.inference.weights import to_float16
@@ -68,7 +68,7 @@ class Setup:
     def frequencies(self) -> bytes:
         """Document frequencies of the training captions, stored with the model."""
         captions = {photo.image.image_id: photo.image.captions for photo in self.train}
-        return DocumentFrequencies.from_references(captions).to_bytes()
+        return count_frequencies(captions).to_bytes()
 
 
 def prepare(config: TrainConfig) -> Setup:

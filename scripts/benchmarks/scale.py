@@ -93,11 +93,11 @@ def order(path: Path) -> Job:
 
 def frequencies(path: Path) -> Job:
     """Read captions, count document frequencies, to the bytes stored with a model."""
-    from captioner.evaluation.frequencies import DocumentFrequencies
+    from captioner.evaluation.references import count_frequencies
 
     def job() -> None:
         references = {photo.image_id: photo.captions for photo in read_dataset([path], None)}
-        DocumentFrequencies.from_references(references).to_bytes()
+        count_frequencies(references).to_bytes()
 
     return job
 

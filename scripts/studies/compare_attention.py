@@ -30,7 +30,7 @@ from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.images import open_image
 from captioner.drawing.heatmap import attention_image, shared_scale
 from captioner.errors import CaptionerError
-from captioner.evaluation.attention import entropy, movement
+from captioner.evaluation.grounding import entropy, movement
 from captioner.files import atomic_write
 from captioner.hardware import autocast
 from captioner.inference.captioner import Captioner, load

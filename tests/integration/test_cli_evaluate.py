@@ -18,8 +18,8 @@ from captioner import load
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.coco import read_captions
 from captioner.evaluation import java
-from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.metrics import score
+from captioner.evaluation.references import count_frequencies
 from captioner.files import FREQUENCIES
 from captioner.inference import captioner as api
 from captioner.inference.folder import load_model
@@ -197,7 +197,7 @@ def test_all_sources_of_frequencies_are_equal(tiny, scored, counted, tmp_path) -
 
 
 def test_the_model_s_own_frequencies_are_the_default(tiny, counted, tmp_path) -> None:
-    others = DocumentFrequencies.from_references({n: ["a dog", "the hat"] for n in range(9)})
+    others = count_frequencies({n: ["a dog", "the hat"] for n in range(9)})
     model = with_frequencies(tiny, tmp_path / "model", others.to_bytes())
     arguments = ("--images", tiny.photos, "--annotations", tiny.captions, "--model")
 
@@ -265,7 +265,7 @@ def test_prepare_frequencies_counts_the_captions(tiny, tmp_path, capsys) -> None
     assert run("prepare", "frequencies", tiny.captions, "-o", target) == OK
 
     _, captions = read_captions([tiny.captions])
-    expected = DocumentFrequencies.from_references(captions)
+    expected = count_frequencies(captions)
     assert target.read_bytes() == expected.to_bytes()
     out, err = capsys.readouterr()
     assert out == f"{target}: {len(expected.counts)} n-grams of 4 photos\n"
@@ -439,33 +439,14 @@ def test_a_failing_java_skips_meteor(scored, tmp_path, monkeypatch, capsys) -> N
     assert "CIDEr" in out
 
 
-class FakeMeteor:
-    """Replaces METEOR; every caption gets the same score."""
-
-    started = 0
-
-    def __init__(self) -> None:
-        FakeMeteor.started += 1
-
-    def __enter__(self) -> FakeMeteor:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def score(self, candidates: list[str], references: object) -> java.MeteorScores:
-        counts = np.ones((len(candidates), java.METEOR_COUNTS))
-        images = java.meteor_from_counts(counts)
-        return java.MeteorScores(float(images[0]), images, counts)
-
-
 @pytest.fixture
 def programs(monkeypatch) -> None:
-    """Fake METEOR and SPICE."""
-    monkeypatch.setattr(java, "unavailable", lambda metric, download=False: None)
-    monkeypatch.setattr(java, "Meteor", FakeMeteor)
-    monkeypatch.setattr(java, "spice", lambda texts, truth, download: (0.25, [0.25 for _ in texts]))
-    monkeypatch.setattr(FakeMeteor, "started", 0)
+    """Fake METEOR and SPICE, which give every caption the same score."""
+    monkeypatch.setattr(java, "unavailable", lambda metric: None)
+    monkeypatch.setattr(
+        java, "meteor_counts", lambda texts, truth: np.ones((len(texts), java.METEOR_COUNTS))
+    )
+    monkeypatch.setattr(java, "spice", lambda texts, truth: [0.25 for _ in texts])
 
 
 @pytest.mark.usefixtures("programs")

@@ -40,16 +40,9 @@ def test_more_resamples_keep_the_first_ones() -> None:
 # --- interval ------------------------------------------------------------------------------------
 
 
-def test_interval_known_answer() -> None:
-    assert interval(range(1001)) == (25, 975)
-
-
 def test_interval_ignores_nan() -> None:
-    values = [math.nan, *range(1001), math.nan]
-
-    assert interval(values) == (25, 975)
+    assert interval([math.nan, *range(1001), math.nan]) == [25, 975]
     assert np.isnan(interval([math.nan])).all()
-    assert np.isnan(interval([])).all()
 
 
 def test_interval_of_a_mean_is_the_normal_approximation() -> None:
@@ -68,43 +61,26 @@ def test_interval_of_a_mean_is_the_normal_approximation() -> None:
 
 def test_p_value_by_hand() -> None:
     # 999 differences: 30 below 0, 10 of exactly 0, 959 above: twice (1 + 40) / (1 + 999).
-    differences = np.array([*range(-30, 0), *[0] * 10, *range(1, 960)])
+    found = compare(np.array([*range(-30, 0), *[0] * 10, *range(1, 960)], float))
 
-    found = compare(60, 10, differences + 7, np.full(999, 7))
-
-    assert found.difference == 50
-    assert found.p_value == pytest.approx(0.082)
-    assert (found.low, found.high) == pytest.approx((-5.05, 934.05))
-    assert not found.significant
-
-
-def test_a_p_value_is_never_0() -> None:
-    found = compare(2.0, 1.0, np.full(1000, 2.0), np.full(1000, 1.0))
-
-    assert found == (1, 1, 1, pytest.approx(2 / 1001), True)
-    assert type(found.significant) is bool
-    assert all(type(value) is float for value in found[:4])
+    assert found == (pytest.approx([-5.05, 934.05]), pytest.approx(0.082), False)
+    # Never 0, and NaN is ignored.
+    always = compare(np.array([math.nan, *[1.0] * 1000]))
+    assert always == ([1, 1], pytest.approx(2 / 1001), True)
+    assert type(always.significant) is bool
+    nothing = compare(np.array([math.nan]))
+    assert math.isnan(nothing.p_value)
+    assert not nothing.significant
 
 
 @given(seed=st.integers(0, 200))
 def test_swapping_the_systems_flips_the_sign(seed) -> None:
-    generator = np.random.default_rng(seed)
-    first, second = generator.normal(0.1, 1, 41), generator.normal(0, 1, 41)
+    differences = np.random.default_rng(seed).normal(0.1, 1, 41)
 
-    there, back = compare(1, 2, first, second), compare(2, 1, second, first)
+    there, back = compare(differences), compare(-differences)
 
-    assert there.difference == -back.difference
-    assert (there.low, there.high) == pytest.approx((-back.high, -back.low))
-    assert (there.p_value, there.significant) == (back.p_value, back.significant)
-
-
-def test_nan_resamples_are_ignored() -> None:
-    found = compare(1, 0, [math.nan, 1, 1, 1], [0, 0, math.nan, 0])
-
-    assert found == (1, 1, 1, pytest.approx(2 / 3), True)
-    nothing = compare(math.nan, 0, [math.nan], [0])
-    assert math.isnan(nothing.p_value)
-    assert not nothing.significant
+    assert there.interval == pytest.approx([-end for end in back.interval[::-1]])
+    assert there[1:] == back[1:]
 
 
 def test_false_positive_rate_is_about_5_percent() -> None:
@@ -114,6 +90,5 @@ def test_false_positive_rate_is_about_5_percent() -> None:
     significant = 0
     for _ in range(200):
         first, second = generator.normal(size=(2, 60))
-        found = compare(first.mean(), second.mean(), rows @ first / 60, rows @ second / 60)
-        significant += found.significant
+        significant += compare(rows @ (first - second) / 60).significant
     assert 2 <= significant <= 22

@@ -17,12 +17,14 @@ from captioner.evaluation.deletion import (
     MEAN,
     METHODS,
     ORDERS,
+    Faithfulness,
+    Word,
     area,
     measure_orders,
     region_orders,
 )
 from captioner.evaluation.faithfulness import content_words, measure, measure_photo
-from captioner.evaluation.faithfulness_report import Faithfulness, Word, as_lines
+from captioner.evaluation.report import as_text
 from captioner.geometry import Geometry
 from captioner.inference.captioner import Captioner
 from captioner.inference.folder import StoredModel
@@ -239,7 +241,7 @@ def test_summary_compares_with_the_baselines() -> None:
     worse = found["grid"]["insertion_blur"]["occlusion"]["over_random"]
     assert worse["difference"] < 0
     assert worse["significant"] is True
-    lines = "\n".join(as_lines(found))
+    lines = as_text({"faithfulness": found})
     (row,) = (line for line in lines.splitlines() if line.startswith("Grad-CAM"))
     assert row.count("**") == 2
     (row,) = (line for line in lines.splitlines() if line.startswith("occlusion"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pycocoevalcap.bleu.bleu import Bleu
 from pycocoevalcap.cider.cider import Cider
 
-from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.evaluation.references import References
 from captioner.evaluation.reward import CaptionReward
 from captioner.text.vocabulary import PAD, UNKNOWN, Vocabulary
 
@@ -39,7 +39,7 @@ def oracle(scorer, truth, samples, ended, count_end) -> list[float]:
     return scorer(references, candidates)
 
 
-def cider(references, candidates) -> list[float]:
+def cider_d(references, candidates) -> list[float]:
     return list(Cider().compute_score(references, candidates)[1])
 
 
@@ -59,25 +59,18 @@ def one(reward: CaptionReward, image_id: int, words: str, ended: bool = True) ->
 
 
 @pytest.mark.parametrize("count_end", [False, True])
+@pytest.mark.parametrize(("cider", "bleu"), [(1, 0), (0, 1), (3, 0.5)])
 @given(truth=TRUTH, data=st.data())
-def test_cider_equals_pycocoevalcap(count_end, truth, data) -> None:
+def test_rewards_equal_pycocoevalcap(cider, bleu, count_end, truth, data) -> None:
     samples, ended = draw_samples(data, truth)
-    reward = CaptionReward(truth, VOCABULARY, count_end=count_end)
+    reward = CaptionReward(truth, VOCABULARY, cider=cider, bleu=bleu, count_end=count_end)
 
     found = reward(list(truth), [[samples[i]] for i in truth], [[ended[i]] for i in truth])
 
-    assert found[:, 0] == pytest.approx(oracle(cider, truth, samples, ended, count_end), abs=1e-9)
-
-
-@pytest.mark.parametrize("count_end", [False, True])
-@given(truth=TRUTH, data=st.data())
-def test_bleu_equals_pycocoevalcap(count_end, truth, data) -> None:
-    samples, ended = draw_samples(data, truth)
-    reward = CaptionReward(truth, VOCABULARY, cider=0, bleu=1, count_end=count_end)
-
-    found = reward(list(truth), [[samples[i]] for i in truth], [[ended[i]] for i in truth])
-
-    assert found[:, 0] == pytest.approx(oracle(bleu_4, truth, samples, ended, count_end), abs=1e-9)
+    parts = [
+        np.array(oracle(scorer, truth, samples, ended, count_end)) for scorer in (cider_d, bleu_4)
+    ]
+    assert found[:, 0] == pytest.approx(cider * parts[0] + bleu * parts[1], abs=1e-9)
 
 
 def test_shorter_of_two_closest_references_counts() -> None:
@@ -106,18 +99,6 @@ def test_batched_rewards_equal_single_ones(truth, data, width) -> None:
     ]
     assert found.tolist() == alone
     assert found.dtype == np.float64
-
-
-@given(truth=TRUTH, data=st.data(), first=st.floats(0.01, 100), second=st.floats(0.01, 100))
-def test_mixing_is_a_weighted_sum(truth, data, first, second) -> None:
-    samples, ended = draw_samples(data, truth)
-
-    def rewards(**weights: float) -> np.ndarray:
-        reward = CaptionReward(truth, VOCABULARY, **weights)
-        return reward(list(truth), [[samples[i]] for i in truth], [[ended[i]] for i in truth])
-
-    expected = first * rewards() + second * rewards(cider=0, bleu=1)
-    np.testing.assert_allclose(rewards(cider=first, bleu=second), expected, rtol=1e-12)
 
 
 # --- words ---------------------------------------------------------------------------------------
@@ -194,7 +175,7 @@ TRUTH_OF_TWO = {1: [["a", "dog"]], 2: [["a", "cat"]]}
 def test_signature_by_hand() -> None:
     assert CaptionReward(TRUTH_OF_TWO, VOCABULARY, bleu=0.1, count_end=False).signature() == (
         f"cider-d:1|bleu-4:0.1|end:no|df:train,2 photos,"
-        f"{DocumentFrequencies.from_tokens(TRUTH_OF_TWO).digest()}|sigma:6"
+        f"{References(TRUTH_OF_TWO).frequencies().digest()}|sigma:6"
     )
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from table_stepper import TableStepper, random_table
 
 from captioner.errors import ConfigError
-from captioner.evaluation.cider import CiderD
 from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.evaluation.references import References
 from captioner.options import SearchOptions
 from captioner.search.consensus import by_consensus
 from captioner.search.search import search
@@ -25,9 +25,9 @@ CAPTIONS = st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_siz
 
 def expected_ciders(captions: Sequence[Sequence[int]], weights: Sequence[float]) -> list[float]:
     """Weighted mean CIDEr-D with each caption as the only reference, if no n-gram is known."""
-    frequencies = DocumentFrequencies.from_tokens({0: [["unseen"]], 1: [["unseen"]]})
+    frequencies = DocumentFrequencies(2, {("unseen",): 2})
     texts = [[f"w{token}" for token in tokens] for tokens in captions]
-    scores = [CiderD({0: [reference]}, frequencies).score({0: texts})[0] for reference in texts]
+    scores = [References({0: [reference]}, frequencies).score({0: texts})[0] for reference in texts]
     return list(np.average(scores, axis=0, weights=weights))
 
 

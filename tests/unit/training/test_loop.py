@@ -22,6 +22,7 @@ from captioner.cli.main import FAILED, OK, main
 from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, ImageError
 from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.evaluation.references import count_frequencies
 from captioner.files import FREQUENCIES
 from captioner.inference.folder import StoredModel
 from captioner.model.captioner import CaptionModel
@@ -282,7 +283,7 @@ def test_a_second_stage_counts_its_own_captions(
         training={"epochs": 1},
     )
     train(again, tmp_path / "second")
-    expected = DocumentFrequencies.from_references(read_captions([fewer])[1])
+    expected = count_frequencies(read_captions([fewer])[1])
     assert expected.documents == 5
     assert DocumentFrequencies.load(tmp_path / "second" / "best" / FREQUENCIES) == expected
 

@@ -1,9 +1,13 @@
-"""CIDEr-D compared with pycocoevalcap and with known answers."""
+"""CIDEr-D compared with pycocoevalcap and with known answers, and document frequencies."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,9 +15,9 @@ from hypothesis import strategies as st
 from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.cider.cider_scorer import CiderScorer
 
-from captioner.evaluation.cider import CiderD
+from captioner.errors import DataError
 from captioner.evaluation.frequencies import DocumentFrequencies
-from captioner.evaluation.references import References
+from captioner.evaluation.references import References, count_frequencies
 
 Tokens = list[str]
 
@@ -44,7 +48,7 @@ def has_words(truth: dict[int, list[Tokens]]) -> bool:
 def test_equals_pycocoevalcap(truth, data) -> None:
     candidates = {i: data.draw(CAPTION) for i in truth}
 
-    found = CiderD(truth).score({i: [candidates[i]] for i in truth})
+    found = References(truth).score({i: [candidates[i]] for i in truth})
 
     assert {i: score for i, (score,) in found.items()} == pytest.approx(
         oracle(truth, candidates), abs=1e-9
@@ -66,7 +70,7 @@ def test_equals_pycocoevalcap_with_frozen_frequencies(truth, frozen, data) -> No
         )
     scorer.crefs = WithDocumentCount(scorer.crefs, len(frozen))
 
-    found = CiderD(truth, DocumentFrequencies.from_tokens(frozen)).score(
+    found = References(truth, References(frozen).frequencies()).score(
         {i: [candidates[i]] for i in truth}
     )
 
@@ -86,7 +90,7 @@ class WithDocumentCount(list):
 
 def test_by_hand() -> None:
     # "a" is in both images and has weight 0; all other words have weight ln 2.
-    scorer = CiderD({1: [["a", "dog"], ["a", "big", "dog"]], 2: [["a", "cat"]]})
+    scorer = References({1: [["a", "dog"], ["a", "big", "dog"]], 2: [["a", "cat"]]})
 
     (found,) = scorer.score({1: [["a", "dog"]]})[1]
 
@@ -99,8 +103,8 @@ def test_by_hand() -> None:
 @given(truth=TRUTH.filter(has_words), candidates=st.lists(CAPTION, max_size=4))
 def test_scores_do_not_depend_on_other_captions(truth, candidates) -> None:
     """Several captions per image and images in any order score as if alone."""
-    scorer = CiderD(truth)
-    backwards = CiderD(dict(reversed(truth.items())))
+    scorer = References(truth)
+    backwards = References(dict(reversed(truth.items())))
 
     together = scorer.score(dict.fromkeys(truth, candidates))
 
@@ -111,7 +115,7 @@ def test_scores_do_not_depend_on_other_captions(truth, candidates) -> None:
 
 def test_unknown_words_stay_distinct() -> None:
     """They lengthen the vector: one of them twice adds more than two different ones."""
-    scorer = CiderD({1: [["dog"]], 2: [["cat"]]})
+    scorer = References({1: [["dog"]], 2: [["cat"]]})
 
     twice, two = scorer.score({1: [["dog", "x", "x"], ["dog", "x", "y"]]})[1]
 
@@ -121,13 +125,13 @@ def test_unknown_words_stay_distinct() -> None:
 
 
 def test_a_very_different_length_scores_0() -> None:
-    scorer = CiderD({1: [["dog"]], 2: [["cat"]]})
+    scorer = References({1: [["dog"]], 2: [["cat"]]})
 
     assert scorer.score({1: [["dog"] * 1000, ["dog"] * 250, ["dog"]]})[1][0] == 0
 
 
 def test_counts_above_one_byte() -> None:
-    scorer = CiderD({1: [["cat"], *[["dog"] * 300] * 299], 2: [["a"]]})
+    scorer = References({1: [["cat"], *[["dog"] * 300] * 299], 2: [["a"]]})
 
     cat, dogs = scorer.score({1: [["cat"], ["dog"] * 300]})[1]
 
@@ -136,39 +140,93 @@ def test_counts_above_one_byte() -> None:
 
 
 def test_nothing_to_score() -> None:
-    scorer = CiderD({1: [["dog"]], 2: [["cat"]]})
+    scorer = References({1: [["dog"]], 2: [["cat"]]})
 
     assert scorer.score({}) == {}
     assert scorer.score({2: []}) == {2: []}
     assert scorer.score({2: [[]], 1: [[], []]}) == {2: [0], 1: [0, 0]}
 
 
-@given(truth=TRUTH.filter(has_words), end=st.booleans())
-def test_frequencies_round_trip(truth, end) -> None:
-    parted = {i: [" ".join(t).split() for t in captions] for i, captions in truth.items()}
-    ended = {i: [[*t, "zzend"] for t in captions] for i, captions in parted.items()}
-    expected = DocumentFrequencies.from_tokens(ended if end else truth)
-
-    found = References(truth, end=end).frequencies()
-
-    assert found.documents == expected.documents
-    assert {
-        tuple(word or "zzend" for word in gram): n for gram, n in found.counts.items()
-    } == expected.counts
+# --- document frequencies ------------------------------------------------------------------------
 
 
-@given(truth=TRUTH.filter(has_words), data=st.data())
-def test_ngrams_of_a_single_image_do_not_change_scores(truth, data) -> None:
-    candidates = {i: [data.draw(CAPTION)] for i in truth}
+def test_frequencies_by_hand() -> None:
+    found = count_frequencies(
+        {1: ["A dog runs.", "The dog!"], 2: ["a cat", "a cat"], 3: ["a dog"], 4: []}
+    )
+
+    # Images are counted, not captions: "cat" and "the" are in one image only.
+    assert found == DocumentFrequencies(3, {("a",): 3, ("dog",): 2, ("a", "dog"): 2})
+
+
+@given(truth=TRUTH.filter(has_words), end=st.booleans(), data=st.data())
+def test_frequencies_are_those_of_a_counter(truth, end, data) -> None:
+    """And those of a single image change no score."""
     every: Counter[tuple[str, ...]] = Counter()
     for captions in truth.values():
-        texts = [" ".join(tokens).split() for tokens in captions]
+        texts = [[*" ".join(tokens).split(), *([""] if end else [])] for tokens in captions]
         every.update(
             {tuple(t[i : i + n]) for t in texts for n in range(1, 5) for i in range(len(t) - n + 1)}
         )
 
-    few = DocumentFrequencies.from_tokens(truth)
+    few = References(truth, end=end).frequencies()
 
-    assert few.counts == {gram: count for gram, count in every.items() if count > 1}
+    assert few == DocumentFrequencies(len(truth), {g: n for g, n in every.items() if n > 1})
+    candidates = {i: [data.draw(CAPTION)] for i in truth}
     everything = DocumentFrequencies(len(truth), every)
-    assert CiderD(truth, everything).score(candidates) == CiderD(truth, few).score(candidates)
+    assert References(truth, everything).score(candidates) == (
+        References(truth, few).score(candidates)
+    )
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+SAMPLE = DocumentFrequencies(
+    7, {("a",): 7, ("a", "dog"): 2, ("caf\u00e9", "\u72ac"): 3, ("\ud800",): 2}
+)
+
+
+def test_the_file_is_gzipped_json(tmp_path: Path) -> None:
+    plain = DocumentFrequencies(3, {("a", "dog"): 2, ("a",): 3})
+    path = tmp_path / "frequencies.json.gz"
+    path.write_bytes(SAMPLE.to_bytes())
+
+    assert DocumentFrequencies.load(path) == SAMPLE
+    assert json.loads(gzip.decompress(plain.to_bytes())) == {
+        "format_version": 1, "documents": 3, "counts": {"a": 3, "a dog": 2},
+    }  # fmt: skip
+
+
+@given(index=st.integers(0, len(SAMPLE.to_bytes()) - 1), mask=st.integers(1, 255))
+def test_a_damaged_byte_is_detected_or_harmless(index: int, mask: int) -> None:
+    data = bytearray(SAMPLE.to_bytes())
+    data[index] ^= mask
+
+    with suppress(DataError):  # else the byte was in gzip's timestamp
+        assert DocumentFrequencies.from_bytes(bytes(data)) == SAMPLE
+
+
+GOOD = {"format_version": 1, "documents": 7, "counts": {"a": 2}}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (SAMPLE.to_bytes()[:-20], "f is truncated or damaged; count"),
+        (b"{}", "f is not a document frequencies file"),
+        (gzip.compress(b"[" * 200_000), "f is not a document frequencies file"),
+        *[
+            (gzip.compress(json.dumps(content).encode()), "f is not a document frequencies file")
+            for content in (
+                [1], {**GOOD, "format_version": 2}, {**GOOD, "documents": "7"},
+                {**GOOD, "counts": [1]}, {**GOOD, "counts": {"a": 8}},
+                {**GOOD, "counts": {"a": 1.5}},
+            )
+        ],
+    ],
+)  # fmt: skip
+def test_invalid_content(data: bytes, message: str) -> None:
+    assert DocumentFrequencies.from_bytes(gzip.compress(json.dumps(GOOD).encode())).documents == 7
+
+    with pytest.raises(DataError, match=message):
+        DocumentFrequencies.from_bytes(data, "f")
