@@ -392,7 +392,8 @@ def _picture(
     if suffix in ARCHIVES:
         archive = MapArchive()
         for each in group:
-            archive.add(each.name, each.captions, open_image(each.photo).size)
+            size = open_image(each.photo).size if each.name == STDIN else None
+            archive.add(each.name, each.captions, size)
         return archive
     if suffix in ANIMATIONS:
         return animate(one.photo, one.captions[0], **drawing)

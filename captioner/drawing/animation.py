@@ -1,4 +1,15 @@
-"""A caption as an animation: the heatmap moves from word to word while the sentence grows."""
+"""A caption as an animation: the heatmap moves from word to word while the sentence grows.
+
+    ┌─────────────────────┐
+    │ ▒▒▒▒▒▒▒▓▓▓▒▒▒▒▒▒▒▒▒ │  the photo under the map
+    │ a brown [dog]       │  the words so far; there is room for the whole sentence
+    │ β ▬▬▬▬ 0.91  p 0.42 │  gate and probability of the word; the colour scale
+    └─────────────────────┘
+
+A word's map fades into the next one's, all on the scale of the caption. The last frame shows the
+mean of all maps and the whole sentence. Frames are drawn by Pillow, which is fast and fits letters
+to whole pixels.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +18,17 @@ import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageColor
+from PIL import Image, ImageColor, ImageDraw
 
 from captioner.caption import Caption
 from captioner.data.images import Photo, open_image
+from captioner.drawing import style
 from captioner.drawing.document import base64_uri, encoded
-from captioner.drawing.frames import Scene, plan_shots
-from captioner.drawing.heatmap import attention_image, fit_photo
+from captioner.drawing.heatmap import above_scale, attention_image, fit_photo, scale_bar, scale_of
 from captioner.drawing.options import (
     ANIMATIONS,
     AnimationOptions,
@@ -31,22 +42,70 @@ from captioner.option_fields import build_options
 
 _MAX_SIDE = 16_382  # pixels; the largest even side that WebP supports
 _MAX_PIXELS = 3840 * 2160  # of a frame; about 80 frames are in memory while a file is written
+_MIN_WIDTH = 280  # pixels of the text below the photo
+_TRANSITION = 0.55  # of a word's time: the map moves, then it rests
+_PAUSE = 2.0  # seconds of the whole sentence at the end
 # Largest error of a GIF pixel, in levels of 255, while the map moves and while it rests.
 _MOVING_ERROR, _RESTING_ERROR = 16, 7
+
+
+class Shot(NamedTuple):
+    """A distinct frame and how long it is shown."""
+
+    word: int
+    """Index of the word; T, after the last of T words, is the whole caption."""
+    part: float
+    """Progress from the word before, 0 to 1."""
+    frames: int
+
+
+def plan_shots(words: int, seconds_per_word: float, rate: int) -> list[Shot]:
+    """The shots of T words and of the pause at the end; ``rate`` is in frames per second."""
+    last = max(1, round(_PAUSE * rate))
+    if not words:
+        return [Shot(0, 1.0, last)]
+    shots = []
+    for word in range(words + 1):
+        # Measured from the start, so that rounding to frames does not accumulate.
+        length = round((word + 1) * seconds_per_word * rate) - round(word * seconds_per_word * rate)
+        length = max(1, length) if word < words else last
+        moving = 0 if word == 0 else min(length - 1, round(_TRANSITION * seconds_per_word * rate))
+        shots += [Shot(word, (step + 1) / (moving + 1), 1) for step in range(moving)]
+        shots.append(Shot(word, 1.0, length - moving))
+    return shots
+
+
+def ease(part: float) -> float:
+    """Smoothstep, 3 t^2 - 2 t^3: slow at both ends of 0 to 1."""
+    return part * part * (3.0 - 2.0 * part)
 
 
 class Animation:
     """An animation that can be saved or shown; frames are drawn on demand."""
 
-    def __init__(self, scene: Scene) -> None:
-        options, words = scene.options, len(scene.caption.words)
-        self._scene, self._rate = scene, options.frames_per_second
-        self._shots = plan_shots(words, options.seconds_per_word, self._rate)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height in pixels, both even."""
-        return self._scene.size
+    def __init__(self, photo: Image.Image, caption: Caption, options: AnimationOptions) -> None:
+        self.photo, self.caption, self.options = photo, caption, options
+        self.theme = style.THEMES[options.theme]
+        alphas = caption.alphas
+        self.maps = [*alphas, alphas.mean(axis=0)] if caption.words else []
+        """The map of each word, and the mean of all."""
+        self.scale = scale_of(caption)
+        self.above = above_scale(caption, self.scale)
+        self.inner = max(photo.width, _MIN_WIDTH)
+        self.text = max(13, min(22, round(self.inner / 26)))
+        self.small = max(11, round(0.78 * self.text))
+        self.margin = round(0.9 * self.text)
+        self.leading = round(1.55 * self.text)
+        self.words = _arrange(caption, self.text, self.inner)
+        lines = 1 + max((line for _, line, _ in self.words), default=0)
+        self.sentence_top = self.margin + photo.height + round(0.75 * self.text)
+        self.numbers_top = self.sentence_top + self.leading * lines + self.text // 2
+        width = self.inner + 2 * self.margin
+        height = self.numbers_top + round(1.9 * self.small) + self.margin
+        self.size = width + width % 2, height + height % 2  # video needs even sizes
+        """Width and height in pixels."""
+        self._rate = options.frames_per_second
+        self._shots = plan_shots(len(caption.words), options.seconds_per_word, self._rate)
 
     @property
     def duration(self) -> float:
@@ -56,7 +115,7 @@ class Animation:
     def frames(self) -> Iterator[Image.Image]:
         """Iterate over all frames, RGB, at ``frames_per_second``."""
         for shot in self._shots:
-            image = self._scene.draw(shot)
+            image = self._draw(shot)
             for _ in range(shot.frames):
                 yield image.copy()
 
@@ -77,7 +136,7 @@ class Animation:
 
     def _repr_html_(self) -> str:
         data, (width, height) = base64_uri("webp", self._webp()), self.size
-        sentence = self._scene.caption.text or "no words"
+        sentence = self.caption.text or "no words"
         alt = html.escape(f"Attention for each word of the caption: {sentence}")
         return f'<img alt="{alt}" width="{width}" height="{height}" src="{data}">'
 
@@ -91,7 +150,7 @@ class Animation:
         return encoded(first, kind, **given, **options)
 
     def _webp(self) -> bytes:
-        return self._loop("WEBP", map(self._scene.draw, self._shots), 1, quality=85, method=2)
+        return self._loop("WEBP", map(self._draw, self._shots), 1, quality=85, method=2)
 
     def _gif(self) -> bytes:
         # GIF counts in 1/100 s.
@@ -107,7 +166,7 @@ class Animation:
         colours = np.asarray(palette.getpalette(), dtype=np.int16).reshape(-1, 3)
         shown: NDArray[np.uint8] | None = None
         for shot in self._shots:
-            image = self._scene.draw(shot)
+            image = self._draw(shot)
             indices = np.array(image.quantize(palette=palette, dither=Image.Dither.NONE))
             if shown is not None:
                 allowed = _RESTING_ERROR if shot.frames > 1 else _MOVING_ERROR
@@ -120,14 +179,14 @@ class Animation:
 
     def _palette(self) -> Image.Image:
         """One palette for all frames, so that static colours do not flicker."""
-        scene, theme = self._scene, self._scene.theme
+        theme = self.theme
         resting = [shot for shot in self._shots if shot.frames > 1] or self._shots
         places = np.linspace(0, len(resting) - 1, min(12, len(resting)))
-        samples = [scene.draw(resting[round(place)]) for place in places]
+        samples = [self._draw(resting[round(place)]) for place in places]
         # High levels of attention, which are rare in frames, need colours too.
         samples += [
             attention_image(
-                scene.photo, np.full((1, 1), level), scale_max=1.0, colormap=scene.options.colormap
+                self.photo, np.full((1, 1), level), scale_max=1.0, colormap=self.options.colormap
             )
             for level in (0.4, 0.65, 0.9)
         ]
@@ -165,6 +224,114 @@ class Animation:
                 container.mux(stream.encode(None))
             return file.read_bytes()
 
+    # --- frames ----------------------------------------------------------------------------------
+
+    def _draw(self, shot: Shot) -> Image.Image:
+        """Draw one frame, RGB."""
+        frame = Image.new("RGB", self.size, self.theme.background)
+        corner = self.margin + (self.inner - self.photo.width) // 2, self.margin
+        if not self.caption.words:
+            frame.paste(self.photo, corner)
+            baseline = self.sentence_top + round(1.05 * self.text)
+            empty = self.caption.text or "no words"
+            self._text(frame, (self.margin, baseline), empty, self.text, colour=self.theme.muted)
+            return frame
+        before, after = self.maps[max(shot.word - 1, 0)], self.maps[shot.word]
+        panel = attention_image(
+            self.photo,
+            before + ease(shot.part) * (after - before),
+            scale_max=self.scale,
+            regions=self.caption.regions,
+            smooth=self.options.smooth,
+            colormap=self.options.colormap,
+        )
+        frame.paste(panel, corner)
+        self._sentence(frame, shot.word)
+        self._numbers(frame, shot)
+        return frame
+
+    def _sentence(self, frame: Image.Image, current: int) -> None:
+        """The words so far, the current one highlighted."""
+        size = self.text
+        for position, (left, line, word) in enumerate(self.words[: current + 1]):
+            top, x = self.sentence_top + line * self.leading, self.margin + left
+            if position == current:
+                pad, width = 0.22 * size, style.pillow_font(size).getlength(word)
+                start, end = round(x - pad), round(x + width + pad)
+                # Antialiased corners: drawn at four times the size, then reduced.
+                box = max(1, end - start), round(1.42 * size)
+                mask = Image.new("L", (4 * box[0], 4 * box[1]))
+                corners = (0, 0, mask.width - 1, mask.height - 1)
+                ImageDraw.Draw(mask).rounded_rectangle(corners, size, fill=255)
+                mask = mask.resize(box, Image.Resampling.BOX)
+                frame.paste(Image.new("RGB", box, self.theme.highlight), (start, top), mask)
+            self._text(frame, (x, top + round(1.05 * size)), word, size)
+
+    def _numbers(self, frame: Image.Image, shot: Shot) -> None:
+        """Gate and probability of the current word on the left, the colour scale on the right."""
+        size, theme, words = self.small, self.theme, len(self.caption.words)
+        baseline = self.numbers_top + round(1.1 * size)
+        top, bottom = baseline - round(0.58 * size), baseline - round(0.1 * size) + 1
+        end, most = self.margin + self.inner, style.percent(self.scale)
+        if shot.word < words:
+            gates = self.caption.gates
+            gate, before = float(gates[shot.word]), float(gates[max(shot.word - 1, 0)])
+            level = before + (gate - before) * ease(shot.part)
+            left = round(self.margin + 1.0 * size)
+            right = left + round(3.2 * size)
+            draw = ImageDraw.Draw(frame)
+            draw.rectangle((left, top, right, bottom - 1), theme.track)
+            if level > 0:
+                length = round((right - left) * min(level, 1.0))
+                draw.rectangle((left, top, left + length, bottom - 1), theme.gate)
+            value = right + 0.45 * size
+            p = f"p {style.probability(float(self.caption.log_probs[shot.word]))}"
+            self._text(frame, (self.margin, baseline), "β", size, colour=theme.muted)
+            self._text(frame, (value, baseline), style.number(gate), size)
+            self._text(frame, (value + 3.1 * size, baseline), p, size)
+            most = f"≥ {most}" if self.above[shot.word] else most
+        else:
+            note = f"mean of all {words} words" if words > 1 else "all 1 word"
+            self._text(frame, (self.margin, baseline), note, size)
+        right = round(end - style.text_width(most, size) - 0.4 * size)
+        left = max(self.margin + round(14 * size), right - 9 * size)
+        self._text(frame, (end, baseline), most, size, colour=theme.muted, anchor="rs")
+        self._text(frame, (left - 0.4 * size, baseline), "0", size, colour=theme.muted, anchor="rs")
+        frame.paste(scale_bar(right - left, bottom - top, self.options.colormap), (left, top))
+
+    def _text(
+        self,
+        frame: Image.Image,
+        at: tuple[float, float],
+        text: str,
+        size: int,
+        *,
+        colour: str = "",
+        anchor: str = "ls",
+    ) -> None:
+        """Text whose baseline starts, or with another anchor of Pillow's ends, at a point."""
+        draw, font = ImageDraw.Draw(frame), style.pillow_font(size)
+        draw.text(at, text, colour or self.theme.text, font, anchor=anchor)
+
+
+def _arrange(caption: Caption, size: int, width: int) -> list[tuple[float, int, str]]:
+    """Wrap the sentence; returns the left edge, line and spelling of each word."""
+    font = style.pillow_font(size)
+    arranged: list[tuple[float, int, str]] = []
+    end, line = 0.0, 0
+    space = round(1.2 * font.getlength(" "))
+    for position in range(len(caption.words)):
+        before, after = caption.text_until(position), caption.text_until(position + 1)
+        added = after[len(before) :]
+        gap = float(space) if added.startswith(" ") and before else 0.0
+        word = style.truncate(style.printable(added.strip()), size, width)
+        length = font.getlength(word)
+        if end and end + gap + length > width:
+            end, line, gap = 0.0, line + 1, 0.0
+        arranged.append((end + gap, line, word))
+        end += gap + length
+    return arranged
+
 
 def animate(photo: Photo, caption: Caption, **options: Any) -> Animation:
     """Animate the attention of a caption, word by word.
@@ -183,9 +350,9 @@ def animate(photo: Photo, caption: Caption, **options: Any) -> Animation:
     """
     wanted = build_options(AnimationOptions, options)
     check_captions(caption)
-    scene = Scene(fit_photo(open_image(photo), wanted.panel_size), caption, wanted)
-    check_size("animation", *scene.size, _MAX_SIDE, _MAX_PIXELS)
-    return Animation(scene)
+    made = Animation(fit_photo(open_image(photo), wanted.panel_size), caption, wanted)
+    check_size("animation", *made.size, _MAX_SIDE, _MAX_PIXELS)
+    return made
 
 
 def check_ending(path: str | Path) -> str:

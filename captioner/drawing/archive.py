@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.caption import Caption
-from captioner.data.images import open_image
+from captioner.data.images import image_size
 from captioner.drawing.options import ARCHIVES, check_captions, check_suffix
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
@@ -44,14 +44,14 @@ class MapArchive:
         Args:
             photo: Its path, which becomes part of the archive; any name if ``size`` is given.
             captions: One, or several.
-            size: Width and height of the upright photo in pixels; None: read from the file.
+            size: Width and height of the upright photo (pixels); None: read from the file.
 
         Raises:
             ConfigError: A caption's arrays do not match its words, or its grid differs from that of
                 the captions before.
             ImageError: The photo cannot be read.
         """
-        size = size or open_image(photo).size
+        size = size or image_size(photo)
         for caption in check_captions(captions):
             if self._rows and self._rows[0][2].alphas.shape[1:] != caption.alphas.shape[1:]:
                 raise ConfigError(

@@ -83,29 +83,26 @@ def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
     return float(max(maps.max(), min(1.0, 2.0 * uniform)))
 
 
-def scale_gates(caption: Caption) -> NDArray[np.float32] | None:
-    """The gates for ``shared_scale``; None for methods that measure the effect on the word itself.
+def scale_of(caption: Caption) -> float:
+    """The ``shared_scale`` of a caption.
 
-    A word with a closed gate may have a strong effect, through the words before it.
+    All words count for methods that measure the effect on the word itself: one with a closed gate
+    may have a strong effect, through the words before it.
     """
-    return caption.gates if caption.method == "attention" else None
+    return shared_scale(caption.alphas, caption.gates if caption.method == "attention" else None)
 
 
-def above_scale(alphas: ArrayLike, gates: ArrayLike | None, scale_max: float) -> NDArray[np.bool_]:
+def above_scale(caption: Caption, scale_max: float) -> NDArray[np.bool_]:
     """Which words were left out of the scale and exceed it, (T,)."""
-    highest = np.asarray(alphas, dtype=np.float32).max(axis=(1, 2), initial=0.0)
-    if gates is None:
-        return np.zeros(len(highest), dtype=np.bool_)
-    above: NDArray[np.bool_] = closed_words(gates) & (highest > scale_max)
-    return above
+    exceeds: NDArray[np.bool_] = caption.alphas.max(axis=(1, 2), initial=0.0) > scale_max
+    return exceeds & closed_words(caption.gates) & (caption.method == "attention")
 
 
 def fit_photo(photo: Image.Image, panel_size: int = 640) -> Image.Image:
     """Convert a photo to RGB and scale it down (never up) to ``panel_size``.
 
-    Args:
-        photo: The photo, in any mode; transparent pixels are blended with white.
-        panel_size: Longest side in pixels (0: never scale).
+    Transparent pixels are blended with white; ``panel_size`` is the longest side in pixels (0:
+    never scale).
     """
     if photo.mode != "RGB":
         photo = to_rgb(photo)

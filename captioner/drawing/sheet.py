@@ -34,8 +34,7 @@ from captioner.drawing.heatmap import (
     above_scale,
     attention_image,
     scale_bar,
-    scale_gates,
-    shared_scale,
+    scale_of,
 )
 from captioner.drawing.options import FigureOptions
 from captioner.drawing.word_queries import find_all
@@ -189,8 +188,7 @@ class Sheet(Canvas):
         """The brightest value of each method: their units differ."""
         with_words = [block.caption for block in blocks if block.caption.words]
         for one in with_words:
-            top = shared_scale(one.alphas, scale_gates(one))
-            self.tops[one.method] = max(top, self.tops.get(one.method, 0.0))
+            self.tops[one.method] = max(scale_of(one), self.tops.get(one.method, 0.0))
         self.grids = sorted({one.alphas.shape[1:] for one in with_words})
 
     def draw(self) -> Figure:
@@ -337,8 +335,7 @@ class Sheet(Canvas):
         above: dict[str, None] = {}  # an ordered set of words that exceed the scale
         for block in self.blocks:
             caption = block.caption
-            top = self.tops.get(caption.method, 1.0)
-            exceeds = above_scale(caption.alphas, scale_gates(caption), top)
+            exceeds = above_scale(caption, self.tops.get(caption.method, 1.0))
             above |= dict.fromkeys(f"“{caption.words[p]}”" for p in block.single() if exceeds[p])
         doubtful = any({*block.single()} & {*block.caption.doubtful} for block in self.blocks)
         whole = all(block.caption.regions.covers_photo for block in self.blocks)

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from captioner.data.batches import Item, collate
 from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.images import open_image
-from captioner.drawing.heatmap import attention_image, shared_scale
+from captioner.drawing.heatmap import attention_image, scale_of
 from captioner.errors import CaptionerError
 from captioner.evaluation.grounding import entropy, movement
 from captioner.files import atomic_write
@@ -214,7 +214,7 @@ def draw(options: argparse.Namespace, models: dict[str, Captioner]) -> None:
     for axis, word in zip(axes[0], words, strict=True):
         axis.set_title(word, fontsize=10)
     for row, (name, caption) in zip(axes, captions.items(), strict=True):
-        top = shared_scale(caption.alphas, caption.gates)
+        top = scale_of(caption)
         for axis, alpha in zip(row, caption.alphas, strict=True):
             drawn = attention_image(thumb, alpha, scale_max=top, regions=caption.regions)
             axis.imshow(drawn, aspect="auto")

@@ -34,7 +34,7 @@ from playwright.sync_api import Page as Tab
 from captioner import load
 from captioner.cli.formats import WRITERS
 from captioner.data.images import open_image
-from captioner.drawing.heatmap import attention_image, shared_scale
+from captioner.drawing.heatmap import attention_image, scale_of
 from captioner.drawing.pages import Entry, gallery
 from captioner.serving.app import create_app
 from captioner.serving.options import Limits
@@ -123,7 +123,7 @@ def test_photos_are_captioned_and_explored(open_page, page, tiny) -> None:
     caption = page.model.caption(photos[0], alternatives=5)
     options = tab.get_by_role("listbox").get_by_role("option")
     options.nth(1).hover()
-    scale = shared_scale(caption.alphas, caption.gates)
+    scale = scale_of(caption)
     image, regions = open_image(photos[0]), caption.regions
     wanted = attention_image(image, caption.alphas[1], scale_max=scale, regions=regions)
     assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
@@ -442,7 +442,7 @@ def test_overlays_are_downloaded(chosen, tab, served, tmp_path) -> None:
     numbers = range(len(caption.words)) if chosen is None else [chosen]
     image = Image.open(png)
     assert image.size == (int(root.get("width", "")), int(root.get("height", "")))
-    scale = shared_scale(caption.alphas, caption.gates)
+    scale = scale_of(caption)
     photo, regions = open_image(tmp_path / "colours.png"), caption.regions
     for number, panel in zip(numbers, panels, strict=True):
         wanted = attention_image(photo, caption.alphas[number], scale_max=scale, regions=regions)

@@ -25,9 +25,8 @@ from picture_helpers import (
 from PIL import Image, ImageSequence
 
 from captioner.caption import CropBox
-from captioner.drawing.animation import Animation, animate
-from captioner.drawing.frames import Shot, ease, plan_shots
-from captioner.drawing.heatmap import attention_image, shared_scale
+from captioner.drawing.animation import Animation, Shot, animate, ease, plan_shots
+from captioner.drawing.heatmap import attention_image, scale_of
 from captioner.errors import ConfigError
 
 GRID, CELLS = (3, 5), [(0, 4), (2, 0), (1, 2)]
@@ -56,7 +55,7 @@ def still_frames(words: int, seconds: float = 1.0) -> list[int]:
 def test_every_frame_interpolates_between_two_words_maps() -> None:
     photo, caption = noisy((70, 50)), make_caption(["a", "dog", "runs"], crop_box=CropBox(0.1))
     animation = animate(photo, caption, seconds_per_word=0.4)
-    scale = shared_scale(caption.alphas, caption.gates)
+    scale = scale_of(caption)
     ends = [*caption.alphas, caption.alphas.mean(0)]
     frames = list(animation.frames())
     shots = [shot for shot in plan_shots(3, 0.4, 15) for _ in range(shot.frames)]

@@ -30,7 +30,7 @@ from PIL import Image
 
 from captioner.caption import END_NAME, Alternative, Caption
 from captioner.drawing.figure import Figure, overlay
-from captioner.drawing.heatmap import attention_image, shared_scale
+from captioner.drawing.heatmap import attention_image, scale_of
 from captioner.drawing.style import percent, probability
 from captioner.errors import ConfigError
 from captioner.geometry import Axis, Geometry
@@ -115,7 +115,7 @@ def test_a_phrase_is_the_mean_or_maximum_of_its_words(combine: str) -> None:
     photo, caption = noisy((60, 40)), make_caption(WORDS)
     first, second = caption.alphas[1:3]
     by_hand = (first + second) / 2 if combine == "mean" else np.where(first > second, first, second)
-    top = shared_scale(caption.alphas, caption.gates)
+    top = scale_of(caption)
 
     figure = overlay(photo, caption, only=["brown dog"], combine=combine)
 
@@ -138,8 +138,8 @@ def test_each_method_has_its_own_scale_and_an_explanation() -> None:
     figure = overlay(photo, [attention, cam], labels=["attention", "Grad-CAM"])
 
     expected = [
-        attention_image(photo, alpha, scale_max=shared_scale(one.alphas, gates))
-        for one, gates in ((attention, attention.gates), (cam, None))
+        attention_image(photo, alpha, scale_max=scale_of(one))
+        for one in (attention, cam)
         for alpha in one.alphas
     ]
     assert [one.image.tobytes() for one in maps_of(figure)] == [one.tobytes() for one in expected]

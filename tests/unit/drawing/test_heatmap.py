@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from picture_helpers import flat, luma, noisy
 from PIL import Image
 
-from captioner.caption import CropBox
+from captioner.caption import Caption, CropBox
 from captioner.drawing.heatmap import (
     CLOSED_GATE,
     COLORMAPS,
@@ -80,8 +82,8 @@ def test_shared_scale() -> None:
 
 def test_a_word_with_a_nearly_closed_gate_does_not_set_the_scale() -> None:
     """Like the first "a" of many captions, which has the sharpest map and hardly uses it."""
-    maps = np.array([[[0.9, 0.1, 0.0]], [[0.5, 0.3, 0.2]], [[0.2, 0.2, 0.6]]])
-    gates = np.array([0.01, 0.9, 0.8])
+    maps = np.array([[[0.9, 0.1, 0.0]], [[0.5, 0.3, 0.2]], [[0.2, 0.2, 0.6]]], np.float32)
+    gates = np.array([0.01, 0.9, 0.8], np.float32)
 
     assert shared_scale(maps, gates) == pytest.approx(2 / 3)  # twice uniform
     assert shared_scale(np.repeat(maps, 2, axis=2) / 2, gates) == pytest.approx(1 / 3)
@@ -89,10 +91,10 @@ def test_a_word_with_a_nearly_closed_gate_does_not_set_the_scale() -> None:
         0.9
     )  # all count if all are closed
     assert shared_scale(maps, [CLOSED_GATE, 1.0, 1.0]) == pytest.approx(0.9)
-    assert above_scale(maps, gates, 0.7).tolist() == [True, False, False]
-    assert above_scale(maps, None, 0.7).tolist() == [False] * 3
-    assert above_scale(maps, gates, 0.95).tolist() == [False] * 3
-    assert above_scale(maps[:0], gates[:0], 0.1).tolist() == []
+    caption = Caption(("a", "dog", "runs"), np.zeros(3, np.float32), maps, gates, -1.0)
+    assert above_scale(caption, 0.7).tolist() == [True, False, False]
+    assert above_scale(replace(caption, method="occlusion"), 0.7).tolist() == [False] * 3
+    assert above_scale(caption, 0.95).tolist() == [False] * 3
 
 
 def test_outside_the_crop_box_the_photo_is_dimmed() -> None:
