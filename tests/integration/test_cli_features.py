@@ -16,8 +16,7 @@ import pytest
 import torch
 import yaml
 
-from captioner.cli.main import FAILED, INTERRUPTED, OK, main
-from captioner.data.feature_writer import FeatureWriter
+from captioner.cli.main import FAILED, OK, main
 from captioner.data.features import (
     CONTENTS,
     JOURNAL,
@@ -141,29 +140,6 @@ def test_a_full_disk_is_reported_before_encoding(run, tmp_path, monkeypatch, cap
     assert "10,752 bytes are needed, but 10,000 are free" in line
     assert not (tmp_path / "f").exists()
     assert run("--dtype", "bfloat16") == OK
-
-
-def test_an_interrupted_run_can_be_continued(run, tmp_path, monkeypatch, capsys) -> None:
-    assert run("--batch-size", "1") == OK
-    expected = contents_of(tmp_path / "f")
-    shutil.rmtree(tmp_path / "f")
-
-    numbers, calls = FeatureWriter._numbers, iter(range(2))
-
-    def interrupted(*arguments: Any) -> list[int]:
-        if next(calls, None) is None:
-            raise KeyboardInterrupt
-        return numbers(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FeatureWriter, "_numbers", interrupted)
-        capsys.readouterr()
-        assert run("--batch-size", "1") == INTERRUPTED
-    assert "run the same command again" in only_line(capsys)
-    assert sorted(contents_of(tmp_path / "f")) == [ROWS, JOURNAL]
-
-    assert run("--batch-size", "1") == OK
-    assert contents_of(tmp_path / "f") == expected
 
 
 KILLED = """

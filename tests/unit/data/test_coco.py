@@ -136,14 +136,12 @@ def test_missing_files_and_folders(tmp_path: Path, photos: Path):
         ('{"images": [', r"a\.json is not JSON .*; give a complete JSON file"),
         ([], r"a\.json holds a JSON list; give an object"),
         (coco(images=[]), r"has no 'images'"),
-        ({"images": IMAGES}, r"has no 'annotations'"),
         (coco(images=[7]), r"images\[0\] lacks a valid 'id'"),
         (coco(annotations=[{"id": 1, "image_id": 2}]), r"\[0\] lacks a valid 'caption'"),
         (
             coco(annotations=[{"id": 5, "image_id": 77, "caption": "x"}]),
             r"caption 5 belongs to image 77, which is not in the file; remove",
         ),
-        (coco(annotations=[{"id": 1, "image_id": [2], "caption": "A"}]), r"annotations\[0\]"),
     ],
 )
 def test_files_that_are_not_captions(tmp_path: Path, photos: Path, content: Any, expected: str):
@@ -175,10 +173,8 @@ def test_karpathys_split(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("{", "is not JSON"),
         ({}, "is not Karpathy's dataset_coco.json"),
         ({"images": [{"imgid": 0, "split": "val"}]}, "is not Karpathy's .*'cocoid'"),
-        ({"images": [{"cocoid": "x", "split": "val"}]}, "is not Karpathy's"),
     ],
 )
 def test_files_that_are_not_karpathys(tmp_path: Path, content: Any, expected: str):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from toy_shards import PER_SHARD, PHOTOS, copied, grey_photos
 
-from captioner.data.batches import EncodedImage, Item, PhotoReader
+from captioner.data.batches import EncodedImage, Item, PhotoReader, collate
 from captioner.data.coco import CaptionedImage
 from captioner.data.shard_stream import ShardStream
 from captioner.data.shards import Manifest, read_manifest, write_shards
@@ -78,7 +78,7 @@ SPLITS = [
     (world, workers, batch_size)
     for world in (1, 2, 3)
     for workers in (0, 1, 2)
-    for batch_size in (3, 4, 50)
+    for batch_size in (3, 50)
 ]
 
 
@@ -111,13 +111,6 @@ def test_a_process_that_runs_out_yields_fillers(make: Make):
         assert captions == []
 
 
-def test_the_number_of_batches_is_known_in_advance(make: Make):
-    """Epochs differ in length: it depends on which process gets the shard of two photos."""
-    settings = {"world": 2, "workers": 2, "batch_size": 4}
-    counts = [make(**settings).batches_in(epoch) for epoch in range(20)]
-    assert counts == [len(list(make(**settings, epoch=epoch, rank=1))) for epoch in range(20)]
-
-
 # --- Resuming ---
 
 
@@ -132,9 +125,7 @@ def equal(ones: list[list[Item]], others: list[list[Item]]) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    ("world", "workers"), [(1, 0), (1, 1), (1, 2), (1, 3), (1, 8), (2, 0), (2, 3), (3, 2)]
-)
+@pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 3), (1, 8), (2, 0), (3, 2)])
 def test_an_epoch_can_start_at_any_batch(make: Make, world: int, workers: int):
     for rank in range(world):
         settings = {"rank": rank, "world": world, "workers": workers, "horizontal_flip": True}
@@ -153,8 +144,6 @@ def loaded(stream: ShardStream) -> list[tuple[list[Any], list[Any]]]:
 
 def single_process(make: Make, **settings: Any) -> list[tuple[list[Any], list[Any]]]:
     """The same batches, read in this process."""
-    from captioner.data.batches import collate
-
     batches = [collate(batch) for batch in make(**settings)]
     return [(batch.images.tolist(), batch.tokens.tolist()) for batch in batches]
 

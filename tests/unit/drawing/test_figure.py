@@ -92,7 +92,7 @@ def test_a_one_hot_map_is_brightest_in_its_region_of_a_rotated_photo(
 
 @pytest.mark.parametrize(
     ("size", "options"),
-    [((300, 225), {}), ((120, 640), {"smooth": False}), ((120, 80), {"colormap": "viridis"})],
+    [((120, 90), {}), ((60, 240), {"smooth": False}), ((120, 80), {"colormap": "viridis"})],
 )
 def test_panels_are_exact_and_in_reading_order(size: tuple[int, int], options: Any) -> None:
     photo, caption = noisy(size), make_caption(["a", "dog", "on", "it"], (5, 9))
@@ -280,13 +280,12 @@ def test_outlines_follow_the_border_of_the_mask(panel_size: int) -> None:
 # --- files ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", [".PNG", ".jpg", ".jpeg", ".svg", ".pdf"])
+@pytest.mark.parametrize("ending", [".PNG", ".jpeg", ".svg"])
 def test_the_extension_selects_the_format(tmp_path: Path, ending: str) -> None:
     figure = overlay(noisy((60, 40)), make_caption(["a", "dog"]))
     figure.save(tmp_path / f"figure{ending}")
-    start = {".png": b"\x89PNG", ".jpg": b"\xff\xd8", ".svg": b"<?xml", ".pdf": b"%PDF"}
-    data = (tmp_path / f"figure{ending}").read_bytes()
-    assert data.startswith(start[ending.lower().replace("jpeg", "jpg")])
+    start = {".PNG": b"\x89PNG", ".jpeg": b"\xff\xd8", ".svg": b"<?xml"}[ending]
+    assert (tmp_path / f"figure{ending}").read_bytes().startswith(start)
     with pytest.raises(ConfigError, match=r"use \.png, \.jpg, \.jpeg, \.svg, \.pdf"):
         figure.save(tmp_path / "figure.webp")
     assert len(list(tmp_path.iterdir())) == 1
@@ -309,15 +308,16 @@ def test_the_svg_has_text_pictures_and_no_requests() -> None:
 
 def test_the_pdf_has_text_and_every_panel_at_full_resolution() -> None:
     pdf = overlay(noisy((90, 60)), make_caption(["a", "dog"])).encode(".pdf")
+    assert pdf.startswith(b"%PDF")
     assert len(re.findall(rb"/Width 90\b", pdf)) == len(re.findall(rb"/Height 60\b", pdf)) == 3
     assert b"/Subtype /CIDFontType2" in pdf  # TrueType: letters are stored as text
     assert b"/Type3" not in pdf
 
 
 def all_formats(photo: Image.Image) -> list[bytes]:
-    caption = make_caption(["a", "dog"], alternatives=2)
+    caption = make_caption(["dog"], alternatives=2)
     figure = overlay(photo, caption, alternatives=2)
-    return [figure.encode(suffix) for suffix in (".png", ".svg", ".pdf")]
+    return [figure.encode(suffix) for suffix in (".png", ".svg")]
 
 
 def test_matplotlib_settings_are_ignored_and_kept() -> None:
@@ -346,8 +346,14 @@ def test_threads_draw_equal_figures() -> None:
 LONG = f"a pneumonoultramicroscopicsilicovolcanoconiosis of {'W' * 30} dog i standing".split()
 
 
-@pytest.mark.parametrize("size", [(1, 1), (60, 180), (500, 100)])
-@pytest.mark.parametrize("options", [{}, {"alternatives": 3, "coverage": True}, {"only": ["2-4"]}])
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        ((1, 1), {"alternatives": 3, "coverage": True}),
+        ((60, 180), {"only": ["2-4"]}),
+        ((500, 100), {}),
+    ],
+)
 def test_nothing_overlaps_or_leaves_the_figure(size: tuple[int, int], options: Any) -> None:
     low = np.full(len(LONG), -9.0, np.float32)
     caption = replace(make_caption(LONG, alternatives=3), log_probs=low, log_prob=-1234.5)
@@ -391,7 +397,7 @@ def test_an_empty_caption_is_the_photo_and_a_note() -> None:
 def test_any_word_can_be_drawn() -> None:
     photo, caption = noisy((120, 80)), make_caption(UNUSUAL, alternatives=1)
     figure = overlay(photo, caption, labels=["\ud800"], alternatives=1)
-    panels_of(figure.image(), caption, photo)
+    figure.encode(".jpg")
     svg_of(figure)
     pdf = figure.encode(".pdf")
     assert len(re.findall(rb"/Width 120\b", pdf)) == 1 + len(UNUSUAL)

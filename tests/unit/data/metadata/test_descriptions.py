@@ -132,20 +132,13 @@ def test_exiftool_reads_the_description(kind, text, tmp_path) -> None:
     (tmp_path / "photo").write_bytes(new)
     assert embedded_description(new) == text
     assert pixels_of(new) == pixels_of(original)
+    if kind == "JPEG":
+        assert new.endswith(original[original.index(b"\xff\xda") :])  # not encoded again
     found = exiftool(tmp_path / "photo")
     assert found["XMP-dc:Description"] == text
     assert found["ExifTool:Validate"] == "OK"
     if kind == "JPEG":
         assert found["IPTC:Caption-Abstract"] == text
-
-
-def test_the_compressed_pixels_of_a_jpeg_keep_their_bytes() -> None:
-    original = photo("JPEG")
-
-    new = embed_description(original, TEXT)
-
-    scan = original[original.index(b"\xff\xda") :]
-    assert new.endswith(scan)
 
 
 def test_other_metadata_is_kept(tmp_path) -> None:
@@ -215,13 +208,8 @@ def test_a_compressed_xmp_chunk_is_read_and_replaced() -> None:
 
 
 def test_other_formats_are_refused() -> None:
-    assert [can_embed(photo(kind)[:8]) for kind in ("JPEG", "PNG", "WEBP", "TIFF", "GIF")] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    kinds = ("JPEG", "PNG", "WEBP", "TIFF", "GIF")
+    assert [kind for kind in kinds if can_embed(photo(kind)[:8])] == ["JPEG", "PNG"]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
