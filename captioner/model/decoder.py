@@ -73,7 +73,7 @@ class Unrolled(NamedTuple):
     alphas: Tensor
     """(B, R, T, L)."""
     gates: Tensor
-    """(B, R, T)."""
+    """(B, R, T), context gates."""
     chosen: Tensor | None
     """(B, R, T)."""
 

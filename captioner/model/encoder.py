@@ -49,6 +49,7 @@ class Encoder(StagedEncoder):
         super().__init__()
         self.name = name
         self.image_size = image_size
+        # run(network, images) returns a grid or tokens; see `Backbone`.
         network, self.run, mean, std, self.sized = open_backbone(name, pretrained, image_size)
         self.mean: Triple = mean
         self.std: Triple = std

@@ -39,7 +39,7 @@ class Losses(NamedTuple):
     photo_words: Tensor
     """See ``photo_words``; 0 without."""
 
-    def objective(self, config: TrainingConfig) -> Tensor:
+    def total(self, config: TrainingConfig) -> Tensor:
         """The weighted total to minimize, summed over the batch."""
         return (
             self.cross_entropy

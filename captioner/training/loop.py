@@ -143,20 +143,20 @@ class Trainer:
             Interrupted: By Ctrl-C or a termination signal; the state is saved.
             CheckpointError: The state cannot be saved, or the loss or gradient is not finite.
         """
-        progress, config, folder = self.progress, self.training, self.folder
-        if ending := progress.ending(config):
+        progress, training, folder = self.progress, self.training, self.folder
+        if ending := progress.ending(training):
             self._print(f"already complete: {ending}")
         else:
             self._train()
         # Either is missing if an earlier session was killed just before its end.
-        if config.keep_best > 1 and progress.kept and not folder.average.exists():
+        if training.keep_best > 1 and progress.kept and not folder.average.exists():
             self._save_average()
         if self.main and not (folder.best / CARD).exists():
             write_card(folder.best)
         return progress
 
     def _train(self) -> None:
-        progress, config = self.progress, self.training
+        progress, training = self.progress, self.training
         self._start()
         with (
             tqdm(
@@ -167,11 +167,11 @@ class Trainer:
                 disable=not self.main,
                 dynamic_ncols=True,
             ) as bar,
-            Trackers(config.trackers, self.folder, active=self.main) as trackers,
+            Trackers(training.trackers, self.folder, active=self.main) as trackers,
             stop_signals() as stop,
             float32_precision(self.precision, self.device),
         ):
-            while not progress.ending(config):
+            while not progress.ending(training):
                 self.model.train()
                 self._clock = time.monotonic()
                 for batch in self.source.batches(progress.epoch, progress.batch):
@@ -182,7 +182,7 @@ class Trainer:
                     read = self._log(bar, trackers)
                     # Several processes agree through the device: only where it is waited for.
                     stopping = (read or self.world == 1) and self._any_process(stop)
-                    if stopping or progress.step % config.save_every == 0:
+                    if stopping or progress.step % training.save_every == 0:
                         self.collect()
                         self.save()
                     if stopping:
@@ -192,10 +192,10 @@ class Trainer:
                 if self._any_process(stop):
                     raise Interrupted
                 self.validate(trackers)
-                if self._any_process(stop) and not progress.ending(config):
+                if self._any_process(stop) and not progress.ending(training):
                     raise Interrupted
-        if progress.epoch < config.epochs:
-            self._print(progress.ending(config))
+        if progress.epoch < training.epochs:
+            self._print(progress.ending(training))
 
     def _start(self) -> None:
         """Prepare the run folder, and check that all processes continue from the same step."""
@@ -232,13 +232,13 @@ class Trainer:
 
         Sums stay on the device until ``collect``.
         """
-        accelerator, config, step = self.accelerator, self.training, self.progress.step
+        accelerator, training, step = self.accelerator, self.training, self.progress.step
         average, optimizer, scaler = self.state.average, self.state.optimizer, self.state.scaler
         # Sampling and dropout depend on seed, step and process alone: a resumed run repeats them.
-        torch.manual_seed((config.seed * 1_000_003 + step) * self.world + self.rank)
+        torch.manual_seed((training.seed * 1_000_003 + step) * self.world + self.rank)
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * self._lr_factor(step)
-        tasks = [task for part in batch.parts(config.micro_batch) for task in self._tasks(part)]
+        tasks = [task for part in batch.parts(training.micro_batch) for task in self._tasks(part)]
         count = sum(task.words for task in tasks)
         words = accelerator.reduce(upload(torch.tensor(count), self.device))
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -247,13 +247,13 @@ class Trainer:
                 losses = self.forward(task)
                 # Mean over the words of all processes and parts, however unequal (gradients are
                 # averaged over processes).
-                loss = task.scale * losses.objective(config) * self.world / words.clamp(min=1)
+                loss = task.scale * losses.total(training) * self.world / words.clamp(min=1)
                 scaler.scale(loss).backward()
-                if task.words:
+                if task.words:  # 0: an auxiliary loss
                     loss_sum += losses.cross_entropy.detach()
         scaler.unscale_(optimizer)
         trained = [p for group in optimizer.param_groups for p in group["params"]]
-        norm = accelerator.clip_grad_norm_(trained, config.clip_norm)
+        norm = accelerator.clip_grad_norm_(trained, training.clip_norm)
         scaler.step(optimizer)  # without effect if a gradient has overflowed in fp16
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
@@ -326,14 +326,14 @@ class Trainer:
 
     def validate(self, trackers: Trackers) -> None:
         """End the epoch: validate, report the metrics, save the model and the state."""
-        config, progress, folder, setup = self.training, self.progress, self.folder, self.setup
+        training, progress, folder, setup = self.training, self.progress, self.folder, self.setup
         average, stored = self.state.average, setup.stored
         model = stored.model if average is None else average.module
         validated = StoredModel(model, stored.decoder, stored.vocabulary, stored.search)  # type: ignore[arg-type]
         scores, sentences = self._score(validated)
         row = progress.metrics(self._lr(), self.world, self.objective.signature())
         row |= {**scores, **describe(sentences)}
-        better = progress.rank(selection_score(scores, config.select), config)
+        better = progress.add_score(selection_score(scores, training.select), training)
         progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
         if self.main:
             folder.add_metrics(row)
@@ -349,7 +349,7 @@ class Trainer:
         self.save()
         if self.main:  # last: a figure that fails loses nothing
             folder.prune(progress.kept)
-            figures = folder.add_samples(progress.epoch, sentences[: config.sample_images])
+            figures = folder.add_samples(progress.epoch, sentences[: training.sample_images])
             trackers.log_images(figures, progress.step)
 
     def captioner(self, stored: StoredModel) -> Captioner:

@@ -101,7 +101,7 @@ class Progress:
     def _position(self, sums: Mapping[str, float]) -> dict[str, Any]:
         return {"epoch": self.epoch + 1, "step": self.step, **means(sums)}
 
-    def rank(self, score: float, config: TrainingConfig) -> bool:
+    def add_score(self, score: float, config: TrainingConfig) -> bool:
         """Take in the score of a validation; return whether its model is the best.
 
         As long as no model scores, the newest one is the best: patience starts at the first score.

@@ -233,7 +233,7 @@ def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Ca
 def ours(decoder: BahdanauDecoder, features: Tensor, tokens: Tensor) -> Tensor:
     """The loss as computed in training."""
     losses = caption_losses(decoder, decoder.memory(features), tokens)
-    return losses.objective(TrainingConfig(attention_penalty=PENALTY))
+    return losses.total(TrainingConfig(attention_penalty=PENALTY))
 
 
 def agreement(options: argparse.Namespace, device: torch.device) -> None:

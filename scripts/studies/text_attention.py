@@ -125,7 +125,7 @@ def train(attention: str, steps: int, batch_size: int = 64) -> TextModel:
         numbers = [random_number(generator, test=False) for _ in range(batch_size)]
         source, target = batch_of(numbers)
         losses = caption_losses(model.decoder, model.memory(source), target)
-        (losses.objective(config) / losses.words).backward()
+        (losses.total(config) / losses.words).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -107,7 +107,7 @@ def test_example_scorer_works(changes, precision, monkeypatch) -> None:
 
     with torch.autocast("cpu", precision, enabled=precision == torch.bfloat16):
         losses = caption_losses(decoder, decoder.memory(features), tokens)
-        losses.objective(TrainingConfig()).backward()
+        losses.total(TrainingConfig()).backward()
         memory = decoder.eval().memory(features)
         options = SearchOptions(beam_size=2, max_length=4)
         found = search(DecoderStepper(decoder, memory), options)

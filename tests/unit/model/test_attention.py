@@ -489,7 +489,7 @@ def test_a_registered_scorer_can_be_trained_and_searched(
     features, tokens = torch.randn(B, L, D), torch.tensor([[[START, 5, 6, 7, END]]] * B)
 
     losses = caption_losses(decoder.train(), decoder.memory(features), tokens)
-    losses.objective(TrainingConfig()).backward()
+    losses.total(TrainingConfig()).backward()
     stepper = DecoderStepper(decoder.eval(), decoder.memory(features))
     found = search(stepper, SearchOptions(beam_size=2, max_length=4))
 

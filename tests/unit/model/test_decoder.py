@@ -320,7 +320,7 @@ def gradients(decoder: Decoder, features: Tensor, tokens: Tensor) -> list[Tensor
     """The losses, and their gradients for every parameter."""
     losses = caption_losses(decoder, decoder.memory(features), tokens)
     decoder.zero_grad()
-    losses.objective(TrainingConfig(attention_penalty=0.5)).backward()
+    losses.total(TrainingConfig(attention_penalty=0.5)).backward()
     return [*(part.detach() for part in losses), *(p.grad for p in decoder.parameters())]
 
 

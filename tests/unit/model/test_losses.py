@@ -188,7 +188,7 @@ class Enumeration:
         for probability, _ in self.choices():
             self.decoder.attention.baseline.fill_(baseline)  # the previous choice has updated it
             losses = caption_losses(self.decoder, self.decoder.memory(self.photo), self.tokens)
-            yield probability.item(), losses.objective(config)
+            yield probability.item(), losses.total(config)
 
     def gradients(self, value: Tensor) -> dict[str, Tensor]:
         names, parameters = zip(*self.decoder.named_parameters(), strict=True)
@@ -285,7 +285,7 @@ def test_soft_attention_has_no_score_function_and_no_entropy(settings: dict[str,
     assert losses.cross_entropy.item() > 0
     plain = TrainingConfig(attention_penalty=0.0)
     rich = TrainingConfig(attention_penalty=0.0, hard_reward=9.0, hard_entropy=9.0)
-    assert losses.objective(plain) == losses.objective(rich) == losses.cross_entropy
+    assert losses.total(plain) == losses.total(rich) == losses.cross_entropy
 
 
 def test_objective_is_the_weighted_sum_of_its_parts() -> None:
@@ -295,7 +295,7 @@ def test_objective_is_the_weighted_sum_of_its_parts() -> None:
     )
 
     expected = 2 + 10 * 3 + 100 * 5 - 1000 * 7 + 10_000 * 13
-    assert Losses(*parts).objective(config).item() == expected
+    assert Losses(*parts).total(config).item() == expected
 
 
 # --- Scheduled sampling --------------------------------------------------------------------------

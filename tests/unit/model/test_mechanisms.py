@@ -109,7 +109,7 @@ def test_every_parameter_gets_a_gradient(
     decoder = build(config).train()
 
     losses = caption_losses(decoder, decoder.memory(features, mask), CAPTIONS)
-    losses.objective(TrainingConfig()).backward()
+    losses.total(TrainingConfig()).backward()
 
     gradients = {name: parameter.grad for name, parameter in decoder.named_parameters()}
     assert [name for name, grad in gradients.items() if grad is None or not grad.any()] == []
@@ -170,7 +170,7 @@ def gradients(decoder: Decoder, memory: Memory) -> dict[str, Tensor]:
     """Gradients of the losses, penalty included, for every parameter."""
     decoder.zero_grad()
     losses = caption_losses(decoder, memory, CAPTIONS[:1])
-    losses.objective(TrainingConfig(attention_penalty=0.5, hard_entropy=0.5)).backward()
+    losses.total(TrainingConfig(attention_penalty=0.5, hard_entropy=0.5)).backward()
     return {name: parameter.grad for name, parameter in decoder.named_parameters()}
 
 

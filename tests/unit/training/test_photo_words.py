@@ -73,7 +73,7 @@ def test_the_objective_trains_it_beside_the_captions() -> None:
     before = losses()
     for _ in range(400):
         optimizer.zero_grad()
-        losses().objective(config.training).backward()
+        losses().total(config.training).backward()
         optimizer.step()
 
     after = losses()

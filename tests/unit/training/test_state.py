@@ -230,7 +230,7 @@ def test_best_model_and_ending(
     config, progress = TrainingConfig(**{"epochs": 3, **settings}), Progress()
     for score in scores:
         assert progress.ending(config) == ""
-        progress.rank(score, config)
+        progress.add_score(score, config)
         progress.epoch += 1
     assert progress.best_epoch == best_epoch
     assert progress.ending(config).startswith(ending)
@@ -245,6 +245,6 @@ def test_a_plateau_halves_the_learning_rate():
         [],
     )
     for score in (0.3, 0.3, 0.2, 0.4, 0.1, 0.1):
-        progress.rank(score, config)
+        progress.add_score(score, config)
         scales.append(progress.lr_scale)
     assert scales == [1, 1, 0.5, 0.5, 0.5, 0.25]

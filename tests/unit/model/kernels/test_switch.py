@@ -58,7 +58,7 @@ def losses_and_gradients(
     given = features.clone().requires_grad_()
     with autocast(precision, torch.device("cpu")):
         losses = caption_losses(decoder, decoder.memory(given), tokens)
-    loss = losses.objective(TrainingConfig(attention_penalty=0.5))
+    loss = losses.total(TrainingConfig(attention_penalty=0.5))
     return [*losses, *torch.autograd.grad(loss, [given, *decoder.parameters()])]
 
 
