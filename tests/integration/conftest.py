@@ -136,10 +136,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     )
 
 
-@pytest.fixture
-def training_settings(tiny: SimpleNamespace) -> dict[str, Any]:
-    """A complete config for the tiny photos, except for the length of the training."""
-    return {
+@pytest.fixture(scope="session")
+def make_settings(tiny: SimpleNamespace) -> Callable[[], dict[str, Any]]:
+    """``make_settings()``: a config for the tiny photos, without the length of the training."""
+    return lambda: {
         "data": {
             "train_annotations": [str(tiny.captions)],
             "val_annotations": [str(tiny.captions)],
@@ -151,6 +151,12 @@ def training_settings(tiny: SimpleNamespace) -> dict[str, Any]:
         "decoder": {"embed_dim": 8, "hidden_dim": 8, "attention_dim": 8},
         "search": {"beam_size": 2, "max_length": 6},
     }
+
+
+@pytest.fixture
+def training_settings(make_settings: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """See ``make_settings``."""
+    return make_settings()
 
 
 # --- object storage ---
@@ -167,18 +173,28 @@ def s3_server() -> Iterator[str]:
     running.stop()
 
 
+@pytest.fixture(scope="session")
+def new_bucket(s3_server: str) -> Callable[[pytest.MonkeyPatch], str]:
+    """``new_bucket(monkeypatch)``: the address of an empty bucket."""
+
+    def make(monkeypatch: pytest.MonkeyPatch) -> str:
+        pytest.importorskip("s3fs")
+        fsspec = pytest.importorskip("fsspec")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        name = f"bucket-{secrets.token_hex(4)}"
+        fsspec.filesystem("s3", skip_instance_cache=True).mkdir(name)
+        return f"s3://{name}"
+
+    return make
+
+
 @pytest.fixture
-def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def bucket(new_bucket: Callable[[pytest.MonkeyPatch], str], monkeypatch: pytest.MonkeyPatch) -> str:
     """An empty bucket."""
-    pytest.importorskip("s3fs")
-    fsspec = pytest.importorskip("fsspec")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    name = f"bucket-{secrets.token_hex(4)}"
-    fsspec.filesystem("s3", skip_instance_cache=True).mkdir(name)
-    return f"s3://{name}"
+    return new_bucket(monkeypatch)
 
 
 # --- Ray ---

@@ -1,0 +1,88 @@
+"""Training jobs of one process or of several: ``torchrun training_jobs.py JOBS``.
+
+Gradients and weights are in double precision, where another order of summation is negligible. In
+float32 the weights need not agree: the key bias has a gradient near zero, whose sign depends on
+rounding, and Adam takes a full step in either direction. In float64 rounding is far below Adam's
+epsilon.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from captioner.cli.main import OK, main
+from captioner.cli.train import read
+from captioner.training.loop import Trainer
+from captioner.training.run import RunFolder
+from captioner.training.setup import prepare
+
+Jobs = list[tuple[str, str, list[str]]]
+"""Name of a function below, where it writes its result, and arguments of ``captioner train``."""
+
+
+def train(target: str, arguments: list[str]) -> None:
+    """Train through the command line, in the config's precision; ``target`` is the run folder."""
+    assert main(["train", *arguments, "--run-folder", target]) == OK
+
+
+def double(target: str, arguments: list[str]) -> Trainer:
+    """A trainer in double precision."""
+    config = read([*arguments, "--run-folder", target])[0]
+    setup = prepare(config)
+    setup.stored.model.double()
+    return Trainer(setup, RunFolder(target, config))
+
+
+def gradients(target: str, arguments: list[str]) -> None:
+    """Write the gradients of the first step."""
+    trainer, found = double(target, arguments), {}
+
+    def keep(parameters: Any, norm: float) -> None:
+        for name, parameter in trainer.model.named_parameters():
+            if parameter.requires_grad:
+                found[name] = parameter.grad.contiguous().clone()
+
+    trainer.accelerator.clip_grad_norm_ = keep
+    trainer.model.train()
+    trainer.step(next(iter(trainer.source.batches(0, 0))))
+    if trainer.main:
+        save_file(found, f"{target}.safetensors")
+
+
+def batches(target: str, arguments: list[str]) -> None:
+    """Train, and write the photos and captions of every step of this process."""
+    trainer, steps = double(target, arguments), []
+    whole = trainer.source.batches
+
+    def keep(*given: Any) -> Iterator[Any]:
+        for batch in whole(*given):
+            steps.append([
+                [image_id, zlib.crc32(pixels.numpy()), [token for token in caption if token]]
+                for image_id, pixels, captions in zip(
+                    batch.image_ids, batch.images, batch.tokens.tolist(), strict=True
+                )
+                for caption in captions
+                if any(caption)
+            ])  # fmt: skip
+            yield batch
+
+    trainer.source.batches = keep  # type: ignore[method-assign]
+    trainer.run()
+    Path(f"{target}.{trainer.rank}.json").write_text(json.dumps(steps))
+
+
+def run(jobs: Jobs) -> None:
+    """Run jobs in this process, or in its part of a launch."""
+    for job, target, arguments in jobs:
+        globals()[job](target, arguments)
+
+
+if __name__ == "__main__":
+    run(json.loads(sys.argv[1]))
