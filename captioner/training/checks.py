@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,8 +147,8 @@ def dry_run(setup: Setup, folder: Path) -> str:
     steps = trainer.total_steps
     lines = [
         f"{steps} steps ({steps / epochs:.0f} per epoch), {step:.2f} s per step, "
-        f"{duration(steps / epochs * step)} per epoch, {duration(validation)} per validation",
-        f"total time: {duration(steps * step + epochs * validation)}",
+        f"{_duration(steps / epochs * step)} per epoch, {_duration(validation)} per validation",
+        f"total time: {_duration(steps * step + epochs * validation)}",
         f"memory: {peak_memory(trainer.device) / 1e9:.1f} GB; checkpoints and models: "
         f"{disk / 1e9:.2f} GB ({free / 1e9:.0f} GB free)",
     ]
@@ -179,12 +180,5 @@ def disk_needed(trainer: Trainer) -> int:
     return 2 * (copies * weights + moments) + models * weights // 2
 
 
-def duration(seconds: float) -> str:
-    """Format a duration: ``42 s``, ``12 min``, ``3 h 25 min``, ``4 d 3 h``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+def _duration(seconds: float) -> timedelta:
+    return timedelta(seconds=round(seconds))

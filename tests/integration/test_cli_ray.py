@@ -237,6 +237,52 @@ def write_tar(path: Path, photos: list[Path]) -> None:
                 tar.addfile(info, io.BytesIO(content))
 
 
+# --- object storage ---
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_object_storage(*, bucket, photos, tiny, caption, workers_here) -> None:
+    """Photos from S3 to S3; a job that continues."""
+    fsspec = pytest.importorskip("fsspec")
+    for photo in (*photos.iterdir(), Path(__file__)):
+        with fsspec.open(f"{bucket}/photos/{photo.name}", "wb") as file:
+            file.write(photo.read_bytes())
+    out = f"{bucket}/captions"
+    same = (f"{bucket}/photos", f"{bucket}/gone.jpg", "-o", out, "--part-photos", "10")
+    fs, folder = fsspec.core.url_to_fs(out, use_listings_cache=False)
+
+    workers_here.stop_after = 1
+    code, _, err = caption(*same)
+    assert (code, "1 of 3 parts are finished" in err) == (INTERRUPTED, True)
+    first = fs.info(f"{folder}/part-00000.jsonl")["LastModified"]
+    workers_here.stop_after = None
+    assert caption(*same, "--resume")[0] == FAILED  # two photos fail
+
+    fs.invalidate_cache()
+    parts = sorted(name for name in fs.ls(folder, detail=False) if "/part-" in name)
+    rows = [json.loads(line) for part in parts for line in fs.cat_file(part).splitlines()]
+    names = [f"{bucket}/photos/{number}.png" for number in range(PHOTOS)] + [f"{bucket}/gone.jpg"]
+    assert [row["image"] for row in rows] == names
+    expected = [row["captions"] for row in plain_rows(tiny.model, photos)]
+    assert [row["captions"] for row in rows if "error" not in row] == expected
+    assert [row["image"] for row in rows if "error" in row] == [names[7], names[-1]]
+    assert fs.info(f"{folder}/part-00000.jsonl")["LastModified"] == first
+
+
+def test_only_one_driver_starts_a_job_in_object_storage(
+    bucket, photos, caption, workers_here, *, monkeypatch
+) -> None:
+    """Both find no job there, and only one can create ``job.json``."""
+    from captioner.bulk.job import Output
+
+    workers_here.stop_after = 0
+    assert caption(photos, "-o", f"{bucket}/captions")[0] == INTERRUPTED
+    monkeypatch.setattr(Output, "read", lambda *_: None)
+
+    code, _, err = caption(photos, "-o", f"{bucket}/captions")
+    assert (code, "another process has just started a job there" in err) == (USAGE, True)
+
+
 # --- kills ---
 
 
@@ -273,3 +319,39 @@ def test_kills_lose_and_repeat_nothing(tiny, tmp_path) -> None:
 def test_ten_kills_lose_and_repeat_nothing(tiny, tmp_path) -> None:
     photos = make_photos(tmp_path / "photos", 200)
     run_with_kills(ten_victims(seed=1), tiny.model, photos, tmp_path)
+
+
+FATAL_PHOTO = """
+import os
+import captioner.bulk.cluster, captioner.bulk.captions as captions
+
+class Dies(captions.WritePart):
+    def __call__(self, part):
+        if part.number == 1:
+            os._exit(1)
+        return super().__call__(part)
+
+captioner.bulk.cluster.RETRIES = 1
+run = captions.run_on_cluster
+captions.run_on_cluster = lambda task, *a, **k: run(Dies(**vars(task)), *a, **k)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray")
+def test_a_photo_that_kills_every_worker_ends_the_job(photos, tiny, on_ray, tmp_path) -> None:
+    """As a crash in a decoder would; otherwise the part would be tried without end."""
+    out = tmp_path / "out"
+    options = ("-o", out, "--part-photos", "12")
+    code, _, err = on_ray(*command(tiny.model, photos), *options, before=FATAL_PHOTO)
+
+    assert code == FAILED, err
+    assert "a worker died again and again; the limit per part is 1" in err
+    # Part 0 may be given to a worker after part 1.
+    missing = [n for n in (0, 1) if not (out / f"part-0000{n}.jsonl").exists()]
+    assert 1 in missing
+    message = {
+        1: "; 1 part is missing: part-00001.jsonl)",
+        2: "; 2 parts are missing, first part-00000.jsonl)",
+    }
+    assert message[len(missing)] in err

@@ -18,6 +18,7 @@ from captioner.cli.main import FAILED, INTERRUPTED, USAGE, main
 from captioner.data.features import CONTENTS, JOURNAL, ROWS
 
 pytest.importorskip("ray")
+from captioner.bulk import features
 
 PHOTOS = 11
 
@@ -146,21 +147,19 @@ def interrupt(folder: Path, blocks: int) -> None:
     (folder / ROWS).write_bytes(rows)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared_ray")
-def test_an_encoder_that_differs_on_a_machine_stops_the_job(command, on_ray, tmp_path) -> None:
-    """As with another version of timm there: here the driver expects other weights."""
-    others = """
-from captioner.training import cache
-own = cache.features_key
-cache.features_key = lambda *a, **k: own(*a, **k) | {"weights": "other"}
-"""
-    code, _, err = on_ray(*command("f", *RAY), before=others)
+@pytest.mark.usefixtures("workers_here")
+def test_an_encoder_that_differs_on_a_machine_stops_the_job(prepare, tmp_path, monkeypatch) -> None:
+    """As with another version of timm there."""
+    own = features.open_feature_encoder
 
+    def other(*arguments: Any, **options: Any) -> Any:
+        encoder = own(*arguments, **options)
+        return encoder._replace(fingerprint={**encoder.fingerprint, "weights": "other"})
+
+    monkeypatch.setattr(features, "open_feature_encoder", other)
+    code, err = prepare("f", *RAY)
     assert code == FAILED
-    assert "has another encoder than the machine that started the job (other encoder weights)" in (
-        err
-    )
+    assert "has another encoder than the machine that started the job (" in err
     assert sorted(contents_of(tmp_path / "f")) == [ROWS, JOURNAL]
 
 

@@ -54,20 +54,19 @@ def train(tmp_path: Path) -> Train:
 def test_a_run_whose_best_model_gives_empty_captions_fails(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert train("--training.lr", "0") == FAILED
+    untrained = ("--training.lr", "0", "--training.epochs", "1", "--force")
+    assert train(*untrained) == FAILED
     out, err = capsys.readouterr()
-    assert out == f"best CIDEr 0.0 in epoch 2: {tmp_path / 'run' / 'best'}\n"
+    assert out == f"best CIDEr 0.0 in epoch 1: {tmp_path / 'run' / 'best'}\n"
     assert err.splitlines()[-1] == (
         "captioner: the best model is of no use: all captions of the 4 validation photos are "
         "empty; raise training.epochs or training.lr, or give init_from"
     )
-    assert train("--training.lr", "0", "--training.select", "loss", "--force") == FAILED
+    assert train(*untrained, "--training.select", "loss") == FAILED
     assert "are empty" in capsys.readouterr().err
-    single = ("--training.limit_val", "1", "--training.epochs", "15", "--force")
-    assert train(*single) == FAILED
+    assert train(*untrained, "--training.limit_val", "1") == FAILED
     last = capsys.readouterr().err.splitlines()[-1]
     assert "no model could be selected: the CIDEr of a single validation photo is always 0" in last
-    assert train(*single, "--training.select", "loss") == OK
 
 
 def test_resuming_a_finished_run_repeats_its_result(

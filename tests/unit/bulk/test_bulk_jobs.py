@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("fsspec")
 pa = pytest.importorskip("pyarrow")
@@ -180,3 +181,37 @@ def test_a_worker_left_from_a_job_that_was_started_over_writes_nothing(tmp_path)
     assert output.finished() == set()
     assert write(new)[:3] == (0, 1, 1)
     assert output.finished() == {0}
+
+
+def test_errors_of_a_task_are_returned_by_its_process(tmp_path) -> None:
+    ray = pytest.importorskip("ray")
+    from captioner.bulk.cluster import _process
+
+    def task(error: Exception) -> None:
+        raise error
+
+    pickled = ray.cloudpickle.dumps(task)
+    assert _process(pickled, str(tmp_path / "gone"), DataError("broken")) == (None, "broken")
+    _, problem = _process(pickled, str(tmp_path / "gone"), OSError("no space"))
+    assert problem.endswith(": no space")
+
+
+def test_batches_of_a_pipeline(tmp_path) -> None:
+    """What ``ray.data.read_binary_files`` gives to ``map_batches``, and a column of its own."""
+    pytest.importorskip("ray")
+    from captioner.bulk.captions import Captions
+
+    photo = io.BytesIO()
+    Image.new("RGB", (40, 30), "red").save(photo, "PNG")
+    columns: list[list[Any]] = [[photo.getvalue(), b"no photo"], ["a.png", "b.png"], [1, 2]]
+    batch = dict(zip(("bytes", "path", "number"), map(np.array, columns), strict=True))
+    batch["bytes"] = np.array(columns[0], dtype=object)
+
+    table = Captions(beam_size=1, num_captions=1)(batch)
+
+    assert table.column_names == ["path", "number", "captions", "error", "caption"]
+    good, bad = table.to_pylist()
+    assert good["caption"] == good["captions"][0]["text"] != ""
+    assert good["error"] is None
+    assert (bad["path"], bad["number"], bad["captions"], bad["caption"]) == ("b.png", 2, None, None)
+    assert bad["error"].startswith("b.png: not a supported image")

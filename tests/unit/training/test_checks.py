@@ -71,8 +71,11 @@ def test_a_dry_run_writes_nothing_and_reports_estimates_and_warnings(
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
         ("metrics.jsonl", "kept")
     ]
-    assert found.startswith("21 steps (3 per epoch), 0.")
-    assert re.search(r"\ntotal time: \d+ s\nmemory: [0-9.]+ GB; checkpoints and models: 0\.", found)
+    assert re.match(
+        r"21 steps \(3 per epoch\), [0-9.]+ s per step, 0:\d\d:\d\d per epoch, .*\n"
+        r"total time: 0:\d\d:\d\d\nmemory: [0-9.]+ GB; checkpoints and models: 0\.",
+        found,
+    )
     assert "\nwarning: scores of only 8 validation photos depend on chance" in found
 
 

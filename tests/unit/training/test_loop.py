@@ -88,25 +88,7 @@ def signal_in_step(number: int, kind: int = signal.SIGINT, times: int = 1) -> It
         yield
 
 
-# --- Learning ---
-
-
-@pytest.mark.slow
-def test_eight_squares_are_memorized(configure: Any, squares: Path, tmp_path: Path):
-    config = configure(
-        training={"epochs": 8, "lr": 2e-2, "batch_size": 16, "attention_penalty": 0.1},
-        decoder={"dropout": 0.0, "hidden_dim": 32},
-    )
-    setup = prepare(config)
-    setup.train = setup.train * 40  # an epoch is 20 steps, between two validations
-    start(setup, tmp_path / "run", resume=False)
-    losses = [row["loss"] for row in rows(tmp_path / "run")]
-    assert losses[-1] < 0.1 * losses[0]
-    model = load(tmp_path / "run" / "best", device="cpu", precision="fp32")
-    captions = {photo.stem: model.caption(photo).text for photo in (squares / "photos").iterdir()}
-    assert captions == {colour: f"a {colour} square" for colour in captions}
-    assert len(captions) == 8
-    assert rows(tmp_path / "run")[-1]["Bleu_3"] == pytest.approx(1)
+# --- What is trained ---
 
 
 def test_a_frozen_encoder_does_not_change(configure: Any, tmp_path: Path):
@@ -532,7 +514,7 @@ def test_the_best_models_are_kept_and_averaged(
 def test_self_critical_training_raises_the_reward(configure: Any, first_stage: str, tmp_path: Path):
     config = configure(
         init_from=first_stage,
-        training={"epochs": 3, "lr": 5e-3, "objective": "self_critical", "batch_size": 8},
+        training={"epochs": 2, "lr": 1e-2, "objective": "self_critical", "batch_size": 8},
         self_critical={"max_length": 6, "samples": 10},
     )
     setup = prepare(config)
