@@ -155,13 +155,11 @@ def caption_parts(
     if model.device == "auto" and not workers.gpus:
         model = dataclasses.replace(model, device="cpu")  # not a GPU of others
 
-    def missing() -> str:
-        left = sorted({part.number for part in job.missing} - job.output.finished())
-        return job.output.name_missing(left)
-
     options = {"batch_size": batch_size, **vars(search)}
     task = WritePart(job.output, job.id, model, model.fingerprints(), options)
-    return run_on_cluster(task, job.missing, workers, missing=missing, again="give --resume")
+    return run_on_cluster(
+        task, job.missing(), workers, missing=job.name_missing, again="give --resume"
+    )
 
 
 @dataclass

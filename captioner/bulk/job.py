@@ -30,7 +30,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from captioner.bulk.inputs import Part, digest
-from captioner.errors import ConfigError, DataError, counted
+from captioner.errors import ConfigError, DataError, counted, first_of
 from captioner.files import atomic_write, write_lock
 
 JOB, DONE = "job.json", "done.json"
@@ -101,13 +101,6 @@ class Output(NamedTuple):
         found = (_PART.fullmatch(name) for name in self.names())
         return {int(match[1]) for match in found if match}
 
-    def name_missing(self, numbers: Sequence[int]) -> str:
-        """Describe missing parts, for messages: how many there are, and the first."""
-        if len(numbers) == 1:
-            return f"1 part is missing: {self.part_name(numbers[0])}"
-        first = f", first {self.part_name(min(numbers))}" if numbers else ""
-        return f"{len(numbers)} parts are missing{first}"
-
     def clear(self) -> None:
         """Remove a job; ``job.json`` last, so that an interruption leaves what can be resumed."""
         fs, folder = self.file_system()
@@ -123,8 +116,16 @@ class Job(NamedTuple):
     id: str
     """Changes when a job is started over."""
     parts: Sequence[Part]
-    missing: Sequence[Part]
-    """Parts that are not finished."""
+
+    def missing(self) -> list[Part]:
+        """Parts that are not finished."""
+        done = self.output.finished()
+        return [part for part in self.parts if part.number not in done]
+
+    def name_missing(self) -> str:
+        """The parts that are not finished, for messages."""
+        names = [self.output.part_name(part.number) for part in self.missing()]
+        return f"missing: {first_of(names or ['nothing'])}"
 
     def finish(self, counts: Mapping[int, tuple[int, int]]) -> dict[str, int]:
         """Write ``done.json`` once all parts exist; return what it holds.
@@ -136,12 +137,9 @@ class Job(NamedTuple):
         Raises:
             DataError: Parts are missing.
         """
-        output, done = self.output, self.output.finished()
-        missing = [part.number for part in self.parts if part.number not in done]
-        if missing:
-            raise DataError(
-                f"{output.url}: {output.name_missing(missing)}; give --resume to continue"
-            )
+        output = self.output
+        if self.missing():
+            raise DataError(f"{output.url}: {self.name_missing()}; give --resume to continue")
         totals = {"parts": len(self.parts), "photos": 0, "failed": 0}
         for part in self.parts:
             photos, failed = counts.get(part.number) or self._count(part.number)
@@ -200,8 +198,7 @@ def open_job(
                     "folder"
                 )
             _check_same(output.url, before, now)
-            missing = [part for part in parts if part.number not in done]
-            yield Job(output, before["id"], parts, missing)
+            yield Job(output, before["id"], parts)
             return
         if force:
             output.clear()
@@ -218,7 +215,7 @@ def open_job(
                 f"{output.url}: another process has just started a job there; wait for it, or "
                 "give another folder"
             ) from error
-        yield Job(output, now["id"], parts, parts)
+        yield Job(output, now["id"], parts)
 
 
 def _check_same(url: str, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -131,7 +131,7 @@ def caption(options: CaptionOptions, search: SearchOptions, argv: Sequence[str])
             return to_continue(kept, argv, "--resume")
 
         with hint(finished):
-            counts = _caption(job, options, search) if job.missing else {}
+            counts = _caption(job, options, search) if job.missing() else {}
         totals = job.finish(counts)
     failed = f'; {totals["failed"]} failed (rows with "error")' if totals["failed"] else ""
     photos, written = counted(totals["photos"], "photo"), counted(totals["parts"], "part")
@@ -181,7 +181,7 @@ def _caption(
     models = [m if is_hub_name(m) else str(find_model(m).absolute()) for m in options.model]
     model = Model(tuple(models), options.device, options.precision)
     counts: dict[int, tuple[int, int]] = {}
-    sizes = [part.photos for part in job.missing]
+    sizes = [part.photos for part in job.missing()]
     bar = photo_bar(total=None if None in sizes else sum(sizes))
     with cluster(options.ray_address, workers), bar:
         for found in caption_parts(

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from captioner.cli.arguments import command
 from captioner.cli.main import FAILED, INTERRUPTED, OK
+from captioner.cli.outputs import warn
 from captioner.cli.own_data import OwnDataOptions, check_config_file, prepared
 from captioner.errors import ConfigError, counted
 from captioner.option_fields import File, Shown
@@ -106,19 +107,18 @@ def _train(config: TrainConfig, options: TrainOptions, *, resume: bool, main_pro
         if main_process:
             print(found)
         return OK
-    problem, code = "", OK
     try:
         progress = start(setup, folder, resume=resume)
     except Interrupted:
-        again = f"captioner train --config {folder / 'config.yaml'} --resume"
-        problem, code = f"interrupted; state saved, resume with: {again}", INTERRUPTED
-    else:
-        if not main_process:
-            return OK
-        best = describe_selection(setup.config.training.select, progress.best)
-        print(f"best {best} in epoch {progress.best_epoch + 1}: {folder / 'best'}")
-        problem = why_useless(setup, progress, read_metrics(folder))
-        code = FAILED if problem else OK
-    if problem and main_process:
-        print(f"captioner: {problem}", file=sys.stderr)
-    return code
+        if main_process:
+            again = f"captioner train --config {folder / 'config.yaml'} --resume"
+            warn(f"interrupted; state saved, resume with: {again}")
+        return INTERRUPTED
+    if not main_process:
+        return OK
+    best = describe_selection(setup.config.training.select, progress.best)
+    print(f"best {best} in epoch {progress.best_epoch + 1}: {folder / 'best'}")
+    if problem := why_useless(setup, progress, read_metrics(folder)):
+        warn(problem)
+        return FAILED
+    return OK

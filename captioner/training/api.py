@@ -72,23 +72,17 @@ def train(
     require_extra("train")
     resume = check_run_folder(folder, resume=resume, force=force)
 
-    from captioner.training.loop import Interrupted, start
-    from captioner.training.run import RunFolder, read_metrics
+    from captioner.training.loop import start
+    from captioner.training.run import read_metrics
     from captioner.training.setup import prepare
 
     with contextlib.nullcontext() if progress else _quiet():
-        try:
-            setup = prepare(settings)
-            found = start(setup, folder, resume=resume)
-        except Interrupted:
-            raise KeyboardInterrupt(
-                f"the state is saved in {folder}; continue with resume=True"
-            ) from None
+        setup = prepare(settings)
+        found = start(setup, folder, resume=resume)
     metrics = read_metrics(folder)
     if problem := why_useless(setup, found, metrics):
         logging.getLogger(__name__).warning("%s", problem)
-    best = RunFolder(folder, settings).best
-    return TrainingResult(best, found.best, found.best_epoch + 1, metrics)
+    return TrainingResult(folder / "best", found.best, found.best_epoch + 1, metrics)
 
 
 def why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str, Any]]) -> str:

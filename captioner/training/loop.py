@@ -68,8 +68,11 @@ MIN_SCALE = 2.0**-14
 """Smallest scale of the loss in fp16; where gradients overflow even so, the run has diverged."""
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: the user stopped the run
+class Interrupted(KeyboardInterrupt):
     """The run was interrupted; its state is saved."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"the state is saved in {folder}; continue with resume=True")
 
 
 class Forward(nn.Module):
@@ -186,14 +189,14 @@ class Trainer:
                         self.collect()
                         self.save()
                     if stopping:
-                        raise Interrupted
+                        raise Interrupted(self.folder.path)
                 self.collect()
                 self.save()  # before validation, which may take long
                 if self._any_process(stop):
-                    raise Interrupted
+                    raise Interrupted(self.folder.path)
                 self.validate(trackers)
                 if self._any_process(stop) and not progress.ending(training):
-                    raise Interrupted
+                    raise Interrupted(self.folder.path)
         if progress.epoch < training.epochs:
             self._print(progress.ending(training))
 

@@ -25,7 +25,7 @@ from captioner.model.build import check_attention
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder, build_encoder
 from captioner.model.preprocessing import Preprocessing
-from captioner.options import DataConfig, DecoderConfig, EncoderConfig, TrainConfig
+from captioner.options import DecoderConfig, EncoderConfig, TrainConfig
 from captioner.search.words import encode_search_words
 from captioner.text.vocabulary import UNKNOWN, Vocabulary, frequent_words
 from captioner.training.data import (
@@ -86,8 +86,7 @@ def prepare(config: TrainConfig) -> Setup:
     torch.manual_seed(config.training.seed)
     if config.init_from is None:
         vocabulary, words = new_vocabulary(train, config.data)
-        encoder = _new_encoder(config.encoder)
-        stored = _model(encoder, config, _preprocessing(config.encoder, encoder), vocabulary)
+        stored = _model(*_new_encoder(config.encoder), config.decoder, vocabulary)
         config = _resolved(config, stored)
     else:
         stored = _load_initial_model(config)
@@ -132,8 +131,7 @@ def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
         CaptionerError: Settings or weights cannot be used.
     """
     if config.init_from is None:
-        encoder = _new_encoder(config.encoder)
-        return encoder, _preprocessing(config.encoder, encoder)
+        return _new_encoder(config.encoder)
     stored = _load_initial_model(config)
     return _inherited(stored, _resolved(config, stored).encoder)
 
@@ -160,38 +158,29 @@ def _check_teacher(folder: str, teacher: StoredModel, setup: Setup) -> None:
 # --- A new model ---------------------------------------------------------------------------------
 
 
-def _new_encoder(config: EncoderConfig) -> Encoder:
-    """Build the encoder, with weights rounded to the precision of a model folder.
-
-    So frozen weights and cached features are the same in this run, its model and the next stage.
-    """
+def _new_encoder(config: EncoderConfig) -> tuple[Encoder, Preprocessing]:
     size = config.image_size or DEFAULT_IMAGE_SIZE
-    return _rounded(build_encoder(config.name or DEFAULT_ENCODER, config.weights, size))
+    encoder = _rounded(build_encoder(config.name or DEFAULT_ENCODER, config.weights, size))
+    mean, std = config.mean or encoder.mean, config.std or encoder.std
+    return encoder, Preprocessing(size, config.resize or "crop", tuple(mean), tuple(std))  # type: ignore[arg-type]
 
 
 def _rounded(encoder: Encoder) -> Encoder:
+    """The encoder, with weights rounded to the precision of a model folder.
+
+    So frozen weights and cached features are the same in this run, its model and the next stage.
+    """
     encoder.load_state_dict(
         {name: to_float16(v).to(v.dtype) for name, v in encoder.state_dict().items()}
     )
     return encoder
 
 
-def _preprocessing(config: EncoderConfig, encoder: Encoder) -> Preprocessing:
-    return Preprocessing(
-        config.image_size or DEFAULT_IMAGE_SIZE,
-        config.resize or "crop",
-        tuple(config.mean or encoder.mean),  # type: ignore[arg-type]
-        tuple(config.std or encoder.std),  # type: ignore[arg-type]
-    )
-
-
 def _model(
-    encoder: Encoder, config: TrainConfig, preprocessing: Preprocessing, vocabulary: Vocabulary
+    encoder: Encoder, preprocessing: Preprocessing, config: DecoderConfig, vocabulary: Vocabulary
 ) -> StoredModel:
-    model = CaptionModel(
-        encoder, config.decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
-    )
-    return StoredModel(model, config.decoder, vocabulary)
+    model = CaptionModel(encoder, config, preprocessing, len(vocabulary), len(vocabulary.styles))
+    return StoredModel(model, config, vocabulary)
 
 
 def _resolved(config: TrainConfig, stored: StoredModel) -> TrainConfig:
@@ -215,22 +204,21 @@ def _load_initial_model(config: TrainConfig) -> StoredModel:
     """Load the model of ``init_from``; the config may change its input and dropout only."""
     assert config.init_from is not None
     stored = load_model(config.init_from)
-    preprocessing, tokenizer = stored.model.preprocessing, stored.vocabulary.tokenizer
-    fixed: list[tuple[str, Any, Any, Any]] = [  # name, given, the model's, default
-        ("encoder.name", config.encoder.name, stored.model.encoder.name, None),
-        ("encoder.mean", config.encoder.mean, list(preprocessing.mean), None),
-        ("encoder.std", config.encoder.std, list(preprocessing.std), None),
-        ("data.tokenizer", config.data.tokenizer, tokenizer, DataConfig.tokenizer),
-    ]
-    for name, default in asdict(DecoderConfig()).items():
-        if name != "dropout":
-            given, held = getattr(config.decoder, name), getattr(stored.decoder, name)
-            fixed.append((f"decoder.{name}", given, held, default))
-    for name, given, held, default in fixed:
-        if given not in (held, default):
+    preprocessing = stored.model.preprocessing
+    fixed: dict[str, Any] = {
+        "encoder.name": stored.model.encoder.name,
+        "encoder.mean": list(preprocessing.mean),
+        "encoder.std": list(preprocessing.std),
+        "data.tokenizer": stored.vocabulary.tokenizer,
+    }
+    fixed |= {f"decoder.{n}": v for n, v in asdict(stored.decoder).items() if n != "dropout"}
+    given, default = asdict(config), asdict(TrainConfig())
+    for name, held in fixed.items():
+        section, key = name.split(".")
+        if given[section][key] not in (held, default[section][key]):
             raise ConfigError(
-                f"{name} is {given!r}, but {config.init_from} has {held!r}; leave it out, or train "
-                "without init_from"
+                f"{name} is {given[section][key]!r}, but {config.init_from} has {held!r}; leave it "
+                "out, or train without init_from"
             )
     return stored
 
@@ -260,7 +248,7 @@ def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]
     words = frequent_words(counts, data.vocabulary_threshold) if extend else []
     vocabulary = stored.vocabulary.extended(words, data.styles)
     encoder, preprocessing = _inherited(stored, config.encoder)
-    new = _model(encoder, config, preprocessing, vocabulary)
+    new = _model(encoder, preprocessing, config.decoder, vocabulary)
     if config.decoder.attention == "location" and new.model.grid != old.grid:
         raise ConfigError(
             f"encoder.image_size {preprocessing.image_size} gives {new.model.grid} regions, but "

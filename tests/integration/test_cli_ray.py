@@ -350,8 +350,5 @@ def test_a_photo_that_kills_every_worker_ends_the_job(photos, tiny, on_ray, tmp_
     # Part 0 may be given to a worker after part 1.
     missing = [n for n in (0, 1) if not (out / f"part-0000{n}.jsonl").exists()]
     assert 1 in missing
-    message = {
-        1: "; 1 part is missing: part-00001.jsonl)",
-        2: "; 2 parts are missing, first part-00000.jsonl)",
-    }
+    message = {1: "missing: part-00001.jsonl)", 2: "missing: part-00000.jsonl (and 1 more))"}
     assert message[len(missing)] in err

@@ -135,11 +135,11 @@ def test_a_second_driver_and_a_changed_job_are_refused(tmp_path) -> None:
             open_job(output, parts, settings, resume=True, force=False),
         ):
             pass
-        with pytest.raises(DataError, match=r"1 part is missing: part-00001\.jsonl; give"):
+        with pytest.raises(DataError, match=r"missing: part-00001\.jsonl; give --resume"):
             job.finish({})
     with open_job(output, parts, settings, resume=True, force=False) as again:
         assert again.id == job.id
-        assert [part.number for part in again.missing] == [1]
+        assert [part.number for part in again.missing()] == [1]
     for other, changed in ((parts, {"--beam-size": 4}), (parts[:1], settings)):
         with (
             pytest.raises(ConfigError, match="cannot resume"),

@@ -68,7 +68,7 @@ def searched(
 
 @pytest.mark.parametrize(
     ("guidance", "rare_words", "count"),
-    [(0.0, 0.0, 1), (0.7, 0.0, 1), (0.0, 0.4, 1), (0.7, 0.4, 1), (0.0, 0.0, 3), (0.7, 0.4, 3)],
+    [(0.7, 0.0, 1), (0.0, 0.4, 1), (0.0, 0.0, 3), (0.7, 0.4, 3)],
 )
 def test_targets_are_the_formula_of_the_search(
     guidance: float, rare_words: float, count: int
@@ -105,22 +105,17 @@ def test_targets_are_the_formula_of_the_search(
 def test_its_own_probabilities_give_no_gradient() -> None:
     """Without guidance the teacher is the model, which is then where the loss is smallest."""
     model, batch = model_of(WORDS), batch_of(photos_of(WORDS))
-    objective = ReferenceCaptions(0.0, 1, teacher_of(model, [0.0], []))
     with torch.no_grad():  # never generated, so not part of the targets
         model.decoder.word_output.bias[list(NEVER_GENERATED)] = -1e4
-    (task,) = objective.tasks(model, batch, batch.images, 0)
-    losses = task.losses(model, 0.0)
-    losses.cross_entropy.backward()
-    (plain,) = ReferenceCaptions(0.0, 1).tasks(model, batch, batch.images, 0)
-    norm = gradient_norm(model)
-    model.zero_grad()
-    plain.losses(model, 0.0).cross_entropy.backward()
-    assert norm < 1e-4 * gradient_norm(model)
 
+    def gradient_norm(teacher: Teacher | None) -> float:
+        model.zero_grad()
+        (task,) = ReferenceCaptions(0.0, 1, teacher).tasks(model, batch, batch.images, 0)
+        task.losses(model, 0.0).cross_entropy.backward()
+        gradients = [part.grad.norm() for part in model.parameters() if part.grad is not None]
+        return float(torch.stack(gradients).norm())
 
-def gradient_norm(model: CaptionModel) -> float:
-    gradients = [part.grad.norm() for part in model.parameters() if part.grad is not None]
-    return float(torch.stack(gradients).norm())
+    assert gradient_norm(teacher_of(model, [0.0], [])) < 1e-4 * gradient_norm(None)
 
 
 def test_self_critical_training_has_the_same_targets() -> None:
