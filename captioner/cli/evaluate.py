@@ -45,12 +45,6 @@ def evaluate(options: EvaluateOptions, search: dict[str, Any], _: Any) -> int:
     if how and not options.faithfulness:
         raise ConfigError(f"{flag(next(iter(how)))} needs --faithfulness; give both")
     options.check(search)
-
-    from captioner.evaluation.java import unavailable
-
-    for metric in options.java:  # before photos are captioned
-        if reason := unavailable(metric):
-            raise ConfigError(f"{reason}, or omit --{metric.lower()}")
     if options.results is None:
         checked_search(options.model, search)
     target = _output(options.output, options.force)

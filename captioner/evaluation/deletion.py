@@ -124,7 +124,7 @@ class Word(NamedTuple):
     """A content word and what was measured for it."""
 
     photo: str
-    """File name of the photo, or its index."""
+    """File name of the photo."""
     word: str
     log_prob: float
     """Given the photo as it is (nats)."""

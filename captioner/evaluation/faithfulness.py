@@ -13,7 +13,7 @@ Notation: W content words, L regions, N scored versions of a photo.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from captioner.caption import CropBox
 from captioner.data.images import open_image
+from captioner.data.progress import photo_bar
 from captioner.errors import DataError, ImageError, OptionError
 from captioner.evaluation.deletion import (
     METHODS,
@@ -36,6 +37,7 @@ from captioner.evaluation.deletion import (
     measure_orders,
     region_orders,
 )
+from captioner.evaluation.options import OnError, raise_error
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Ensemble, Prepared
 from captioner.inference.torch_engine import TorchEngine
@@ -177,7 +179,7 @@ def measure_photo(
         options: How to measure.
         search: How to caption.
         reference: Measure this caption instead of the model's.
-        number: Index of the photo, the seed of its random order.
+        number: Seed of the random order of the photo's regions.
         name: Its file name.
     """
     ensemble, vocabulary = model.ensemble, model.stored.vocabulary
@@ -211,7 +213,7 @@ def measure_photo(
         curves[level] = found - whole[:, None]
     return [
         Word(
-            name or str(number),
+            name,
             words[position],
             float(whole[index]),
             {level: found[:, :, index] for level, found in curves.items()},
@@ -235,8 +237,8 @@ def measure(
     options: FaithfulnessOptions,
     search: SearchOptions,
     *,
-    on_error: Callable[[ImageError], None],
-    progress: Callable[[Iterable[Path]], Iterable[Path]] = lambda paths: paths,
+    on_error: OnError = raise_error,
+    progress: bool = False,
 ) -> Faithfulness:
     """Measure the content words of the captions of several photos.
 
@@ -246,7 +248,7 @@ def measure(
         options: How to measure; ``max_photos`` of the photos are used.
         search: How to caption.
         on_error: Called with the error of a photo that cannot be read.
-        progress: Wraps the photos, such as a progress bar.
+        progress: Show a progress bar.
 
     Raises:
         ConfigError: The model is an ensemble.
@@ -259,20 +261,15 @@ def measure(
     chosen = _spread(list(photos), options.max_photos)
     words: list[Word] = []
     read = 0
-    for number, path in enumerate(progress(chosen)):
+    for number, path in enumerate(photo_bar(chosen, shown=progress)):
         try:
             image = open_image(path)
         except ImageError as error:
             on_error(error)
             continue
         read += 1
+        reference = photos[path]
         words += measure_photo(
-            model,
-            image,
-            options,
-            search,
-            reference=photos[path],
-            number=number,
-            name=path.name,
+            model, image, options, search, reference=reference, number=number, name=path.name
         )
     return Faithfulness(options, read, tuple(words), math.prod(model.engine.grid))

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from captioner.errors import ConfigError, DataError
+from captioner.errors import DataError, ProgramError
 from captioner.evaluation import java as java_programs
 from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.evaluation.options import OnError, raise_error
 from captioner.evaluation.references import ORDERS, References
 from captioner.text.tokenizer import caption_tokens, has_unspaced
 from captioner.version import __version__
@@ -91,14 +92,11 @@ def score(
         java: METEOR, SPICE or both; they need Java.
 
     Raises:
-        ConfigError: A requirement of a Java metric is missing.
         DataError: There are no captions, or an image has no references.
+        ProgramError: The program of a Java metric failed.
     """
     if not candidates:
         raise DataError("there are no captions to score; give at least one image")
-    for name in java:
-        if reason := java_programs.unavailable(name):
-            raise ConfigError(reason)
     ids = sorted(candidates)
     tokens = [caption_tokens(candidates[i]) for i in ids]
     truth = {i: [caption_tokens(text) for text in references.get(i, ())] for i in ids}
@@ -138,7 +136,7 @@ def _with_mean(values: ArrayLike) -> tuple[np.float64, NDArray[np.float64]]:
     return each.mean(), each
 
 
-@dataclass(frozen=True)
+@dataclass
 class CaptionEvaluator:
     """Scores captions against references, with the same settings for all systems compared."""
 
@@ -148,10 +146,19 @@ class CaptionEvaluator:
     """Frozen document frequencies; adds CIDEr_D."""
     java: Sequence[str] = ()
     """METEOR, SPICE or both."""
+    on_error: OnError = raise_error
+    """Called with the error of a metric's program, which is then omitted."""
 
     def score(self, captions: Mapping[int, str]) -> Scores:
         """Score one caption per image; see `score`."""
-        return score(captions, self.references, frequencies=self.frequencies, java=self.java)
+        while True:
+            try:
+                return score(
+                    captions, self.references, frequencies=self.frequencies, java=self.java
+                )
+            except ProgramError as error:
+                self.on_error(error)
+                self.java = [metric for metric in self.java if metric != error.program]
 
     def signature(self, images: Iterable[int]) -> str:
         """Versions, tokenizer, metrics and a digest of the images and their references.

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from captioner.errors import OptionError
+from captioner.errors import CaptionerError, OptionError
+from captioner.evaluation.java import JAVA_METRICS, unavailable
 from captioner.option_fields import File, Folder, ModelName, Shown, option_fields
 from captioner.options import DeviceOptions, ModelOptions
 
-Report = Annotated[str, Shown("FILE", ("-o", "--output"))]
+OnError = Callable[[CaptionerError], None]
+"""Called with the error of a photo or of a metric's program; the others go on. May raise it."""
+
+_Report = Annotated[str, Shown("FILE", ("-o", "--output"))]
+
+
+_SCORING = ("compare", "frequencies", "train_annotations", "meteor", "spice")
+
+
+def raise_error(error: CaptionerError) -> None:
+    """The first error ends the evaluation."""
+    raise error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +57,7 @@ class EvaluateOptions(ModelOptions):
     train_annotations: list[File] = field(default_factory=list)
     """COCO captions file that the system was trained on, to report how many captions are not in it;
     repeat for several."""
-    output: Report | None = None
+    output: _Report | None = None
     """JSON report with the scores of every image."""
     force: bool = False
     """Overwrite the report."""
@@ -57,13 +69,13 @@ class EvaluateOptions(ModelOptions):
     @property
     def java(self) -> list[str]:
         """METEOR, SPICE or both, if they are requested."""
-        return [name for name in ("METEOR", "SPICE") if getattr(self, name.lower())]
+        return [name for name in JAVA_METRICS if getattr(self, name.lower())]
 
     def check(self, search: Mapping[str, Any]) -> None:
         """Check that the options, and the changes to search options, go together.
 
         Raises:
-            OptionError: Two contradict each other, or one is missing.
+            OptionError: Two contradict each other, or one or a program is missing.
         """
         if (self.images is None) == (self.results is None):
             raise OptionError(
@@ -77,7 +89,7 @@ class EvaluateOptions(ModelOptions):
             raise OptionError(
                 "give {annotations} (to score captions), {instances} (attention) or {faithfulness}"
             )
-        for name in ("compare", "frequencies", "train_annotations", "meteor", "spice"):
+        for name in _SCORING:
             if getattr(self, name) and self.annotations is None:
                 raise OptionError(f"{{{name}}} needs references; give {{annotations}} too")
         if search.get("num_captions", 1) != 1:
@@ -85,17 +97,18 @@ class EvaluateOptions(ModelOptions):
                 "{num_captions} is {given}, but only one per photo is scored; omit it",
                 given=search["num_captions"],
             )
+        for metric in self.java:  # before photos are captioned
+            if reason := unavailable(metric):
+                raise OptionError(f"{{given}}, or omit {{{metric.lower()}}}", given=reason)
 
     def _check_faithfulness(self, search: Mapping[str, Any]) -> None:
         if self.images is None:
             raise OptionError("{faithfulness} is measured on photos; give {images}, not {results}")
-        others = ("instances", "compare", "frequencies", "train_annotations", "meteor", "spice")
-        for name in others:
+        for name in ("instances", *_SCORING):
             if getattr(self, name):
                 raise OptionError(f"{{faithfulness}} is measured alone; omit {{{name}}}")
-        for name in search if self.annotations is not None else ():
-            if name != "style":
-                raise OptionError(f"{{annotations}} gives the captions; omit {{{name}}}")
+        for name in search.keys() - {"style"} if self.annotations is not None else ():
+            raise OptionError(f"{{annotations}} gives the captions; omit {{{name}}}")
 
     def _check_results(self, search: Mapping[str, Any]) -> None:
         """No model runs if the captions are given."""
@@ -150,7 +163,7 @@ class CalibrateOptions(DeviceOptions):
     model)."""
     diagram: File | None = None
     """Figure of calibration and coverage: .png, .svg or .pdf."""
-    output: Report | None = None
+    output: _Report | None = None
     """JSON report."""
     force: bool = False
     """Replace the model's confidence and existing files."""

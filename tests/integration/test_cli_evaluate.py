@@ -17,11 +17,10 @@ import captioner
 from captioner import load
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.coco import read_captions
-from captioner.evaluation import java
+from captioner.evaluation import api, java
 from captioner.evaluation.metrics import score
 from captioner.evaluation.references import count_frequencies
 from captioner.files import FREQUENCIES
-from captioner.inference import captioner as api
 from captioner.inference.folder import load_model
 from captioner.options import FaithfulnessOptions
 from captioner.text.tokenizer import tokenize
@@ -442,7 +441,7 @@ def test_a_failing_java_skips_meteor(scored, tmp_path, monkeypatch, capsys) -> N
 @pytest.fixture
 def programs(monkeypatch) -> None:
     """Fake METEOR and SPICE, which give every caption the same score."""
-    monkeypatch.setattr(java, "unavailable", lambda metric: None)
+    monkeypatch.setattr("captioner.evaluation.options.unavailable", lambda metric: None)
     monkeypatch.setattr(
         java, "meteor_counts", lambda texts, truth: np.ones((len(texts), java.METEOR_COUNTS))
     )

@@ -168,7 +168,6 @@ def test_spice_is_scored_on_request(monkeypatch: pytest.MonkeyPatch):
         calls.append((candidates, references))
         return [0.1, math.nan, 0.2, 0.3]
 
-    monkeypatch.setattr(java, "unavailable", lambda metric: None)
     monkeypatch.setattr(java, "spice", spice)
 
     found = score(CANDIDATES, REFERENCES, java=["SPICE"])
