@@ -196,20 +196,16 @@ def _inspect_parquet(name: str, columns: Columns) -> tuple[int, str]:
         held = pq.ParquetFile(file)
         schema, rows = held.schema_arrow, held.metadata.num_rows
 
-    def has(column: str, *kinds: str) -> bool:
-        return any(getattr(types, f"is_{kind}")(schema.field(column).type) for kind in kinds)
-
-    def has_bytes(column: str) -> bool:
-        fields = (
-            {field.name for field in schema.field(column).type} if has(column, "struct") else ()
-        )
-        return has(column, "binary", "large_binary") or {"bytes", "path"} <= set(fields)
+    def is_bytes(kind: Any) -> bool:
+        if types.is_struct(kind):  # as Hugging Face's
+            return {"bytes", "path"} <= {field.name for field in kind}
+        return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
     for column in filter(None, columns):
         if column not in schema.names:
             raise ConfigError(f"{name} has no column {column}; it has {', '.join(schema.names)}")
-    with_bytes = [column for column in schema.names if has_bytes(column)]
-    with_names = [column for column in schema.names if has(column, "string", "large_string")]
+    with_bytes = [one.name for one in schema if is_bytes(one.type)]
+    with_names = [one.name for one in schema if str(one.type) in ("string", "large_string")]
     if columns.image is not None:
         if columns.image not in with_bytes + with_names:
             raise ConfigError(

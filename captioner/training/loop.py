@@ -317,13 +317,15 @@ class Trainer:
             added["gradient_norm"] = math.inf  # not only because the scale was too large
         self.progress.add(added, now - self._clock)
         self._clock = now
-        if problem := self.progress.problem():
-            raise CheckpointError(
-                f"{problem} of {self.total_steps} (learning rate {self._lr():.1e}, clip_norm "
-                f"{self.training.clip_norm}); the last checkpoint is from before that: lower "
-                "training.lr, raise training.warmup_steps or set training.precision fp32, and "
-                "continue with --resume"
-            )
+        for name, what in (("loss", "loss"), ("gradient_norm", "gradient norm")):
+            if not math.isfinite(value := self.progress.sums[name]):
+                raise CheckpointError(
+                    f"the {what} is {value} by step {self.progress.step} of {self.total_steps} "
+                    f"(learning rate {self._lr():.1e}, clip_norm {self.training.clip_norm}); the "
+                    "last checkpoint is from before that: lower training.lr, raise "
+                    "training.warmup_steps or set training.precision fp32, and continue with "
+                    "--resume"
+                )
 
     # --- Validate and save ---
 

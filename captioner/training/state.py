@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,13 +70,6 @@ class Progress:
             held |= {name: held.get(name, 0.0) + value for name, value in sums.items()}
         self.sums["seconds"] = self.sums.get("seconds", 0.0) + seconds
         self.seconds += seconds
-
-    def problem(self) -> str:
-        """Why training cannot go on: a sum is not finite; empty if it can."""
-        for name in ("loss", "gradient_norm"):
-            if not math.isfinite(self.sums[name]):
-                return f"the {name.replace('_', ' ')} is {self.sums[name]} by step {self.step}"
-        return ""
 
     def curve_point(self, lr: float) -> dict[str, Any]:
         """A row of steps.jsonl: means over the steps since the last one."""
