@@ -89,15 +89,14 @@ class CheckpointError(CaptionerError):
 class ServerError(CaptionerError):
     """A request to ``captioner serve`` failed: the server refused it, or could not be reached."""
 
-    def __init__(self, message: str, status: int | None) -> None:
-        """Initialize the error.
+    def __init__(self, message: str, status: int | None, retry_after: float | None = None) -> None:
+        """Take the server's message, one line.
 
-        Args:
-            message: The server's message, one line.
-            status: HTTP status; None if there was no response.
+        ``status`` is that of HTTP, None if there was no response; ``retry_after`` the seconds after
+        which the server asks to try again, if it does.
         """
         super().__init__(message)
-        self.status = status
+        self.status, self.retry_after = status, retry_after
 
 
 def counted(count: int, noun: str) -> str:

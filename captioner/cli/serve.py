@@ -35,7 +35,7 @@ def serve(options: ServeOptions, *_: Any) -> int:
     model = load(*options.model, device=options.device, precision=options.precision)
     app = create_app(
         model,
-        options.limits(),
+        options,
         batch_size=options.batch_size,
         hosts=hosts,
         origins=origins,

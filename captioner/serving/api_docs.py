@@ -52,23 +52,17 @@ def request_body(options: type[BaseModel], example: str, *, several: bool = Fals
         return {"type": "object", "required": [name], "properties": {name: items, **others}}
 
     # The form has no fields for the options: Swagger UI would fill in values for all of them.
-    form_photo = ["a.jpg", "b.jpg"] if several else "photo.jpg"
-    json_photo = [EXAMPLE_PHOTO] * 2 if several else EXAMPLE_PHOTO
+    files = ["a.jpg", "b.jpg"] if several else ["photo.jpg"]
+    form_photo, json_photo = (files, [EXAMPLE_PHOTO] * 2) if several else (files[0], EXAMPLE_PHOTO)
     json_schema = schema(_BASE64, options.model_json_schema()["properties"])
     content = {
         "multipart/form-data": {"schema": schema(_BYTES, {}), "example": {name: form_photo}},
         "application/json": {"schema": json_schema, "example": {name: json_photo}},
     }
-    url = f"'http://localhost:8000{example}'"
-    if several:
-        photos = """["'$(base64 -w0 a.jpg)'", "'$(base64 -w0 b.jpg)'"]"""
-        commands = [f"curl -F images=@a.jpg -F images=@b.jpg {url}"]
-    else:
+    if not several:
         content |= {kind: {"schema": _BYTES} for kind in ("application/octet-stream", "image/*")}
-        photos = """"'$(base64 -w0 photo.jpg)'\""""
-        commands = [f"curl {way}@photo.jpg {url}" for way in ("-F image=", "--data-binary ")]
-    commands.append(f"""echo '{{"{name}": {photos}}}' | curl --json @- {url}""")
-    text = _NOTE + "".join(f"    {command}\n" for command in commands)
+    fields = " ".join(f"-F {name}=@{file}" for file in files)
+    text = f"{_NOTE}    curl {fields} 'http://localhost:8000{example}'\n"
     return {"requestBody": {"required": True, "description": text, "content": content}}
 
 

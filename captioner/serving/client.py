@@ -35,10 +35,9 @@ from captioner.geometry import Geometry
 
 try:
     import httpx
-except ImportError as error:  # a missing module, where a missing extra is meant
-    raise ConfigError(
-        "captioner.serving.client needs httpx; run: pip install 'captioner[client]'"
-    ) from error
+except ImportError as error:
+    message = "captioner.serving.client needs httpx; run: pip install 'captioner[client]'"
+    raise ConfigError(message) from error
 
 Photo = str | os.PathLike[str] | bytes | BinaryIO
 """A path, the bytes of an image file, or an open binary file."""
@@ -50,11 +49,10 @@ _MAX_DELAY = 30.0
 
 @dataclass(frozen=True)
 class ServedCaption:
-    """One caption of a response; T words.
+    """One caption of a response; ``data`` is its JSON, with all that was requested.
 
     ``log_prob`` is the natural log-probability of the whole sentence, including its end token;
-    ``log_probs`` are those of the words, each given the previous ones; ``data`` is the response's
-    JSON, with all that was requested, such as alternatives.
+    ``log_probs`` are those of its T words, each given the previous ones.
     """
 
     text: str
@@ -87,10 +85,9 @@ class ServedCaption:
 
 @dataclass(frozen=True)
 class PhotoCaptions:
-    """The server's response for one photo.
+    """A photo's size after EXIF rotation (pixels) and its captions, best first.
 
-    Its size after EXIF rotation (pixels), its captions, best first, the name and fingerprint of the
-    server's model, and the request's id as in the server's log.
+    ``model`` is the name and fingerprint of the server's model, ``request_id`` as in its log.
     """
 
     width: int
@@ -106,10 +103,7 @@ class PhotoCaptions:
 
 
 class Result(NamedTuple):
-    """Result for one photo of a stream: captions or an error.
-
-    The error is a `ServerError`, or an `ImageError` if the file cannot be read.
-    """
+    """A photo of a stream with its captions or the error of ``caption``."""
 
     photo: Photo
     captions: PhotoCaptions | None
@@ -169,12 +163,14 @@ class Client(_Base):
             ServerError: The server refused the photo, or could not be reached in time.
             ImageError: The file cannot be read.
         """
-        content, retries = _read(photo), _Retries(self._retry_for)
+        request: Any = {"content": _read(photo), "params": _query(query)}
+        attempt, end = 0, time.monotonic() + self._retry_for
         while True:
             try:
-                return _captions(self._http.post(_PATH, content=content, params=_query(query)))
-            except (httpx.TransportError, _BusyError) as error:
-                time.sleep(retries.delay(error))
+                return _captions(self._http.post(_PATH, **request))
+            except (httpx.TransportError, ServerError) as error:
+                time.sleep(_delay(error, attempt, end))
+            attempt += 1
 
     def stream(
         self, photos: Iterable[Photo], *, parallel: int = 4, **query: Any
@@ -216,13 +212,15 @@ class AsyncClient(_Base):
 
     async def caption(self, photo: Photo, **query: Any) -> PhotoCaptions:
         """Caption one photo; see ``Client.caption``."""
-        content, retries = await asyncio.to_thread(_read, photo), _Retries(self._retry_for)
+        content = await asyncio.to_thread(_read, photo)
+        request: Any = {"content": content, "params": _query(query)}
+        attempt, end = 0, time.monotonic() + self._retry_for
         while True:
             try:
-                posted = self._http.post(_PATH, content=content, params=_query(query))
-                return _captions(await posted)
-            except (httpx.TransportError, _BusyError) as error:
-                await asyncio.sleep(retries.delay(error))
+                return _captions(await self._http.post(_PATH, **request))
+            except (httpx.TransportError, ServerError) as error:
+                await asyncio.sleep(_delay(error, attempt, end))
+            attempt += 1
 
     async def stream(
         self, photos: Iterable[Photo], *, parallel: int = 4, **query: Any
@@ -250,35 +248,19 @@ class AsyncClient(_Base):
                 task.cancel()
 
 
-class _BusyError(ServerError):
-    """A response that is worth repeating the request for."""
-
-    delay: float | None = None  # seconds
-
-
-class _Retries:
-    """When to repeat the request of one photo."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-        self._longest = 0.5
-
-    def delay(self, error: httpx.TransportError | _BusyError) -> float:
-        """Seconds to wait before the next attempt; `ServerError` if there is none."""
-        seconds: float | None = None
-        failed: ServerError
-        if isinstance(error, _BusyError):
-            failed, seconds = error, error.delay
-        else:
-            reason = str(error) or type(error).__name__
-            failed = ServerError(f"cannot reach the server ({reason}); is it running?", None)
-        if seconds is None:
-            seconds = min(_MAX_DELAY, self._longest) * random.uniform(0.5, 1.0)
-        self._longest *= 2
-        permanent = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
-        if permanent or time.monotonic() + seconds > self._end:
-            raise failed from error
+def _delay(error: httpx.TransportError | ServerError, attempt: int, end: float) -> float:
+    """Seconds to wait after a failed attempt, counted from 0; `ServerError` if it was the last."""
+    seconds: float = min(_MAX_DELAY, 0.5 * 2**attempt) * random.uniform(0.5, 1.0)
+    again = not isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
+    if isinstance(error, ServerError):
+        seconds = seconds if error.retry_after is None else error.retry_after
+        again, failed = error.status in _RETRIED, error
+    else:
+        reason = str(error) or type(error).__name__
+        failed = ServerError(f"cannot reach the server ({reason}); is it running?", None)
+    if again and time.monotonic() + seconds <= end:
         return seconds
+    raise failed from error
 
 
 def _read(photo: Photo) -> bytes:
@@ -309,12 +291,8 @@ def _captions(response: httpx.Response) -> PhotoCaptions:
             message = str(response.json()["error"])
         except (ValueError, KeyError, TypeError):  # a proxy's
             message = f"the server returned {status} {response.reason_phrase}"
-        if status not in _RETRIED:
-            raise ServerError(message, status)
-        busy = _BusyError(message, status)
         given = response.headers.get("retry-after", "")
-        busy.delay = float(given) if given.isdecimal() else None
-        raise busy
+        raise ServerError(message, status, float(given) if given.isdecimal() else None)
     names = ("x-captioner-model", "x-request-id")
     try:
         body = response.json()

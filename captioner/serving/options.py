@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Interval
@@ -47,10 +47,6 @@ class Limits:
 
     def __post_init__(self) -> None:
         check_options(self)
-
-    def limits(self) -> Limits:
-        """The limits alone, without what a subclass adds."""
-        return Limits(**{one.name: getattr(self, one.name) for one in fields(Limits)})
 
 
 @dataclass(frozen=True, kw_only=True)

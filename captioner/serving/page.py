@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,10 @@ def index_page(limits: Limits, model: Captioner) -> str:
         max_beam=limits.max_beam,
         intro=_INTRO,
         scripts=_assets("key.js", "upload.js", "requests.js"),
-        data={"limits": asdict(limits), "imageSize": model.ensemble.image_size},
+        data={
+            "limits": {"max_bytes": limits.max_bytes, "max_pixels": limits.max_pixels},
+            "imageSize": model.ensemble.image_size,
+        },
     )
 
 

@@ -14,7 +14,6 @@ rather than a refused connection, and a load balancer sees that readiness has ch
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import signal
@@ -90,24 +89,17 @@ def free_address(host: str, port: int) -> tuple[str, int]:
     """The IP address of a host, and a port of it on which a server can listen.
 
     Raises:
-        ConfigError: The host is unknown.
-        CaptionerError: The port is in use or not allowed.
+        CaptionerError: The host is unknown, or the port is in use or not allowed.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (socket.gaierror, UnicodeError):
-        raise ConfigError(
-            f"--host {host!r} is not a known address; give 127.0.0.1, 0.0.0.0, ..."
-        ) from None
-    family, _, _, _, address = found[0]
-    try:
+        family, _, _, _, address = found[0]
         with socket.create_server(address[:2], family=family) as probe:
             return str(address[0]), int(probe.getsockname()[1])
-    except OSError as error:
-        used = error.errno == errno.EADDRINUSE
-        problem = "is in use" if used else f"cannot be used ({error.strerror})"
-        hint = "give another --port, or --port 0 for any free port"
-        raise CaptionerError(f"port {port} of {host} {problem}; {hint}") from error
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        hint = "give another --port (0: any free one), or --host 127.0.0.1, 0.0.0.0, ..."
+        raise CaptionerError(f"cannot listen on port {port} of {host}: {reason}; {hint}") from error
 
 
 class Running:

@@ -202,7 +202,7 @@ def test_commands_in_the_api_description_run(server):
     bodies = [item["post"]["requestBody"] for item in schema["paths"].values() if "post" in item]
     texts = [schema["info"]["description"], *(body["description"] for body in bodies)]
     commands = re.findall(r"^    (.*curl.*)$", "\n".join(texts), flags=re.MULTILINE)
-    assert len(commands) == 3 + 3 + 2 + 4 * 3  # captions, batch, overlays
+    assert len(commands) == 3 + 6  # three ways, and a form for each endpoint
 
     for command in commands:
         line = command.replace("http://localhost:8000", server.url)
