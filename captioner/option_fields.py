@@ -22,6 +22,7 @@ import functools
 import inspect
 import itertools
 import math
+import operator
 import os
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -105,16 +106,14 @@ class OptionField:
         right = isinstance(value, _ABSTRACT.get(self.kind, object))
         if self.kind not in (int, float):
             return right
-        return right and not isinstance(value, bool) and self._within(value)
-
-    def _within(self, value: Any) -> bool:
-        low, high = self.bounds.ge, self.bounds.le
-        above, below = self.bounds.gt, self.bounds.lt
-        return bool(  # each comparison is false for NaN
-            (low is None or value >= low)
-            and (above is None or value > above)
-            and (high is None or value <= high)
-            and (below is None or value < below)
+        return (
+            right
+            and not isinstance(value, bool)
+            and all(
+                holds(value, limit)  # false for NaN
+                for name, holds in _BOUNDS.items()
+                if (limit := getattr(self.bounds, name)) is not None
+            )
         )
 
     @property
@@ -133,6 +132,7 @@ class OptionField:
 
 
 _ABSTRACT: dict[Any, Any] = {int: Integral, float: Real, bool: bool, str: str}
+_BOUNDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
 
 
 def allowed_numbers(kind: type, bounds: Interval) -> str:
@@ -197,9 +197,6 @@ def _read(field: dataclasses.Field[Any], hint: Any, owner: type) -> OptionField:
         next((mark for mark in marks if isinstance(mark, Shown)), Shown()),
         owner,
     )
-
-
-_BOUNDS = ("gt", "ge", "lt", "le")
 
 
 @functools.cache

@@ -44,9 +44,8 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             command: Its name, such as ``prepare shards``.
             usage: What follows the name in the first line of the help.
             options: The command's options.
-            *more: Options of which only those given are returned, because a model, a config file or
-                the format of the output has the others. Sections become ``--section.option``. Of
-                two options with one name, the first is shown.
+            *more: Options of which only those given are returned: the model or the config file has
+                the others. Sections become ``--section.option``. Of two with one name, the first.
             shown: Options of sections that the help shows without ``--help SECTION``.
         """
         super().__init__(
@@ -76,9 +75,6 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         Returns:
             The command's options, and what was given of the others: by name, in a dictionary of its
             own for each section.
-
-        Raises:
-            ConfigError: An option is unknown, or its value is invalid.
         """
         end = argv.index("--") if "--" in argv else len(argv)
         head = [_dashed(argument) for argument in argv[:end]]
@@ -321,14 +317,9 @@ def model_folders(models: Sequence[str]) -> list[str | Path]:
 
 
 def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOptions:
-    """Return the model's search options with those of the command line.
+    """The model's search options with those of the command line.
 
     Reads the model's config only, so that an error does not have to wait for torch and the model.
-
-    Raises:
-        ConfigError: An option is out of range, two contradict each other, or the model does not
-            know a style or a forced word.
-        ModelError: The model folder cannot be read.
     """
     from captioner.inference.folder import read_search
     from captioner.search.words import encode_search_words

@@ -104,11 +104,7 @@ _BY_EXTENSION = {
 
 
 def choose_format(given: str | None, target: Path | None) -> str:
-    """Return the format of ``--format``, or else of the output file's extension, or else text.
-
-    Raises:
-        ConfigError: The two contradict each other, or the extension is unknown.
-    """
+    """The format of ``--format``, or else of the output file's extension, or else text."""
     suffix = "" if target is None else target.suffix.lower()
     possible = _BY_EXTENSION.get(suffix, (given or "text",))
     if given == "parquet":

@@ -31,10 +31,15 @@ from captioner.files import write_lock
 class Journal:
     """The finished photos of one run, open for appending; see `open_journal`."""
 
-    def __init__(self, file: IO[bytes], header: Mapping[str, Any]):
-        """Start with no finished photos, behind the first line of the file."""
-        self._file, self._header = file, header
+    def __init__(self, file: IO[bytes]):
+        """Read the header and find the finished photos; a torn last line ends them."""
+        self._file = file
+        file.seek(0)
+        self.header: Any = json.loads(file.readline())
         self._ends = [file.tell()]
+        for line in file:
+            if line.endswith(b"\n"):
+                self._ends.append(self._ends[-1] + len(line))
 
     @property
     def finished(self) -> int:
@@ -44,7 +49,7 @@ class Journal:
     @property
     def saved(self) -> int:
         """Number of photos in whole batches, which a resumed run would not caption again."""
-        total, size = len(self._header["photos"]), self._header["settings"]["--batch-size"]
+        total, size = len(self.header["photos"]), self.header["settings"]["--batch-size"]
         return total if self.finished >= total else self.finished // size * size
 
     def add(self, entry: dict[str, Any]) -> None:
@@ -58,12 +63,6 @@ class Journal:
         self._file.seek(self._ends[0])
         for _ in range(self.finished):
             yield json.loads(self._file.readline())
-
-    def read(self) -> None:
-        """Find the finished photos in the file; a torn last line ends them."""
-        for line in self._file:
-            if line.endswith(b"\n"):
-                self._ends.append(self._ends[-1] + len(line))
 
     def cut(self) -> None:
         """Drop what follows the last whole batch."""
@@ -94,14 +93,8 @@ def open_journal(
         target: The output file.
         settings: What captions depend on, by option; a resumed run must have the same.
         photos: What to caption; a resumed run must have the same.
-        resume: Continue an interrupted run if there is one.
-        force: Start over, unless ``resume`` is given too.
-
-    Raises:
-        ConfigError: There is an interrupted run and neither was given, it had other settings or
-            photos, or the output file is not to be overwritten.
-        DataError: Another process is writing to it.
-        OSError: It cannot be written.
+        resume: Continue an interrupted run if there is one; ConfigError if it differs.
+        force: Start over; with neither, ConfigError if there is an interrupted run.
     """
     path = journal_path(target)
     sizes = [[str(photo), photo.stat().st_size] for photo in photos]
@@ -109,13 +102,10 @@ def open_journal(
     with path.open("ab"):  # "w+b" would empty it before it is locked
         pass
     with write_lock(path), path.open("r+b") as file:
-        first = file.readline()
-        before = json.loads(first) if first.endswith(b"\n") else header
-        journal = Journal(file, before)
-        journal.read()
-        if journal.saved and resume:
-            _check_same(path, before, header)
-        elif journal.saved and not force:
+        journal = Journal(file) if file.readline().endswith(b"\n") else None
+        if journal and journal.saved and resume:
+            _check_same(path, journal.header, header)
+        elif journal and journal.saved and not force:
             raise ConfigError(
                 f"{path} has {journal.saved} photos of an interrupted run; give --resume to "
                 "continue it, or --force to start over"
@@ -125,7 +115,7 @@ def open_journal(
             file.truncate()
             file.write(_line(header))
             _sync(file)
-            journal = Journal(file, header)
+            journal = Journal(file)
         journal.cut()
         if journal.finished < len(photos):
             refuse_overwrite(target, force)

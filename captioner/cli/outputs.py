@@ -13,11 +13,7 @@ from captioner.errors import ConfigError
 
 
 def refuse_overwrite(path: Path, force: bool) -> None:
-    """Check that an output file can be written.
-
-    Raises:
-        ConfigError: It exists and ``--force`` was not given, or it is a folder.
-    """
+    """Raise ConfigError if an output file exists and ``--force`` was not given."""
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give a file name")
     if path.exists() and not force:

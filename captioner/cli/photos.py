@@ -98,12 +98,7 @@ class Photos:
 
 
 def find_photos(options: PhotoOptions) -> Photos:
-    """Find the photos of a command; print a warning for each problem.
-
-    Raises:
-        ConfigError: There are no arguments, standard input is given twice, or the list of names
-            cannot be read.
-    """
+    """Find the photos of a command; print a warning for each that is not there."""
     given = options.photos
     if not given and options.from_file is None:
         raise ConfigError("no photos; give files, folders, - or --from-file")
@@ -159,10 +154,7 @@ def _expand(argument: str) -> list[str]:
 
 
 def read_names(source: str) -> list[tuple[str, str]]:
-    """Return every name in a list, and its position for messages (``list.txt:3: ``).
-
-    Names are separated by NUL if there is one, otherwise by line ends.
-    """
+    """Every name in a list of lines, or else by NUL, after its position, ``list.txt:3: ``."""
     if format_by_name(source) is not None:
         raise ConfigError(f"--from-file is {source}, a photo; give it without --from-file")
     try:
@@ -183,13 +175,8 @@ def read_names(source: str) -> list[tuple[str, str]]:
     return names
 
 
-_LISTED = 6
-"""Most extensions in a message."""
-
-
 def _by_extension(counts: Counter[str]) -> str:
-    """``2 .txt, 1 .mp4``: the most frequent extensions first."""
+    """``2 .txt, 1 .mp4``: the most frequent extensions first, six at most."""
     ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
     parts = [f"{count} {extension or 'without extension'}" for extension, count in ordered]
-    rest = sum(count for _, count in ordered[_LISTED:])
-    return ", ".join(parts[:_LISTED] + ([f"{rest} others"] if rest else []))
+    return ", ".join([*parts[:6], *["..."] * (len(parts) > 6)])

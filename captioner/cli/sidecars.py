@@ -63,11 +63,7 @@ class Store:
         return photo if self.folder is None else self.folder / photo.name
 
     def has_caption(self, photo: Path) -> bool:
-        """Whether something would be replaced.
-
-        Raises:
-            DataError: This photo cannot be written to.
-        """
+        """Whether something would be replaced; DataError: this photo cannot be written to."""
         target = self.target(photo)
         if self.sidecar == "txt":
             return target.exists()
@@ -86,17 +82,13 @@ class Store:
         return bool(embedded_description(data))
 
     def write(self, photo: Path, text: str) -> None:
-        """Write a caption.
-
-        Raises:
-            DataError: This photo cannot be written to.
-            OSError: The file cannot be written.
-        """
+        """Write a caption; DataError or OSError: this photo cannot be written to."""
         target = self.target(photo)
         if self.sidecar == "txt":
             atomic_write(target, f"{text}\n")
         elif self.sidecar == "xmp":
-            atomic_write(target, set_description(_read(target), text))
+            before = target.read_bytes() if target.exists() else None
+            atomic_write(target, set_description(before, text))
         else:
             atomic_write(target, embed_description(photo.read_bytes(), text))
 
@@ -106,16 +98,8 @@ class Store:
         return f"{path}: {getattr(error, 'strerror', None) or error}"
 
 
-def _read(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
-
-
 def choose_store(options: CaptionOptions) -> Store | None:
-    """Return where captions are kept, or None if they are only printed or written to one file.
-
-    Raises:
-        ConfigError: The options contradict each other.
-    """
+    """Where captions are kept; None if they are only printed or written to one file."""
     given = [name for name in ("sidecar", "embed", "in_place") if getattr(options, name)]
     if not given:
         if options.skip_existing:
@@ -140,12 +124,7 @@ def check_photos(
 ) -> tuple[list[Path], set[Path]]:
     """Check every photo before a model is loaded; warn about those that cannot be written to.
 
-    Returns:
-        The photos that can be written to, and those of them that have a caption to keep.
-
-    Raises:
-        ConfigError: Two photos share a file, or one has a caption and neither ``--force`` nor
-            ``--skip-existing`` was given.
+    Returns the photos that can be written to, and those of them that have a caption to keep.
     """
     owners: dict[Path, Path] = {}
     existing: list[Path] = []

@@ -38,13 +38,7 @@ detected from the content. Options come before the photos if there are several.
 
 
 def request_body(options: type[BaseModel], example: str, *, several: bool = False) -> Any:
-    """The body of an endpoint, for its ``openapi_extra``.
-
-    Args:
-        options: The endpoint's options.
-        example: Path, query and options of curl for an example.
-        several: Whether there may be several photos.
-    """
+    """The body of an endpoint, for its ``openapi_extra``, with curl's arguments as example."""
     name = "images" if several else "image"
 
     def schema(photo: dict[str, str], others: dict[str, Any]) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from captioner.serving.api_docs import DESCRIPTION, add_api_pages, add_file, req
 from captioner.serving.bulk import NDJSON, BulkResponse
 from captioner.serving.observe import REQUEST_ID, AccessLog, Metrics
 from captioner.serving.options import Limits
-from captioner.serving.outputs import CAPTIONS, OUTPUTS, Output
+from captioner.serving.outputs import CAPTIONS, OUTPUTS
 from captioner.serving.page import index_page, policy
 from captioner.serving.schema import RequestError
-from captioner.serving.service import Service
+from captioner.serving.service import Output, Service
 from captioner.version import __version__
 
 _HTTP_ERRORS = {
@@ -118,7 +118,7 @@ def _add_output(app: FastAPI, service: Service, output: Output, checks: list[Any
     """Add an endpoint that takes a photo."""
 
     async def endpoint(request: Request, query: schema.RequestQuery) -> Response:
-        body = await service.caption(request, query, output.renderer)
+        body = await service.caption(request, query, output)
         headers = {"Content-Security-Policy": output.policy(body)} if output.policy else {}
         return Response(body, media_type=output.media_type, headers=headers)
 

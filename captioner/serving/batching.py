@@ -44,11 +44,9 @@ class Batcher:
     ) -> None:
         """Initialize the queue; ``start`` starts the thread.
 
-        Args:
-            model: The model; it must not be used elsewhere from now on.
-            batch_size: Maximum number of photos in a batch with the model's default options.
-                Requests for a wider or longer search get smaller batches, which bounds memory.
-            on_batch: Called with the number of photos of every batch.
+        A batch has at most ``batch_size`` photos with the model's default options; requests for a
+        wider or longer search get smaller ones, which bounds memory. ``on_batch`` is called with
+        the number of photos of each.
         """
         self._model = model
         self._batch_size = batch_size
@@ -76,8 +74,7 @@ class Batcher:
     def submit(self, photo: Prepared, request: CaptionRequest) -> Future[list[Caption]]:
         """Queue a photo; returns a future of its captions, best first.
 
-        Cancelling it while it waits removes the photo from the queue. ClosedError: the batcher is
-        closed.
+        Cancelling it while it waits removes the photo from the queue.
         """
         job = _Job(photo, request)
         with self._changed:

@@ -88,11 +88,8 @@ class AccessLog:
 
         ``root_path`` is a prefix of the paths at the proxy, which may remove it.
         """
-        self.app = app
-        self.metrics = metrics
-        self.routes = routes
-        self.headers = headers
-        self.root_path = root_path
+        self.app, self.metrics, self.routes = app, metrics, routes
+        self.headers, self.root_path = headers, root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; count and log it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,24 +20,9 @@ from captioner.drawing.pages import page
 from captioner.errors import ConfigError
 from captioner.option_fields import option_fields
 from captioner.serving.schema import ResponseOptions, WordOptions, captions_json
-from captioner.serving.service import Decoded, Renderer
+from captioner.serving.service import Decoded, Output
 
 MAX_FIGURE = 24_000_000  # pixels of a figure's panels, each of 30 bytes while it is drawn
-
-
-class Output(NamedTuple):
-    """An endpoint that takes a photo: what it makes of the captions.
-
-    Its options, beside those of the search, are dataclasses. Its policy is the
-    Content-Security-Policy of what it makes, for opening that in a browser.
-    """
-
-    path: str
-    summary: str
-    media_type: str
-    renderer: Renderer
-    options: tuple[type, ...]
-    policy: Callable[[bytes], str] | None = None
 
 
 def _look(options: Any, schema: type) -> dict[str, Any]:
@@ -46,8 +31,8 @@ def _look(options: Any, schema: type) -> dict[str, Any]:
     return {name: value for name, value in options if name in names and value is not None}
 
 
-def _figure(suffix: str) -> Renderer:
-    """A renderer of figures in the format of a file name extension."""
+def _figure(suffix: str) -> Callable[[Decoded, Sequence[Caption], Any], bytes]:
+    """Make figures in the format of a file name extension."""
 
     def render(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
         assert photo.picture is not None
@@ -60,7 +45,7 @@ def _figure(suffix: str) -> Renderer:
             )
         return overlay(photo.picture, captions, **_look(options, FigureOptions)).encode(suffix)
 
-    return Renderer(render, draws=True)
+    return render
 
 
 def _page(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
@@ -99,13 +84,19 @@ _FIGURE, _PAGE = (FigureOptions, WordOptions), (PageOptions, WordOptions)
 _JSON, _HTML = "application/json", "Make an interactive page of where the model looked"
 _ARRAY = "Return the attention maps of a caption, a NumPy array (T, Gh, Gw)"
 
-CAPTIONS = Output("/v1/captions", "Caption a photo", _JSON, Renderer(_json), (ResponseOptions,))
+CAPTIONS = Output("/v1/captions", "Caption a photo", _JSON, (ResponseOptions,), _json)
 OUTPUTS = (
     CAPTIONS,
-    Output("/v1/overlay.png", f"{_LOOKED} PNG", "image/png", _figure(".png"), _FIGURE),
+    Output("/v1/overlay.png", f"{_LOOKED} PNG", "image/png", _FIGURE, _figure(".png"), draws=True),
     Output(
-        "/v1/overlay.svg", f"{_LOOKED} SVG", "image/svg+xml", _figure(".svg"), _FIGURE, _svg_policy
+        "/v1/overlay.svg",
+        f"{_LOOKED} SVG",
+        "image/svg+xml",
+        _FIGURE,
+        _figure(".svg"),
+        draws=True,
+        policy=_svg_policy,
     ),
-    Output("/v1/overlay.html", _HTML, "text/html", Renderer(_page, True), _PAGE, _page_policy),
-    Output("/v1/maps.npy", _ARRAY, "application/octet-stream", Renderer(_maps), (WordOptions,)),
+    Output("/v1/overlay.html", _HTML, "text/html", _PAGE, _page, draws=True, policy=_page_policy),
+    Output("/v1/maps.npy", _ARRAY, "application/octet-stream", (WordOptions,), _maps),
 )

@@ -34,10 +34,8 @@ to this server only, kept in memory while they are processed, and never stored.<
 def index_page(limits: Limits, model: Captioner) -> str:
     """The served page, with its styles and scripts inline.
 
-    Args:
-        limits: The server's limits, which the page checks before it uploads a photo.
-        model: The model. The page uploads no photo with less than twice as many pixels as its input
-            if the original has them.
+    It uploads no photo with less than twice the sides of the model's input if the original has
+    them, nor one beyond the server's limits.
     """
     methods = []
     for method in METHOD_TITLES:
@@ -79,9 +77,9 @@ def caption_page(
         vocabulary: The model's words and caption styles.
         max_beam: Maximum beam size and number of captions.
         intro: Markup below the title.
-        scripts: Scripts that define ``Pool``, a ``JobPool`` with ``captions(body, query, signal)``,
-            and ``Upload``.
-        data: What they need, in addition to what the page does.
+        scripts: They define ``Pool``, a ``JobPool`` with ``captions(body, query, signal)``, and
+            ``Upload``.
+        data: What the scripts need.
         own_words: Whether captions of the reader's own can be tested.
         css: More style sheets.
         head: More elements of the head.

@@ -44,9 +44,7 @@ class RequestError(Exception):
 
     def __init__(self, status: int, reason: str, message: str, *, retry_after: int = 2) -> None:
         super().__init__(message)
-        self.status = status
-        self.reason = reason
-        self.retry_after = retry_after
+        self.status, self.reason, self.retry_after = status, reason, retry_after
 
     def response(self) -> JSONResponse:
         """The HTTP response."""
@@ -232,11 +230,7 @@ class CaptionRequest:
 
 
 def read_request(model: Captioner, query: RequestQuery) -> CaptionRequest:
-    """Convert validated query parameters to a request.
-
-    Raises:
-        ConfigError: Parameters contradict each other, or a word is not in the vocabulary.
-    """
+    """The request of validated query parameters; ConfigError: they contradict each other."""
     given = query.model_dump(exclude_none=True)
     changes = {name: given[name] for name in option_fields(SearchOptions) if name in given}
     alternatives, method = given["alternatives"], given["method"]

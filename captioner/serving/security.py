@@ -64,14 +64,12 @@ _HOST = re.compile(rf"{_NAME}\.?(?::[0-9]+)?")
 
 @dataclass(frozen=True)
 class AllowedHosts:
-    """The ``Host`` values that the server accepts, with any port.
-
-    These are names in lower case, IPv6 addresses in brackets, and perhaps any IP address too: DNS
-    rebinding needs a name.
-    """
+    """The ``Host`` values that the server accepts, with any port."""
 
     names: frozenset[str] = LOOPBACK
+    """In lower case, IPv6 addresses in brackets."""
     addresses: bool = False
+    """Whether every IP address is accepted: DNS rebinding needs a name."""
 
     def allows(self, host: str) -> bool:
         """Whether a ``Host`` header is accepted."""
@@ -87,9 +85,6 @@ def allowed_hosts(bound: str, names: Iterable[str] = ()) -> AllowedHosts:
 
     On loopback, these are the loopback names; otherwise also any IP address and the name of this
     machine. Other names, such as a proxy's, must be given.
-
-    Raises:
-        ConfigError: A name is not a plain host name, for example a URL.
     """
     names = [name.lower() for name in names]
     for name in names:
@@ -106,11 +101,7 @@ def allowed_hosts(bound: str, names: Iterable[str] = ()) -> AllowedHosts:
 
 
 def allowed_origins(given: Iterable[str]) -> frozenset[str]:
-    """Origins whose pages may use the server, as browsers spell them; may contain ``*``.
-
-    Raises:
-        ConfigError: One of them is not an origin, for example a host name alone.
-    """
+    """Origins whose pages may use the server, as browsers spell them; may contain ``*``."""
     origins = frozenset(origin.lower().removesuffix("/") for origin in given)
     for origin in origins - {"*"}:
         if not re.fullmatch(rf"https?://{_NAME}(:[0-9]+)?", origin):

@@ -86,11 +86,7 @@ def drained(app: ASGIApp) -> ASGIApp:
 
 
 def free_address(host: str, port: int) -> tuple[str, int]:
-    """The IP address of a host, and a port of it on which a server can listen.
-
-    Raises:
-        CaptionerError: The host is unknown, or the port is in use or not allowed.
-    """
+    """The IP address of a host, and a port of it on which a server can listen."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
@@ -108,14 +104,7 @@ class Running:
     def __init__(
         self, app: FastAPI, limits: Limits, address: tuple[str, int], proxies: Sequence[str] = ()
     ) -> None:
-        """Prepare the server.
-
-        Args:
-            app: From ``create_app``.
-            limits: The limits that the application has, too.
-            address: IP address and port to listen on.
-            proxies: Addresses and networks of proxies whose X-Forwarded-For is trusted.
-        """
+        """Prepare the server; ``proxies`` are those whose X-Forwarded-For is trusted."""
         self.service = app.state.service
         self.limits = limits
         self.address = address
@@ -186,16 +175,9 @@ class Running:
 
 
 def run(
-    app: FastAPI,
-    options: ServeOptions,
-    address: tuple[str, int],
-    keys: ApiKeys | None,
+    app: FastAPI, options: ServeOptions, address: tuple[str, int], keys: ApiKeys | None
 ) -> None:
-    """Serve an application until SIGTERM or Ctrl-C; SIGHUP reads the keys again.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C has stopped it.
-    """
+    """Serve until SIGTERM, or Ctrl-C (KeyboardInterrupt); SIGHUP reads the keys again."""
 
     async def main() -> bool:
         running = Running(app, options, address, options.trust_proxy)

@@ -50,14 +50,20 @@ class Decoded(NamedTuple):
     picture: Image | None = None
 
 
-class Renderer(NamedTuple):
-    """Turns a photo, its captions and the request's options into the body of a response.
+class Output(NamedTuple):
+    """An endpoint that takes a photo: what it makes of the captions."""
 
-    ``draws`` is whether it draws the photo, at most at ``panel_size``, an option of the request.
-    """
-
+    path: str
+    summary: str
+    media_type: str
+    options: tuple[type, ...]
+    """Dataclasses, beside that of the search."""
     render: Callable[[Decoded, Sequence[Caption], Any], bytes]
+    """Makes the body of the response from a photo, its captions and the request's options."""
     draws: bool = False
+    """Whether it draws the photo, at most at ``panel_size``, an option of the request."""
+    policy: Callable[[bytes], str] | None = None
+    """Content-Security-Policy of the body, for opening it in a browser."""
 
 
 class Service:
@@ -71,10 +77,8 @@ class Service:
         batch_size: int,
         on_batch: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Initialize the service; for the model and batches see `Batcher`."""
-        self.model = model
-        self.limits = limits
-        self.batch_size = batch_size
+        """Initialize the service; for the arguments see `Batcher`."""
+        self.model, self.limits, self.batch_size = model, limits, batch_size
         self.batcher = Batcher(model, batch_size, on_batch)
         self.bulk_slots = asyncio.Semaphore(batch_size)  # for photos of bulk requests that wait
         self.in_flight = 0  # slots that requests hold; most hold one
@@ -96,7 +100,7 @@ class Service:
         self.batcher.join()
         self._decoders.shutdown()
 
-    async def caption(self, request: Request, query: Any, renderer: Renderer) -> bytes:
+    async def caption(self, request: Request, query: Any, output: Output) -> bytes:
         """Read the photo of an HTTP request, caption it and render the response.
 
         The body may contain further options beside those of the query.
@@ -105,12 +109,12 @@ class Service:
 
         async def respond(upload: Upload, options: Any) -> bytes:
             wanted = schema.read_request(self.model, options)
-            photo = await self.decode(upload, options.panel_size if renderer.draws else None)
+            photo = await self.decode(upload, options.panel_size if output.draws else None)
             captions = await self.caption_photo(photo, wanted)
             # Drawing takes as much time and memory as decoding, and JSON of many maps a while.
-            threads = self._decoders if renderer.draws else None
+            threads = self._decoders if output.draws else None
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(threads, renderer.render, photo, captions, options)
+            return await loop.run_in_executor(threads, output.render, photo, captions, options)
 
         with self.slots(memory):
             fields: dict[str, Any] = {}

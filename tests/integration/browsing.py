@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import threading
@@ -24,8 +25,11 @@ from captioner.cli.main import OK, main
 from captioner.errors import ConfigError
 from captioner.serving.options import Limits
 from captioner.serving.server import Running, free_address
+from captioner.serving.site import writer
 from captioner.serving.site.onnxruntime_web import runtime_files
-from captioner.serving.site.writer import write_site
+
+# Every site has the same runtime, which takes seconds to compress.
+writer._compressed = functools.cache(writer._compressed)  # type: ignore[assignment]
 
 
 @contextmanager
@@ -114,10 +118,11 @@ def runtime() -> dict[str, bytes]:
 
 
 def make_site(model: Path, parent: Path) -> SimpleNamespace:
-    """``folder`` of a site, and the exported ``model`` in it."""
-    assert main(["export", str(model), "-o", str(parent / "exported")]) == OK
-    write_site(parent / "exported", parent / "site", runtime())
-    return SimpleNamespace(folder=parent / "site", model=load(parent / "exported"))
+    """``folder`` of a site, the ``exported`` folder in it, and its ``model``."""
+    exported, folder = parent / "exported", parent / "site"
+    assert main(["export", str(model), "-o", str(exported)]) == OK
+    writer.write_site(exported, folder, runtime())
+    return SimpleNamespace(folder=folder, exported=exported, model=load(exported))
 
 
 def saved(tab: Tab, name: str, within: str = "Download all results") -> Path:

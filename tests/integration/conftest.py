@@ -293,6 +293,14 @@ def workers_here(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 # --- the browser ---------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="session")
+def site(tiny: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """The static site of the tiny model; see ``make_site``."""
+    from browsing import make_site
+
+    return make_site(tiny.model, tmp_path_factory.mktemp("site"))
+
+
 @pytest.fixture
 def visit(browser: Any, patience: float, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """``visit(page or address, **context options)``: a tab that allows no word of complaint.

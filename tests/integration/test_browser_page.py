@@ -20,7 +20,6 @@ import pytest
 from browsing import (
     assert_as_python,
     drawn,
-    make_site,
     out_of_order,
     results,
     saved,
@@ -55,14 +54,14 @@ def served(tiny) -> Iterator[SimpleNamespace]:
 
 
 @pytest.fixture(scope="module", params=["server", "site"])
-def page(request, tiny, tmp_path_factory, static_server) -> Iterator[SimpleNamespace]:
+def page(request, static_server) -> Iterator[SimpleNamespace]:
     """``address`` and ``model`` of either kind of page."""
     if request.param == "server":
         yield request.getfixturevalue("served")
         return
-    made = make_site(tiny.model, tmp_path_factory.mktemp("site"))
-    with static_server(made.folder) as address:
-        yield SimpleNamespace(address=address, model=made.model)
+    site = request.getfixturevalue("site")
+    with static_server(site.folder) as address:
+        yield SimpleNamespace(address=address, model=site.model)
 
 
 @pytest.fixture

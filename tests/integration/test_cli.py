@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -120,23 +119,6 @@ def test_a_missing_extra_is_named_with_its_pip_command(command, module, monkeypa
     assert capsys.readouterr().err == f"captioner: {expected}\n"
 
 
-def test_attend_explains_given_words(tmp_path, capsys):
-    target = tmp_path / "given.png"
-
-    assert main(["attend", str(CHELSEA), "-o", str(target), "--words", "A dog runs."]) == OK
-
-    caption, log_probs = capsys.readouterr().out.splitlines()
-    assert caption == f"{CHELSEA}: a dog runs"
-    each = r"a (\S+), dog (\S+), runs (\S+), <end> (\S+)"
-    found = re.fullmatch(rf"  log-probability (\S+) \({each}\)", log_probs)
-    assert found is not None
-    whole, *parts = map(float, found.groups())
-    assert max(parts) <= 0  # 0 if the word is certain
-    assert whole == pytest.approx(sum(parts), abs=0.03)  # each is rounded
-    with Image.open(target) as picture:
-        assert picture.width > 300
-
-
 def test_info_describes_the_model(capsys):
     assert main(["info", "--format", "json"]) == OK
     facts = json.loads(capsys.readouterr().out)
@@ -149,7 +131,7 @@ def test_info_describes_the_model(capsys):
     assert "Flickr8k" in capsys.readouterr().out
 
 
-def test_every_command_accepts_a_run_folder_as_the_model(tiny, tmp_path, capsys):
+def test_a_run_folder_is_accepted_as_the_model(tiny, tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("run_folder: run")
@@ -164,12 +146,7 @@ def test_every_command_accepts_a_run_folder_as_the_model(tiny, tmp_path, capsys)
     assert main(["caption", photo, "--model", str(tiny.model)]) == OK
     assert capsys.readouterr().out == captioned
     assert captioner.load(run).caption(photo).text == captioned.partition(": ")[2].strip()
-    target = tmp_path / "attention.png"
-    assert main(["attend", photo, *model, "--compare", str(run), "-o", str(target)]) == OK
-    scored = ("--annotations", str(tiny.captions), "--images", str(tiny.photos))
-    assert main(["evaluate", *scored, *model]) == OK
     (run / "best").unlink()
-    capsys.readouterr()
     assert main(["caption", photo, *model]) == FAILED
     assert "has no model yet" in capsys.readouterr().err
 

@@ -70,7 +70,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 # --- formats ---
 
 
-@pytest.mark.parametrize("name", ["x.txt", "x.json", "x.jsonl", "x.csv", "x.CSV", "x"])
+@pytest.mark.parametrize("name", ["x.CSV", "x"])
 def test_the_extension_selects_the_format(name, tiny, tmp_path, caption) -> None:
     kind = {"txt": "text", "": "text"}.get(name[2:].lower(), name[2:].lower())
     _, expected, _ = caption(tiny.photos, "--format", kind)
@@ -131,8 +131,7 @@ def test_usage_errors(arguments, problem, *, tiny, tmp_path, monkeypatch, captio
 # --- interrupted and resumed ---
 
 
-@pytest.mark.parametrize("name", ["x.csv", "x.json", "x.jsonl", "x.txt"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("seed", "name"), [(0, "x.csv"), (1, "x.json")])
 def test_a_run_killed_repeatedly_gives_the_same_file(
     seed, name, *, photos, tmp_path, monkeypatch, caption
 ) -> None:

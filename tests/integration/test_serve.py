@@ -51,8 +51,8 @@ class Running(NamedTuple):
 
 
 @pytest.fixture
-def serve(tiny, tmp_path: Path) -> Iterator[Any]:
-    """``serve("--option", ...)`` runs a server with the tiny model."""
+def serve(tmp_path: Path) -> Iterator[Any]:
+    """``serve("--option", ...)`` runs a server with the shipped model, which needs no torch."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> Running:
@@ -62,9 +62,8 @@ def serve(tiny, tmp_path: Path) -> Iterator[Any]:
         folder.mkdir(exist_ok=True)
         path = os.pathsep.join([str(tmp_path / "spy"), os.environ.get("PYTHONPATH", "")])
         here = {"TMPDIR": str(folder), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "captioner", "serve", "--port", "0", "--precision", "fp32"]
         process = subprocess.Popen(
-            [*command, "--model", str(tiny.model), *options],
+            [sys.executable, "-m", "captioner", "serve", "--port", "0", *options],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
@@ -121,7 +120,7 @@ def test_keys_are_reloaded_on_sighup_and_logs_are_json(serve, tmp_path):
             pass
         assert status("bob-0123456789abcdef") == new
     ready = httpx.get(f"{server.url}/readyz", trust_env=False).json()
-    assert re.fullmatch(r"model@[0-9a-f]{12}", ready["model"])
+    assert re.fullmatch(r"shipped@[0-9a-f]{12}", ready["model"])
 
     code, err = server.stop(signal.SIGTERM)
 

@@ -85,16 +85,9 @@ class Site(NamedTuple):
 
 
 def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, bytes]) -> Site:
-    """Write the site of an exported model.
+    """Write the site of an exported folder; ``runtime`` is from ``runtime_files``.
 
-    Args:
-        folder: Exported folder.
-        output: Folder to write; an existing one is replaced once the new one is complete.
-        runtime: The files of ``onnxruntime_web.runtime_files``.
-
-    Raises:
-        ModelError: The folder cannot be read.
-        ConfigError: The model's search defaults need more than beam search.
+    An existing output folder is replaced once the new one is complete.
     """
     model = load_model(folder)
     assert model.graphs is not None
@@ -144,11 +137,7 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
 
 
 def check_search(options: SearchOptions) -> None:
-    """Check that the page's search finds what a model's search defaults mean.
-
-    Raises:
-        ConfigError: It does not.
-    """
+    """Raise ConfigError unless the page's search supports a model's search defaults."""
     default = SearchOptions()
     for name, value in vars(options).items():
         if name not in (*_SEARCH, *_OTHER_OPTIONS) and value != getattr(default, name):
@@ -167,11 +156,7 @@ def _runtime_names(kind: str) -> dict[str, str]:
 
 
 def site_config(model: StoredModel, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page's JavaScript needs to know of a model.
-
-    Raises:
-        ConfigError: The model's search defaults need more than beam search.
-    """
+    """What the page's JavaScript needs to know of a model."""
 
     def some(source: Any, *names: str) -> dict[str, Any]:
         return {name: getattr(source, name) for name in names}
