@@ -27,12 +27,11 @@ from captioner.hardware import Precision
 from captioner.inference.captions import (
     Alternatives,
     given_hypothesis,
-    make_caption,
     most_probable,
     observe,
 )
 from captioner.inference.confidence import Observation, no_confidence
-from captioner.inference.engine import ATTENTION_METHODS, Engine, Ensemble, Prepared
+from captioner.inference.engine import ATTENTION_METHODS, Engine, Ensemble, Prepared, as_map
 from captioner.inference.folder import (
     SHIPPED_MODEL,
     StoredModel,
@@ -47,7 +46,8 @@ from captioner.search.arrays import Array
 from captioner.search.search import Hypothesis
 from captioner.search.words import encode_search_words
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # they import torch
+    from captioner.inference.torch_engine import TorchEngine
     from captioner.model.captioner import CaptionModel
 
 P = TypeVar("P", bound=Photo)
@@ -133,17 +133,7 @@ class Captioner:
         device: str = "auto",
         precision: Precision = "auto",
     ) -> None:
-        """Prepare models for inference.
-
-        Args:
-            stored: A model in memory, from ``load_model``.
-            *others: More models with the same vocabulary, for an ensemble.
-            device: See ``load``.
-            precision: See ``load``.
-
-        Raises:
-            ConfigError: See ``load``.
-        """
+        """Prepare models in memory, from ``load_model``, for inference; see ``load``."""
         for number, other in enumerate(others, 2):
             _check_vocabularies(stored, other, number)
         self.stored = stored
@@ -177,8 +167,17 @@ class Captioner:
         Raises:
             ConfigError: It has no weights, or torch is not installed.
         """
-        network: CaptionModel = getattr(self.engine, "model", None) or self.stored.model
-        return network
+        return self.torch_engine.model if self.runs_torch else self.stored.model
+
+    @property
+    def runs_torch(self) -> bool:
+        """Whether torch runs the models, not ONNX Runtime."""
+        return hasattr(self.engine, "model")
+
+    @property
+    def torch_engine(self) -> TorchEngine:
+        """The (first) engine, if torch runs it."""
+        return cast("TorchEngine", self.engine)
 
     def in_torch(self) -> Captioner:
         """The model run by torch, in float32 unless it is so already, for what needs its weights.
@@ -186,7 +185,7 @@ class Captioner:
         Raises:
             ConfigError: It has no weights, torch is not installed, or there are several models.
         """
-        if self.engine.computes_relevance:
+        if self.runs_torch:
             return self
         if len(self.ensemble.engines) > 1:
             raise ConfigError("this needs a single model, not an ensemble")
@@ -236,15 +235,11 @@ class Captioner:
     def caption(self, photo: Photos[P], **options: Any) -> list[PhotoCaption]: ...
 
     def caption(self, photo: Photo | Photos[Any], **options: Any) -> Any:
-        """Caption one photo, or every photo of a list.
+        """The best caption of a photo, or of every photo of a list; notebooks display both.
 
-        Args:
-            photo: A path; the bytes of an image file, or an open binary file; a PIL image; a NumPy
-                array, see ``data.pixels.image_from_array``. Or a list of these.
-            **options: Of ``stream``, e.g. ``beam_size=1`` or ``method="occlusion"``.
-
-        Returns:
-            The best caption, or a list of them; notebooks display a caption with its photo.
+        A photo is a path, the bytes of an image file, an open binary file, a PIL image, or a NumPy
+        array (see ``data.images.image_from_array``). The options are those of ``stream``, such as
+        ``beam_size=1`` or ``method="occlusion"``.
 
         Raises:
             ImageError: A photo cannot be read. (``stream`` continues with the others.)
@@ -286,17 +281,9 @@ class Captioner:
         method: ExplanationMethod = "attention",
         style: str | None = None,
     ) -> PhotoCaption:
-        """Attention and word probabilities for a given caption.
+        """A given caption of one photo, with its attention, log-probabilities and gates.
 
-        Args:
-            photo: One photo, as in ``caption``.
-            text: The caption; tokenized as captions are.
-            alternatives: See ``stream``.
-            method: See ``stream``.
-            style: Style that the caption is read in; None: the model's default.
-
-        Returns:
-            The caption with its attention, log-probabilities and gates.
+        Without a ``style`` it is read in the model's default; see ``stream`` for the others.
 
         Raises:
             ImageError: The photo cannot be read.
@@ -384,16 +371,7 @@ class Captioner:
         alternatives: int = 0,
         method: ExplanationMethod = "attention",
     ) -> list[list[Caption]]:
-        """Caption prepared photos together.
-
-        Args:
-            photos: From ``prepare``.
-            options: Search options.
-            alternatives: See ``stream``.
-            method: See ``stream``.
-
-        Returns:
-            For each photo its captions, best first; at least one.
+        """The captions of each photo from ``prepare``, best first; at least one. See ``stream``.
 
         Raises:
             ConfigError: A word in the options is unknown, or no caption satisfies the options.
@@ -408,23 +386,19 @@ class Captioner:
         options: SearchOptions,
         seeds: Sequence[int] | None = None,
     ) -> list[list[Caption]]:
-        """Caption photos from cached features; one model only.
+        """``caption_batch`` from cached features, (B, L, D), of a ``FeatureCache``.
 
-        Args:
-            features: From a ``FeatureCache``, (B, L, D), on any device.
-            crop_boxes: The part of each photo that the model sees.
-            options: Search options.
-            seeds: A random seed per photo, for sampling; None: its index.
-
-        Returns:
-            See ``caption_batch``.
+        A photo's seed is of random sampling; without seeds it is its index.
 
         Raises:
             ConfigError: There are several models.
         """
+        if len(self.ensemble.engines) > 1:
+            raise ConfigError("cached features belong to one encoder; use a single model")
         model = self.in_torch()
-        grids = model.ensemble.encode_features(features)
-        return model._search(_Encoded(grids, crop_boxes, seeds or range(len(features))), options)
+        with model.engine.running():
+            grid = model.torch_engine.encode_features(features)
+        return model._search(_Encoded([grid], crop_boxes, seeds or range(len(features))), options)
 
     def explain_batch(
         self,
@@ -435,15 +409,7 @@ class Captioner:
         method: ExplanationMethod = "attention",
         style: str | None = None,
     ) -> list[Caption]:
-        """Attention and word probabilities for given captions, one per photo.
-
-        Args:
-            photos: From ``prepare``.
-            sentences: The words of each caption, all in the vocabulary.
-            alternatives: See ``stream``.
-            method: See ``stream``.
-            style: Style of the captions; None: that of the model's search options.
-        """
+        """`explain` for photos from ``prepare``, each with the words of a caption."""
         self._check(method, alternatives)
         vocabulary = self.stored.vocabulary
         captions = [vocabulary.encode(words) for words in sentences]
@@ -460,12 +426,7 @@ class Captioner:
     def observe_batch(
         self, photos: Sequence[Prepared], options: SearchOptions
     ) -> list[Observation]:
-        """What is known of the best caption of every photo, from which confidence is computed.
-
-        Args:
-            photos: From ``prepare``; at least one.
-            options: Search options.
-        """
+        """What is known of the best caption of every photo, from which confidence is computed."""
         return self._find(self._encode(photos), options, evidence=True)[2]
 
     def photo_vectors(self, photos: Sequence[Prepared]) -> NDArray[np.float32]:
@@ -532,22 +493,30 @@ class Captioner:
         confidences: Sequence[float] = (),
     ) -> list[list[Caption]]:
         """The captions of photos with their maps; the best of each with its confidence, if any."""
-        method = encoded.method
-        explaining = self if method in ATTENTION_METHODS else self.in_torch()
+        method, engine, vocabulary = encoded.method, self.engine, self.stored.vocabulary
+        by_attention, size = method in ATTENTION_METHODS, engine.preprocessing.image_size
+        explaining = (self if by_attention else self.in_torch()).ensemble
+
+        def caption(row: int, column: int, hypothesis: Hypothesis) -> Caption:
+            maps = explaining.explain(method, encoded.explained, row, start, hypothesis)
+            maps = maps if by_attention else as_map(maps)
+            crop_box = encoded.crop_boxes[row]
+            return Caption(
+                words=vocabulary.shown(hypothesis.tokens),
+                log_probs=hypothesis.token_log_probs,
+                alphas=maps.reshape(len(maps), *engine.grid),
+                gates=hypothesis.gates,
+                log_prob=hypothesis.log_prob,
+                crop_box=crop_box,
+                alternatives=others[row][column] if others else (),
+                pieces=vocabulary.pieces(hypothesis.tokens),
+                geometry=engine.geometry.placed(size, *crop_box),
+                method=method,
+                confidence=confidences[row] if confidences and column == 0 else None,
+            )
+
         return [
-            [
-                make_caption(
-                    hypothesis,
-                    explaining.ensemble.explain(method, encoded.explained, row, start, hypothesis),
-                    encoded.crop_boxes[row],
-                    self.engine,
-                    self.stored.vocabulary,
-                    method=method,
-                    alternatives=others[row][column] if others else (),
-                    confidence=confidences[row] if confidences and column == 0 else None,
-                )
-                for column, hypothesis in enumerate(hypotheses)
-            ]
+            [caption(row, column, hypothesis) for column, hypothesis in enumerate(hypotheses)]
             for row, hypotheses in enumerate(found)
         ]
 
@@ -571,19 +540,10 @@ class Captioner:
         precision: Precision = "auto",
         **download: Any,
     ) -> Captioner:
-        """Load a model as other libraries of the Hugging Face hub do; see also ``captioner.load``.
+        """``captioner.load`` as other libraries of the Hugging Face hub spell it.
 
-        Args:
-            pretrained_model_name_or_path: A model or run folder, or a model of the hub, with or
-                without ``hf:``.
-            revision: Branch, tag or commit of a model of the hub.
-            device: See ``load``.
-            precision: See ``load``.
-            **download: ``token``, ``cache_dir``, ``force_download`` and ``local_files_only`` of
-                ``huggingface_hub.snapshot_download``, for a model of the hub.
-
-        Raises:
-            CaptionerError: See ``load``.
+        The name may lack its ``hf:``. Further options are ``token``, ``cache_dir``,
+        ``force_download`` and ``local_files_only`` of ``huggingface_hub.snapshot_download``.
         """
         name = str(pretrained_model_name_or_path)
         if not is_hub_name(name) and not Path(name).exists() and name.count("/") == 1:
@@ -599,19 +559,12 @@ class Captioner:
         push_to_hub: bool = False,
         **push_options: Any,
     ) -> str | None:
-        """Write the (first) model as a model folder with a card; ``save`` writes no card.
+        """Write the (first) model as a model folder with a card, which ``save`` does not write.
 
-        Args:
-            save_directory: The folder.
-            repo_id: ``user/name`` for ``push_to_hub``; default: the folder's name.
-            push_to_hub: Push the model as well.
-            **push_options: Of ``push_to_hub``.
+        With ``push_to_hub`` it is pushed too, by default under the folder's name; see the method.
 
         Returns:
             The address of the commit, if the model was pushed.
-
-        Raises:
-            CaptionerError: The folder cannot be written, or the model cannot be pushed.
         """
         from captioner.inference.card import write_card
 
@@ -634,14 +587,9 @@ class Captioner:
     ) -> str:
         """Push the model with a generated card to the Hugging Face hub; see docs/sharing.md.
 
-        Args:
-            repo_id: ``user/name``, with or without ``hf:``; created if it does not exist.
-            branch: Default: the main branch.
-            picture: For the card: a photo, which is published with its attention.
-            license: For the card; see ``CardOptions``.
-            datasets: For the card; see ``CardOptions``.
-            reports: For the card; see ``CardOptions``.
-            **commit: ``commit_message``, ``private``, ``token`` and ``create_pr`` of ``hub.push``.
+        The repository is created if it does not exist. For the card, see ``CardOptions``; the photo
+        of ``picture`` is published with its attention. ``commit_message``, ``private``, ``token``
+        and ``create_pr`` are those of ``hub.push``.
 
         Returns:
             The address of the commit.

@@ -8,44 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.caption import END_NAME, Alternative, Caption, CropBox, text_of
+from captioner.caption import END_NAME, Alternative, text_of
 from captioner.inference.confidence import Observation
-from captioner.inference.engine import ATTENTION_METHODS, CaptionScores, Engine, as_map
-from captioner.options import ExplanationMethod
+from captioner.inference.engine import CaptionScores
 from captioner.search.arrays import top_k
 from captioner.search.search import Hypothesis
 from captioner.text.vocabulary import END, NEVER_GENERATED, Vocabulary
 
 Alternatives = tuple[tuple[Alternative, ...], ...]
-
-
-def make_caption(
-    hypothesis: Hypothesis,
-    maps: NDArray[np.float32],
-    crop_box: CropBox,
-    engine: Engine,
-    vocabulary: Vocabulary,
-    *,
-    method: ExplanationMethod,
-    alternatives: Alternatives,
-    confidence: float | None,
-) -> Caption:
-    """The caption of a hypothesis of T words, with its maps, (T, L), from ``Ensemble.explain``."""
-    if method not in ATTENTION_METHODS:
-        maps = as_map(maps)
-    return Caption(
-        words=vocabulary.shown(hypothesis.tokens),
-        log_probs=hypothesis.token_log_probs,
-        alphas=maps.reshape(len(maps), *engine.grid),
-        gates=hypothesis.gates,
-        log_prob=hypothesis.log_prob,
-        crop_box=crop_box,
-        alternatives=alternatives,
-        pieces=vocabulary.pieces(hypothesis.tokens),
-        geometry=engine.geometry.placed(engine.preprocessing.image_size, *crop_box),
-        method=method,
-        confidence=confidence,
-    )
 
 
 def given_hypothesis(scores: CaptionScores, row: int, tokens: list[int]) -> Hypothesis:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import CropBox
-from captioner.errors import ConfigError, OptionError
+from captioner.errors import OptionError
 from captioner.geometry import Geometry
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import ExplanationMethod, SearchOptions, check_method
@@ -67,17 +67,12 @@ class Engine(Protocol):
     device: Any
     precision: str
     """``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``int8``."""
-    computes_relevance: bool
-    """Whether it has ``relevance``, which needs the weights."""
 
     def running(self) -> AbstractContextManager[object]:
         """The context in which the other methods, and the search, are called."""
 
     def encode(self, pixels: NDArray[np.uint8]) -> Any:
         """The features of photos (B, H, W, 3): their grids, an opaque object."""
-
-    def encode_features(self, features: Any) -> Any:
-        """The grids of cached features, (B, L, D)."""
 
     def memory(self, grids: Any) -> Any:
         """What the decoder needs of photos: their memory, an opaque object."""
@@ -90,11 +85,6 @@ class Engine(Protocol):
 
     def score(self, memory: Any, tokens: NDArray[np.int64]) -> CaptionScores:
         """Score given captions: start token, words, then padding, (B, R, T)."""
-
-    def relevance(
-        self, method: ExplanationMethod, grids: Any, row: int, start: int, tokens: list[int]
-    ) -> NDArray[np.float32]:
-        """Relevance of a photo's regions for a caption, (T, L); not of the attention methods."""
 
 
 class Ensemble:
@@ -132,17 +122,6 @@ class Ensemble:
                 for number, engine in enumerate(self.engines)
             ]
 
-    def encode_features(self, features: Any) -> list[Any]:
-        """Continue from cached features, (B, L, D); one model only.
-
-        Raises:
-            ConfigError: There are several models, or the model is exported.
-        """
-        if len(self.engines) > 1:
-            raise ConfigError("cached features belong to one encoder; use a single model")
-        with self.engines[0].running():
-            return [self.engines[0].encode_features(features)]
-
     def memories(self, grids: Sequence[Any]) -> list[Any]:
         """What the decoders need of encoded photos: one memory per model."""
         with self.engines[0].running():
@@ -163,7 +142,7 @@ class Ensemble:
         *,
         evidence: bool = False,
     ) -> list[list[Hypothesis]]:
-        """Search for captions; see ``decoding.search.search``.
+        """Search for captions; see ``search.search``.
 
         Raises:
             ConfigError: No caption satisfies the options.
@@ -201,16 +180,7 @@ class Ensemble:
     def score(
         self, memories: Sequence[Any], captions: Sequence[Sequence[list[int]]], start: int
     ) -> CaptionScores:
-        """Score given captions.
-
-        Args:
-            memories: The photos, from ``memories``.
-            captions: Token ids of each photo's captions.
-            start: Start token.
-
-        Returns:
-            NumPy arrays.
-        """
+        """Score the captions of each photo, given as token ids; NumPy arrays."""
         count = max(len(group) for group in captions)
         longest = max(len(tokens) for group in captions for tokens in group)
         inputs = np.full((len(captions), count, longest + 1), PAD, dtype=np.int64)
@@ -230,15 +200,9 @@ class Ensemble:
             )
 
     def check_method(self, method: object) -> None:
-        """Check that these models support a method of explanation.
-
-        Raises:
-            ConfigError: They do not.
-        """
+        """Raise ConfigError unless these models support a method of explanation."""
         check_method(method)
-        if method in ATTENTION_METHODS:
-            return
-        if len(self.engines) > 1:
+        if method not in ATTENTION_METHODS and len(self.engines) > 1:
             raise OptionError(
                 "{method} {given} needs a single model, not an ensemble; give attention or "
                 "attention_gate, or one model",
@@ -253,25 +217,22 @@ class Ensemble:
         start: int,
         hypothesis: Hypothesis,
     ) -> NDArray[np.float32]:
-        """Relevance of the regions of a photo for the words of a caption.
-
-        Args:
-            method: One that ``check_method`` accepts.
-            grids: The photos, from ``encode``.
-            row: Index of the photo.
-            start: Start token.
-            hypothesis: The caption.
+        """Relevance of the regions of the photo in a row of ``grids`` for a caption's words.
 
         Returns:
-            (T, L), see ``models.explanations``: shares for attention, nats for the others; negative
-            where a region counts against the word.
+            (T, L), see ``model.explanations``: shares for attention, nats for the others, which
+            need torch; negative where a region counts against the word.
         """
         if method == "attention":
             return hypothesis.alphas
         if method == "attention_gate":
             shares: NDArray[np.float32] = hypothesis.alphas * hypothesis.gates[:, None]
             return shares
-        return self.engines[0].relevance(method, grids[0], row, start, hypothesis.tokens)
+        torch_engine: Any = self.engines[0]
+        found: NDArray[np.float32] = torch_engine.relevance(
+            method, grids[0], row, start, hypothesis.tokens
+        )
+        return found
 
 
 def as_map(relevance: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from captioner.errors import ConfigError, ModelError, first_line
 from captioner.inference.engine import CaptionScores
 from captioner.inference.folder import DECODER_GRAPH, ENCODER_GRAPH, Graphs
-from captioner.options import ExplanationMethod
 from captioner.search.arrays import NUMPY
 from captioner.search.search import Advance
 from captioner.text.vocabulary import END, NEVER_GENERATED
@@ -42,8 +41,6 @@ Arrays = dict[str, NDArray[Any]]
 
 class OnnxEngine:
     """See ``inference.Engine``; a photo's grid is what the encoder's graph returns, its memory."""
-
-    computes_relevance = False
 
     def __init__(self, graphs: Graphs, device: str, precision: str) -> None:
         """Load the graphs.
@@ -77,10 +74,6 @@ class OnnxEngine:
         names = [one.name for one in self.encoder.get_outputs()]
         return dict(zip(names, self.encoder.run(names, {"pixels": pixels}), strict=True))
 
-    def encode_features(self, features: Any) -> NoReturn:
-        """Cached features need the weights."""
-        raise NotImplementedError
-
     def memory(self, grids: Arrays) -> Arrays:
         """See ``Engine.memory``."""
         return grids
@@ -88,12 +81,6 @@ class OnnxEngine:
     def summary(self, memory: Arrays) -> NDArray[np.float32]:
         """See ``Engine.summary``."""
         return memory[SUMMARY]
-
-    def relevance(
-        self, method: ExplanationMethod, grids: Any, row: int, start: int, tokens: list[int]
-    ) -> NoReturn:
-        """What needs the weights runs in torch."""
-        raise NotImplementedError
 
     def stepper(self, memory: Arrays, start: int) -> OnnxStepper:
         """See ``Engine.stepper``."""
@@ -116,13 +103,7 @@ class OnnxStepper:
     end_token = END
 
     def __init__(self, engine: OnnxEngine, memory: Arrays, start_token: int) -> None:
-        """Start with one beam per photo.
-
-        Args:
-            engine: The model.
-            memory: The photos, from ``OnnxEngine.encode``.
-            start_token: For all photos.
-        """
+        """Start with one beam per photo of a memory from ``OnnxEngine.encode``."""
         self.engine, self.start_token = engine, start_token
         self.state = {name: memory[name] for name in STATE if name in memory}  # (B, K, N) each
         self.memory = {name: memory[name] for name in memory if name not in (*STATE, SUMMARY)}

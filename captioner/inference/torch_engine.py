@@ -36,8 +36,6 @@ ENCODED_TOGETHER = 8
 class TorchEngine:
     """See ``inference.Engine``; grids are features, (B, L, D)."""
 
-    computes_relevance = True
-
     def __init__(self, model: CaptionModel, device: str, precision: Precision) -> None:
         """Copy a model to a device.
 
@@ -66,7 +64,7 @@ class TorchEngine:
         return torch.cat([self.model.encode(part) for part in parts])
 
     def encode_features(self, features: Tensor) -> Tensor:
-        """See ``Engine.encode_features``."""
+        """The grids of cached features, (B, L, D)."""
         return self.model.to_features(upload(features, self.device))
 
     def memory(self, grids: Tensor) -> Memory:
@@ -92,7 +90,7 @@ class TorchEngine:
     def relevance(
         self, method: ExplanationMethod, grids: Tensor, row: int, start: int, tokens: list[int]
     ) -> NDArray[np.float32]:
-        """See ``Engine.relevance``."""
+        """Relevance of a photo's regions for a caption, (T, L); not of the attention methods."""
         # The caller may be in inference mode, whose tensors have no gradients.
         with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
             grid = grids[row].float().clone()
