@@ -83,17 +83,9 @@ class CardOptions:
 def files_to_push(
     folder: Path, repo: str, options: CardOptions | None = None
 ) -> dict[str, bytes | Path]:
-    """The files of a model folder for the hub, with its card.
+    """The files of a model folder for ``user/name`` on the hub, with its card, by name.
 
     A card that was edited is kept; if it has no header for the hub, it gets one.
-
-    Args:
-        folder: Model folder.
-        repo: ``user/name`` on the hub.
-        options: For a card that was not edited.
-
-    Returns:
-        Content, or its path, by file name.
 
     Raises:
         ConfigError: The model has no weights, or a report cannot be read or added to a card that
@@ -130,13 +122,10 @@ def write_card(folder: Path) -> None:
 
 
 def make_card(folder: Path, repo: str | None = None, options: CardOptions | None = None) -> str:
-    """The card of a model; its last line marks it as generated and not edited since.
+    """The card of a model, on the hub ``user/name``; its last line marks it as generated.
 
-    Args:
-        folder: Model folder; if it is in its run folder, the settings of the run are listed. A copy
-            keeps those that its generated card lists.
-        repo: ``user/name`` of the model on the hub.
-        options: What the model folder does not hold.
+    If a model folder is in its run folder, the settings of the run are listed; a copy keeps those
+    that its generated card lists.
 
     Raises:
         ConfigError: A report cannot be read, or two are about one data set.
@@ -337,12 +326,7 @@ def _validation_scores(row: Mapping[str, Any]) -> str:
 
 
 def score_table(reports: Mapping[str, Report], metrics: Sequence[str]) -> str:
-    """Scores in percent with their intervals as Markdown, one row per report.
-
-    Args:
-        reports: Reports of ``captioner evaluate`` by the names of their data sets.
-        metrics: The columns.
-    """
+    """Scores in percent with their intervals as Markdown: a row per report, a metric per column."""
     rows = ["| photos | " + " | ".join(metrics) + " |", "|---" * (len(metrics) + 1) + "|"]
     for name, report in reports.items():
         cells = [f"{name}, {report['images']}"]

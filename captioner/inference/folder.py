@@ -110,11 +110,7 @@ class StoredModel:
         return self.network is not None or self.read is not None
 
     def require_weights(self, use: str = "this") -> None:
-        """Check that the network can be used with torch.
-
-        Raises:
-            ConfigError: There are graphs only, or torch is not installed.
-        """
+        """Raise ConfigError if there are graphs only, or torch is not installed."""
         if not self.has_weights:
             assert self.graphs is not None
             raise ConfigError(
@@ -146,12 +142,7 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
     """The model folder itself, or the folder of the best model if ``folder`` is a run folder.
 
     ``shipped`` is the model that is included in the package, unless there is such a folder.
-    ``hf:user/name@revision`` is a model of the Hugging Face hub; it is downloaded.
-
-    Args:
-        folder: Folder or name.
-        revision: Revision of a model of the hub, if it is not part of its name.
-        **hub_options: See ``hub.fetch``.
+    ``hf:user/name@revision`` is a model of the Hugging Face hub; it is downloaded by ``hub.fetch``.
 
     Raises:
         ConfigError: A name of the hub is invalid, or a revision is given for a folder.
@@ -297,11 +288,7 @@ def runs_graphs(stored: StoredModel, device: str, precision: str) -> bool:
 
 
 def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
-    """Read a model's default search options and its vocabulary.
-
-    Raises:
-        ModelError: See `read_config`.
-    """
+    """Read a model's default search options and its vocabulary; for errors see `read_config`."""
     path = find_model(folder)
     config = read_config(path)
     with config_errors(path):
@@ -309,11 +296,7 @@ def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
 
 
 def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
-    """The vocabulary of a model folder.
-
-    Raises:
-        ModelError: Its sub-word tokenizer cannot be read, or does not match the config.
-    """
+    """The vocabulary of a model folder; ModelError: its sub-word tokenizer cannot be used."""
     words, styles = config["vocabulary"], config.get("styles", ())
     if config.get("tokenizer", "words") == "words":
         return Vocabulary(words, styles)
@@ -341,11 +324,7 @@ def config_errors(folder: Path) -> Iterator[None]:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """A short hash of a model folder's config, tokenizer, weights and confidence.
-
-    Raises:
-        ModelError: See `read_config`.
-    """
+    """A short hash of a model folder's config, tokenizer, weights and confidence."""
     path = find_model(folder)
     config = read_config(path)  # checks that the files are there
     digest = hashlib.sha256()

@@ -45,11 +45,7 @@ def is_hub_name(name: object) -> bool:
 
 
 def parse(name: str | Path, revision: str | None = None) -> HubModel:
-    """Read ``hf:user/name`` or ``hf:user/name@revision``.
-
-    Args:
-        name: The name, with or without its prefix.
-        revision: The revision, if it is not part of the name.
+    """Read ``hf:user/name`` or ``hf:user/name@revision``, with or without its prefix.
 
     Raises:
         ConfigError: It is not such a name, or two revisions are given.
@@ -69,12 +65,9 @@ def fetch(
 ) -> Path:
     """Download files of a repository, as far as they are not in the cache.
 
-    Args:
-        model: The repository.
-        files: Names of files; those that it does not have are ignored.
-        commit: What the revision is known to be.
-        **options: ``token``, ``cache_dir``, ``force_download`` and ``local_files_only``, as in
-            ``huggingface_hub.snapshot_download``.
+    Files that it does not have are ignored; ``commit`` is what the revision is known to be. The
+    options are ``token``, ``cache_dir``, ``force_download`` and ``local_files_only`` of
+    ``huggingface_hub.snapshot_download``.
 
     Returns:
         The folder with the files; its name is the commit.
@@ -101,21 +94,14 @@ def fetch(
 
 
 def read_captioner_config(model: HubModel, folder: Path) -> dict[str, Any]:
-    """The config among the files of a repository.
-
-    Args:
-        model: The repository.
-        folder: From ``fetch``.
-
-    Raises:
-        ModelError: It is another kind of model.
-    """
+    """The config in the folder that ``fetch`` returns; ModelError: it is another kind of model."""
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ModelError(f"{model} is not a captioner model: no readable {CONFIG}") from error
-    if not isinstance(config, dict) or not isinstance(config.get("format_version"), int):
-        raise ModelError(f"{model} is not a captioner model: its {CONFIG} has no format_version")
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        int(config["format_version"])
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"{model} is not a captioner model: no {CONFIG} with a format_version"
+        ) from error
     return config
 
 
@@ -133,9 +119,9 @@ def push(
     Args:
         files: Content, or path of the content, by name; see ``card.files_to_push``.
         target: The repository; its revision is the branch.
-        commit_message: Message of the commit.
+        commit_message: As on the hub.
         private: Whether only its owner sees a new repository; None: the account's default.
-        token: Default: the one that is stored.
+        token: None: the one that is stored.
         create_pr: Open a pull request instead.
 
     Returns:

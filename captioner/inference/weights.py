@@ -51,14 +51,7 @@ def read_network(
     preprocessing: Preprocessing,
     vocabulary: Vocabulary,
 ) -> CaptionModel:
-    """Build the network of a model folder in eval mode and read its weights, as float32.
-
-    Args:
-        path: The weights file.
-        config: Of the model folder.
-        decoder: Part of the config.
-        preprocessing: Part of the config.
-        vocabulary: Of the model folder.
+    """Build the network of a config in eval mode and read its weights file, as float32.
 
     Raises:
         ModelError: The file is damaged or holds other tensors than the network, or a scorer or

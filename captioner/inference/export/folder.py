@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from captioner.caption import CropBox
 from captioner.data.images import open_image
@@ -23,7 +21,6 @@ from captioner.inference.export.quantize import quantize_graphs
 from captioner.inference.folder import (
     CARD,
     CONFIDENCE,
-    CONFIG,
     DECODER_GRAPH,
     ENCODER_GRAPH,
     EXPORTED,
@@ -34,6 +31,7 @@ from captioner.inference.folder import (
     find_model,
     load_model,
     read_config,
+    write_config,
 )
 from captioner.inference.onnx_engine import OnnxEngine
 from captioner.inference.torch_engine import TorchEngine
@@ -86,11 +84,12 @@ def export(
     stored = load_model(path)
     config = exported_config(read_config(path), stored)
     config[EXPORTED][SOURCE] = digest(path / WEIGHTS)
-    photos = [_prepare(stored.model, photo) for photo in calibration]  # before minutes of work
+    resize = stored.model.preprocessing.pixels
+    photos = [Prepared((resize(open_image(photo)),), CropBox()) for photo in calibration]
     with atomic_folder(output) as new:
         attention = stored.decoder.attention
         write_graphs(stored.model, attention, new / ENCODER_GRAPH, new / DECODER_GRAPH)
-        _write_config(new, config)
+        write_config(new, config)
         for name in (*COPIED, *(KEPT if weights else ())):
             if (path / name).is_file():
                 shutil.copyfile(path / name, new / name)
@@ -105,10 +104,6 @@ def export(
     return Exported(sizes, difference, equal)
 
 
-def _prepare(model: CaptionModel, photo: str | Path) -> Prepared:
-    return Prepared((model.preprocessing.pixels(open_image(photo)),), CropBox())
-
-
 def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) -> tuple[int, int]:
     """Make an exported folder 8-bit; see ``Exported.equal``."""
     model = Captioner(load_model(folder), device="cpu")
@@ -116,15 +111,10 @@ def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) 
     options = model.options(num_captions=1)
     expected = model.caption_batch(compared, options)
     quantize_graphs(folder, [photo.pixels[0] for photo in photos])
-    _write_config(folder, config | {EXPORTED: config[EXPORTED] | {"precision": "int8"}})
+    write_config(folder, config | {EXPORTED: config[EXPORTED] | {"precision": "int8"}})
     found = Captioner(load_model(folder), device="cpu").caption_batch(compared, options)
     pairs = zip(expected, found, strict=True)
     return sum(one[0].text == other[0].text for one, other in pairs), len(compared)
-
-
-def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    text = json.dumps(config, indent=1, ensure_ascii=False) + "\n"
-    (folder / CONFIG).write_text(text, encoding="utf-8")
 
 
 def exported_config(config: Mapping[str, Any], stored: StoredModel) -> dict[str, Any]:
@@ -167,9 +157,5 @@ def largest_difference(model: CaptionModel, folder: Path) -> float:
         memories = ensemble.memories(ensemble.encode(photos))
         scores.append(ensemble.score(memories, words.tolist(), START))
     one, other = scores
-    return max(_distance(one.log_probs, other.log_probs), _distance(one.alphas, other.alphas))
-
-
-def _distance(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """Largest difference; not a number if either has such values."""
-    return float(np.abs(one - other).max())
+    pairs = (one.log_probs, other.log_probs), (one.alphas, other.alphas)
+    return float(np.max([np.abs(own - exported).max() for own, exported in pairs]))

@@ -73,13 +73,7 @@ class DecoderGraph(nn.Module):
 
 @torch.no_grad()
 def write_graphs(model: CaptionModel, attention: str, encoder: Path, decoder: Path) -> None:
-    """Write both graphs, in float32.
-
-    Args:
-        model: In float32 and eval mode, on the CPU. Batch norms are folded in place.
-        attention: The decoder's attention, for messages.
-        encoder: File to write.
-        decoder: File to write.
+    """Write both graphs of a model in eval mode, in float32; its batch norms are folded in place.
 
     Raises:
         ConfigError: The encoder or the attention has an operation that ONNX cannot express.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +35,9 @@ _Array = NDArray[Any]
 
 
 def quantize_graphs(folder: Path, pixels: Sequence[NDArray[np.uint8]]) -> None:
-    """Replace the graphs of an exported folder by 8-bit ones.
+    """Replace the float32 graphs of an exported folder by 8-bit ones.
 
-    Args:
-        folder: Exported folder in float32.
-        pixels: Calibration photos, (H, W, 3) each, from ``Preprocessing.pixels``.
+    Calibration photos are (H, W, 3) each, from ``Preprocessing.pixels``.
     """
     feeds = {
         ENCODER_GRAPH: ({"pixels": photo[None]} for photo in pixels),
@@ -133,11 +131,9 @@ def _weight_scales(graph: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def channel_scales(weights: _Array, *, paired: bool) -> _Array:
-    """The smallest scale of each row of weights, (C, K), that the limits allow: (C,).
+    """The smallest scale of each output channel's weights, (C, K) to (C,), that the limits allow.
 
-    Args:
-        weights: Of output channels, neighbouring inputs side by side.
-        paired: Limit the sums of neighbours, too.
+    ``paired`` limits the sums of inputs that are side by side, too.
     """
     largest = np.abs(weights).max(axis=1)
     scale: _Array = np.maximum(largest, 1e-12) / LARGEST
@@ -155,11 +151,10 @@ def channel_scales(weights: _Array, *, paired: bool) -> _Array:
     return scale
 
 
-class _Reader:
+class _Reader(NamedTuple):
     """Inputs one by one, as ONNX Runtime reads them."""
 
-    def __init__(self, inputs: Iterator[dict[str, NDArray[Any]]]) -> None:
-        self._inputs = inputs
+    inputs: Iterator[dict[str, NDArray[Any]]]
 
     def get_next(self) -> dict[str, NDArray[Any]] | None:
-        return next(self._inputs, None)
+        return next(self.inputs, None)
