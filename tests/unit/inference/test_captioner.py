@@ -116,18 +116,6 @@ def test_alternatives_have_the_probabilities_of_the_replaced_words(photos: list[
                 assert other.log_prob == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_greedy_captions_consist_of_the_first_alternatives(
-    captioner: Captioner, photos: list[Path]
-):
-    options = {"beam_size": 1, "alternatives": 3}
-    for photo in photos:
-        caption = captioner.caption(photo, **options)
-        assert [words[0].word for words in caption.alternatives] == list(caption.words)
-        firsts = [words[0].log_prob for words in caption.alternatives]
-        np.testing.assert_allclose(firsts, caption.log_probs, atol=1e-4)
-        assert {len(words) for words in caption.alternatives} == {3}
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_changes_only_the_maps(
     captioner: Captioner, photos: list[Path], method: ExplanationMethod
@@ -247,15 +235,6 @@ def test_the_photo_is_not_modified(captioner: Captioner):
     photo = Image.new("L", (60, 50), 7)
     captioner.caption(photo)
     assert (photo.mode, photo.size, photo.getpixel((3, 3))) == ("L", (60, 50), 7)
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 99])
-def test_a_stream_keeps_the_order(captioner: Captioner, photos: list[Path], batch_size: int):
-    results = list(captioner.stream(iter(photos), batch_size=batch_size))
-    assert [result.photo for result in results] == photos
-    for photo, result in zip(photos, results, strict=True):
-        assert result.error is None
-        assert_same(result.captions[0], captioner.caption(photo))
 
 
 def test_a_stream_reports_bad_photos_and_continues(

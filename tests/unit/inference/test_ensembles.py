@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from captioner import load
 from captioner.data.images import open_image
 from captioner.errors import ConfigError, ModelError
 from captioner.inference.captioner import Captioner
-from captioner.inference.folder import Graphs
 from captioner.options import SearchOptions
 
 
@@ -35,18 +33,6 @@ def captioner() -> Captioner:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return make_photos(tmp_path_factory.mktemp("photos"))
-
-
-def test_ensemble_of_identical_models_equals_the_model(captioner: Captioner, photos: list[Path]):
-    twice = ensemble_of(captioner.stored, captioner.stored)
-    for photo in photos[:5]:
-        for strategy in ({"num_captions": 3}, STRATEGIES["sampling"], STRATEGIES["forced"]):
-            found, expected = (
-                twice.captions(photo, **strategy),
-                captioner.captions(photo, **strategy),
-            )
-            for one, two in zip(found, expected, strict=True):
-                assert_same(one, two)
 
 
 @torch.inference_mode()
@@ -95,28 +81,6 @@ def test_attention_is_the_first_models_if_grids_differ(
         assert caption.crop_box == own.crop_box
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("second", [{}, {"size": 96}, {"resize": "squash"}, {"order": "BGR"}])
-def test_explaining_an_ensembles_caption_gives_the_same_evidence(
-    photos: list[Path], second: dict[str, Any]
-):
-    ensemble, ended = ensemble_of(stored(), stored(seed=81, **second)), 0
-    for photo in photos[:4]:
-        for own in ensemble.captions(photo, beam_size=20, num_captions=20):
-            if not own.words:
-                continue
-            given = ensemble.explain(photo, own.text)
-            assert given.words == own.words
-            assert given.crop_box == own.crop_box
-            np.testing.assert_allclose(given.log_probs, own.log_probs, atol=1e-4)
-            np.testing.assert_allclose(given.alphas, own.alphas, atol=1e-5)
-            np.testing.assert_allclose(given.gates, own.gates, atol=1e-5)
-            if len(own.words) < 6:  # a truncated caption has no end token
-                ended += 1
-                assert given.log_prob == pytest.approx(own.log_prob, abs=1e-3)
-    assert ended > 0
-
-
 def test_ensemble_options_are_the_first_models(photos: list[Path]):
     short = SearchOptions(beam_size=1, max_length=2)
     one, other = stored(search=short), stored(seed=81)
@@ -139,16 +103,6 @@ def test_models_with_different_styles_raise():
     other.vocabulary = first.vocabulary.extended((), ("coco", "flickr8k"))
     with pytest.raises(ConfigError, match=r"the styles of model 1 and model 2 differ \(none and"):
         ensemble_of(first, other)
-
-
-def test_exported_models_and_others_cannot_be_mixed():
-    model = stored()
-    network = model.model
-    graphs = Graphs(Path("x"), "x", network.preprocessing, network.grid, network.geometry, {})
-    exported = replace(model, network=None, graphs=graphs)
-    for models in ((model, exported), (exported, model)):
-        with pytest.raises(ConfigError, match="needs models of one kind, all with weights or all"):
-            ensemble_of(*models)
 
 
 def test_several_folders_load_as_an_ensemble(photos: list[Path], tmp_path: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 
 import numpy as np
@@ -15,17 +14,15 @@ from table_stepper import (
     Prefix,
     Table,
     TableStepper,
-    constant_table,
     random_table,
 )
-from torch import Tensor
 
 from captioner.inference.stepper import DecoderStepper
 from captioner.model.build import build_decoder
 from captioner.model.decoder import Decoder
 from captioner.options import DecoderConfig, SearchOptions
 from captioner.search.ensemble import EnsembleStepper, mean_probability
-from captioner.search.search import Advance, Hypothesis, search
+from captioner.search.search import Hypothesis, search
 from captioner.text.vocabulary import END, PAD, START, UNKNOWN
 
 B, L, D, V = 3, 4, 8, 12
@@ -57,27 +54,6 @@ def stepper_for(decoder: Decoder, features: torch.Tensor) -> DecoderStepper:
     return DecoderStepper(decoder, decoder.memory(features))
 
 
-def test_search_agrees_with_teacher_forcing(decoder, features) -> None:
-    ended = 0
-    for photo, hypotheses in enumerate(search(stepper_for(decoder, features), OPTIONS)):
-        assert len(hypotheses) == 3
-        for found in hypotheses:
-            words = [*found.tokens, END] if found.ended else found.tokens
-            inputs = torch.tensor([START, *words[:-1]]).reshape(1, 1, -1)
-            with torch.no_grad():
-                unrolled = decoder(decoder.memory(features[photo : photo + 1]), inputs)
-                logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
-                log_probs = logits.log_softmax(-1)[0, 0]
-            expected = log_probs[torch.arange(len(words)), torch.tensor(words)]
-            length = len(found.tokens)
-            ended += found.ended
-            torch.testing.assert_close(torch.tensor(found.token_log_probs), expected[:length])
-            torch.testing.assert_close(torch.tensor(found.alphas), unrolled.alphas[0, 0, :length])
-            assert found.log_prob == pytest.approx(expected.sum().item(), rel=1e-4)
-            assert ((found.gates > 0) & (found.gates < 1)).all()
-    assert 0 < ended < 9  # both ended and truncated captions were compared
-
-
 @torch.no_grad()
 def test_step_forbids_only_the_special_tokens(decoder, features) -> None:
     stepper = stepper_for(decoder, features)
@@ -104,17 +80,6 @@ def test_keys_are_projected_once_and_not_copied_per_beam(decoder, features) -> N
     assert keys[0] == B
     assert keys == sorted(keys, reverse=True)
     assert stepper.memory.keys.shape[0] == stepper.memory.values.shape[0] == keys[-1]
-
-
-def test_batch_equals_single_photos(decoder, features) -> None:
-    together = search(stepper_for(decoder, features), OPTIONS)
-
-    for photo in range(B):
-        (alone,) = search(stepper_for(decoder, features[photo : photo + 1]), OPTIONS)
-        for one, other in zip(alone, together[photo], strict=True):
-            assert one.tokens == other.tokens
-            torch.testing.assert_close(one.alphas, other.alphas)
-            assert one.log_prob == pytest.approx(other.log_prob, rel=1e-5)
 
 
 @torch.no_grad()
@@ -167,22 +132,6 @@ class TableEnsemble(EnsembleStepper):
     start_token, end_token = TableStepper.start_token, TableStepper.end_token
 
 
-class OtherGrid(TableStepper):
-    """Reports attention over a different grid."""
-
-    def advance(self, tokens: Tensor) -> Advance:
-        advance = super().advance(tokens)
-        return Advance(advance.log_probs, advance.alphas[..., :1] + 100, advance.gates - 100)
-
-
-class SameGrid(TableStepper):
-    """Reports different attention over the same grid."""
-
-    def advance(self, tokens: Tensor) -> Advance:
-        advance = super().advance(tokens)
-        return Advance(advance.log_probs, advance.alphas + 100, advance.gates - 40)
-
-
 def test_mean_is_over_probabilities() -> None:
     one = torch.tensor([[0.5, 0.25, 0.25, 0.0]]).log()
     other = torch.tensor([[0.1, 0.05, 0.85, 0.0]]).log()
@@ -193,16 +142,6 @@ def test_mean_is_over_probabilities() -> None:
     assert mean[0, 3] == -torch.inf  # not NaN
     assert torch.equal(mean_probability([one]), one)
     torch.testing.assert_close(mean_probability([one, one, one]), one)
-
-
-def test_word_forbidden_in_one_member_has_half_its_probability() -> None:
-    members = [TableStepper([constant_table(0, 1, 0)]), TableStepper([constant_table(0.2, 0, 0.8)])]
-
-    options = SearchOptions(beam_size=3, num_captions=3, max_length=1)
-    (found,) = search(TableEnsemble(members, one_grid=True), options)
-
-    assert [h.tokens for h in found] == [[1], [2], []]
-    assert np.exp([h.log_prob for h in found]).tolist() == pytest.approx([0.5, 0.4, 0.1])
 
 
 @settings(max_examples=80)
@@ -222,61 +161,3 @@ def test_ensemble_equals_search_over_the_mean_table(data, seed, vocabulary) -> N
     alone = TableStepper([mean_table(*own) for own in zip(*tables, strict=True)])
     assert_close(together, search(alone, *task))
     assert all(member.kept == alone.kept for member in members)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        OPTIONS,
-        SearchOptions(beam_size=4, num_captions=2, beam_groups=2, max_length=5),
-        SearchOptions(beam_size=1, num_captions=4, temperature=0.5, max_length=5),
-    ],
-    ids=["beam", "groups", "sampling"],
-)
-def test_ensemble_of_identical_members_equals_the_model(decoder, features, options) -> None:
-    members = [stepper_for(decoder, features) for _ in range(2)]
-
-    together = search(EnsembleStepper(members, one_grid=True), options)
-
-    assert_close(together, search(stepper_for(decoder, features), options))
-
-
-@torch.no_grad()
-def test_ensemble_agrees_with_mean_teacher_forcing(decoder, features, tiny_config) -> None:
-    wider = dataclasses.replace(tiny_config, hidden_dim=9, attention="multi_head", heads=7)
-    other = build(wider, regions=5)
-    seen = torch.randn(B, 5, D)  # another encoder's features of the same photos
-    members = [stepper_for(decoder, features), stepper_for(other, seen)]
-
-    found = search(EnsembleStepper(members, one_grid=False), OPTIONS)
-
-    for photo, hypotheses in enumerate(found):
-        assert len(hypotheses) == 3
-        for hypothesis in hypotheses:
-            words = [*hypothesis.tokens, END] if hypothesis.ended else hypothesis.tokens
-            inputs = torch.tensor([START, *words[:-1]]).reshape(1, 1, -1)
-            tables, alphas = [], []
-            for model, grid in ((decoder, features), (other, seen)):
-                unrolled = model(model.memory(grid[photo : photo + 1]), inputs)
-                logits = model.readout(unrolled.embedded, *unrolled.outputs)
-                tables.append(logits[0, 0].softmax(-1))
-                alphas.append(unrolled.alphas[0, 0])
-            mean = ((tables[0] + tables[1]) / 2).log()
-            expected = mean[torch.arange(len(words)), torch.tensor(words)]
-            length = len(hypothesis.tokens)
-            torch.testing.assert_close(torch.tensor(hypothesis.token_log_probs), expected[:length])
-            torch.testing.assert_close(torch.tensor(hypothesis.alphas), alphas[0][:length])
-            assert hypothesis.log_prob == pytest.approx(expected.sum().item(), rel=1e-4)
-
-
-def test_reorder_and_keep_reach_every_member(decoder, features, tiny_config) -> None:
-    members = [stepper_for(decoder, features), stepper_for(build(tiny_config), features)]
-    ensemble = EnsembleStepper(members, one_grid=True)
-    ensemble.advance(torch.full((B, 1), START))
-
-    ensemble.reorder(torch.zeros(B, 2, dtype=torch.long))
-    ensemble.keep(torch.tensor([2]))
-
-    assert [member.state.hidden.shape[:2] for member in members] == [(1, 2)] * 2
-    assert ensemble.batch_size == 1
-    assert all(torch.equal(member.memory.values, features[[2]]) for member in members)

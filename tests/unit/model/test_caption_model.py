@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from toy_encoder import PatchEncoder
 
 from captioner.model.captioner import CaptionModel
@@ -136,39 +135,3 @@ def test_pixels_and_cached_features_give_the_same_features(model) -> None:
         assert torch.equal(seen, features.to(dtype).float())
         with torch.autocast("cpu", torch.bfloat16):
             assert model.to_features(features.to(dtype)).dtype == torch.bfloat16
-
-
-def test_regions_are_row_major(model) -> None:
-    pixels = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
-    pixels[0, :16, 16:] = 255  # row 0, column 1
-
-    encoded = model.encode(pixels)[0]
-
-    changed = [not torch.allclose(encoded[region], encoded[3]) for region in range(L)]
-    assert changed == [False, True, False, False]
-
-
-@pytest.mark.slow
-def test_gradients_are_exact_in_float64(model, features) -> None:
-    model.double()
-    names = [name for name, _ in model.decoder.named_parameters()]
-    values = [value.detach().requires_grad_() for _, value in model.decoder.named_parameters()]
-
-    def both_losses(regions: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-        named = {f"model.decoder.{n}": w for n, w in zip(names, weights, strict=True)}
-        losses = functional_call(_Losses(model), named, regions)
-        assert losses.cross_entropy.dtype == losses.attention_penalty.dtype == torch.float64
-        return losses.cross_entropy, losses.attention_penalty
-
-    assert torch.autograd.gradcheck(both_losses, (features.double().requires_grad_(), *values))
-
-
-class _Losses(nn.Module):
-    """Calls ``losses`` in ``forward``, for ``functional_call``."""
-
-    def __init__(self, model: CaptionModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, features: Tensor) -> Losses:
-        return losses_of(self.model, features, CAPTIONS, 0.1)

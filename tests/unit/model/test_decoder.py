@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from captioner.model.attention import masked_mean
 from captioner.model.build import build_decoder
-from captioner.model.decoder import BahdanauDecoder, Decoder, State
+from captioner.model.decoder import BahdanauDecoder, Decoder
 from captioner.model.decoder_variants import LuongDecoder, PlainDecoder
-from captioner.model.losses import caption_losses
-from captioner.options import DecoderConfig, TrainingConfig
-from captioner.text.vocabulary import END, PAD, START
+from captioner.options import DecoderConfig
+from captioner.text.vocabulary import PAD
 
 B, R, T, L, D, V = 2, 3, 4, 5, 8, 9
 E, N, A = 5, 6, 7
@@ -77,11 +76,6 @@ def features() -> Tensor:
 @pytest.fixture
 def tokens() -> Tensor:
     return torch.randint(1, V, (B, R, T))
-
-
-def other_words(tokens: Tensor) -> Tensor:
-    """Replace every word by another; none becomes padding."""
-    return 1 + tokens % (V - 1)
 
 
 # --- Reference -----------------------------------------------------------------------------------
@@ -227,38 +221,6 @@ def test_decoder_matches_its_equations(kind, decoder, features, tokens) -> None:
             np.testing.assert_allclose(logits[at], expected.logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.endswith("norms")])
-def test_recurrence_equals_torchs_lstm_cell(kind, features) -> None:
-    decoder = build(kind)
-    second_input = {
-        "bahdanau": lambda state, step: (decoder.context_gates, step.outputs[1]),  # beta z
-        "luong": lambda state, step: (decoder.fed_gates, state.fed),
-    }.get(kind)
-    memory = decoder.memory(features)
-    embedded = decoder.embed(torch.tensor([[3], [5]]))
-    # The second step, since nothing is fed before the first.
-    state = decoder.step(decoder.word_gates(embedded), decoder.start(memory), memory).state
-    embedded = decoder.embed(torch.tensor([[2], [7]]))
-
-    step = decoder.step(decoder.word_gates(embedded), state, memory)
-
-    weights, inputs = [decoder.word_gates.weight], [embedded]
-    if second_input is not None:
-        gates, more = second_input(state, step)
-        weights.append(gates.weight)
-        inputs.append(more)
-    whole = torch.cat(inputs, dim=-1).squeeze(1)
-    cell = nn.LSTMCell(whole.shape[1], N)
-    with torch.no_grad():
-        cell.weight_ih.copy_(torch.cat(weights, dim=1))
-        cell.weight_hh.copy_(decoder.hidden_gates.weight)
-        cell.bias_ih.copy_(decoder.word_gates.bias)
-        cell.bias_hh.zero_()
-    hidden, memory_cell = cell(whole, (state.hidden[:, 0], state.cell[:, 0]))
-    torch.testing.assert_close(step.state.hidden[:, 0], hidden)
-    torch.testing.assert_close(step.state.cell[:, 0], memory_cell)
-
-
 # --- Teacher forcing -----------------------------------------------------------------------------
 
 
@@ -283,102 +245,6 @@ def test_padding_between_words_is_an_ordinary_step(decoder, features, tokens) ->
     torch.testing.assert_close(unrolled.alphas, expected.alphas)
     logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
     torch.testing.assert_close(logits, expected.logits)
-
-
-def test_captions_sharing_a_photo_equal_the_photo_repeated(decoder, features, tokens) -> None:
-    shared = decoder(decoder.memory(features), tokens)
-    copies = decoder(
-        decoder.memory(features.repeat_interleave(R, dim=0)), tokens.reshape(B * R, 1, T)
-    )
-
-    for one, other in zip(flat(shared), flat(copies), strict=True):
-        torch.testing.assert_close(one, other.reshape(one.shape))
-
-
-def flat(unrolled: Any) -> list[Tensor]:
-    return [unrolled.embedded, *unrolled.outputs, unrolled.alphas, unrolled.gates]
-
-
-def test_losses_do_not_depend_on_the_order_of_photos_and_captions(decoder) -> None:
-    words = [[[4, 5, 6], [7]], [[], []], [[8, 8], [5, 4]], [[6], [7, 8, 4]]]
-    tokens = torch.zeros(len(words), 2, 5, dtype=torch.long)
-    for photo, captions in enumerate(words):
-        for number, caption in enumerate(captions):
-            if caption:
-                tokens[photo, number, : len(caption) + 2] = torch.tensor([START, *caption, END])
-    decoder.double()
-    features = torch.randn(len(words), L, D).double()
-    expected = gradients(decoder, features, tokens)
-
-    for order in ([3, 1, 0, 2], [1, 2, 3, 0]):
-        mixed = tokens[order].flip(1)
-        for one, other in zip(gradients(decoder, features[order], mixed), expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
-
-
-def gradients(decoder: Decoder, features: Tensor, tokens: Tensor) -> list[Tensor]:
-    """The losses, and their gradients for every parameter."""
-    losses = caption_losses(decoder, decoder.memory(features), tokens)
-    decoder.zero_grad()
-    losses.total(TrainingConfig(attention_penalty=0.5)).backward()
-    return [*(part.detach() for part in losses), *(p.grad for p in decoder.parameters())]
-
-
-# --- Properties of the orders --------------------------------------------------------------------
-
-
-def test_predictions_do_not_depend_on_later_words(decoder, features, tokens) -> None:
-    changed = tokens.clone()
-    changed[..., 2:] = other_words(changed[..., 2:])
-
-    memory = decoder.memory(features)
-    one, other = (decoder(memory, words) for words in (tokens, changed))
-
-    for before, after in zip(flat(one), flat(other), strict=True):
-        torch.testing.assert_close(before[:, :, :2], after[:, :, :2])
-    moved = (one.outputs[0] - other.outputs[0])[:, :, 2].abs().amax(-1)
-    assert moved.min() > 1e-3
-
-
-@with_attention
-def test_bahdanau_attends_before_the_word_and_luong_after(kind, features, tokens) -> None:
-    decoder = build(kind)
-    memory = decoder.memory(features)
-
-    alphas, others = (decoder(memory, words).alphas for words in (tokens, other_words(tokens)))
-
-    moved = (alphas - others).abs().amax(dim=-1)  # (B, R, T)
-    assert moved[:, :, -1].min() > 1e-3
-    if CLASSES[kind] is BahdanauDecoder:
-        assert not moved[:, :, 0].any()
-    else:
-        assert moved[:, :, 0].min() > 1e-3
-
-
-def test_hidden_state_depends_on_the_context_only_if_it_is_fed(
-    kind, decoder, features, tokens
-) -> None:
-    """Without feeding, the photo enters the LSTM only in its first state."""
-    memory = decoder.memory(features)
-    other = memory._replace(values=torch.randn_like(memory.values))
-
-    def hidden(memory: Any, steps: int) -> Tensor:
-        state = decoder.start(memory, R)
-        for t in range(steps):
-            gates = decoder.word_gates(decoder.embed(tokens[:, :, t]))
-            state = decoder.step(gates, state, memory).state
-        return state.hidden
-
-    same = [torch.equal(hidden(memory, n), hidden(other, n)) for n in (1, 2)]
-    assert (
-        same
-        == {
-            "bahdanau": [False, False],
-            "luong": [True, False],  # from the second word
-            "luong, not fed": [True, True],
-            "plain": [True, True],
-        }[kind.removesuffix(", norms")]
-    )
 
 
 # --- Projections and masks -----------------------------------------------------------------------
@@ -465,35 +331,3 @@ def test_initial_output_follows_word_frequencies(kind) -> None:
 
     found = decoder.word_output(torch.zeros(decoder.word_output.in_features)).softmax(-1)
     torch.testing.assert_close(found, (counts + 1) / (96 + V))
-
-
-# --- Norms ---------------------------------------------------------------------------------------
-
-
-def test_norms_make_gates_invariant_to_input_scale(features) -> None:
-    """Inputs a thousand times as large give the same outputs."""
-    decoder = build("bahdanau, norms")
-    inputs, cell = 10 * torch.randn(B, R, 4 * N), torch.randn(B, R, N)
-    state = State(torch.zeros(B, R, N), cell)
-
-    once, again = decoder.recur(inputs, state), decoder.recur(1000 * inputs + 7, state)
-
-    torch.testing.assert_close(again.hidden, once.hidden, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(again.cell, once.cell, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ["bahdanau", "luong"])
-def test_a_decoder_with_norms_memorizes_captions(order: str, features) -> None:
-    decoder = build_decoder(config_of(order, layer_norm=True), D, V, L).train()
-    tokens = torch.tensor([[[START, 5, 6, 4, END]], [[START, 8, 6, 7, END]]])
-    optimizer = torch.optim.Adam(decoder.parameters(), lr=0.03)
-    for _ in range(120):
-        losses = caption_losses(decoder, decoder.memory(features), tokens)
-        optimizer.zero_grad()
-        losses.cross_entropy.backward()
-        optimizer.step()
-
-    assert (losses.cross_entropy / losses.words).item() < 0.05
-    norms = [name for name, _ in decoder.named_parameters() if "norm" in name]
-    assert len(norms) == 2 * 5

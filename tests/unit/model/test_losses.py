@@ -264,20 +264,8 @@ def test_baseline_is_a_running_mean_of_log_probabilities() -> None:
         assert decoder.attention.baseline.item() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"order": "luong"},
-        {"attention": "multi_head"},
-        {"attention": "general", "query": "self"},
-        {"attention": "fixed"},
-        {"attention": "fixed_at_start"},
-    ],
-    ids=lambda settings: " ".join(settings.values()) or "additive",
-)
-def test_soft_attention_has_no_score_function_and_no_entropy(settings: dict[str, str]) -> None:
-    decoder, photos = build("soft", **settings), features(2)
+def test_soft_attention_has_no_score_function_and_no_entropy() -> None:
+    decoder, photos = build("soft"), features(2)
 
     losses = losses_of(decoder, photos)
 

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from toy_encoder import PatchEncoder
 
 from captioner.errors import ConfigError
-from captioner.inference.folder import StoredModel, load_model, save_model
 from captioner.inference.stepper import DecoderStepper
 from captioner.model.attention import Memory
 from captioner.model.build import SCORERS, WITHOUT_SCORER, build_decoder, check_attention
-from captioner.model.captioner import CaptionModel
 from captioner.model.decoder import Decoder, Unrolled
-from captioner.model.losses import Losses, caption_losses
-from captioner.model.preprocessing import Preprocessing
+from captioner.model.losses import caption_losses
 from captioner.options import DecoderConfig, SearchOptions, TrainingConfig
 from captioner.search.search import Hypothesis, search
-from captioner.text.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
+from captioner.text.vocabulary import END, PAD, START, UNKNOWN
 
 B, L, D, V = 3, 4, 8, 13
 pytestmark = pytest.mark.slow  # hundreds of combinations
@@ -139,22 +134,6 @@ def test_step_by_step_equals_teacher_forcing(config: DecoderConfig, features: Te
 
 
 @each
-def test_batch_losses_are_the_sum_over_photos(config: DecoderConfig, features: Tensor) -> None:
-    decoder = build(config).eval()
-
-    together = caption_losses(decoder, decoder.memory(features), CAPTIONS)
-    alone = [
-        caption_losses(decoder, decoder.memory(features[rows]), CAPTIONS[rows])
-        for rows in (slice(0, 1), slice(1, 2), slice(2, 3))
-    ]
-
-    assert together.words == 4 + 2 + 3 + 2 + 4
-    for name in Losses._fields:
-        total = sum(getattr(losses, name) for losses in alone)
-        torch.testing.assert_close(getattr(together, name), total, rtol=1e-4, atol=1e-4)
-
-
-@each
 def test_masked_padding_gives_the_same_gradients(config: DecoderConfig, features: Tensor) -> None:
     decoder, photo = build(config).eval(), slice(2, 3)
     real = int(MASK[photo].sum())
@@ -223,42 +202,3 @@ def test_searching_a_batch_equals_single_photos(config: DecoderConfig, features:
             assert one.tokens == other.tokens
             np.testing.assert_allclose(one.alphas, other.alphas[:, mask], rtol=1e-5, atol=1e-6)
             assert one.log_prob == pytest.approx(other.log_prob, rel=1e-4)
-
-
-# --- Saving --------------------------------------------------------------------------------------
-
-
-class NamedEncoder(PatchEncoder):
-    """Replaces ``Encoder``, which model folders build by name."""
-
-    def __init__(self, name: str, *, image_size: int | None = None) -> None:
-        super().__init__(D)
-        del image_size
-        self.name = name
-
-
-@each
-@torch.no_grad()
-def test_saved_models_load_back_up_to_rounding(
-    config: DecoderConfig, features: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("captioner.inference.weights.Encoder", NamedEncoder)
-    model = CaptionModel(NamedEncoder("patches"), config, Preprocessing(image_size=32), V).eval()
-    if config.selection == "hard":
-        model.decoder.attention.baseline.fill_(-1.7)  # it is part of the state
-    vocabulary = Vocabulary([f"word{number}" for number in range(4, V)])
-
-    save_model(tmp_path / "model", StoredModel(model, config, vocabulary))
-    loaded = load_model(tmp_path / "model")
-
-    def log_probs(decoder: Decoder) -> Tensor:
-        return log_probs_of(decoder, decoder(decoder.memory(features), CAPTIONS[..., :-1]))
-
-    assert loaded.decoder == config
-    found = log_probs(loaded.model.decoder)
-    torch.testing.assert_close(found, log_probs(model.decoder), rtol=0, atol=0.01)
-    for tensor in model.state_dict().values():
-        tensor.copy_(tensor.half())
-    assert torch.equal(found, log_probs(model.decoder))
-    kept = loaded.model.state_dict()
-    assert all(torch.equal(kept[name], own) for name, own in model.state_dict().items())

@@ -60,17 +60,6 @@ def test_crop_box_matches_the_pixels(size: tuple[int, int]):
         assert pixels[-1, -1, 0] > 30
 
 
-def test_crop_box_locates_a_marker():
-    photo = Image.new("RGB", (200, 100), "black")
-    photo.paste("white", (120, 20, 130, 30))  # centred at (125, 25)
-    pixels = Preprocessing(64).pixels(photo)[..., 0].astype(float)
-    left, top, right, bottom = Preprocessing(64).crop_box(200, 100)
-    rows, columns = np.mgrid[:64, :64] + 0.5
-    x = (columns * pixels).sum() / pixels.sum() / 64 * (right - left) + left
-    y = (rows * pixels).sum() / pixels.sum() / 64 * (bottom - top) + top
-    assert (x * 200, y * 100) == (pytest.approx(125, abs=0.3), pytest.approx(25, abs=0.3))
-
-
 @pytest.mark.parametrize("size", [(32, 32), (50, 40)])
 def test_bgr_reverses_the_channels(size: tuple[int, int]):
     photo = Image.new("RGB", size, (10, 20, 30))

@@ -60,17 +60,6 @@ def test_wide_beam_equals_brute_force(penalty, num_captions, forbidden) -> None:
         assert_same_captions(hypotheses, brute_force(table, Task(options)))
 
 
-def test_wide_beam_returns_every_sentence_exactly_once() -> None:
-    table = random_table(5, 2)
-    options = SearchOptions(beam_size=50, num_captions=50, max_length=4)
-
-    (found,) = search(TableStepper([table]), options)
-
-    assert len(found) == 5  # ended after 0 to 3 words, or truncated after 4
-    assert_same_captions(found, brute_force(table, Task(options)))
-    assert sum(np.exp(h.log_prob) for h in found) == pytest.approx(1.0)
-
-
 @settings(max_examples=150)
 @given(
     seed=st.integers(0, 10_000),
@@ -132,17 +121,6 @@ def test_batch_equals_single_photos(penalty) -> None:
         (alone,) = search(TableStepper([table]), options)
         assert len(alone) == 2
         assert_identical(alone, hypotheses)
-
-
-def test_finished_photos_leave_the_batch_but_results_keep_their_order() -> None:
-    tables = [ending_after(n) for n in (3, 0, 9, 1, 3)]
-    stepper = TableStepper(tables)
-
-    found = search(stepper, SearchOptions(beam_size=2, max_length=6))
-
-    assert [len(hypotheses[0].tokens) for hypotheses in found] == [3, 0, 6, 1, 3]
-    assert [hypotheses[0].ended for hypotheses in found] == [True, True, False, True, True]
-    assert stepper.kept == [4, 3, 1]
 
 
 def test_ties_yield_distinct_sentences() -> None:

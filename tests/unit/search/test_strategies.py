@@ -15,7 +15,6 @@ from reference_search import (
     assert_same_captions,
     brute_force,
     rank,
-    reference_beam_search,
     reference_diverse_beam_search,
     reference_grid_beam_search,
     sampling_distribution,
@@ -73,17 +72,6 @@ def test_forced_words_in_a_wide_beam_equal_brute_force(forced, rules, tokens) ->
     assert found[0]
 
 
-def test_forced_and_banned_words_in_a_wide_beam_equal_brute_force() -> None:
-    table = random_table(3, 4)
-    options = SearchOptions(beam_size=4**4, num_captions=30, max_length=4)
-    task = Task(options, SearchTokens(forced=(3,), banned=(1,)))
-
-    (found,) = search(TableStepper([table]), *task)
-
-    assert len(found) > 5
-    assert_same_captions(found, brute_force(table, task))
-
-
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(searches(("forced",)))
@@ -97,16 +85,6 @@ def test_forced_words_in_narrow_beams_equal_the_reference_search(case) -> None:
         for hypothesis in hypotheses:
             assert set(task.tokens.forced) <= set(hypothesis.tokens)
             assert_matches_table(hypothesis, table)
-
-
-def test_forced_word_can_be_the_last_token() -> None:
-    options = SearchOptions(beam_size=1, max_length=2)
-
-    ((found,),) = search(
-        TableStepper([constant_table(0.1, 0.8, 0.1)]), options, SearchTokens(forced=(2,))
-    )
-
-    assert 2 in found.tokens
 
 
 def test_impossible_forced_word_does_not_affect_other_photos() -> None:
@@ -151,30 +129,6 @@ def test_groups_returning_every_beam_equal_the_reference_search(data, seed, voca
     (found,) = search(TableStepper([table]), *task)
 
     assert_same_captions(found, reference_diverse_beam_search(table, task))
-
-
-def test_one_group_is_beam_search() -> None:
-    tables = [random_table(seed, 5) for seed in range(4)]
-    task = Task(SearchOptions(beam_size=4, num_captions=4, max_length=5))
-
-    found = search(TableStepper(tables), *task)
-
-    for table, hypotheses in zip(tables, found, strict=True):
-        assert_same_captions(hypotheses, reference_diverse_beam_search(table, task))
-        assert_same_captions(hypotheses, reference_beam_search(table, task))
-
-
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_groups_without_diversity_equal_one_small_beam(penalty) -> None:
-    tables = [random_table(seed, 5) for seed in range(8)]
-    small = SearchOptions(beam_size=3, num_captions=3, max_length=5, length_penalty=penalty)
-    alike = dataclasses.replace(small, beam_size=9, num_captions=9, beam_groups=3, diversity=0.0)
-
-    groups = search(TableStepper(tables), alike)
-    beams = search(TableStepper(tables), small)
-
-    for together, alone in zip(groups, beams, strict=True):
-        assert_identical(together, alone)
 
 
 def test_diversity_penalizes_the_end_token_too() -> None:
