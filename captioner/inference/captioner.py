@@ -41,7 +41,7 @@ from captioner.inference.folder import (
     save_model,
 )
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
-from captioner.options import ExplanationMethod, SearchOptions
+from captioner.options import ExplanationMethod, SearchOptions, check_method
 from captioner.search.arrays import Array
 from captioner.search.search import Hypothesis
 from captioner.search.words import encode_search_words
@@ -216,9 +216,16 @@ class Captioner:
         Raises:
             ConfigError: It does not, or torch is needed and not installed.
         """
-        self.ensemble.check_method(method)
-        if method not in ATTENTION_METHODS:
-            self.stored.require_weights(f"method {method}")
+        check_method(method)
+        if method in ATTENTION_METHODS:
+            return
+        if len(self.ensemble.engines) > 1:
+            raise OptionError(
+                "{method} {given} needs a single model, not an ensemble; give attention or "
+                "attention_gate, or one model",
+                given=method,
+            )
+        self.stored.require_weights(f"method {method}")
 
     def no_confidence(self, options: SearchOptions) -> str | None:
         """Why captions found with these options have no confidence; None: they have one."""

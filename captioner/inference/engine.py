@@ -20,7 +20,7 @@ from captioner.caption import CropBox
 from captioner.errors import OptionError
 from captioner.geometry import Geometry
 from captioner.model.preprocessing import Preprocessing
-from captioner.options import ExplanationMethod, SearchOptions, check_method
+from captioner.options import ExplanationMethod, SearchOptions
 from captioner.search.arrays import Array, to_numpy
 from captioner.search.ensemble import EnsembleStepper, mean, mean_probability
 from captioner.search.search import Hypothesis, Stepper, search
@@ -197,16 +197,6 @@ class Ensemble:
                 to_numpy(mean_probability([one.log_probs for one in scores])),
                 to_numpy(mean([one.alphas for one in mapped])),
                 to_numpy(mean([one.gates for one in mapped])),
-            )
-
-    def check_method(self, method: object) -> None:
-        """Raise ConfigError unless these models support a method of explanation."""
-        check_method(method)
-        if method not in ATTENTION_METHODS and len(self.engines) > 1:
-            raise OptionError(
-                "{method} {given} needs a single model, not an ensemble; give attention or "
-                "attention_gate, or one model",
-                given=method,
             )
 
     def explain(

@@ -41,13 +41,7 @@ class WordScorer:
     """The log-probabilities of a caption's words as functions of the photo's grid."""
 
     def __init__(self, decoder: Decoder, start: int, tokens: Sequence[int]) -> None:
-        """Score one caption.
-
-        Args:
-            decoder: In eval mode.
-            start: Start token.
-            tokens: The T tokens of the caption, without start and end.
-        """
+        """Score a caption of T tokens, without start and end, by a decoder in eval mode."""
         self.decoder = decoder
         device = decoder.embedding.weight.device
         self.inputs = torch.tensor([start, *tokens[:-1]], device=device)[: len(tokens)]  # (T,)
@@ -90,15 +84,10 @@ class WordScorer:
 def word_gradients(
     score: Callable[[Tensor, Tensor], Tensor], grid: Tensor, words: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Gradients of the log-probability of each word with respect to the grid.
+    """Gradients of the log-probability of each of T words with respect to the grid, (L, D).
 
-    Each word gets its own copy of the grid, so that one backward pass serves many words.
-
-    Args:
-        score: Log-probability (N,) of the words at positions (N,) given grids (N, L, D), such as
-            ``WordScorer.one_word``.
-        grid: (L, D).
-        words: T.
+    Each word gets its own copy of the grid, so that one backward pass serves many words. ``score``
+    is as ``WordScorer.one_word``: grids (N, L, D) and positions (N,) to log-probabilities (N,).
 
     Yields:
         Positions (n,) in descending order, and their gradients (n, L, D).
@@ -122,15 +111,9 @@ def grad_cam(gradients: Tensor, grid: Tensor) -> Tensor:
 
 
 def occlusion(every_word: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
-    """Drop of each word's log-probability when one region gets the mean feature of the grid.
+    """Drop of each log-probability when one region of the grid, (L, D), gets the mean feature.
 
-    Args:
-        every_word: Log-probabilities (N, T) given grids (N, L, D), such as
-            ``WordScorer.every_word``.
-        grid: (L, D).
-
-    Returns:
-        (T, L).
+    ``every_word`` is as ``WordScorer.every_word``: grids (N, L, D) to (N, T). Returns (T, L).
     """
     drops = []
     whole = every_word(grid.unsqueeze(0))  # (1, T)
@@ -142,16 +125,10 @@ def occlusion(every_word: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
 
 
 def relevance(method: ExplanationMethod, scorer: WordScorer, grid: Tensor) -> Tensor:
-    """Relevance of every region for every word of a caption, in nats.
+    """Relevance of every region for every word of a caption, in nats, (T, L).
 
-    Args:
-        method: One that the attention does not give: ``gradient_input``, ``grad_cam`` or
-            ``occlusion``.
-        scorer: The caption.
-        grid: The encoder's output for the photo, (L, D), float32.
-
-    Returns:
-        (T, L), float32; negative where a region counts against the word.
+    By gradient_input, grad_cam or occlusion, from the encoder's output for the photo, (L, D), in
+    float32. Negative where a region counts against the word.
     """
     if len(scorer) == 0:
         return grid.new_zeros(0, len(grid))

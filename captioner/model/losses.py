@@ -3,7 +3,7 @@
     cross-entropy   - sum_t log p(y_t | y_1 ... y_{t-1}, photo)
     penalty         sum_i (T / L - sum_t alpha_ti)^2
 
-``photo_words`` trains the encoder, ``sampled_losses`` with words that the model has sampled itself.
+``loss_variants`` has losses of words that the model has sampled, and of a photo's words.
 
 Notation: B photos, R captions per photo, T steps, L regions, V vocabulary, W words.
 """
@@ -37,7 +37,7 @@ class Losses(NamedTuple):
     words: Tensor
     """Number of target words, end tokens included."""
     photo_words: Tensor
-    """See ``photo_words``; 0 without."""
+    """See ``photo_words_loss``; 0 without."""
 
     def total(self, config: TrainingConfig) -> Tensor:
         """The weighted total to minimize, summed over the batch."""

@@ -28,9 +28,14 @@ from captioner.hardware import upload
 from captioner.inference.folder import StoredModel
 from captioner.inference.stepper import DecoderStepper
 from captioner.model.captioner import CaptionModel
+from captioner.model.loss_variants import (
+    Advantages,
+    PhotoWords,
+    photo_words_loss,
+    policy_gradient_loss,
+    scheduled_inputs,
+)
 from captioner.model.losses import Losses, caption_losses
-from captioner.model.photo_words import PhotoWords, photo_words_loss
-from captioner.model.sampled_losses import Advantages, policy_gradient_loss, scheduled_inputs
 from captioner.options import SearchOptions, SelfCriticalConfig, TrainConfig
 from captioner.search.search import Hypothesis, search
 from captioner.text.tokenizer import caption_tokens, tokenize

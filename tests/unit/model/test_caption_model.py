@@ -10,8 +10,8 @@ from torch import Tensor
 from toy_encoder import PatchEncoder
 
 from captioner.model.captioner import CaptionModel
+from captioner.model.loss_variants import PhotoWords, photo_words_loss
 from captioner.model.losses import Losses, caption_losses
-from captioner.model.photo_words import PhotoWords, photo_words_loss
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig
 from captioner.text.vocabulary import END, PAD, START

@@ -14,6 +14,7 @@ from torch import Tensor
 from captioner.model.attention import Memory
 from captioner.model.build import build_decoder
 from captioner.model.decoder import Decoder
+from captioner.model.loss_variants import policy_gradient_loss, scheduled_inputs
 from captioner.model.losses import (
     Losses,
     attention_penalty,
@@ -21,7 +22,6 @@ from captioner.model.losses import (
     map_entropy,
     score_function,
 )
-from captioner.model.sampled_losses import policy_gradient_loss, scheduled_inputs
 from captioner.options import DecoderConfig, TrainingConfig
 from captioner.text.vocabulary import END, NEVER_GENERATED, PAD, START, UNKNOWN
 

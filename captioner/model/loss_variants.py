@@ -1,11 +1,12 @@
-"""Losses of words that the model has sampled: self-critical training and scheduled sampling.
+"""Self-critical training, scheduled sampling, and the words of a photo from its mean feature.
 
-Notation: B photos, R captions per photo, T steps.
+Notation: B photos, R captions per photo, T steps, C content words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -29,14 +30,9 @@ def policy_gradient_loss(
 
         - sum over captions of advantage * log p(caption)
 
-    It replaces ``Losses.cross_entropy``. As in sampling, dropout is off and tokens that
-    are never generated have probability 0; attention still trains in the decoder's mode.
-
-    Args:
-        decoder: See ``caption_losses``.
-        memory: The photos, (B, ...).
-        tokens: Sampled captions, (B, R, T + 1); see ``caption_losses``.
-        advantages: Returns the advantages, (B, R).
+    It replaces ``Losses.cross_entropy``. As in sampling, dropout is off and tokens that are never
+    generated have probability 0; attention still trains in the decoder's mode. ``tokens`` are the
+    sampled captions, (B, R, T + 1), as for ``caption_losses``.
     """
     training = decoder.dropout.training
     decoder.dropout.eval()
@@ -87,3 +83,30 @@ def scheduled_inputs(decoder: Decoder, memory: Memory, tokens: Tensor, share: fl
         inputs[..., t + 1] = torch.where(replaced[..., t + 1], sampled, inputs[..., t + 1])
     decoder.train(training)
     return inputs
+
+
+@dataclass(frozen=True)  # not a tuple, for the reason given at ``objectives.Task``
+class PhotoWords:
+    """The words that photos are about, without the others of the vocabulary; on the CPU."""
+
+    tokens: Tensor
+    """Token ids of all content words, (C,)."""
+    present: Tensor
+    """(B, C), 1 at the words of each photo."""
+
+
+def photo_words_loss(decoder: Decoder, memory: Memory, words: PhotoWords) -> Tensor:
+    """Predict the words of a photo from its mean feature alone, with the decoder's own readout.
+
+        - sum over photos, sum over the photo's words w of log softmax(readout_photo)_w
+
+    A scalar, nats; the softmax is over content words. It asks the encoder for what the captions
+    name, wherever it is in the photo, and adds no weights.
+
+    Source: the word detectors of Fang et al. 2015 (arXiv:1411.4952), section 3, and the attributes
+    of Wu et al. 2016 (arXiv:1506.01144). Deviation: one softmax over the mean feature instead of a
+    detector per region and word. Not for attention ``fixed_at_start``.
+    """
+    logits = widen(decoder.readout_photo(memory))
+    tokens, present = (upload(part, logits.device) for part in (words.tokens, words.present))
+    return -(logits.index_select(1, tokens).log_softmax(dim=1) * present).sum()
