@@ -49,26 +49,14 @@ class Scorer(nn.Module):
         self.sizes = sizes
 
     def keys(self, features: Tensor) -> Tensor:
-        """Project the features; called once per photo.
+        """Project the features, (B, L, D) to (B, L, ...); called once per photo.
 
-        Args:
-            features: (B, L, D).
-
-        Returns:
-            (B, L, ...), float32: bf16 would round away small differences between scores.
+        In float32: bf16 would round away small differences between scores.
         """
         return widen(features)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score every region against every query.
-
-        Args:
-            query: Hidden state, (B, R, N).
-            keys: (B, L, ...), from ``keys``.
-
-        Returns:
-            Unnormalized scores, (B, R, L), float32.
-        """
+        """Unnormalized scores (B, R, L), float32, from query (B, R, N) and keys (B, L, ...)."""
         raise NotImplementedError
 
 
@@ -142,12 +130,7 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """Attend to the photos.
-
-        Args:
-            query: The decoder's hidden state, (B, R, N).
-            memory: The photos, (B, ...).
-        """
+        """Attend to the photos with the decoder's hidden state, (B, R, N)."""
         raise NotImplementedError
 
 

@@ -62,10 +62,6 @@ def register_scorer(name: str, scorer: type[Scorer]) -> None:
     A package that other people install declares an entry point of the group ``captioner.scorers``
     instead, which the command line finds too; see docs/attention.md.
 
-    Args:
-        name: Value of ``decoder.attention``.
-        scorer: A subclass of `Scorer`.
-
     Raises:
         ConfigError: The name is taken, or it is not a subclass.
     """
@@ -84,11 +80,7 @@ def _check_scorer(name: str, scorer: object) -> None:
 
 
 def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
-    """Build the attention that a config describes.
-
-    Raises:
-        ConfigError: Incompatible settings.
-    """
+    """Build the attention that a config describes; for errors see `check_attention`."""
     check_attention(config)
     if config.attention == "multi_head":
         return MultiHeadAttention(sizes, config.heads)
@@ -111,11 +103,7 @@ def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
 
 
 def check_attention(config: DecoderConfig) -> None:
-    """Check that the attention settings are known and compatible.
-
-    Raises:
-        ConfigError: They are not.
-    """
+    """Raise ConfigError unless the attention settings are known and compatible."""
     name = config.attention
     if name not in WITHOUT_SCORER and name not in SCORERS:
         allowed = ", ".join([*SCORERS, *WITHOUT_SCORER])
@@ -144,14 +132,9 @@ def check_attention(config: DecoderConfig) -> None:
 def build_decoder(
     config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int, styles: int = 0
 ) -> Decoder:
-    """Build the decoder that a config describes.
+    """Build the decoder that a config describes, for D features, V words and at most L regions.
 
-    Args:
-        config: Sizes, attention mechanism, order of the step.
-        feature_dim: D.
-        vocabulary_size: V.
-        regions: Maximum number of regions (L).
-        styles: Number of additional start tokens; see ``Vocabulary.start``.
+    ``styles`` is the number of additional start tokens, see ``Vocabulary.start``.
 
     Raises:
         ConfigError: Incompatible settings.

@@ -44,14 +44,7 @@ class CaptionModel(nn.Module):
         return locate_regions(self.encoder, self.preprocessing.image_size)
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Encode photos.
-
-        Args:
-            pixels: (B, H, W, 3), uint8, from ``Preprocessing.pixels``.
-
-        Returns:
-            (B, L, D).
-        """
+        """Encode pixels (B, H, W, 3), uint8, from ``Preprocessing.pixels``: to (B, L, D)."""
         images = self.preprocessing.normalize(pixels)
         dtype = next(self.encoder.parameters()).dtype
         features: Tensor = self.encoder(images.to(dtype))[0]

@@ -164,8 +164,7 @@ class Decoder(nn.Module):
     def init_output_bias(self, counts: Tensor) -> None:
         """Initialize the output bias to the log word frequencies, which saves the first steps.
 
-        Args:
-            counts: Count of each token among the training targets, (V,).
+        ``counts`` are those of each token among the training targets, (V,).
         """
         share = (counts + 1) / (counts + 1).sum()  # + 1: unseen tokens are rare, not impossible
         self.word_output.bias.copy_(share.log())
@@ -234,23 +233,12 @@ class Decoder(nn.Module):
     def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
         """Advance every caption by one word; the only decode step there is.
 
-        Args:
-            word_gates: Gate inputs of the previous word, (B, R, 4N).
-            state: State after the previous step, (B, R, ...) each.
-            memory: The photos, (B, ...).
+        From the gate inputs of the previous word, (B, R, 4N), and the state after it.
         """
         raise NotImplementedError
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Logits over the vocabulary.
-
-        Args:
-            embedded: Embedding of the previous word, (..., E).
-            *outputs: ``Step.outputs``, (..., n) each.
-
-        Returns:
-            (..., V).
-        """
+        """Logits (..., V) from the previous word's embedding (..., E) and ``Step.outputs``."""
         raise NotImplementedError
 
     def readout_photo(self, memory: Memory) -> Tensor:

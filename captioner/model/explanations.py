@@ -59,15 +59,10 @@ class WordScorer:
         return log_probs.gather(2, self.targets.expand(len(grids), -1).unsqueeze(2)).squeeze(2)
 
     def one_word(self, grids: Tensor, positions: Tensor) -> Tensor:
-        """Log-probability of one word given each version of the grid; later words are not read.
+        """Log-probability of one word given each version of the grid, (N, L, D) to (N,).
 
-        Args:
-            grids: (N, L, D).
-            positions: Position of the word for each version, (N,), in descending order: the decoder
-                then skips the steps after each.
-
-        Returns:
-            (N,).
+        The positions of the words, (N,), are in descending order: the decoder skips the steps after
+        each.
         """
         steps = torch.arange(len(self), device=positions.device)
         read = steps <= positions.unsqueeze(1)  # (N, T)

@@ -126,11 +126,7 @@ def score_words(
 ) -> ScoredWords:
     """Teacher forcing: the logits of every word of the captions given the words before it.
 
-    Args:
-        decoder: In the mode to run in.
-        memory: The photos, (B, ...).
-        tokens: See ``caption_losses``.
-        inputs: See ``caption_losses``.
+    See ``caption_losses`` for the arguments.
     """
     tokens, device = tokens.cpu(), memory.summary.device
     targets = tokens[..., 1:]
@@ -185,12 +181,8 @@ def attention_penalty(alphas: Tensor, mask: Tensor) -> Tensor:
     reachable. As the alphas of a caption sum to T, the two penalties differ by a constant and have
     the same gradient. (L counts masked regions too, which again adds a constant.)
 
-    Args:
-        alphas: (B, R, T, L).
-        mask: (B, R, T), True at real words.
-
-    Returns:
-        The sum over captions, a scalar.
+    Alphas are (B, R, T, L); the mask, (B, R, T), is True at real words. The sum over captions, a
+    scalar.
     """
     alphas = widen(alphas) * mask.unsqueeze(-1)
     totals = alphas.sum(dim=2)  # (B, R, L)

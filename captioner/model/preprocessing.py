@@ -69,15 +69,9 @@ class Preprocessing:
         return CropBox(0.5 - x, 0.5 - y, 0.5 + x, 0.5 + y)
 
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
-        """Resize one photo.
+        """Resize one RGB photo to (H, W, 3) in the encoder's channel order, H = W = image_size.
 
-        Returns bytes rather than floats: a quarter of the traffic between processes.
-
-        Args:
-            image: An RGB photo of any size.
-
-        Returns:
-            (H, W, 3) bytes in the encoder's channel order, H = W = image_size.
+        Bytes rather than floats: a quarter of the traffic between processes.
         """
         width, height = image.size
         left, top, right, bottom = self.crop_box(width, height)
@@ -94,13 +88,9 @@ class Preprocessing:
         return np.tile(colour, (self.image_size, self.image_size, 1))
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Normalize pixels.
+        """(pixels / 255 - mean) / std, from bytes (B, H, W, 3) to (B, 3, H, W) float32.
 
-        Args:
-            pixels: (B, H, W, 3) bytes.
-
-        Returns:
-            (B, 3, H, W) float32, (pixels / 255 - mean) / std, channels last in memory.
+        Channels last in memory.
         """
         import torch  # not at the top: exported models run without it
 

@@ -159,14 +159,10 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 
 @torch.inference_mode(False)  # whose tensors have no gradients, even for a caller who is in it
 def locate_regions(encoder: nn.Module, image_size: int) -> Geometry:
-    """Where the regions of an encoder lie in its input.
+    """Where the regions of an encoder lie in its input of ``image_size`` x ``image_size`` pixels.
 
-    Args:
-        encoder: Maps (1, 3, H, W) to features (1, L, D) and the grid (Gh, Gw).
-        image_size: H and W, supported by the encoder.
-
-    Returns:
-        Positions in pixels from the upper left corner: the first pixel is 0 to 1.
+    The encoder maps (1, 3, H, W) to features (1, L, D) and the grid (Gh, Gw). Positions are in
+    pixels from the upper left corner: the first pixel is 0 to 1.
     """
     images = _like_parameters(encoder, torch.zeros(1, 3, image_size, image_size))
     with torch.no_grad(), _Recorder(images) as recorder:
