@@ -25,13 +25,7 @@ class DecoderStepper:
     end_token = END
 
     def __init__(self, decoder: Decoder, memory: Memory, start_token: int | Tensor = START) -> None:
-        """Start with one beam per photo.
-
-        Args:
-            decoder: In eval mode.
-            memory: The photos, (B, ...), from ``decoder.memory``.
-            start_token: One for all photos, or one per photo, (B,).
-        """
+        """Start with one beam per photo; the start token is one for all, or one per photo, (B,)."""
         self.start_token = start_token
         self.decoder = decoder
         self.memory = memory

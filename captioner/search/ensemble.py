@@ -24,11 +24,9 @@ class EnsembleStepper:
     end_token = END
 
     def __init__(self, members: Sequence[Stepper], *, one_grid: bool) -> None:
-        """Step all members with the same words.
+        """Step new steppers of the same vocabulary and photos with the same words.
 
-        Args:
-            members: New steppers of the same vocabulary and photos; at least one.
-            one_grid: Whether region l is the same part of the photo for every member.
+        ``one_grid``: region l is the same part of the photo for every member.
         """
         self.members = list(members)
         self.mapped = self.members if one_grid else self.members[:1]

@@ -21,15 +21,7 @@ class Rules:
     def __init__(
         self, options: SearchOptions, words: SearchTokens, end_token: int, xp: Any, device: Any
     ) -> None:
-        """Put the words on the device of the search.
-
-        Args:
-            options: Search options.
-            words: The words in them.
-            end_token: End token.
-            xp: Array namespace of the search.
-            device: Device of the search.
-        """
+        """Put the words on the device of the search, as arrays of its library."""
         self.options = options
         self.end_token = end_token
         people = words.people

@@ -226,12 +226,8 @@ def _most_agreed(
 
     Samples occur as often as they are probable, except that those that rank lowest count only where
     the others are too few. A beam holds each caption once. There each counts with the square root
-    of its probability: with all of it, the first would outweigh the others.
-
-    Args:
-        candidates: The captions that the search found, best first.
-        options: Search options.
-        words: The words in them.
+    of its probability: with all of it, the first would outweigh the others. Candidates are the
+    captions that the search found, best first.
     """
     kept, dropped = candidates, candidates[:0]
     if options.temperature:

@@ -333,10 +333,7 @@ def caption_tokens(text: str) -> list[str]:
     Khmer, Myanmar), every character with its marks is a token, and punctuation is dropped. The same
     for every system, whatever its own tokenizer, so that scores are comparable.
 
-    Source: sacrebleu's tokenizer ``zh``, here for more scripts.
-
-    Args:
-        text: One caption, any string; normalized first.
+    Source: sacrebleu's tokenizer ``zh``, here for more scripts. The text is normalized first.
     """
     text = normalize(text)
     if not _HAS_UNSPACED(text):
@@ -373,15 +370,10 @@ def lacks_spaces(captions: Iterable[str]) -> bool:
 
 
 def tokenize(text: str) -> list[str]:
-    """Split a caption into the tokens used by caption metrics.
+    """Split a caption into the tokens used by caption metrics, in lower case without punctuation.
 
-    Args:
-        text: One caption, any string.
-
-    Returns:
-        Lower-case tokens without punctuation; empty for a blank caption. For example,
-        ``tokenize("The dogs' T-shirt isn't $5.")`` returns
-        ``["the", "dogs", "t-shirt", "is", "n't", "$", "5"]``.
+    For example, ``tokenize("The dogs' T-shirt isn't $5.")`` returns
+    ``["the", "dogs", "t-shirt", "is", "n't", "$", "5"]``.
     """
     # Some rules look ahead to the line end that follows a caption in the jar's input.
     text = _LINE_BREAKS.sub(" ", text).rstrip() + "\n"

@@ -92,26 +92,15 @@ class Vocabulary:
         threshold: int = 5,
         styles: Sequence[str] = (),
     ) -> Vocabulary:
-        """Build a vocabulary of the words that occur at least ``threshold`` times.
+        """A vocabulary of the words that occur at least ``threshold`` times in training captions.
 
-        Args:
-            captions: Tokenized training captions.
-            threshold: Minimum number of occurrences.
-            styles: See the constructor.
-
-        Returns:
-            The vocabulary, most frequent words first, ties in alphabetical order.
+        Most frequent words first, ties in alphabetical order.
         """
         counts = Counter(word for words in captions for word in words)
         return cls(frequent_words(counts, threshold), styles)
 
     def extended(self, words: Iterable[str], styles: Iterable[str] = ()) -> Vocabulary:
-        """A vocabulary with more words and styles; every word and style keeps its rank.
-
-        Args:
-            words: Words to add, in this order; those that it has already are ignored.
-            styles: Styles to add; likewise.
-        """
+        """A vocabulary with more words and styles; those that it has already keep their rank."""
         return Vocabulary(
             tuple(dict.fromkeys([*self.words, *words])),
             tuple(dict.fromkeys([*self.styles, *styles])),
@@ -160,14 +149,7 @@ class Vocabulary:
         return words
 
     def start(self, style: str = "") -> int:
-        """Start token of a style.
-
-        Args:
-            style: One of ``styles``; empty: the default style.
-
-        Raises:
-            ConfigError: The model has no such style.
-        """
+        """Start token of a style, empty: of the default one; ConfigError: there is no such style."""
         if not style:
             return len(self) if self.styles else START
         if style not in self.styles:

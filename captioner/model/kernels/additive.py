@@ -172,8 +172,7 @@ class Switch:
 def compile_scores(weight: Tensor) -> None:
     """Compile additive scores with torch.compile, for this process.
 
-    Args:
-        weight: Any float tensor, for device and dtype.
+    ``weight`` is any tensor of the device and type that they will run in.
 
     Raises:
         ConfigError: Compilation fails, e.g. because there is no C++ compiler.
