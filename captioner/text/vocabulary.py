@@ -149,7 +149,7 @@ class Vocabulary:
         return words
 
     def start(self, style: str = "") -> int:
-        """Start token of a style, empty: of the default one; ConfigError: there is no such style."""
+        """Start token of a style; empty: the default. ConfigError: there is no such style."""
         if not style:
             return len(self) if self.styles else START
         if style not in self.styles:
