@@ -31,8 +31,8 @@ from captioner.options import SearchOptions
 from captioner.search.guidance import guide
 from captioner.search.search import search
 from captioner.search.words import SearchTokens, encode_search_words
-from captioner.text.vocabulary import BAD_ENDINGS, Vocabulary
 from captioner.text.vocabulary import END as END_OF_VOCABULARY
+from captioner.text.vocabulary import Vocabulary
 
 # Search options and search tokens of each rule.
 RULES = {
@@ -92,44 +92,6 @@ def test_narrow_beams_under_rules_equal_the_reference_search(case) -> None:
             assert_matches_table(hypothesis, table)
 
 
-@pytest.mark.parametrize("min_length", range(5))
-def test_min_length_delays_the_end(min_length) -> None:
-    options = SearchOptions(beam_size=1, min_length=min_length, max_length=5)
-
-    ((found,),) = search(TableStepper([constant_table(0.8, 0.2)]), options)
-
-    assert len(found.tokens) == min_length
-    assert found.ended
-    assert found.log_prob == pytest.approx(np.log(0.8) + min_length * np.log(0.2), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [
-        (0, [1] * 8),
-        (1, [1, 2, 3]),
-        (2, [1, 1, 2, 1, 3, 1]),  # 11 12 21 13 31: every bigram that starts with 1 is used up
-        (3, [1, 1, 1, 2, 1, 1, 3, 1]),
-    ],
-)
-def test_block_ngrams_repeats_no_ngram(size, expected) -> None:
-    """Greedy sentences worked out by hand: the likeliest word that repeats no n-gram."""
-    options = SearchOptions(beam_size=1, block_ngrams=size, max_length=8)
-
-    ((found,),) = search(TableStepper([constant_table(1e-9, 0.6, 0.3, 0.1)]), options)
-
-    assert found.tokens == expected
-
-
-def test_truncated_sentences_avoid_bad_endings() -> None:
-    table = constant_table(0, 0.9, 0.1)  # no end: every sentence is truncated
-    options = SearchOptions(beam_size=2, num_captions=2, max_length=3, guard_endings=True)
-
-    (found,) = search(TableStepper([table]), options, SearchTokens(bad_endings=(1,)))
-
-    assert [h.tokens for h in found] == [[1, 1, 2], [2, 1, 2]]
-
-
 @pytest.mark.parametrize("rule", [{"block_ngrams": 1}, {"min_length": 3}])
 def test_no_captions_if_rules_exclude_every_sentence(rule) -> None:
     options = SearchOptions(beam_size=2, max_length=4, **rule)
@@ -155,11 +117,6 @@ def test_words_are_encoded_with_the_vocabulary() -> None:
     assert VOCABULARY.decode(found.banned) == ["t-shirt"]
     assert VOCABULARY.decode(found.bad_endings) == ["a", "the", "of"]
     assert encode() == SearchTokens()
-
-
-def test_bad_endings_only_with_guard_endings() -> None:
-    assert encode(guard_endings=False).bad_endings == ()
-    assert set(VOCABULARY.decode(encode(guard_endings=True).bad_endings)) <= BAD_ENDINGS
 
 
 def test_block_repeats_exempts_function_words() -> None:

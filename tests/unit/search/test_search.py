@@ -134,30 +134,6 @@ def test_ties_yield_distinct_sentences() -> None:
         assert_matches_table(hypothesis, table)
 
 
-def test_forbidden_words_never_fill_a_wide_beam() -> None:
-    options = SearchOptions(beam_size=10, num_captions=10, max_length=3)
-    (found,) = search(TableStepper([constant_table(0.5, 0, 0.5, 0)]), options)
-
-    assert len(found) == 4
-    assert {word for hypothesis in found for word in hypothesis.tokens} == {2}
-    assert all(np.isfinite(hypothesis.log_prob) for hypothesis in found)
-
-
-def test_length_penalty_prefers_the_longer_sentence() -> None:
-    # "END" at once: log 0.4; "1 1 END": log 0.6 * 0.7 * 0.9 = log 0.378.
-    def table(prefix: Prefix) -> np.ndarray:
-        end = {0: 0.4, 1: 0.3}.get(len(prefix), 0.9)
-        return np.log(np.array([end, 1 - end], dtype=np.float32))
-
-    tokens = {}
-    for penalty in (0.0, 0.5, 1.0):
-        options = SearchOptions(beam_size=4, max_length=3, length_penalty=penalty)
-        ((found,),) = search(TableStepper([table]), options)
-        tokens[penalty] = found.tokens
-
-    assert tokens == {0.0: [], 0.5: [1, 1], 1.0: [1, 1]}
-
-
 def test_empty_batch() -> None:
     options = SearchOptions(max_length=1)
 

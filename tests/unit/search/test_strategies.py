@@ -131,27 +131,6 @@ def test_groups_returning_every_beam_equal_the_reference_search(data, seed, voca
     assert_same_captions(found, reference_diverse_beam_search(table, task))
 
 
-def test_diversity_penalizes_the_end_token_too() -> None:
-    table = prefix_table({(): (0.5, 0.3, 0.2)}, (1, 0, 0))
-    options = SearchOptions(beam_size=2, num_captions=2, beam_groups=2, diversity=1.0, max_length=3)
-
-    (found,) = search(TableStepper([table]), options)
-
-    assert tokens_of(found) == [(), (1,)]
-
-
-def test_best_of_each_group_comes_first() -> None:
-    # Group 1 holds "1" (0.5) and "2" (0.3); group 2 is penalized for both and holds "3" and "4".
-    table = prefix_table({(): (0, 0.5, 0.3, 0.15, 0.05)}, (1, 0, 0, 0, 0))
-    options = SearchOptions(
-        beam_size=4, num_captions=4, beam_groups=2, diversity=50.0, max_length=3
-    )
-
-    (found,) = search(TableStepper([table]), options)
-
-    assert tokens_of(found) == [(1,), (3,), (2,), (4,)]
-
-
 def test_groups_with_equal_sentences_return_only_ended_ones() -> None:
     # The best sentence of both groups is empty (0.6); the second, "1 1", ends two steps later.
     table = prefix_table({(): (0.6, 0.4), (1,): (0.1, 0.9)}, (1, 0))
