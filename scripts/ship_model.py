@@ -146,6 +146,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--length-penalty", type=float, default=0.0)
     parser.add_argument("--block-repeats", action="store_true")
     parser.add_argument("--diagram", type=Path, help="figure of the confidence's calibration")
+    parser.add_argument("--other-images", type=Path, help="scripts/make_other_kinds.py's folder")
     parser.add_argument("--skip-confidence", action="store_true")
     parser.add_argument("--commit", default="", help="commit at which the stages were trained")
     parser.add_argument("--failures", type=Path, help="failures found by inspection, in Markdown")
@@ -184,6 +185,7 @@ def _calibrate(model: Captioner, options: argparse.Namespace) -> Calibrator:
         train_annotations=[str(path.with_name("captions_train.json")) for path in annotations],
         images=[str(folder) for folder in folders],
         styles=["coco", "flickr8k"] if model.stored.vocabulary.styles else [],
+        other_images=options.other_images and str(options.other_images),
     )
     calibrator, report = calibrate(model, given, {}, stop)
     if options.diagram:
