@@ -48,7 +48,7 @@ def own(tmp_path: Path, make_model: Any, monkeypatch: pytest.MonkeyPatch) -> Sim
 
 @pytest.mark.slow
 def test_every_command_of_the_page_runs(own, capsys) -> None:
-    assert len(COMMANDS) == 6
+    assert len(COMMANDS) == 5
     before = sorted(own.folder.iterdir())
     for command in COMMANDS:
         arguments = shlex.split(command)[1:]
