@@ -167,15 +167,15 @@ class Captioner:
         Raises:
             ConfigError: It has no weights, or torch is not installed.
         """
-        return self.torch_engine.model if self.runs_torch else self.stored.model
+        return self._torch_engine.model if self._runs_torch else self.stored.model
 
     @property
-    def runs_torch(self) -> bool:
+    def _runs_torch(self) -> bool:
         """Whether torch runs the models, not ONNX Runtime."""
         return hasattr(self.engine, "model")
 
     @property
-    def torch_engine(self) -> TorchEngine:
+    def _torch_engine(self) -> TorchEngine:
         """The (first) engine, if torch runs it."""
         return cast("TorchEngine", self.engine)
 
@@ -185,7 +185,7 @@ class Captioner:
         Raises:
             ConfigError: It has no weights, torch is not installed, or there are several models.
         """
-        if self.runs_torch:
+        if self._runs_torch:
             return self
         if len(self.ensemble.engines) > 1:
             raise ConfigError("this needs a single model, not an ensemble")
@@ -404,7 +404,7 @@ class Captioner:
             raise ConfigError("cached features belong to one encoder; use a single model")
         model = self.in_torch()
         with model.engine.running():
-            grid = model.torch_engine.encode_features(features)
+            grid = model._torch_engine.encode_features(features)
         return model._search(_Encoded([grid], crop_boxes, seeds or range(len(features))), options)
 
     def explain_batch(
