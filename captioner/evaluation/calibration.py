@@ -221,7 +221,7 @@ def _with_kinds(
 def measure_kinds(
     calibrator: Calibrator, examples: Sequence[Example], recipe: Recipe
 ) -> dict[str, dict[str, Any]]:
-    """How well each kind of other images is told from photos by what the others teach.
+    """How well each kind of images is separated from photos by a fit to the other kinds.
 
     Returns:
         By kind ``images``; ``auroc``, the probability that one is stranger than a photo;

@@ -154,8 +154,8 @@ class CalibrateOptions(DeviceOptions):
     are unfamiliar (default: the photos of --annotations); repeat for several."""
     other_images: Folder | None = None
     """Folder of images that are not photos, with a folder for each kind (pages, charts, icons):
-    the confidence of images like them falls to 0. Reports how well each kind is told from photos
-    by what the others teach."""
+    the confidence of images like them falls to 0. Reports how well each kind is separated
+    from photos by a fit to the other kinds."""
     threshold: Annotated[float, Interval(gt=0, lt=10)] = 0.5
     """CIDEr-D from which a caption counts as right (default: 0.5, which is 50 points)."""
     check: bool = False

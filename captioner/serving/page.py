@@ -100,7 +100,7 @@ def caption_page(
     choice = f'<label>style\n<select name="style">{names}</select></label>\n'
     checked = " checked" if options.neutral else ""
     box = f'<input name="neutral" type="checkbox"{checked}>'
-    neutral = f"<label>{box} neutral words for people</label>\n"
+    neutral = f"<label>neutral words for people\n{box}</label>\n"
     body = asset("page.html", _WEB).rstrip()
     for name, value in {
         "intro": intro,

@@ -160,7 +160,7 @@ class ReferenceCaptions(Objective):
     share: float
     """Fraction of the model's own input words, to which it rises linearly from 0 ..."""
     steps: int
-    """... in so many steps."""
+    """... over this many steps."""
     teacher: Teacher | None = None
     """Its probabilities replace the words as targets."""
     words_of_photos: WordsOfPhotos | None = None
