@@ -6,8 +6,8 @@
 ``--data`` is the output of ``captioner prepare dataset``. Each row is a ``captioner train`` run in
 --work from features that ``captioner prepare features`` computes once (the encoder is frozen). An
 interrupted command can be repeated: finished runs are kept, an unfinished one is resumed. Scores
-and maps are those of each run's best epoch (``best/`` in its run folder). Writes the table
-(attention_table.md) and the figure (attention_compared.jpg) to --out.
+and maps are those of each run's best epoch (``best/`` in its run folder). Prints the table of
+docs/attention.md and writes the figure (attention_compared.jpg) to --out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from captioner.data.images import open_image
 from captioner.drawing.heatmap import attention_image, scale_of
 from captioner.errors import CaptionerError
 from captioner.evaluation.grounding import entropy, movement
-from captioner.files import atomic_write
 from captioner.hardware import autocast
 from captioner.inference.captioner import Captioner, load
 from captioner.text.tokenizer import tokenize
@@ -69,12 +68,12 @@ WORDS = "a woman in an orange suit smiles in front of a flag"
 
 
 def main() -> None:
-    """Train the missing rows, then write the table and the figure."""
+    """Train the missing rows, draw the figure, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="captions_train.json and _val")
     parser.add_argument("--images", required=True, help="folder of the photos")
     parser.add_argument("--work", type=Path, required=True, help="folder for features and runs")
-    parser.add_argument("--out", type=Path, required=True, help="folder for table and figure")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the figure")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--only", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
     parser.add_argument("--size", type=int, default=192, help="embedding, state and projection")
@@ -102,8 +101,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if drawn := {name: model for name, model in models.items() if name != SECOND_SEED}:
         draw(options, drawn)
-    atomic_write(options.out / "attention_table.md", table(rows))
-    print(options.out / "attention_table.md")
+    print(table(rows))
 
 
 def shared_settings(options: argparse.Namespace) -> list[str]:
@@ -194,7 +192,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"| {row['entropy']:.2f} | {row['movement']:.2f} |"
         for row in rows
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def draw(options: argparse.Namespace, models: dict[str, Captioner]) -> None:
