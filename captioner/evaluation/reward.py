@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,3 +111,40 @@ class CaptionReward:
             f"{weights}end:{'yes' if self._end else 'no'}"
             f"|df:train,{frequencies.documents} photos,{frequencies.digest()}|sigma:{SIGMA:g}"
         )
+
+
+class StyleRewards:
+    """A reward for each style, with the document frequencies of its own captions.
+
+    A phrase that is rare in one data set may be common in another, and captions are evaluated on
+    each with its own frequencies.
+
+    Args:
+        references: Tokens of all reference captions by style and image id.
+        options: Of each ``CaptionReward``.
+    """
+
+    def __init__(
+        self, references: Mapping[str, Mapping[int, Sequence[Sequence[str]]]], **options: Any
+    ) -> None:
+        self._rewards = [CaptionReward(one, **options) for one in references.values()]
+        self._styles = {i: style for style, one in enumerate(references.values()) for i in one}
+
+    def __call__(
+        self,
+        image_ids: Sequence[int],
+        samples: Sequence[Sequence[Sequence[int]]],
+        ended: Sequence[Sequence[bool]],
+    ) -> NDArray[np.float64]:
+        """See ``CaptionReward``."""
+        rewards = np.empty((len(image_ids), len(samples[0]) if samples else 0))
+        styles = np.array([self._styles[image_id] for image_id in image_ids], dtype=int)
+        for style in np.unique(styles):
+            rows = np.flatnonzero(styles == style)
+            chosen = ([values[row] for row in rows] for values in (image_ids, samples, ended))
+            rewards[rows] = self._rewards[style](*chosen)
+        return rewards
+
+    def signature(self) -> str:
+        """Settings that must agree for two rewards to be comparable."""
+        return "|".join(reward.signature() for reward in self._rewards)

@@ -23,7 +23,7 @@ from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 from captioner.data.batches import Batch, EncodedImage, pad_captions
 from captioner.data.coco import CaptionedImage
 from captioner.errors import ConfigError, DataError
-from captioner.evaluation.reward import CaptionReward
+from captioner.evaluation.reward import StyleRewards
 from captioner.hardware import upload
 from captioner.inference.folder import StoredModel
 from captioner.inference.stepper import DecoderStepper
@@ -275,12 +275,13 @@ class SelfCritical(Objective):
         A teacher's probabilities replace the words as targets of the cross-entropy.
         """
         self.config, self.seed, self.teacher = config, seed, teacher
-        self.reward = CaptionReward(
-            {
-                photo.image.image_id: [caption_tokens(caption) for caption in photo.image.captions]
-                for photo in photos
-            },
-            vocabulary,
+        references: dict[str, dict[int, list[list[str]]]] = {}
+        for photo in photos:
+            captions = [caption_tokens(caption) for caption in photo.image.captions]
+            references.setdefault(photo.image.style, {})[photo.image.image_id] = captions
+        self.reward = StyleRewards(
+            references,
+            vocabulary=vocabulary,
             cider=config.cider,
             bleu=config.bleu,
             count_end=config.count_end,

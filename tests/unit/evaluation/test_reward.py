@@ -12,7 +12,7 @@ from pycocoevalcap.bleu.bleu import Bleu
 from pycocoevalcap.cider.cider import Cider
 
 from captioner.evaluation.references import References
-from captioner.evaluation.reward import CaptionReward
+from captioner.evaluation.reward import CaptionReward, StyleRewards
 from captioner.text.vocabulary import PAD, UNKNOWN, Vocabulary
 
 Tokens = list[str]
@@ -165,6 +165,21 @@ def test_the_end_by_hand() -> None:
     # Truncated: dog; "a dog" of two bigrams: 1 / sqrt 2; nothing longer; one word shorter.
     expected = 10 / 4 * (1 + 1 / math.sqrt(2)) * math.exp(-1 / 72)
     assert one(reward, 1, "a dog", ended=False) == pytest.approx(expected, abs=1e-12)
+
+
+def test_each_style_has_its_own_document_frequencies() -> None:
+    dogs = {1: [["a", "dog", "runs"]], 3: [["a", "dog"]]}
+    birds = {2: [["a", "dog", "on", "grass"]], 4: [["a", "cat"]], 5: [["cat", "on", "grass"]]}
+    samples = [[VOCABULARY.encode(words.split())] for words in ("a dog", "a dog on", "dog runs")]
+    ended = [[True], [False], [True]]
+
+    rewards = StyleRewards({"dogs": dogs, "birds": birds}, vocabulary=VOCABULARY, cider=1.0)
+
+    of_birds = CaptionReward(birds, VOCABULARY)([2], samples[1:2], ended[1:2])
+    of_dogs = CaptionReward(dogs, VOCABULARY)([3, 1], samples[::2], ended[::2])
+    found = rewards([3, 2, 1], samples, ended)
+    assert found.tolist() == [of_dogs[0].tolist(), of_birds[0].tolist(), of_dogs[1].tolist()]
+    assert found[1, 0] != CaptionReward(dogs | birds, VOCABULARY)([2], samples[1:2], ended[1:2])
 
 
 # --- signature -----------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def toy_reward(words: tuple[int, ...], ended: bool) -> float:
 
 
 class ToyReward:
-    """Replaces ``CaptionReward``."""
+    """Replaces ``StyleRewards``."""
 
     def __call__(self, image_ids: Any, samples: Any, ended: Any) -> np.ndarray:
         return np.array(
