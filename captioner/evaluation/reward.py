@@ -140,9 +140,12 @@ class StyleRewards:
         rewards = np.empty((len(image_ids), len(samples[0]) if samples else 0))
         styles = np.array([self._styles[image_id] for image_id in image_ids], dtype=int)
         for style in np.unique(styles):
-            rows = np.flatnonzero(styles == style)
-            chosen = ([values[row] for row in rows] for values in (image_ids, samples, ended))
-            rewards[rows] = self._rewards[style](*chosen)
+            rows = np.flatnonzero(styles == style).tolist()
+            rewards[rows] = self._rewards[style](
+                [image_ids[row] for row in rows],
+                [samples[row] for row in rows],
+                [ended[row] for row in rows],
+            )
         return rewards
 
     def signature(self) -> str:
