@@ -125,17 +125,18 @@ def _read_karpathy(path: Path, _: Columns) -> Iterator[Row]:
         try:
             name = "/".join(part for part in (image.get("filepath"), image["filename"]) if part)
             texts = [str(sentence["raw"]) for sentence in image["sentences"]]
-            split = "train" if image["split"] == "restval" else str(image["split"])
+            split = image["split"]
         except (AttributeError, KeyError, TypeError) as error:
             raise DataError(
                 f"{where} is not an entry of Karpathy's ({error}); give his dataset_*.json"
             ) from error
-        yield Row(where, name, texts, split, image.get("cocoid", image.get("imgid")))
+        image_id = image.get("cocoid", image.get("imgid"))
+        yield Row(where, name, texts, _split(where, split), image_id)
 
 
 # --- Flickr8k -------------------------------------------------------------------------------------
 
-_FLICKR8K_LISTS = {"train": "train", "val": "dev", "test": "test"}
+_FLICKR8K_LISTS = ("train", "dev", "test")
 _TOKEN_FILES = (".token.txt", ".token")
 _DUPLICATE = re.compile(r"(\.jpe?g)\.\d+$", re.IGNORECASE)
 
@@ -156,17 +157,14 @@ def _read_flickr8k(path: Path, _: Columns) -> Iterator[Row]:
         photo = _DUPLICATE.sub(r"\1", fields[1])
         (captions if photo == fields[1] else duplicates).setdefault(photo, []).append(fields[2])
     captions = duplicates | captions
-    lists = {
-        split: path.with_name(f"Flickr_8k.{name}Images.txt")
-        for split, name in _FLICKR8K_LISTS.items()
-    }
-    lists = {split: file for split, file in lists.items() if file.is_file()}
+    files = {name: path.with_name(f"Flickr_8k.{name}Images.txt") for name in _FLICKR8K_LISTS}
+    lists = {name: file for name, file in files.items() if file.is_file()}
     if not lists:
         yield from (Row(str(path), name, texts) for name, texts in captions.items())
     for split, file in lists.items():
         names = (_DUPLICATE.sub(r"\1", line.strip()) for _, line in _lines(_read_text(file)))
         for name in dict.fromkeys(names):
-            yield Row(str(file), name, captions.get(name, []), split)
+            yield Row(str(file), name, captions.get(name, []), _SPLIT_NAMES[split])
 
 
 # --- Tables ---------------------------------------------------------------------------------------
@@ -188,8 +186,8 @@ _SPLIT_NAMES = {
 def _read_kaggle(path: Path, columns: Columns) -> Iterator[Row]:
     """Kaggle's captions.txt, where the caption is all that follows a line's first comma."""
     (_, header), *lines = _lines(_read_text(path))
-    rows = ((number, line.split(",", 1)) for number, line in lines)
-    return _table(path, header.split(","), ",", _unquoted(rows), columns)
+    rows = ((number, [_unquote(cell) for cell in line.split(",", 1)]) for number, line in lines)
+    return _table(path, header.split(","), ",", rows, columns)
 
 
 def _read_csv(path: Path, columns: Columns) -> Iterator[Row]:
@@ -205,22 +203,25 @@ def _read_csv(path: Path, columns: Columns) -> Iterator[Row]:
         headers.items(), key=lambda one: (len(_find(one[1], columns)), len(one[1]))
     )
     _found(f"{path}:1", names, columns)
-    if separator in "\t|":
-        rows = _unquoted((number, line.split(separator)) for number, line in _lines(text))
-        if separator == "|" and len(names) == 3:
-            rows = map(_with_lost_separator, rows)
-    else:
-        rows = _quoted(path, text, separator)
+    rows = _records(path, text, separator)
     next(rows)
-    yield from _table(path, names, separator, rows, columns)
+    if separator == "|" and len(names) == 3:
+        rows = map(_with_lost_separator, rows)
+    return _table(path, names, separator, rows, columns)
 
 
-def _quoted(path: Path, text: str, separator: str) -> Rows:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+def _records(path: Path, text: str, separator: str) -> Rows:
+    verbatim = separator in "\t|"
+    reader = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=separator,
+        strict=True,
+        quoting=csv.QUOTE_NONE if verbatim else csv.QUOTE_MINIMAL,
+    )
     try:
         for row in reader:
             if any(cell.strip() for cell in row):
-                yield reader.line_num, row
+                yield reader.line_num, [_unquote(cell) for cell in row] if verbatim else row
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}: not valid CSV ({error})") from error
 
@@ -261,11 +262,14 @@ def _row(where: str, record: dict[str, Any], columns: Columns) -> Row:
     texts = caption if isinstance(caption, list) else [caption]
     if not isinstance(name, str) or not all(isinstance(text, str) for text in texts):
         raise DataError(f"{where}: file name and caption are not text")
-    split = record.get("split")
-    known = UNSPLIT if split is None else _SPLIT_NAMES.get(str(split).strip().lower())
+    return Row(where, name, texts, _split(where, record.get("split")))
+
+
+def _split(where: str, name: Any) -> str:
+    known = UNSPLIT if name is None else _SPLIT_NAMES.get(str(name).strip().lower())
     if known is None:
-        raise DataError(f"{where}: unknown split {split!r}; allowed: {', '.join(_SPLIT_NAMES)}")
-    return Row(where, name, texts, known)
+        raise DataError(f"{where}: unknown split {name!r}; allowed: {', '.join(_SPLIT_NAMES)}")
+    return known
 
 
 def _read_imagefolder(path: Path, columns: Columns) -> Iterator[Row]:
@@ -303,7 +307,7 @@ def _metadata_files(folder: Path) -> list[Path]:
 def _header(text: str, separator: str) -> list[str]:
     """The column names, in lower case."""
     line = text.lstrip("\r\n").split("\n", 1)[0]
-    return [_unquote(name.strip()).strip().lower() for name in line.split(separator)]
+    return [_unquote(name).strip().lower() for name in line.split(separator)]
 
 
 def _find(names: Iterable[str], columns: Columns) -> dict[str, str]:
@@ -331,13 +335,9 @@ def _found(where: str, names: Iterable[str], columns: Columns) -> dict[str, str]
     return found
 
 
-def _unquoted(rows: Rows) -> Rows:
-    for number, row in rows:
-        yield number, [_unquote(cell.strip()) for cell in row]
-
-
 def _unquote(text: str) -> str:
     """Remove quotes around a whole field (``"a ""b"" c"``); others belong to the text."""
+    text = text.strip()
     inner = text[1:-1]
     enclosed = len(text) >= 2 and text[0] == text[-1] == '"'
     return inner.replace('""', '"') if enclosed and '"' not in inner.replace('""', "") else text
@@ -379,26 +379,21 @@ IMPORTERS: dict[str, Reader] = {
 
 
 def find_source(path: str | Path, layout: str = "auto") -> Path:
-    """Find the captions file in a folder.
+    """The captions file of a folder; a file is returned as it is, and so is an image folder.
 
     Args:
         path: File or folder.
         layout: A key of `IMPORTERS`, or auto.
 
-    Returns:
-        In a folder: Flickr8k.token.txt, or else its only token file, or else captions.txt, if the
-        layout has such a file. A file is returned as it is, and so is an image folder.
-
     Raises:
-        DataError: The folder has none of them, or several token files.
+        DataError: The folder has none, or several token files, none of them Flickr8k.token.txt.
     """
     path = Path(path)
     if not path.is_dir() or (layout in ("auto", "imagefolder") and _metadata_files(path)):
         return path
-    found: list[Path] = []
-    if layout in ("auto", "flickr8k"):
-        tokens = sorted(file for file in path.iterdir() if file.name.endswith(_TOKEN_FILES))
-        found = [file for file in tokens if file.name == "Flickr8k.token.txt"] or tokens
+    tokens = [file for file in path.iterdir() if file.name.endswith(_TOKEN_FILES)]
+    published = [file for file in tokens if file.name == "Flickr8k.token.txt"]
+    found = (published or tokens) if layout in ("auto", "flickr8k") else []
     if not found and layout in ("auto", "kaggle", "csv"):
         found = [file for file in [path / "captions.txt"] if file.is_file()]
     if len(found) != 1:

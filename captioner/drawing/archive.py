@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -69,25 +70,17 @@ class MapArchive:
         if not self._rows:
             raise ConfigError("the archive has no captions; add at least one")
         names, sizes, captions = zip(*self._rows, strict=True)
-        lengths = [len(caption.words) for caption in captions]
-        shape = len(captions), max(lengths)
-        words = [[*c.words, *[""] * (shape[1] - len(c.words))] for c in captions]
-        alphas = np.zeros((*shape, *captions[0].alphas.shape[1:]), dtype=np.float32)
-        gates, log_probs = np.zeros((2, *shape), dtype=np.float32)
-        for row, (caption, length) in enumerate(zip(captions, lengths, strict=True)):
-            alphas[row, :length] = caption.alphas
-            gates[row, :length] = caption.gates
-            log_probs[row, :length] = caption.log_probs
+        words = list(zip_longest(*(caption.words for caption in captions), fillvalue=""))
         return {
             "format_version": np.array(FORMAT_VERSION),
             "photos": np.array(names),
             "sizes": np.array(sizes, dtype=np.int32)[:, ::-1],
             "captions": np.array([caption.text for caption in captions]),
-            "lengths": np.array(lengths, dtype=np.int32),
-            "words": np.array(words, dtype=str).reshape(shape),
-            "alphas": alphas,
-            "gates": gates,
-            "log_probs": log_probs,
+            "lengths": np.array([len(caption.words) for caption in captions], dtype=np.int32),
+            "words": np.array(words, dtype=str).reshape(len(words), len(captions)).T,
+            "alphas": _padded([caption.alphas for caption in captions]),
+            "gates": _padded([caption.gates for caption in captions]),
+            "log_probs": _padded([caption.log_probs for caption in captions]),
             "log_prob": np.array([caption.log_prob for caption in captions], dtype=np.float32),
             "geometry": np.array([[*caption.regions] for caption in captions], dtype=np.float64),
         }
@@ -103,3 +96,12 @@ class MapArchive:
         data = io.BytesIO()
         np.savez_compressed(data, allow_pickle=False, **self.arrays())
         atomic_write(path, data.getvalue())
+
+
+def _padded(of_captions: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+    """The rows of captions of different lengths, (N, T, ...)."""
+    shape = len(of_captions), max(map(len, of_captions)), *of_captions[0].shape[1:]
+    padded = np.zeros(shape, dtype=np.float32)
+    for row, values in zip(padded, of_captions, strict=True):
+        row[: len(values)] = values
+    return padded

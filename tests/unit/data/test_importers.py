@@ -195,6 +195,11 @@ def test_coco(tmp_path: Path):
     [
         ("karpathy", {"images": [7]}, r"images\[0\] is not an entry"),
         (
+            "karpathy",
+            karpathy({"filename": "a", "split": "/../../evil"}),
+            r"unknown split '/../../evil'",
+        ),
+        (
             "coco",
             coco(annotations=[{"image_id": 9, "caption": "a"}]),
             r"\[0\]: image_id 9 is not in the file",
