@@ -29,6 +29,8 @@ def test_linked_files_exist():
 
 def test_readme_and_ci_use_the_same_install_and_test_commands():
     ci = (ROOT / ".ci" / "run").read_text()
+    assert ".venv/bin/pip install --no-compile . &&" in README
+    assert "pip install --quiet --no-compile .\n" in ci
     assert "pip install -e '.[dev,lite]'" in README
     assert "pip install --quiet -e '.[dev,lite]'" in ci
     assert re.search(r"python -m pytest$", README, re.MULTILINE)
