@@ -118,3 +118,14 @@ def first_of(names: Sequence[object]) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an exception's text, or its class if it has no text, for messages."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip()
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """A text whose control characters, such as file names may have, are escaped.
+
+    With ``lines``, ends of lines are kept.
+    """
+    keep = "\n" if lines else ""
+    return "".join(
+        sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text
+    )

@@ -84,6 +84,8 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             typed = unknown[0].partition("=")[0]
             close = similar(typed, [name for name in self._option_string_actions if name[1] == "-"])
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            if Path(typed).exists():
+                hint = f"; for the file of this name give ./{typed}"
             self.error(f"unknown option {typed}{hint}")
         extra += argv[end + 1 :]
         lists = [n for n, f in self.fields.items() if f.shown.positional and f.is_list]
@@ -140,7 +142,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             settings["action"] = argparse.BooleanOptionalAction if both else "store_true"
         else:
             settings |= {"type": _reader(field), "metavar": _placeholder(field)}
-            settings["action"] = _Extend if field.is_list else "store"
+            settings["action"] = _Extend if field.is_list else _Once
         group.add_argument(*(field.shown.flags or (flag(name),)), **settings)
 
     # --- help ------------------------------------------------------------------------------------
@@ -202,6 +204,15 @@ class _Extend(argparse.Action):
     def __call__(self, _: Any, namespace: Any, values: Any, __: str | None = None) -> None:
         found = getattr(namespace, self.dest, None) or []
         setattr(namespace, self.dest, None if values is None else [*found, *values])
+
+
+class _Once(argparse.Action):
+    """Stores a value, of an option that is given once."""
+
+    def __call__(self, _: Any, namespace: Any, values: Any, __: str | None = None) -> None:
+        if hasattr(namespace, self.dest):
+            raise argparse.ArgumentError(self, "given twice; give it once")
+        setattr(namespace, self.dest, values)
 
 
 class _Formatter(argparse.HelpFormatter):

@@ -110,7 +110,7 @@ def attend(options: AttendOptions, drawing: dict[str, Any], _: Sequence[str]) ->
         )
     found = checked_search(options.model, search)
     photos = find_photos(options)
-    paths = list(dict.fromkeys(photos.paths))
+    paths = photos.paths
     output = None if options.output is None else Path(options.output)
     jobs = dict(zip(paths, targets(paths, output, options.format, photos.subfolders), strict=True))
     failures = photos.failures

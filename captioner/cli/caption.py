@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
@@ -48,7 +48,8 @@ class CaptionOptions(ray.CaptionRayOptions, ModelOptions, SidecarOptions, PhotoO
     """What to do with unsure captions: mark them in text, JSON and CSV (the default), skip them, or
     hedge: write "perhaps a dog ..."."""
     resume: bool = False
-    """Continue an interrupted run with the same -o FILE."""
+    """Keep what an earlier run with the same -o FILE finished, and caption the photos that are new
+    or changed since then."""
     force: bool = False
     """Overwrite existing output."""
 
@@ -56,8 +57,6 @@ class CaptionOptions(ray.CaptionRayOptions, ModelOptions, SidecarOptions, PhotoO
 @command("caption", "PHOTO|FOLDER|-... [options]", CaptionOptions, SearchOptions)
 def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str]) -> int:
     """Caption all photos; report those that failed."""
-    with suppress(ValueError):  # in a thread: SIGTERM (kill, a batch system) does as Ctrl-C
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.if_unsure and options.min_confidence is None:
         options = replace(options, min_confidence=0.5)
     if ray.check_engine(options):
@@ -68,9 +67,6 @@ def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str])
     search = checked_search(options.model, given)
     _check_search(options, search, kind if kind == "coco" else None)
 
-    if options.resume and target and target.exists() and not journal_path(target).exists():
-        warn(f"{target} is complete, there is nothing to resume; --force captions the photos again")
-        return OK
     photos = find_photos(options)
     named, unnamed = _names(photos.paths, options, kind)
     found = [(photo, name) for photo, name in named if not missing(photo)]
@@ -78,7 +74,9 @@ def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str])
     run = _Run(options, search, kind, argv)
     if found or not failures:
         if store is not None:
-            failures += run.keep(store, [photo for photo, _ in found])
+            failures += run.keep(
+                replace(store, subfolders=photos.subfolders), [p for p, _ in found]
+            )
         elif target and "-" not in options.photos and (target.is_file() or not target.exists()):
             failures += run.write(target, found)
         else:  # a pipe or a device, or a photo from one: cannot be continued
@@ -124,7 +122,8 @@ def _check_search(options: CaptionOptions, search: SearchOptions, coco: str | No
     folder = find_model(model_folders(options.model)[0])
     styles = read_search(folder)[1].styles
     if reason := no_confidence(read_calibrator(folder), search, styles):
-        raise ConfigError(f"--min-confidence: {reason}")
+        spelled = re.sub("[a-z]+(_[a-z]+)+", lambda name: flag(name[0]), reason)
+        raise ConfigError(f"--min-confidence: {spelled}")
 
 
 # --- captions ------------------------------------------------------------------------------------
@@ -140,13 +139,8 @@ class _Run:
     """The output format."""
     argv: Sequence[str]
 
-    def entries(self, named: Sequence[Named], finished: int = 0) -> Iterator[Entry]:
-        """Load the model and yield each photo's captions, or its error, as they are generated.
-
-        Args:
-            named: The photos.
-            finished: Number of photos before these that an interrupted run has captioned.
-        """
+    def entries(self, named: Sequence[Named]) -> Iterator[Entry]:
+        """Load the model and yield each photo's captions, or its error, as they are generated."""
         if not named:
             return
         from captioner.inference.captioner import load
@@ -155,8 +149,7 @@ class _Run:
         model = load(*options.model, device=options.device, precision=options.precision)
         sources = (sys.stdin.buffer if photo == STDIN else photo for photo, _ in named)
         results = model.stream(sources, batch_size=options.batch_size, **vars(self.search))
-        total = finished + len(named)
-        bar = photo_bar(results, shown=total > 1, total=total, initial=finished)
+        bar = photo_bar(results, shown=len(named) > 1, total=len(named))
         for (_, name), result in zip(named, bar, strict=True):
             if result.error is None:
                 yield entry(name, result.captions, options.min_confidence, options.if_unsure)
@@ -189,40 +182,43 @@ class _Run:
         names = ("annotations", "min_confidence", "if_unsure")
         settings = settings_of(options, self.search) | {"--format": self.kind}
         settings |= {flag(name): getattr(options, name) for name in names}
-        with open_journal(
-            target, settings, photos, resume=options.resume, force=options.force
-        ) as journal:
+        start = time.monotonic()
+        with open_journal(target, settings, resume=options.resume, force=options.force) as journal:
 
             def finished() -> str:
-                count, kept = journal.saved, f"finished and kept in {journal_path(target)}"
-                kept = f"{count} of {len(named)} photos are {kept}"
+                count = sum(map(journal.has, photos))
+                kept = f"{count} of {len(named)} photos are finished and kept in"
+                kept = f"{kept} {journal_path(target)}"
                 return to_continue(kept, self.argv, "--resume") if count else ""
 
+            if len(journal):
+                warn(f"{target}: {journal.counts(photos)}")
+            new = [one for one in named if not journal.has(one[0])]
             with hint(finished):
-                for one in self.entries(named[journal.finished :], journal.finished):
-                    journal.add(one)
+                found = zip((photo for photo, _ in new), self.entries(new), strict=True)
+                while batch := list(islice(found, options.batch_size)):
+                    journal.add(batch)
                 with output(target) as file:
-                    return self.print(file, journal.entries())
+                    failed = self.print(file, journal.entries(photos))
+            journal.wrote(target)
+        if time.monotonic() - start > 2:
+            warn(f"{target}: {counted(len(named) - failed, 'photo')} captioned")
+        return failed
 
     def keep(self, store: Store, photos: Sequence[Path]) -> int:
-        """Write captions in or beside the photos, and print them; return how many photos failed.
-
-        A batch is captioned if any of its photos needs a caption, and is the same in every run:
-        captions may depend on the others in the batch in the last digits (bf16).
-        """
-        usable, existing = check_photos(store, photos, self.options)
-        size = self.options.batch_size
-        batches = [usable[start : start + size] for start in range(0, len(usable), size)]
-        needed = [photo for b in batches if not existing.issuperset(b) for photo in b]
+        """Write captions in or beside the photos, and print them; return how many photos failed."""
+        needed, existing = check_photos(store, photos, self.options)
         if existing:
-            warn(f"{len(existing)} of {len(usable)} photos already have a caption; skipped")
+            done = "copied as they are" if store.folder else "skipped"
+            total = len(needed) + len(existing)
+            warn(f"{len(existing)} of {total} photos already have a caption; {done}")
         written: list[Path] = []
 
         def kept() -> Iterator[Entry]:
+            for photo in existing:
+                store.copy(photo)
             captioned = self.entries([(photo, str(photo)) for photo in needed])
             for photo, one in zip(needed, captioned, strict=True):
-                if photo in existing:
-                    continue
                 try:
                     if one.get("captions"):
                         store.write(photo, one["captions"][0]["text"])
@@ -236,7 +232,8 @@ class _Run:
             return kept if written and not self.options.force else ""
 
         with hint(finished):
-            return len(photos) - len(usable) + self.print(sys.stdout, kept())
+            failed = self.print(sys.stdout, kept())
+        return len(photos) - len(needed) - len(existing) + failed
 
 
 # --- image ids -----------------------------------------------------------------------------------

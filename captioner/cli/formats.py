@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
@@ -44,7 +44,8 @@ def _write_text(file: IO[str], photos: Iterable[Entry]) -> None:
     for photo in photos:
         for caption in photo["captions"]:
             mark = f" (unsure: {caption['confidence']:.2f})" if caption.get("unsure") else ""
-            print(f"{photo['image']}: {caption['text']}{mark}", file=file, flush=True)
+            name = printable(str(photo["image"]))
+            print(f"{name}: {caption['text']}{mark}", file=file, flush=True)
 
 
 def _write_jsonl(file: IO[str], photos: Iterable[Entry]) -> None:

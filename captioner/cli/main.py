@@ -10,13 +10,18 @@ error, 130 interrupted.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import io
 import os
 import shlex
+import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +43,9 @@ MODULES = {"calibrate": "evaluate", "export": "models", "info": "models", "push"
 """The modules that are not named for their command."""
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+GRACE = 2.0
+"""Time to end by itself after SIGTERM (seconds)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif Path(command).suffix or Path(command).exists():
             hint = f"Did you mean `captioner caption {shlex.join(arguments)}`?"
         return _fail(f"Unknown command {command!r}. {hint}", USAGE)
+    with suppress(ValueError):  # in a thread
+        _end_at_sigterm()
     debug = "--debug" in rest
     try:
         return _run(command, [argument for argument in rest if argument != "--debug"], debug)
@@ -128,8 +138,35 @@ def _report(error: BaseException) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"captioner: {message}", file=sys.stderr)
+    from captioner.errors import printable
+
+    print(f"captioner: {printable(message, lines=True)}", file=sys.stderr)
     return code
+
+
+@functools.cache
+def _end_at_sigterm() -> None:
+    """SIGTERM (kill, a batch system) does as Ctrl-C, and ends what does not end by itself.
+
+    Ctrl-C reaches the program between two operations of Python, and waits for threads that read
+    photos. The thread here sees the signal at once, whatever the others are decoding. A command
+    with a handler of its own (train, serve) ends by itself.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
+    def watch() -> None:
+        while signal.SIGTERM not in os.read(reader, 64):
+            pass
+        time.sleep(GRACE)
+        if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
+            os.write(2, b"captioner: interrupted\n")
+            os._exit(INTERRUPTED)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 OVERVIEW = """\

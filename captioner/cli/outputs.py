@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, printable
 
 
 def refuse_overwrite(path: Path, force: bool) -> None:
@@ -51,7 +51,7 @@ def warn(message: str) -> None:
     """Print one line to standard error."""
     from tqdm import tqdm
 
-    tqdm.write(f"captioner: {message}", file=sys.stderr)
+    tqdm.write(f"captioner: {printable(message, lines=True)}", file=sys.stderr)
 
 
 def to_continue(finished: str, argv: Sequence[str], option: str) -> str:

@@ -20,6 +20,9 @@ from captioner.option_fields import File, Shown
 STDIN = Path("-")
 """The photo from standard input."""
 
+OWN = (".xmp", ".resume")
+"""Extensions of what belongs to photos or captions: not counted as other files."""
+
 PICTURE_MARK = "_attention"
 """``captioner attend`` appends it to a photo's name."""
 
@@ -43,7 +46,7 @@ class Photos:
     """The photos that were found, and what was not."""
 
     paths: list[Path] = field(default_factory=list)
-    """In the order given; ``STDIN`` for standard input. Named files may not exist."""
+    """In the order given, each once; ``STDIN`` for standard input. Named files may not exist."""
     subfolders: dict[Path, Path] = field(default_factory=dict)
     """For photos of folders: the subfolder, relative to the folder that was given."""
     problems: int = 0
@@ -66,6 +69,8 @@ class Photos:
         for kind, extensions in by_format.items():
             photos = counted(extensions.total(), "photo")
             warn(f"skipped {photos} ({_by_extension(extensions)}): {kind.problem}")
+        for extension in OWN:
+            skipped.others.pop(extension, None)
         others = skipped.others.total()
         files = "file that is not a photo" if others == 1 else "files that are not photos"
         rest = {
@@ -104,6 +109,8 @@ def find_photos(options: PhotoOptions) -> Photos:
         raise ConfigError("no photos; give files, folders, - or --from-file")
     if [*given, options.from_file].count("-") > 1:
         raise ConfigError("standard input (-) is given more than once; give it once")
+    if "" in given:
+        raise ConfigError("the name of a photo or folder is empty; give . for the current folder")
     photos = Photos()
     listed = [] if options.from_file is None else read_names(options.from_file)
     for position, name in [*(("", name) for name in given), *listed]:
@@ -116,6 +123,7 @@ def find_photos(options: PhotoOptions) -> Photos:
         except DataError as error:  # e.g. an empty folder: continue with the others
             photos.problems += 1
             warn(f"{position}{error}")
+    photos.paths = list(dict.fromkeys(photos.paths))
     return photos
 
 
@@ -146,8 +154,15 @@ def _expand(argument: str) -> list[str]:
         _check_exists(argument)
     if argument == "-" or os.path.lexists(argument) or not glob.has_magic(argument):
         return [argument]  # `missing` reports it
+    start = len(Path(argument.partition("**")[0]).parts)
+
+    def through_link(name: str) -> bool:
+        """Whether ``**`` stands for a link to a folder, which may contain itself."""
+        parents = [parent for parent in Path(name).parents if len(parent.parts) > start]
+        return "**" in argument and any(parent.is_symlink() for parent in parents)
+
     matches = glob.glob(argument, recursive=True)  # noqa: PTH207 (as the shell: a/../*.jpg)
-    names = [name for name in matches if not Path(name).is_dir()]
+    names = [name for name in matches if not Path(name).is_dir() and not through_link(name)]
     if not names:
         raise DataError(f"{argument}: no file matches this pattern; check it and the folder")
     return sorted(names, key=natural)

@@ -6,13 +6,14 @@ already has a caption is an error, or is skipped with ``--skip-existing``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from captioner.cli.arguments import flag
 from captioner.cli.outputs import check_force, require_parent, warn
+from captioner.data.images import open_image
 from captioner.data.metadata.embedding import (
     HEAD,
     can_embed,
@@ -35,12 +36,12 @@ class SidecarOptions:
     sidecar: Literal["txt", "xmp"] | None = None
     """Write each caption beside its photo: photo.txt, or the description in photo.xmp."""
     embed: Folder | None = None
-    """Copy the photos (JPEG, PNG) to this folder with the caption as their description (XMP,
-    IPTC)."""
+    """Copy the photos (JPEG, PNG) to this folder, and to the same subfolders of it, with the
+    caption as their description (XMP, IPTC)."""
     in_place: bool = False
     """Embed the description in the photos themselves."""
     skip_existing: bool = False
-    """Skip photos that already have such a caption."""
+    """Skip photos that already have such a caption; --embed copies them as they are."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Store:
 
     sidecar: str | None
     folder: Path | None
+    subfolders: Mapping[Path, Path] = field(default_factory=dict)
+    """Where photos go in the folder."""
 
     def target(self, photo: Path) -> Path:
         """The file that gets the caption.
@@ -60,26 +63,34 @@ class Store:
             long = photo.with_name(f"{photo.name}.{self.sidecar}")
             xmp = self.sidecar == "xmp" and long.exists()
             return long if xmp else photo.with_suffix(f".{self.sidecar}")
-        return photo if self.folder is None else self.folder / photo.name
+        if self.folder is None:
+            return photo
+        return self.folder / self.subfolders.get(photo, "") / photo.name
 
-    def has_caption(self, photo: Path) -> bool:
-        """Whether something would be replaced; DataError: this photo cannot be written to."""
+    def captioned(self, photo: Path) -> Path | None:
+        """The file whose caption would be replaced, if any.
+
+        Raises:
+            DataError: The photo cannot be written to.
+        """
         target = self.target(photo)
         if self.sidecar == "txt":
-            return target.exists()
+            return target if target.exists() else None
         if self.sidecar == "xmp":
-            return target.exists() and bool(read_description(target.read_bytes()))
+            found = target.exists() and read_description(target.read_bytes())
+            return target if found else None
         if self.folder is not None and target.exists():
             if target.samefile(photo):
                 raise ConfigError(
                     f"--embed {self.folder} is the photos' own folder; give another folder, or "
                     "--in-place to change the originals"
                 )
-            return True
+            return target
         data = photo.read_bytes()
         if not can_embed(data[:HEAD]):
-            raise DataError("descriptions are embedded in JPEG and PNG only; use --sidecar xmp")
-        return bool(embedded_description(data))
+            with open_image(photo):  # raises an error if it is none
+                raise DataError("descriptions are embedded in JPEG and PNG only; use --sidecar xmp")
+        return photo if embedded_description(data) else None
 
     def write(self, photo: Path, text: str) -> None:
         """Write a caption; DataError or OSError: this photo cannot be written to."""
@@ -92,10 +103,16 @@ class Store:
         else:
             atomic_write(target, embed_description(photo.read_bytes(), text))
 
+    def copy(self, photo: Path) -> None:
+        """Copy a photo that has a caption to the folder, if there is one."""
+        if self.folder is not None and not self.target(photo).exists():
+            atomic_write(self.target(photo), photo.read_bytes())
+
     def problem(self, photo: Path, error: DataError | OSError) -> str:
         """An error of the methods in one line that names the file."""
         path = self.target(photo) if self.sidecar else photo
-        return f"{path}: {getattr(error, 'strerror', None) or error}"
+        text = str(getattr(error, "strerror", None) or error)
+        return text if text.startswith(str(photo)) else f"{path}: {text}"
 
 
 def choose_store(options: CaptionOptions) -> Store | None:
@@ -121,16 +138,17 @@ def choose_store(options: CaptionOptions) -> Store | None:
 
 def check_photos(
     store: Store, photos: Sequence[Path], options: CaptionOptions
-) -> tuple[list[Path], set[Path]]:
+) -> tuple[list[Path], list[Path]]:
     """Check every photo before a model is loaded; warn about those that cannot be written to.
 
-    Returns the photos that can be written to, and those of them that have a caption to keep.
+    Returns the photos to caption, and those that have a caption to keep.
     """
     owners: dict[Path, Path] = {}
-    existing: list[Path] = []
+    existing: dict[Path, Path] = {}
     for photo in photos:
         try:
-            existing += [photo] if store.has_caption(photo) else []
+            if (found := store.captioned(photo)) and not options.force:
+                existing[photo] = found
         except (DataError, OSError) as error:
             warn(store.problem(photo, error))
             continue
@@ -140,11 +158,12 @@ def check_photos(
                 f"{other} and {photo} would both get {store.target(photo)}; caption them "
                 "separately, or rename one"
             )
-    if options.force:
-        return [*owners.values()], set()
     if existing and not options.skip_existing:
+        photo, found = next(iter(existing.items()))
+        where = "a description" if found == photo else f"a caption in {found}"
+        keep = "keep it" if store.folder else "caption only the others"
         raise ConfigError(
-            f"{first_of(existing)} already has a caption in {store.target(existing[0])}; give "
-            "--skip-existing to caption only the others, or --force to replace it"
+            f"{first_of([*existing])} already has {where}; give --skip-existing to {keep}, or "
+            "--force to replace it"
         )
-    return [*owners.values()], set(existing)
+    return [photo for photo in owners.values() if photo not in existing], [*existing]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -160,6 +161,46 @@ def test_quoted_patterns_are_expanded(folder, caption, capsys):
     photos, (note,) = captioned(capsys)
     assert photos == ["holiday/1.png"]
     assert note == "captioner: holiday/*.jpg: no file matches this pattern; check it and the folder"
+
+
+def test_patterns_do_not_follow_links_to_folders(folder, caption, capsys):
+    (folder / "holiday" / "self").symlink_to(".")
+    (folder / "linked").symlink_to("holiday")
+
+    assert caption("holiday/**/1.png") == OK
+    assert captioned(capsys) == (["holiday/1.png"], [])
+    assert caption("linked/**/1.png") == OK
+    assert captioned(capsys) == (["linked/1.png"], [])
+
+
+def test_an_empty_name_is_refused(folder, caption, capsys):
+    assert caption("") == USAGE
+    assert "the name of a photo or folder is empty" in captioned(capsys)[1][0]
+
+
+def test_a_photo_named_twice_is_captioned_once(folder, caption, capsys):
+    assert caption("holiday", "holiday/1.png", "./holiday/2.png") == OK
+    assert captioned(capsys) == ([f"holiday/{n}.png" for n in (1, 2, 3, 4)], [])
+
+
+def test_control_characters_in_names_are_escaped(folder, caption, capsys):
+    names = ["new\nline.png", "red\x1b[31m.png", "\x9b2J.png", os.fsdecode(b"bad\xff.png")]
+    for name in names:
+        shutil.copy(folder / "holiday" / "1.png", folder / name)
+    (folder / "\x1b[2Jempty.png").touch()
+
+    assert caption(".") == FAILED
+
+    photos, notes = captioned(capsys)
+    assert sorted(photos) == [r"\x9b2J.png", r"bad\udcff.png", r"new\nline.png", r"red\x1b[31m.png"]
+    assert r"\x1b[2Jempty.png" in notes[0]
+    assert "\x1b" not in "".join(notes)
+
+
+def test_a_name_that_looks_like_an_option(folder, caption, capsys):
+    (folder / "-dash.png").touch()
+    assert caption("-dash.png") == USAGE
+    assert "give ./-dash.png" in captioned(capsys)[1][0]
 
 
 # --- attend: where pictures go -------------------------------------------------------------------
