@@ -140,8 +140,7 @@ def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd)
     out = capfd.readouterr().out
     assert "notes.txt: not a supported image" in out
     assert re.search(r"^CIDEr \d+\.\d in epoch [12]: runs/mine/best$", out, flags=re.MULTILINE)
-    for file in ("attention.png", "attention.gif", "attention.html", "runs/patches/best"):
-        assert (tmp_path / file).exists(), file
+    assert (tmp_path / "runs/patches/best").is_dir()
 
 
 def test_python_page_names_what_tab_completion_shows(tiny) -> None:
