@@ -31,8 +31,7 @@ from export_shipped import export_shipped
 import captioner
 from captioner.data.coco import read_captions
 from captioner.errors import CaptionerError
-from captioner.evaluation.calibrate import calibrate
-from captioner.evaluation.calibration_figure import save_figure
+from captioner.evaluation.calibrate import calibrate, save_figure
 from captioner.evaluation.java import find_java
 from captioner.evaluation.options import CalibrateOptions
 from captioner.evaluation.report import Report, as_json

@@ -87,14 +87,13 @@ def calibrate(options: CalibrateOptions, search: dict[str, Any], _: Any) -> int:
     report_file = _output(options.output, options.force)
     diagram = _output(options.diagram, options.force)
 
-    from captioner.evaluation.calibrate import as_text, check
+    from captioner.evaluation.calibrate import FIGURES, as_text, check, save_figure
     from captioner.evaluation.calibrate import calibrate as fit
-    from captioner.evaluation.calibration_figure import FORMATS, save_figure
     from captioner.files import atomic_write
     from captioner.inference.captioner import load
 
-    if diagram is not None and diagram.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--diagram is {diagram}; use a name that ends with {either(FORMATS)}")
+    if diagram is not None and diagram.suffix.lower() not in FIGURES:
+        raise ConfigError(f"--diagram is {diagram}; use a name that ends with {either([*FIGURES])}")
     errors = _Errors()
     model = load(folder, device=options.device, precision=options.precision)
     report: Any

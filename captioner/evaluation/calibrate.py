@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +19,14 @@ from captioner.caption import DOUBTFUL
 from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.folders import find_images
 from captioner.data.images import open_image
-from captioner.data.prefetch import read_ahead
+from captioner.data.prefetch import read_batches
 from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError, ImageError, OptionError, counted
 from captioner.evaluation.calibration import (
-    MIN_PHOTOS,
+    Backdrop,
     Example,
     Judged,
     Recipe,
-    check_examples,
     cross_validate,
     fit,
     measure_groups,
@@ -35,26 +35,20 @@ from captioner.evaluation.calibration import (
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.options import CalibrateOptions
 from captioner.evaluation.references import References
-from captioner.files import FREQUENCIES
+from captioner.files import FREQUENCIES, atomic_write
 from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import Calibrator, Observation, PhraseTable, search_key
 from captioner.inference.engine import Prepared
-from captioner.options import SearchOptions
 from captioner.text.tokenizer import caption_tokens
 
 OnError = Callable[[ImageError], None]
 """Called with the error of a photo; the others go on."""
 
+MIN_PHOTOS = 100
+"""Fewest photos to calibrate with: from fewer, probabilities cannot be estimated."""
+
 TRAINING_PHOTOS = 3000
 """Training photos that are encoded, at random, to know which photos are familiar."""
-
-
-class _Task(NamedTuple):
-    """The photos of one annotations file."""
-
-    photos: list[CaptionedImage]
-    style: str
-    group: str
 
 
 def calibrate(
@@ -81,22 +75,33 @@ def calibrate(
         ConfigError: The model cannot be calibrated.
         DataError: The photos do not suffice, or a file cannot be used.
     """
-    frequencies, tasks = _prepare(model, given, changes)
-    reader = _Reader(model, given.batch_size, on_error, progress)
-    training = _training_photos(given, tasks, reader)
-    examples, words = _examples(changes, tasks, frequencies, reader)
-    check_examples(examples, given.threshold)
-    options = model.options(**changes)
-    phrases = PhraseTable.count(frequencies.documents, frequencies.counts)
-    kinds = _other_kinds(given, model.options(**{**changes, "style": tasks[0].style}), reader)
-    recipe = Recipe(phrases, training, search_key(options), given.threshold, kinds)
-    judged = cross_validate(examples, recipe)
-    report = _report(model.options(**changes), judged, examples, words)
+    work = _Work(model, given, changes, on_error, progress)
+    training = work.training_photos()
+    examples = work.examples
+    kinds = work.other_kinds()
+    recipe = Recipe(
+        PhraseTable.count(work.frequencies.documents, work.frequencies.counts),
+        search_key(model.options(**changes)),
+        given.threshold,
+        kinds,
+        None if training is None else Backdrop.fit(training, kinds),
+    )
+    report = work.report(cross_validate(examples, recipe))
     calibrator = fit(examples, recipe)
     if kinds:
         report["other_kinds"] = measure_kinds(calibrator, examples, recipe)
-    kept = {name: _brief(part) for name, part in report["groups"].items()}
-    return Calibrator(**{**vars(calibrator), "report": kept}), report
+    kept = {
+        group: {name: np.round(part[name], 4).tolist() for name in _KEPT}
+        for group, part in report["groups"].items()
+    }
+    return replace(calibrator, report=kept), report
+
+
+_KEPT = (
+    "photos", "right", "cider_d", "calibration_error", "half_gain", "calibration_error_interval",
+    "half_gain_interval", "calibration_error_by_chance",
+)  # fmt: skip
+"""The figures that are stored with a model."""
 
 
 def check(
@@ -112,219 +117,195 @@ def check(
     reason = model.no_confidence(model.options(**changes))
     if calibrator is None or reason is not None:
         raise ConfigError(f"there is no confidence to check: {reason}")
-    frequencies, tasks = _prepare(model, given, changes)
-    missing = sorted({task.style for task in tasks} - calibrator.intercepts.keys())
-    if missing:
+    work = _Work(model, given, changes, on_error, progress)
+    if missing := sorted(set(work.styles) - calibrator.intercepts.keys()):
         raise ConfigError(f"the model is not calibrated for style {missing[0]}; calibrate it anew")
-    reader = _Reader(model, given.batch_size, on_error, progress)
-    examples, words = _examples(changes, tasks, frequencies, reader)
-    if not examples:
+    if not work.examples:
         raise DataError("no photo could be captioned; give photos that can be read")
-    confidences = [calibrator.confidence(one.seen, one.style) for one in examples]
-    scores = [one.score for one in examples]
-    judged = Judged(np.array(confidences), np.array(scores), calibrator.threshold)
-    return _report(model.options(**changes), judged, examples, words)
-
-
-def _brief(part: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures that are stored with a model, rounded."""
-    names = ("photos", "right", "cider_d", "calibration_error", "half_gain")
-    intervals = ("calibration_error_interval", "half_gain_interval", "calibration_error_by_chance")
-    return {name: _rounded(part[name]) for name in (*names, *intervals)}
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rounded(one) for one in value]
-    return round(value, 4) if isinstance(value, float) else value
-
-
-def _prepare(
-    model: Captioner, given: CalibrateOptions, changes: Mapping[str, Any]
-) -> tuple[DocumentFrequencies, list[_Task]]:
-    """Document frequencies, and the photos of each file."""
-    stored = model.stored
-    if len(model.ensemble.engines) > 1:
-        raise ConfigError("an ensemble cannot be calibrated; give a single model")
-    if stored.frequencies is None:
-        raise ConfigError(
-            f"the model has no {FREQUENCIES}, which decide whether a caption is right; add it "
-            "with: captioner prepare frequencies CAPTIONS.json -o MODEL"
-        )
-    frequencies = DocumentFrequencies.from_bytes(stored.frequencies, f"the model's {FREQUENCIES}")
-    default = model.options(**changes).style or next(iter(stored.vocabulary.styles), "")
-    styles = given.styles or [default] * len(given.annotations)
-    for style in styles:
-        stored.vocabulary.start(style)  # raises if the model does not know it
-    options = model.options(**changes)
-    if options.temperature:
-        raise OptionError(
-            "{temperature} is {given}; confidence is for the best caption of a search, so omit it",
-            given=options.temperature,
-        )
-    # By style, if each file has its own: annotation files often have the same name.
-    named_by_style = given.styles and len(set(styles)) == len(styles)
-    names = styles if named_by_style else _names(given.annotations)
-    tasks = []
-    for file, style, name in zip(given.annotations, styles, names, strict=True):
-        photos = read_dataset([file], given.images)
-        tasks.append(_Task(photos, style, name))
-    total = sum(len(task.photos) for task in tasks)
-    if total < MIN_PHOTOS:
-        raise DataError(
-            f"{total} photos with captions are too few to calibrate; give {MIN_PHOTOS} or more"
-        )
-    return frequencies, tasks
-
-
-def _names(annotations: Sequence[str | Path]) -> list[str]:
-    """A name for each file: its own, with its folder if two are the same."""
-    paths = [Path(path).absolute() for path in annotations]
-    counts = Counter(path.stem for path in paths)
-    return [p.stem if counts[p.stem] == 1 else f"{p.parent.name}/{p.stem}" for p in paths]
-
-
-def _training_photos(
-    given: CalibrateOptions, tasks: Sequence[_Task], reader: _Reader
-) -> NDArray[np.float32] | None:
-    """Vectors of a sample of the training photos, (N, D)."""
-    if not given.train_annotations:
-        return None
-    photos = read_dataset(given.train_annotations, given.images, renumber=True)
-    own = {photo.path for task in tasks for photo in task.photos}
-    paths = [photo.path for photo in photos if photo.path not in own]
-    if len(paths) < MIN_PHOTOS:
-        raise DataError(
-            f"{len(paths)} training photos that are not calibrated with are too few; give "
-            f"{MIN_PHOTOS} or more, or leave out the training annotations"
-        )
-    if len(paths) > TRAINING_PHOTOS:
-        paths = random.Random(0).sample(paths, TRAINING_PHOTOS)
-    batches = reader.batches(paths, "training photos")
-    return np.concatenate([reader.model.photo_vectors(photos) for _, photos in batches])
-
-
-def _examples(
-    changes: Mapping[str, Any],
-    tasks: Sequence[_Task],
-    frequencies: DocumentFrequencies,
-    reader: _Reader,
-) -> tuple[list[Example], list[tuple[bool, bool]]]:
-    """The captions of all photos; and, of each of their words, if it is doubtful and if right."""
-    examples: list[Example] = []
-    words: list[tuple[bool, bool]] = []
-    for task in tasks:
-        options = reader.model.options(**{**changes, "style": task.style})
-        found: dict[int, Observation] = {}
-        paths = [photo.path for photo in task.photos]
-        for indices, photos in reader.batches(paths, task.group):
-            seen_of = reader.model.observe_batch(photos, options)
-            found.update(zip(indices, seen_of, strict=True))
-        references = {
-            index: [caption_tokens(text) for text in task.photos[index].captions] for index in found
-        }
-        captions = {index: [caption_tokens(seen.text)] for index, seen in found.items()}
-        scores = References(references, frequencies).score(captions) if found else {}
-        for index, seen in found.items():
-            examples.append(Example(seen, task.style, task.group, scores[index][0]))
-            known = {word for tokens in references[index] for word in tokens}
-            if len(captions[index][0]) == len(seen.log_probs):  # not pieces of words
-                for word, log_prob in zip(captions[index][0], seen.log_probs, strict=True):
-                    words.append((float(np.exp(log_prob)) < DOUBTFUL, word in known))
-    return examples, words
-
-
-def _other_kinds(
-    given: CalibrateOptions, options: SearchOptions, reader: _Reader
-) -> dict[str, list[Observation]]:
-    """The captions of images that are not photos, by kind."""
-    if given.other_images is None:
-        return {}
-    found = {}
-    for folder in sorted(path for path in Path(given.other_images).iterdir() if path.is_dir()):
-        batches = reader.batches(find_images([folder]), folder.name)
-        observed = (reader.model.observe_batch(images, options) for _, images in batches)
-        if seen := [one for batch in observed for one in batch]:
-            found[folder.name] = seen
-    if len(found) < 2:
-        raise DataError(
-            f"{given.other_images} has {counted(len(found), 'folder')} with images; give a folder "
-            "with a folder for each of two kinds or more"
-        )
-    return found
+    confidences = [calibrator.confidence(one.seen, one.style) for one in work.examples]
+    scores = [one.score for one in work.examples]
+    return work.report(Judged(np.array(confidences), np.array(scores), calibrator.threshold))
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """Reads photos in batches."""
+class _Work:
+    """A model, and the photos to measure its confidence on."""
 
     model: Captioner
-    size: int
+    given: CalibrateOptions
+    changes: Mapping[str, Any]
     on_error: OnError
     progress: bool
 
-    def batches(
-        self, paths: Sequence[Path], name: str
-    ) -> Iterator[tuple[list[int], list[Prepared]]]:
-        """Positions and pixels of the photos that can be read."""
-        bar = photo_bar(shown=self.progress, total=len(paths), desc=name)
-        with bar, closing(read_ahead(self._read, paths, ahead=self.size + 1, threads=2)) as photos:
-            numbered = enumerate(photos)
-            while batch := list(islice(numbered, self.size)):
-                good = [(i, photo) for i, photo in batch if not isinstance(photo, ImageError)]
-                for _, photo in batch:
-                    if isinstance(photo, ImageError):
-                        self.on_error(photo)
+    def __post_init__(self) -> None:
+        """Check what can be checked before photos are captioned."""
+        if self.model.stored.frequencies is None:
+            raise ConfigError(
+                f"the model has no {FREQUENCIES}, which decide whether a caption is right; add it "
+                "with: captioner prepare frequencies CAPTIONS.json -o MODEL"
+            )
+        for style in self.styles:
+            self.model.stored.vocabulary.start(style)  # raises if the model does not know it
+        if temperature := self.model.options(**self.changes).temperature:
+            raise OptionError(
+                "{temperature} is {given}; confidence is for the best caption of a search, so omit "
+                "it",
+                given=temperature,
+            )
+        total = sum(map(len, self.photos.values()))
+        if total < MIN_PHOTOS:
+            raise DataError(
+                f"{total} photos with captions are too few to calibrate; give {MIN_PHOTOS} or more"
+            )
+
+    @cached_property
+    def frequencies(self) -> DocumentFrequencies:
+        """Those of the model."""
+        return DocumentFrequencies.from_bytes(
+            self.model.stored.frequencies or b"", f"the model's {FREQUENCIES}"
+        )
+
+    @cached_property
+    def styles(self) -> list[str]:
+        """The style of each annotations file."""
+        vocabulary = self.model.stored.vocabulary
+        default = self.model.options(**self.changes).style or next(iter(vocabulary.styles), "")
+        return self.given.styles or [default] * len(self.given.annotations)
+
+    @cached_property
+    def photos(self) -> dict[str, list[CaptionedImage]]:
+        """The photos of each annotations file, with their style, by the file's name."""
+        # By style, if each file has its own: annotation files often have the same name.
+        names = self.styles
+        if not self.given.styles or len(set(names)) < len(names):
+            paths = [Path(path).absolute() for path in self.given.annotations]
+            stems = Counter(path.stem for path in paths)
+            names = [p.stem if stems[p.stem] == 1 else f"{p.parent.name}/{p.stem}" for p in paths]
+        return {
+            name: [replace(photo, style=style) for photo in read_dataset([file], self.given.images)]
+            for name, style, file in zip(names, self.styles, self.given.annotations, strict=True)
+        }
+
+    @cached_property
+    def examples(self) -> list[Example]:
+        """The captions of all photos that can be read."""
+        examples: list[Example] = []
+        for group, photos in self.photos.items():
+            found: dict[int, Observation] = {}
+            options = self.model.options(**{**self.changes, "style": photos[0].style})
+            for batch, prepared in self._batches(photos, group):
+                seen_of = self.model.observe_batch(prepared, options)
+                found |= zip((photo.image_id for photo in batch), seen_of, strict=True)
+            read = [photo for photo in photos if photo.image_id in found]
+            references = {one.image_id: map(caption_tokens, one.captions) for one in read}
+            captions = {i: [caption_tokens(seen.text)] for i, seen in found.items()}
+            scores = References(references, self.frequencies).score(captions)
+            for photo in read:
+                seen, (score,) = found[photo.image_id], scores[photo.image_id]
+                known = {word for text in photo.captions for word in caption_tokens(text)}
+                examples.append(Example(seen, photo.style, group, score, known))
+        return examples
+
+    def training_photos(self) -> NDArray[np.float32] | None:
+        """Vectors of a sample of the training photos, (N, D)."""
+        if not self.given.train_annotations:
+            return None
+        photos = read_dataset(self.given.train_annotations, self.given.images, renumber=True)
+        own = {photo.path for task in self.photos.values() for photo in task}
+        photos = [photo for photo in photos if photo.path not in own]
+        if len(photos) < MIN_PHOTOS:
+            raise DataError(
+                f"{len(photos)} training photos that are not calibrated with are too few; give "
+                f"{MIN_PHOTOS} or more, or leave out the training annotations"
+            )
+        if len(photos) > TRAINING_PHOTOS:
+            photos = random.Random(0).sample(photos, TRAINING_PHOTOS)
+        batches = self._batches(photos, "training photos")
+        return np.concatenate([self.model.photo_vectors(prepared) for _, prepared in batches])
+
+    def other_kinds(self) -> dict[str, list[Observation]]:
+        """The captions of images that are not photos, by kind."""
+        if self.given.other_images is None:
+            return {}
+        found: dict[str, list[Observation]] = {}
+        options = self.model.options(**{**self.changes, "style": self.styles[0]})
+        for folder in sorted(p for p in Path(self.given.other_images).iterdir() if p.is_dir()):
+            images = [CaptionedImage(0, path, ()) for path in find_images([folder])]
+            for _, prepared in self._batches(images, folder.name):
+                found.setdefault(folder.name, []).extend(
+                    self.model.observe_batch(prepared, options)
+                )
+        if len(found) < 2:
+            raise DataError(
+                f"{self.given.other_images} has {counted(len(found), 'folder')} with images; give "
+                "a folder with a folder for each of two kinds or more"
+            )
+        return found
+
+    def _batches(
+        self, photos: Sequence[CaptionedImage], name: str
+    ) -> Iterator[tuple[list[CaptionedImage], list[Prepared]]]:
+        """The photos that can be read."""
+
+        def read(photo: CaptionedImage) -> Prepared:
+            return self.model.prepare(open_image(photo.path))
+
+        bar = photo_bar(shown=self.progress, total=len(photos), desc=name)
+        with bar, closing(read_batches(read, photos, self.given.batch_size)) as batches:
+            for batch in batches:
+                good = {}
+                for photo, prepared in batch:
+                    if isinstance(prepared, ImageError):
+                        self.on_error(prepared)
+                    else:
+                        good[photo] = prepared
                 if good:
-                    yield [i for i, _ in good], [photo for _, photo in good]
+                    yield [*good], [*good.values()]
                 bar.update(len(batch))
 
-    def _read(self, path: Path) -> Prepared | ImageError:
-        try:
-            return self.model.prepare(open_image(path))
-        except ImageError as error:
-            return error
+    def report(self, judged: Judged) -> dict[str, Any]:
+        """What was measured on all photos and on their words."""
+        words = [
+            (float(np.exp(log_prob)) < DOUBTFUL, word in one.known)
+            for one in self.examples
+            if len(tokens := caption_tokens(one.seen.text)) == len(one.seen.log_probs)  # no pieces
+            for word, log_prob in zip(tokens, one.seen.log_probs, strict=True)
+        ]
+        doubtful = [right for unsure, right in words if unsure]
+        others = [right for unsure, right in words if not unsure]
+        return {
+            "right": f"CIDEr_D >= {judged.threshold:g} under the model's document frequencies",
+            "search": search_key(self.model.options(**self.changes)),
+            "groups": measure_groups(judged, [example.group for example in self.examples]),
+            "words": {
+                "doubtful_below": DOUBTFUL,
+                "doubtful": len(doubtful),
+                "doubtful_in_references": float(np.mean(doubtful)) if doubtful else None,
+                "others": len(others),
+                "others_in_references": float(np.mean(others)) if others else None,
+            },
+        }
 
 
-def _report(
-    options: SearchOptions,
-    judged: Judged,
-    examples: Sequence[Example],
-    words: Sequence[tuple[bool, bool]],
-) -> dict[str, Any]:
-    doubtful = [right for unsure, right in words if unsure]
-    others = [right for unsure, right in words if not unsure]
-    return {
-        "right": f"CIDEr_D >= {judged.threshold:g} under the model's document frequencies",
-        "search": search_key(options),
-        "groups": measure_groups(judged, [example.group for example in examples]),
-        "words": {
-            "doubtful_below": DOUBTFUL,
-            "doubtful": len(doubtful),
-            "doubtful_in_references": float(np.mean(doubtful)) if doubtful else None,
-            "others": len(others),
-            "others_in_references": float(np.mean(others)) if others else None,
-        },
-    }
+# --- the report for people -----------------------------------------------------------------------
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """The report for people."""
+    """The report as text."""
     groups = report["groups"]
-    width = max(len(name) for name in groups)
-    head = (
+    width = max(map(len, groups))
+    lines = [
+        f"right: {report['right']}",
+        "",
         f"{'':<{width}}  photos  right  CIDEr-D  calibration error (95%)  by chance"
-        "  confident half (95%)"
-    )
-    lines = [f"right: {report['right']}", "", head]
+        "  confident half (95%)",
+    ]
     for name, part in groups.items():
         error, half = part["calibration_error_interval"], part["half_gain_interval"]
+        errors = f"{part['calibration_error']:.3f} ({error[0]:.3f} to {error[1]:.3f})"
         lines.append(
             f"{name:<{width}}  {part['photos']:>6,}  {part['right']:>5.0%}  {part['cider_d']:>7.3f}"
-            f"  {part['calibration_error']:.3f} ({error[0]:.3f} to {error[1]:.3f})".ljust(
-                width + 50
-            )
-            + f"  {part['calibration_error_by_chance']:>9.3f}"
+            f"  {errors:<23}  {part['calibration_error_by_chance']:>9.3f}"
             f"  {part['half_gain']:.2f} x ({half[0]:.2f} to {half[1]:.2f})"
         )
     found = report["words"]
@@ -344,3 +325,55 @@ def as_text(report: Mapping[str, Any]) -> str:
             for name, part in kinds.items()
         ]
     return "\n".join(lines)
+
+
+FIGURES = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+"""File extensions of the figure, and what keeps the date out of the file."""
+
+
+def save_figure(report: Mapping[str, Any], path: Path) -> None:
+    """Draw a report.
+
+    Left, for each group of photos: the share of right captions by confidence; on the diagonal,
+    confidence is calibrated. Right: the mean score of the most confident captions.
+
+    Args:
+        report: Of `calibrate` or `check`.
+        path: The file; its extension, one of ``FIGURES``, selects the format.
+    """
+    from matplotlib.figure import Figure
+
+    groups = report["groups"]
+    figure = Figure(figsize=(4 * (len(groups) + 1), 4), dpi=100, layout="constrained")
+    *panels, last = figure.subplots(1, len(groups) + 1)
+    for axes, (name, part) in zip(panels, groups.items(), strict=True):
+        photos, x, y = (
+            np.array([one[key] for one in part["bins"]])
+            for key in ("photos", "confidence", "right")
+        )
+        axes.plot([0, 1], [0, 1], color="0.7", linewidth=1, zorder=0)
+        axes.bar(x, 0.25 * photos / photos.max(), width=0.06, color="0.85", zorder=0)
+        errors = 1.96 * (y * (1 - y) / photos) ** 0.5
+        axes.errorbar(x, y, yerr=errors, marker="o", capsize=2, linewidth=1)
+        axes.set(
+            title=f"{name}: {part['photos']:,} photos, error {part['calibration_error']:.3f}",
+            xlabel="confidence (bars: number of captions)",
+            ylabel="share of right captions (95% interval)",
+            xlim=(0, 1),
+            ylim=(0, 1),
+            aspect="equal",
+        )
+        shares = [100 * float(share) for share in part["coverage"]]
+        last.plot(shares, [*part["coverage"].values()], marker="o", markersize=3, label=name)
+    last.axhline(1, color="0.7", linewidth=1, zorder=0)
+    last.set(
+        title="score of the most confident captions",
+        xlabel="captions kept, most confident first (%)",
+        ylabel="CIDEr-D, relative to all captions",
+        xlim=(0, 102),
+    )
+    last.legend(frameon=False)
+    buffer = io.BytesIO()
+    kind = path.suffix.lower()
+    figure.savefig(buffer, format=kind[1:], metadata=FIGURES[kind])
+    atomic_write(path, buffer.getvalue())

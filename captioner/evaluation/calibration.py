@@ -12,8 +12,8 @@ Score against coverage: selective prediction, Geifman and El-Yaniv 2017 (arXiv:1
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,9 +30,6 @@ from captioner.inference.confidence import (
 )
 
 _Floats = NDArray[np.float64]
-
-MIN_PHOTOS = 100
-"""Fewest photos to calibrate with: from fewer, probabilities cannot be estimated."""
 
 BINS = 10
 """Bins of equal width for the calibration error and the diagram, as in Guo et al."""
@@ -66,19 +63,45 @@ class Example(NamedTuple):
     """Name of its data set, for the report."""
     score: float
     """CIDEr-D under the model's document frequencies; 1.0 is 100 points."""
+    known: Set[str] = frozenset()
+    """The words of the references."""
 
 
-class Recipe(NamedTuple):
+class Backdrop(NamedTuple):
+    """What distinguishes photos that the model knows from other images."""
+
+    photos: NDArray[np.float32]
+    """Vectors of photos, (N, D)."""
+    space: PhotoSpace
+    kinds: NDArray[np.float32] | None
+    """See ``Calibrator.kinds``."""
+
+    @classmethod
+    def fit(
+        cls, photos: NDArray[np.float32], kinds: Mapping[str, Sequence[Observation]]
+    ) -> Backdrop:
+        """From vectors of photos, (N, D), and captions of other images by kind, if any."""
+        return cls(photos, PhotoSpace.fit(photos), fit_kinds(photos, kinds))
+
+
+@dataclass(frozen=True)
+class Recipe:
     """What a calibrator needs besides examples."""
 
     phrases: PhraseTable
-    training_photos: NDArray[np.float32] | None
-    """Vectors of training photos, (N, D); None: those of the examples are used."""
     search: Mapping[str, Any]
     """See ``Calibrator.search``."""
     threshold: float
-    kinds: Mapping[str, Sequence[Observation]] = {}
+    kinds: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
     """Captions of images that are not photos, by kind."""
+    training: Backdrop | None = None
+    """Of training photos; None: that of the examples."""
+
+    def backdrop(self, examples: Sequence[Example]) -> Backdrop:
+        """The backdrop for these examples."""
+        return self.training or Backdrop.fit(
+            np.stack([example.seen.photo for example in examples]), self.kinds
+        )
 
 
 @dataclass(frozen=True)
@@ -101,35 +124,33 @@ class Judged:
         return Judged(self.confidences[rows], self.scores[rows], self.threshold)
 
 
-def check_examples(examples: Sequence[Example], threshold: float) -> None:
-    """Check that there is something to learn.
-
-    Raises:
-        DataError: Too few photos, or all captions are right, or all wrong.
-    """
-    if len(examples) < MIN_PHOTOS:
-        raise DataError(
-            f"{len(examples)} photos with captions are too few to calibrate; give {MIN_PHOTOS} or "
-            "more"
-        )
-    right = sum(example.score >= threshold for example in examples)
-    if min(right, len(examples) - right) < 10:
-        raise DataError(
-            f"{right} of {len(examples)} captions have a CIDEr-D of {threshold} or more; at least "
-            "10 must be above it and 10 below: give another threshold"
-        )
-
-
 def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
     """Fit a calibrator."""
-    photos = _training_photos(examples, recipe)
-    return _fit(examples, recipe, PhotoSpace.fit(photos), fit_kinds(photos, recipe.kinds))
-
-
-def _training_photos(examples: Sequence[Example], recipe: Recipe) -> NDArray[np.float32]:
-    if recipe.training_photos is not None:
-        return recipe.training_photos
-    return np.stack([example.seen.photo for example in examples])
+    backdrop = recipe.backdrop(examples)
+    found = np.array([features(one.seen, backdrop.space, recipe.phrases) for one in examples])
+    lowest, highest = np.quantile(found, RANGE, axis=0)
+    limited = np.clip(found, lowest, highest)
+    mean, scale = limited.mean(axis=0), limited.std(axis=0)
+    scale[scale < 1e-9] = 1.0  # a feature that never varies, such as the beam's share in greedy
+    styles = list(dict.fromkeys(one.style for one in examples))
+    of_style = np.array([[one.style == style for style in styles] for one in examples], np.float64)
+    right = np.array([one.score >= recipe.threshold for one in examples], np.float64)
+    penalties = np.array([PENALTY] * found.shape[1] + [0.01] * len(styles))
+    weights = logistic_regression(np.hstack([(limited - mean) / scale, of_style]), right, penalties)
+    calibrator = Calibrator(
+        weights=weights[: found.shape[1]],
+        mean=mean,
+        scale=scale,
+        lowest=lowest,
+        highest=highest,
+        intercepts=dict(zip(styles, weights[found.shape[1] :].tolist(), strict=True)),
+        familiar=(0.0, 1.0),
+        space=backdrop.space,
+        phrases=recipe.phrases,
+        search=recipe.search,
+        threshold=recipe.threshold,
+    )
+    return _with_kinds(calibrator, examples, backdrop.kinds)
 
 
 def fit_kinds(
@@ -156,55 +177,26 @@ def fit_kinds(
 
 
 def cross_validate(examples: Sequence[Example], recipe: Recipe) -> Judged:
-    """Confidence of every example from a calibrator that was fitted without it."""
-    if recipe.training_photos is not None:  # they are not the examples: the same for all folds
-        space = PhotoSpace.fit(recipe.training_photos)
-        kinds = fit_kinds(recipe.training_photos, recipe.kinds)
-    fold = np.random.default_rng(0).permutation(len(examples)) % FOLDS
-    confidences = np.zeros(len(examples))
-    for number in range(FOLDS):
-        held_out = np.flatnonzero(fold == number).tolist()
-        kept = [examples[i] for i in np.flatnonzero(fold != number).tolist()]
-        if recipe.training_photos is None:
-            calibrator = fit(kept, recipe)
-        else:
-            calibrator = _fit(kept, recipe, space, kinds)
-        for i in held_out:
-            confidences[i] = calibrator.confidence(examples[i].seen, examples[i].style)
+    """Confidence of every example from a calibrator that was fitted without it.
+
+    Raises:
+        DataError: Nearly all captions are right, or nearly all wrong.
+    """
+    count = len(examples)
     scores = np.array([example.score for example in examples])
-    return Judged(confidences, scores, recipe.threshold)
-
-
-def _fit(
-    examples: Sequence[Example],
-    recipe: Recipe,
-    space: PhotoSpace,
-    kinds: NDArray[np.float32] | None,
-) -> Calibrator:
-    found = np.array([features(one.seen, space, recipe.phrases) for one in examples])
-    lowest, highest = np.quantile(found, RANGE, axis=0)
-    limited = np.clip(found, lowest, highest)
-    mean, scale = limited.mean(axis=0), limited.std(axis=0)
-    scale[scale < 1e-9] = 1.0  # a feature that never varies, such as the beam's share in greedy
-    styles = list(dict.fromkeys(one.style for one in examples))
-    of_style = np.array([[one.style == style for style in styles] for one in examples], np.float64)
-    right = np.array([one.score >= recipe.threshold for one in examples], np.float64)
-    penalties = np.array([PENALTY] * found.shape[1] + [0.01] * len(styles))
-    weights = logistic_regression(np.hstack([(limited - mean) / scale, of_style]), right, penalties)
-    calibrator = Calibrator(
-        weights=weights[: found.shape[1]],
-        mean=mean,
-        scale=scale,
-        lowest=lowest,
-        highest=highest,
-        intercepts=dict(zip(styles, weights[found.shape[1] :].tolist(), strict=True)),
-        familiar=(0.0, 1.0),
-        space=space,
-        phrases=recipe.phrases,
-        search=recipe.search,
-        threshold=recipe.threshold,
-    )
-    return _with_kinds(calibrator, examples, kinds)
+    judged = Judged(np.zeros(count), scores, recipe.threshold)
+    right = int(judged.right.sum())
+    if min(right, count - right) < 10:
+        raise DataError(
+            f"{right} of {count} captions have a CIDEr-D of {recipe.threshold} or more; at least "
+            "10 must be above it and 10 below: give another threshold"
+        )
+    fold = np.random.default_rng(0).permutation(count) % FOLDS
+    for number in range(FOLDS):
+        calibrator = fit([examples[i] for i in np.flatnonzero(fold != number).tolist()], recipe)
+        for i in np.flatnonzero(fold == number).tolist():
+            judged.confidences[i] = calibrator.confidence(examples[i].seen, examples[i].style)
+    return judged
 
 
 def _with_kinds(
@@ -227,7 +219,7 @@ def measure_kinds(
         By kind ``images``; ``auroc``, the probability that one is stranger than a photo;
         ``confidence``, the mean of their captions, and the share ``below_0.2``.
     """
-    photos, report = _training_photos(examples, recipe), {}
+    photos, report = recipe.backdrop(examples).photos, {}
     for name, seen in recipe.kinds.items():
         others = {other: recipe.kinds[other] for other in recipe.kinds if other != name}
         without = _with_kinds(calibrator, examples, fit_kinds(photos, others))
@@ -280,48 +272,39 @@ def logistic_regression(inputs: _Floats, labels: _Floats, penalties: _Floats) ->
 # --- measures ------------------------------------------------------------------------------------
 
 
-class Bin(NamedTuple):
-    """The captions whose confidence lies in one bin."""
+def reliability(judged: Judged) -> list[dict[str, Any]]:
+    """The bins that hold captions, from low to high confidence.
 
-    photos: int
-    confidence: float
-    """Mean confidence."""
-    right: float
-    """Share of right captions."""
-
-
-def reliability(judged: Judged) -> list[Bin]:
-    """The bins that hold captions, from low to high confidence."""
-    index = _bin_of(judged.confidences)
+    Returns:
+        Of each bin the number of ``photos``, the mean ``confidence`` and the share that is
+        ``right``.
+    """
+    in_bin = _in_bin(judged.confidences).T.astype(bool)
     return [
-        Bin(
-            int((index == b).sum()),
-            float(judged.confidences[index == b].mean()),
-            float(judged.right[index == b].mean()),
-        )
-        for b in np.unique(index)
+        {
+            "photos": int(rows.sum()),
+            "confidence": float(judged.confidences[rows].mean()),
+            "right": float(judged.right[rows].mean()),
+        }
+        for rows in in_bin
+        if rows.any()
     ]
 
 
-def calibration_error(judged: Judged) -> float:
-    """Expected calibration error, 0 to 1.
+def _in_bin(confidences: _Floats) -> _Floats:
+    """1 where a caption lies in a bin, else 0: (N, bins)."""
+    bins: _Floats = np.eye(BINS)[np.minimum((confidences * BINS).astype(np.intp), BINS - 1)]
+    return bins
+
+
+def calibration_error(judged: Judged, weights: _Floats) -> _Floats:
+    """Expected calibration error, 0 to 1, under each row of weights, (R, N): (R,).
 
     sum_b n_b / N |mean confidence_b - share right_b|
     """
-    return float(_errors(judged, np.ones((1, len(judged.scores))))[0])
-
-
-def _errors(judged: Judged, weights: _Floats) -> _Floats:
-    """The calibration error under each row of weights, (R, N) to (R,)."""
-    in_bin = np.eye(BINS)[_bin_of(judged.confidences)]  # (N, bins)
-    differences = weights @ (in_bin * (judged.confidences - judged.right)[:, None])
-    errors: _Floats = np.abs(differences).sum(axis=1) / weights.sum(axis=1)
+    surplus = (judged.confidences - judged.right)[:, None] * _in_bin(judged.confidences)
+    errors: _Floats = np.abs(weights @ surplus).sum(axis=1) / weights.sum(axis=1)
     return errors
-
-
-def _bin_of(confidences: _Floats) -> NDArray[np.intp]:
-    index: NDArray[np.intp] = np.minimum((confidences * BINS).astype(np.intp), BINS - 1)
-    return index
 
 
 def error_by_chance(judged: Judged, draws: int = 1000) -> float:
@@ -329,20 +312,16 @@ def error_by_chance(judged: Judged, draws: int = 1000) -> float:
 
     Above 0, because the share of right captions in a bin varies by chance.
     """
-    generator = np.random.default_rng(0)
     p = judged.confidences
-    lucky = generator.random((draws, len(p))) < p
-    in_bin = np.eye(BINS)[_bin_of(p)]
-    return float(np.abs((p - lucky) @ in_bin).sum(axis=1).mean() / len(p))
+    lucky = np.random.default_rng(0).random((draws, len(p))) < p
+    return float(np.abs((p - lucky) @ _in_bin(p)).sum(axis=1).mean() / len(p))
 
 
-def coverage_gain(judged: Judged, share: float) -> float:
-    """Mean score of the most confident share of the captions, divided by that of all."""
-    return float(_gains(judged, np.ones((1, len(judged.scores))), share)[0])
+def coverage_gain(judged: Judged, weights: _Floats, share: float) -> _Floats:
+    """Mean score of the most confident share of the captions, divided by that of all.
 
-
-def _gains(judged: Judged, weights: _Floats, share: float) -> _Floats:
-    """The gain under each row of weights, (R, N) to (R,)."""
+    Under each row of weights, (R, N): (R,).
+    """
     order = np.argsort(-judged.confidences, kind="stable")
     scores, weights = judged.scores[order], weights[:, order]
     before = weights.cumsum(axis=1) - weights
@@ -362,19 +341,22 @@ def measure(judged: Judged) -> dict[str, Any]:
         ``brier``, the mean squared difference of confidence and right (0 or 1); ``half_gain``, see
         `coverage_gain`, and its interval; ``coverage``, the gain by share; ``bins``.
     """
-    weights = resample_weights(len(judged.scores))
+    count = len(judged.scores)
+    weights, once = resample_weights(count), np.ones((1, count))
     return {
-        "photos": len(judged.scores),
+        "photos": count,
         "right": float(judged.right.mean()),
         "cider_d": float(judged.scores.mean()),
-        "calibration_error": calibration_error(judged),
-        "calibration_error_interval": list(interval(_errors(judged, weights))),
+        "calibration_error": calibration_error(judged, once).item(),
+        "calibration_error_interval": interval(calibration_error(judged, weights)),
         "calibration_error_by_chance": error_by_chance(judged),
         "brier": float(((judged.confidences - judged.right) ** 2).mean()),
-        "half_gain": coverage_gain(judged, 0.5),
-        "half_gain_interval": list(interval(_gains(judged, weights, 0.5))),
-        "coverage": {f"{n / 10:g}": coverage_gain(judged, n / 10) for n in range(1, 11)},
-        "bins": [bin_._asdict() for bin_ in reliability(judged)],
+        "half_gain": coverage_gain(judged, once, 0.5).item(),
+        "half_gain_interval": interval(coverage_gain(judged, weights, 0.5)),
+        "coverage": {
+            f"{n / 10:g}": coverage_gain(judged, once, n / 10).item() for n in range(1, 11)
+        },
+        "bins": reliability(judged),
     }
 
 
