@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,21 +37,27 @@ _BETA = 1.2
 class Scores:
     """Scores of a set of captions."""
 
-    corpus: dict[str, float]
-    """Bleu_1 to Bleu_4, ROUGE_L, CIDEr and the optional metrics over all images."""
-    images: dict[int, dict[str, float]]
-    """The same for each image; CIDEr uses the document frequencies of all images."""
-    counts: Mapping[str, NDArray[np.float64]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-    """Counts of corpus metrics that are not a mean over images, in order of the ids:
-    Bleu (N, 10), see `bleu_from_counts`; METEOR (N, 23), see `java.METEOR_COUNTS`."""
+    ids: Sequence[int]
+    """The images, (N,)."""
+    values: Mapping[str, NDArray[np.float64]]
+    """Scores of each image, (N,), by metric; CIDEr uses the document frequencies of all images."""
+    counts: Mapping[str, NDArray[np.float64]]
+    """Counts of the metrics that are not a mean over images: Bleu (N, 10), see `bleu_from_counts`;
+    METEOR (N, 23), see `java.METEOR_COUNTS`."""
 
     @cached_property
-    def _columns(self) -> dict[str, NDArray[np.float64]]:
-        """Scores of the images in order of the ids, (N,), by metric."""
-        ids = sorted(self.images)
-        return {name: np.array([self.images[i][name] for i in ids]) for name in self.corpus}
+    def corpus(self) -> dict[str, float]:
+        """Bleu_1 to Bleu_4, ROUGE_L, CIDEr and the optional metrics over all images."""
+        whole = self.resample(np.ones((1, len(self.ids))))
+        return {name: value.item() for name, value in whole.items()}
+
+    @cached_property
+    def images(self) -> dict[int, dict[str, float]]:
+        """Scores by image id."""
+        return {
+            image_id: {name: values[n].item() for name, values in self.values.items()}
+            for n, image_id in enumerate(self.ids)
+        }
 
     def resample(self, weights: ArrayLike) -> dict[str, NDArray[np.float64]]:
         """Corpus scores of resamples of the images.
@@ -64,76 +70,20 @@ class Scores:
             weights: How often each image counts, (R, N), in order of the ids. No row may sum to 0.
 
         Returns:
-            R scores of each metric; a row of ones gives the corpus scores.
+            R scores of each metric.
         """
         rows = np.asarray(weights, dtype=np.float64)
-        sizes = rows.sum(axis=1)
-        values = {name: rows @ column / sizes for name, column in self._columns.items()}
-        bleu = bleu_from_counts(rows @ self.counts["Bleu"])
-        values |= {f"Bleu_{n + 1}": bleu[:, n] for n in range(ORDERS)}
-        if "METEOR" in values:
-            values["METEOR"] = java_programs.meteor_from_counts(rows @ self.counts["METEOR"])
-        return values
+        found = {name: rows @ values / rows.sum(axis=1) for name, values in self.values.items()}
+        for name, counts in self.counts.items():
+            found |= _from_counts(name, rows @ counts)
+        return found
 
 
-def score(
-    candidates: Mapping[int, str],
-    references: Mapping[int, Sequence[str]],
-    *,
-    frequencies: DocumentFrequencies | None = None,
-    java: Collection[str] = (),
-) -> Scores:
-    """Score one caption per image.
-
-    Args:
-        candidates: Caption by image id, not tokenized.
-        references: All reference captions by image id, for at least the images of the candidates.
-        frequencies: Frozen document frequencies; adds CIDEr_D.
-        java: METEOR, SPICE or both; they need Java.
-
-    Raises:
-        DataError: There are no captions, or an image has no references.
-        ProgramError: The program of a Java metric failed.
-    """
-    if not candidates:
-        raise DataError("there are no captions to score; give at least one image")
-    ids = sorted(candidates)
-    tokens = [caption_tokens(candidates[i]) for i in ids]
-    truth = {i: [caption_tokens(text) for text in references.get(i, ())] for i in ids}
-    known = References(truth)
-    captions, images = known.captions(tokens), known.index(ids)
-    matches = known.match(images, captions)
-
-    bleu = known.bleu_counts(images, captions, matches)
-    counts = {"Bleu": bleu}
-    whole, each = bleu_from_counts(bleu.sum(axis=0, keepdims=True))[0], bleu_from_counts(bleu)
-    # Of all images, and of each in order of the ids.
-    found: dict[str, tuple[Any, Any]] = {
-        f"Bleu_{n + 1}": (whole[n], each[:, n]) for n in range(ORDERS)
-    }
-    lines = [" ".join(words) for words in tokens]
-    texts = [[" ".join(words) for words in truth[i]] for i in ids]
-    if "METEOR" in java:
-        meteor = counts["METEOR"] = java_programs.meteor_counts(lines, texts)
-        by_counts = java_programs.meteor_from_counts
-        found["METEOR"] = by_counts(meteor.sum(axis=0)), by_counts(meteor)
-    found["ROUGE_L"] = _with_mean([rouge_l(tokens[n], truth[i]) for n, i in enumerate(ids)])
-    found["CIDEr"] = _with_mean(known.cider_d(images, captions, matches))
-    if frequencies is not None:
-        frozen = References(truth, frequencies).score({i: [tokens[n]] for n, i in enumerate(ids)})
-        found["CIDEr_D"] = _with_mean([value for (value,) in frozen.values()])
-    if "SPICE" in java:
-        found["SPICE"] = _with_mean(java_programs.spice(lines, texts))
-    return Scores(
-        {name: float(whole) for name, (whole, _) in found.items()},
-        {i: {name: float(each[n]) for name, (_, each) in found.items()} for n, i in enumerate(ids)},
-        counts,
-    )
-
-
-def _with_mean(values: ArrayLike) -> tuple[np.float64, NDArray[np.float64]]:
-    each = np.asarray(values, dtype=np.float64)
-    return each.mean(), each
+def _from_counts(name: str, counts: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Scores by metric, (R,), from the counts of ``Scores.counts``, summed or not."""
+    if name == "METEOR":
+        return {name: java_programs.meteor_from_counts(counts)}
+    return {f"Bleu_{n}": column for n, column in enumerate(bleu_from_counts(counts).T, 1)}
 
 
 @dataclass
@@ -150,15 +100,48 @@ class CaptionEvaluator:
     """Called with the error of a metric's program, which is then omitted."""
 
     def score(self, captions: Mapping[int, str]) -> Scores:
-        """Score one caption per image; see `score`."""
-        while True:
-            try:
-                return score(
-                    captions, self.references, frequencies=self.frequencies, java=self.java
-                )
-            except ProgramError as error:
-                self.on_error(error)
-                self.java = [metric for metric in self.java if metric != error.program]
+        """Score one caption per image, by image id and not tokenized.
+
+        Raises:
+            DataError: There are no captions, or an image has no references.
+            ProgramError: The program of a Java metric failed; see ``on_error``.
+        """
+        if not captions:
+            raise DataError("there are no captions to score; give at least one image")
+        ids = sorted(captions)
+        tokens = [caption_tokens(captions[i]) for i in ids]
+        truth = {i: [caption_tokens(text) for text in self.references.get(i, ())] for i in ids}
+        known = References(truth)
+        sentences, images = known.captions(tokens), known.index(ids)
+        matches = known.match(images, sentences)
+        counts = {"Bleu": known.bleu_counts(images, sentences, matches)}
+        values = _from_counts("Bleu", counts["Bleu"])
+        lines = [" ".join(words) for words in tokens]
+        texts = [[" ".join(words) for words in truth[i]] for i in ids]
+        if "METEOR" in self.java:
+            with self._program():
+                counts["METEOR"] = java_programs.meteor_counts(lines, texts)
+                values |= _from_counts("METEOR", counts["METEOR"])
+        values["ROUGE_L"] = np.array(list(map(rouge_l, tokens, truth.values())))
+        values["CIDEr"] = known.cider_d(images, sentences, matches)
+        if self.frequencies is not None:
+            frozen = References(truth, self.frequencies).score(
+                {i: [words] for i, words in zip(ids, tokens, strict=True)}
+            )
+            values["CIDEr_D"] = np.array([value for (value,) in frozen.values()])
+        if "SPICE" in self.java:
+            with self._program():
+                values["SPICE"] = java_programs.spice(lines, texts)
+        return Scores(ids, values, counts)
+
+    @contextmanager
+    def _program(self) -> Iterator[None]:
+        """Omit a metric from now on if its program fails."""
+        try:
+            yield
+        except ProgramError as error:
+            self.on_error(error)
+            self.java = [metric for metric in self.java if metric != error.program]
 
     def signature(self, images: Iterable[int]) -> str:
         """Versions, tokenizer, metrics and a digest of the images and their references.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from statistics import fmean
 
-from captioner.errors import DataError
 from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import BAD_ENDINGS
 
@@ -31,20 +31,17 @@ def describe(
     """
     tokenized = [tuple(caption_tokens(text)) for text in captions.values()]
     counts = Counter(tokenized)
-    new = None
-    if known is not None:
-        training = {tuple(caption_tokens(text)) for text in known}
-        new = sum(tokens not in training for tokens in tokenized) / len(tokenized)
+    training = None if known is None else {tuple(caption_tokens(text)) for text in known}
     return {
         "images": len(tokenized),
         **describe_texts(captions.values()),
-        "distinct": sum(counts[tokens] == 1 for tokens in tokenized) / len(tokenized),
-        "new": new,
+        "distinct": fmean(counts[tokens] == 1 for tokens in tokenized),
+        "new": None if training is None else fmean(one not in training for one in tokenized),
     }
 
 
 def describe_texts(texts: Iterable[str]) -> dict[str, float]:
-    """Statistics of any texts, such as all captions or all references.
+    """Statistics of any texts, such as all captions or all references; at least one.
 
     Returns:
         ``length_mean``, ``length_min``, ``length_max``: length in words. ``vocabulary``: number of
@@ -52,29 +49,16 @@ def describe_texts(texts: Iterable[str]) -> dict[str, float]:
         ``repeated_words``, a word directly follows itself (``a a dog``); ``repeated_phrases``, a
         bigram occurs twice (``a dog and a dog``); ``bad_endings`` (``a dog on the``). References
         have some too, so compare with their shares.
-
-    Raises:
-        DataError: There are no texts.
     """
-    lengths: list[int] = []
-    words: set[str] = set()
-    repeated_words = repeated_phrases = bad_endings = 0
-    for tokens in map(caption_tokens, texts):
-        pairs = list(pairwise(tokens))
-        lengths.append(len(tokens))
-        words.update(tokens)
-        repeated_words += any(first == second for first, second in pairs)
-        repeated_phrases += len(set(pairs)) < len(pairs)
-        bad_endings += bool(tokens) and tokens[-1] in BAD_ENDINGS
-    if not lengths:
-        raise DataError("there are no captions to describe; give at least one image")
-    count = len(lengths)
+    tokenized = [caption_tokens(text) for text in texts]
+    pairs = [list(pairwise(tokens)) for tokens in tokenized]
+    lengths = [len(tokens) for tokens in tokenized]
     return {
-        "length_mean": sum(lengths) / count,
+        "length_mean": fmean(lengths),
         "length_min": min(lengths),
         "length_max": max(lengths),
-        "vocabulary": len(words),
-        "repeated_words": repeated_words / count,
-        "repeated_phrases": repeated_phrases / count,
-        "bad_endings": bad_endings / count,
+        "vocabulary": len({word for tokens in tokenized for word in tokens}),
+        "repeated_words": fmean(any(one == two for one, two in found) for found in pairs),
+        "repeated_phrases": fmean(len(set(found)) < len(found) for found in pairs),
+        "bad_endings": fmean(not BAD_ENDINGS.isdisjoint(tokens[-1:]) for tokens in tokenized),
     }

@@ -23,7 +23,7 @@ from captioner.data.features import FeatureCache
 from captioner.data.images import image_size, open_image
 from captioner.data.prefetch import read_batches
 from captioner.errors import ImageError
-from captioner.evaluation.metrics import score
+from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.statistics import describe_texts
 from captioner.hardware import autocast, upload
 from captioner.inference.captioner import Captioner
@@ -164,10 +164,9 @@ def score_sentences(sentences: list[Sentence]) -> dict[str, float]:
 
 
 def _score_style(sentences: Sequence[Sentence]) -> dict[str, float]:
-    corpus = score(
-        {s.image.image_id: s.caption.text for s in sentences},
-        {s.image.image_id: s.image.captions for s in sentences},
-    ).corpus
+    references = {s.image.image_id: s.image.captions for s in sentences}
+    captions = {s.image.image_id: s.caption.text for s in sentences}
+    corpus = CaptionEvaluator(references).score(captions).corpus
     nats = math.fsum(s.nats for s in sentences)  # whatever the order: as with one process
     return {**corpus, "val_loss": nats / max(1, sum(s.words for s in sentences))}
 

@@ -18,7 +18,7 @@ from captioner import load
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.coco import read_captions
 from captioner.evaluation import api, java
-from captioner.evaluation.metrics import score
+from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.references import count_frequencies
 from captioner.files import FREQUENCIES
 from captioner.inference.folder import load_model
@@ -90,7 +90,7 @@ def test_a_report_is_printed_and_written(tiny, scored, tmp_path, capsys) -> None
     out, err = capsys.readouterr()
     report = json.loads(target.read_text())
     captions = {1: "a dog runs", 2: "a man runs", 3: "a man's hat", 4: "the the dog on"}
-    expected = score(captions, read_captions([tiny.captions])[1])
+    expected = CaptionEvaluator(read_captions([tiny.captions])[1]).score(captions)
     assert err == ""
     assert report["metrics"] == pytest.approx(expected.corpus)
     assert list(report["intervals"]) == METRICS
@@ -445,7 +445,7 @@ def programs(monkeypatch) -> None:
     monkeypatch.setattr(
         java, "meteor_counts", lambda texts, truth: np.ones((len(texts), java.METEOR_COUNTS))
     )
-    monkeypatch.setattr(java, "spice", lambda texts, truth: [0.25 for _ in texts])
+    monkeypatch.setattr(java, "spice", lambda texts, truth: np.full(len(texts), 0.25))
 
 
 @pytest.mark.usefixtures("programs")

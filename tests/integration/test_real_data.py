@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +24,8 @@ from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 from captioner.cli.main import OK, main
 from captioner.data.coco import read_captions
 from captioner.evaluation.java import find_java
-from captioner.evaluation.metrics import Scores, score
-from captioner.evaluation.report import CaptionEvaluator, difference
+from captioner.evaluation.metrics import CaptionEvaluator
+from captioner.evaluation.report import difference
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -127,7 +128,9 @@ def test_scores_equal_pycocoevalcap_with_its_own_java_tokenizer():
     truth = tokenizer.tokenize({i: [{"caption": t} for t in ts] for i, ts in references.items()})
     result = tokenizer.tokenize({i: [{"caption": t}] for i, t in candidates.items()})
     expected, _ = Cider().compute_score(truth, result)
-    assert score(candidates, references).corpus["CIDEr"] == pytest.approx(expected, abs=1e-9)
+    assert CaptionEvaluator(references).score(candidates).corpus["CIDEr"] == pytest.approx(
+        expected, abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", ["coco_val", "flickr8k_val"])
@@ -169,7 +172,7 @@ def human_captions(tmp_path_factory) -> tuple[dict[int, str], dict[int, list[str
     }
 
 
-def by_java(captions: dict[int, str], references: dict[int, list[str]]) -> Scores:
+def by_java(captions: dict[int, str], references: dict[int, list[str]]) -> SimpleNamespace:
     """Score as pycocoevalcap's COCOEvalCap does, with its tokenizer and scorers."""
     tokenizer = PTBTokenizer()
     truth = tokenizer.tokenize({i: [{"caption": c} for c in references[i]] for i in captions})
@@ -182,7 +185,8 @@ def by_java(captions: dict[int, str], references: dict[int, list[str]]) -> Score
     for metric, (_, values) in found.items():
         for image_id, value in zip(truth, values, strict=True):
             images[image_id][metric] = float(value)
-    return Scores({metric: float(value) for metric, (value, _) in found.items()}, images)
+    corpus = {metric: float(value) for metric, (value, _) in found.items()}
+    return SimpleNamespace(corpus=corpus, images=images)
 
 
 @pytest.mark.skipif(find_java() is None, reason="java is not installed")
@@ -198,7 +202,8 @@ def test_human_captions_score_as_in_pycocoevalcap(variant, human_captions) -> No
     elif variant == "cut":
         captions = {i: " ".join(text.split()[:4]) for i, text in captions.items()}
 
-    ours, theirs = score(captions, references), by_java(captions, references)
+    ours = CaptionEvaluator(references).score(captions)
+    theirs = by_java(captions, references)
 
     assert ours.images.keys() == theirs.images.keys()
     for one, other in [(ours.corpus, theirs.corpus)] + [

@@ -19,7 +19,7 @@ from captioner.evaluation.java import (
     spice,
     unavailable,
 )
-from captioner.evaluation.metrics import score
+from captioner.evaluation.metrics import CaptionEvaluator
 
 CANDIDATES = [
     "two men ride their bikes",
@@ -105,7 +105,7 @@ def test_meteor_among_the_metrics() -> None:
     candidates = {8: "Two men ride their bikes.", 2: "A dog!"}
     references = {8: REFERENCES[0], 2: REFERENCES[3]}
 
-    found = score(candidates, references, java=["METEOR"])
+    found = CaptionEvaluator(references, java=["METEOR"]).score(candidates)
 
     counts = meteor_counts(["a dog", "two men ride their bikes"], [references[2], references[8]])
     assert found.corpus["METEOR"] == meteor_from_counts(counts.sum(axis=0))
