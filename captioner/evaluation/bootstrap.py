@@ -10,7 +10,7 @@ a corpus metric).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,25 +58,31 @@ def resample_blocks(
         yield rows
 
 
-def resampled_means(
-    weights: NDArray[np.float64], images: NDArray[np.intp], values: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Mean of values in each resample of the images that they belong to.
+class PhotoMeans:
+    """Means of values that belong to photos, in resamples of the photos.
 
     Args:
-        weights: (R, N).
-        images: Index of the image of each value, (V,).
-        values: (V,); NaN is ignored.
-
-    Returns:
-        (R,); NaN for a resample without values.
+        photos: What identifies each photo, sorted, (N,).
+        owners: The photo of each value, (V,).
     """
-    defined = ~np.isnan(values)
-    count = weights.shape[1]
-    sums = weights @ np.bincount(images[defined], values[defined], count)
-    totals = weights @ np.bincount(images[defined], minlength=count)
-    means: NDArray[np.float64] = np.full(len(weights), np.nan)
-    return np.divide(sums, totals, out=means, where=totals > 0)
+
+    def __init__(self, photos: Sequence[Any], owners: Sequence[Any]) -> None:
+        self._index = np.searchsorted(photos, owners)
+        self._weights = resample_weights(len(photos)) if len(photos) >= MIN_IMAGES else None
+
+    def resampled(self, values: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """The mean in each resample, (R,), of values, (V,), of which NaN is ignored.
+
+        None if fewer than `MIN_IMAGES` photos have values; NaN for a resample without values.
+        """
+        images, values = self._index[~np.isnan(values)], values[~np.isnan(values)]
+        if self._weights is None or len(np.unique(images)) < MIN_IMAGES:
+            return None
+        count = self._weights.shape[1]
+        sums = self._weights @ np.bincount(images, values, count)
+        totals = self._weights @ np.bincount(images, minlength=count)
+        means: NDArray[np.float64] = np.full(len(totals), np.nan)
+        return np.divide(sums, totals, out=means, where=totals > 0)
 
 
 def interval(values: ArrayLike) -> list[float]:

@@ -12,7 +12,8 @@ log-probabilities instead of probabilities, and the blur removes whole regions.
 
 This module needs no torch; `evaluation.faithfulness` scores the photos.
 
-Notation: W content words, L regions, S steps, N scored versions of a photo.
+Notation: W content words, L regions, S steps, V versions of a photo, N scored pairs of a version
+and a word.
 """
 
 from __future__ import annotations
@@ -24,21 +25,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.evaluation.bootstrap import (
-    MIN_IMAGES,
-    compare,
-    interval,
-    resample_weights,
-    resampled_means,
-    too_few,
-)
+from captioner.evaluation.bootstrap import MIN_IMAGES, PhotoMeans, compare, interval, too_few
 from captioner.geometry import Geometry
 from captioner.options import ExplanationMethod, FaithfulnessOptions
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
-Score = Callable[[Indices, NDArray[np.bool_], Indices], Array]
-"""From fills (N,), masks (N, L) of regions to fill, and words (N,) to log-probabilities (N,)."""
+Score = Callable[[Indices, NDArray[np.bool_], Indices, Indices], Array]
+"""From versions of a photo, which are fills (V,) and masks (V, L) of regions to fill, and versions
+(N,) with words (N,) to score: to log-probabilities (N,)."""
 
 MEAN, BLUR = 0, 1
 CURVES = {
@@ -78,11 +73,12 @@ def measure_orders(orders: Indices, steps: int, score: Score) -> Array:
     masks = np.stack([~first if inserts else first for _, inserts in CURVES.values()])
     fills = np.array([fill for fill, _ in CURVES.values()])[:, None, None, None]
     fills = np.where(masks.any(axis=-1), fills, MEAN)  # without a mask there is nothing to fill
-    word = np.broadcast_to(np.arange(words)[:, None], fills.shape)
-    rows = np.concatenate([fills[..., None], masks, word[..., None]], axis=-1).astype(np.intp)
-    unique, inverse = np.unique(rows.reshape(-1, regions + 2), axis=0, return_inverse=True)
-    found = score(unique[:, 0], unique[:, 1:-1].astype(bool), unique[:, -1])
-    return found[inverse.ravel()].reshape(len(CURVES), count, words, steps + 1)
+    rows = np.concatenate([fills[..., None], masks], axis=-1).reshape(-1, regions + 1)
+    rows, version = np.unique(rows, axis=0, return_inverse=True)
+    word = np.broadcast_to(np.arange(words)[:, None], fills.shape).ravel()
+    pairs, inverse = np.unique(version.ravel() * words + word, return_inverse=True)
+    found = score(rows[:, 0], rows[:, 1:].astype(bool), *divmod(pairs, words))
+    return found[inverse].reshape(len(CURVES), count, words, steps + 1)
 
 
 def region_orders(
@@ -102,18 +98,12 @@ def region_orders(
     Returns:
         (orders, W, L), in the order of ``ORDERS``.
     """
-    regions = grid[0] * grid[1]
-    random = np.random.default_rng(seed).permutation(regions)
-    distances = geometry.from_centre(grid).ravel()
-    words = len(relevances["attention"])
-    values = [
-        *(relevances[method] for method in METHODS),
-        np.zeros((words, regions)),
-        np.broadcast_to(-distances, (words, regions)),
-        -relevances["attention"],
-    ]
-    shuffled = np.stack(values)[..., random]
-    order: Indices = random[np.argsort(-shuffled, axis=-1, kind="stable")]
+    random = np.random.default_rng(seed).permutation(grid[0] * grid[1])
+    attention = relevances["attention"]
+    centre = np.broadcast_to(-geometry.from_centre(grid).ravel(), attention.shape)
+    baselines = (np.zeros_like(attention), centre, -attention)
+    values = np.stack([*(relevances[method] for method in METHODS), *baselines])
+    order: Indices = random[np.argsort(-values[..., random], axis=-1, kind="stable")]
     return order
 
 
@@ -177,48 +167,43 @@ class Faithfulness:
         if not self.words:
             return found
         found["log_prob"] = float(np.mean([one.log_prob for one in self.words]))
-        weights = resample_weights(len(photos)) if len(photos) >= MIN_IMAGES else None
-        index = np.searchsorted(photos, [one.photo for one in self.words])
+        means = PhotoMeans(photos, [one.photo for one in self.words])
         for level in self.words[0].curves:
             values = np.stack([one.curves[level] for one in self.words])  # (W, curves, orders, S+1)
             found[level] = {
-                curve: _summarize(values[:, number], index, weights, sign=1 if inserts else -1)
+                curve: _summarize(values[:, number], means, sign=1 if inserts else -1)
                 for number, (curve, (_, inserts)) in enumerate(CURVES.items())
             }
         found["per_word"] = [one.as_dict() for one in self.words]
-        if weights is None:
+        if len(photos) < MIN_IMAGES:
             purpose = "confidence intervals"
             found["warning"] = too_few(len(photos), "photos with content words", purpose)
         return found
 
 
-def _summarize(
-    curves: Array, photos: Indices, weights: Array | None, *, sign: int
-) -> dict[str, dict[str, Any]]:
+def _summarize(curves: Array, means: PhotoMeans, *, sign: int) -> dict[str, dict[str, Any]]:
     """The results of every order, from curves (W, orders, S + 1)."""
     areas = dict(zip(ORDERS, area(curves).T, strict=True))  # (W,) each
-    resampled = {}
-    if weights is not None:  # the words of a photo are drawn together
-        resampled = {name: resampled_means(weights, photos, areas[name]) for name in ORDERS}
+    resampled = {order: means.resampled(values) for order, values in areas.items()}
+
+    def over(order: str, baseline: str) -> dict[str, Any]:
+        this, other = resampled[order], resampled[baseline]
+        test = None if this is None or other is None else compare(sign * (this - other))
+        return {
+            "difference": sign * float(areas[order].mean() - areas[baseline].mean()),
+            "interval": test and test.interval,
+            "significant": test and test.significant,
+        }
+
     found: dict[str, dict[str, Any]] = {}
-    for number, order in enumerate(ORDERS):
-        one: dict[str, Any] = {
-            "area": float(areas[order].mean()),
-            "interval": interval(resampled[order]) if resampled else None,
+    for number, (order, values) in enumerate(areas.items()):
+        drawn = resampled[order]
+        found[order] = {
+            "area": float(values.mean()),
+            "interval": None if drawn is None else interval(drawn),
             "curve": curves[:, number].mean(axis=0).tolist(),
         }
-        for baseline in ("attention", *BASELINES) if order in METHODS else ():
-            if baseline == order:
-                continue
-            difference = sign * float(areas[order].mean() - areas[baseline].mean())
-            entry: dict[str, Any] = {
-                "difference": difference,
-                "interval": None,
-                "significant": None,
-            }
-            if resampled:
-                test = compare(sign * (resampled[order] - resampled[baseline]))
-                entry |= {"interval": test.interval, "significant": test.significant}
-            one[f"over_{baseline}"] = entry
-        found[order] = one
+        if order in METHODS:
+            others = [name for name in ("attention", *BASELINES) if name != order]
+            found[order] |= {f"over_{name}": over(order, name) for name in others}
     return found

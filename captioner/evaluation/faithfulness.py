@@ -7,15 +7,16 @@ is unchanged, and in the pixels of the encoder's input, where neighbouring featu
 deleted region becomes the mean of the photo (of its features, or its colour) or that of the blurred
 photo.
 
-Notation: W content words, L regions, N scored versions of a photo.
+Notation: W content words, L regions, V versions of a photo.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -39,11 +40,11 @@ from captioner.evaluation.deletion import (
 )
 from captioner.evaluation.options import OnError, raise_error
 from captioner.inference.captioner import Captioner
+from captioner.inference.captions import given_hypothesis
 from captioner.inference.engine import Ensemble, Prepared
 from captioner.inference.torch_engine import TorchEngine
 from captioner.model.explanations import WordScorer, rows_per_block
 from captioner.options import FaithfulnessOptions, SearchOptions
-from captioner.search.search import Hypothesis
 from captioner.search.words import encode_search_words
 from captioner.text.vocabulary import FUNCTION_WORDS, UNKNOWN
 
@@ -68,17 +69,18 @@ class _Photo:
         blur = ImageFilter.GaussianBlur((x.pitch, y.pitch))
         blurred = np.asarray(Image.fromarray(self.pixels).filter(blur))
         mean = np.rint(self.pixels.mean(axis=(0, 1))).astype(np.uint8)
-        self.fills = (np.broadcast_to(mean, blurred.shape), blurred)
+        self.fills = np.stack([np.broadcast_to(mean, blurred.shape), blurred])
         self.grid, blurred_grid = self._encode([self.pixels, blurred])
         self.fill_grids = torch.stack([self.grid.mean(dim=0).expand_as(self.grid), blurred_grid])
 
-    def _encode(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
+    def _encode(self, pixels: Iterable[NDArray[np.uint8]]) -> Tensor:
         """Features (N, L, D) of several versions."""
         photos = [Prepared((one,), CropBox()) for one in pixels]
         features: Tensor = self.ensemble.encode(photos)[0]
         return features.float()
 
-    def region_of_pixels(self) -> NDArray[np.intp]:
+    @cached_property
+    def regions(self) -> NDArray[np.intp]:
         """Index of the region of each pixel, (H, W); -1 where the encoder sees nothing."""
         engine, (height, width) = self.ensemble.engines[0], self.pixels.shape[:2]
         size = engine.preprocessing.image_size
@@ -90,51 +92,36 @@ class _Photo:
         regions = rows[:, None].astype(np.intp) * engine.grid[1] + columns.astype(np.intp)
         return np.where(seen_rows[:, None] & seen_columns, regions, -1)
 
-    def score_grids(self, scorer: WordScorer, positions: Indices) -> Score:
-        """Score versions whose features are replaced; words are those at the positions."""
+    def filled(self, level: str, fills: Indices, masks: NDArray[np.bool_]) -> Tensor:
+        """Features (V, L, D) of versions; fills (V,) and masks (V, L) say what is filled."""
+        if level == "pixels":
+            hidden = np.pad(masks, ((0, 0), (0, 1)))[:, self.regions, None]  # (V, H, W, 1)
+            return self._encode(np.where(hidden, self.fills[fills], self.pixels))
+        device = self.grid.device
+        mask = torch.from_numpy(masks).to(device).unsqueeze(2)
+        return torch.where(mask, self.fill_grids[torch.from_numpy(fills).to(device)], self.grid)
 
-        def score(fills: Indices, masks: NDArray[np.bool_], words: Indices) -> Array:
+    def score(self, level: str, scorer: WordScorer, positions: Indices) -> Score:
+        """A function that scores versions; its words are those at the positions."""
+        together = ENCODED_TOGETHER
+        if level == "grid":
+            together = max(1, rows_per_block(self.grid) // len(positions))
+
+        def score(fills: Indices, masks: NDArray[np.bool_], of: Indices, words: Indices) -> Array:
             found = np.empty(len(words))
-            late = np.argsort(-positions[words], kind="stable")  # as `one_word` needs them
-            rows = rows_per_block(self.grid)
-            for block in (late[start : start + rows] for start in range(0, len(late), rows)):
-                mask = torch.from_numpy(masks[block]).to(self.grid.device).unsqueeze(2)
-                filled = self.fill_grids[torch.from_numpy(fills[block]).to(self.grid.device)]
-                versions = torch.where(mask, filled, self.grid)
-                found[block] = _one_word(scorer, versions, positions[words[block]])
+            for start in range(0, len(fills), together):
+                block = slice(start, start + together)
+                grids = self.filled(level, fills[block], masks[block])
+                at = np.flatnonzero((of >= start) & (of < block.stop))
+                at = at[np.argsort(-positions[words[at]], kind="stable")]  # as `one_word` needs
+                rows, steps = (
+                    torch.from_numpy(numbers[at]).to(grids.device)
+                    for numbers in (of - start, positions[words])
+                )
+                found[at] = scorer.one_word(grids[rows], steps).cpu().double().numpy()
             return found
 
         return score
-
-    def score_pixels(self, scorer: WordScorer, positions: Indices) -> Score:
-        """Score versions whose pixels are replaced."""
-        labels = self.region_of_pixels()
-
-        def score(fills: Indices, masks: NDArray[np.bool_], words: Indices) -> Array:
-            found = np.empty(len(words))
-            rows = np.concatenate([fills[:, None], masks], axis=1)
-            versions, inverse = np.unique(rows, axis=0, return_inverse=True)
-            inverse = inverse.ravel()
-            for start in range(0, len(versions), ENCODED_TOGETHER):
-                block = versions[start : start + ENCODED_TOGETHER]
-                pixels = []
-                for fill, *mask in block:
-                    hidden = np.append(np.array(mask, dtype=bool), False)[labels]
-                    pixels.append(np.where(hidden[..., None], self.fills[fill], self.pixels))
-                grids = self._encode(pixels)
-                at = np.flatnonzero((inverse >= start) & (inverse < start + len(block)))
-                at = at[np.argsort(-positions[words[at]], kind="stable")]
-                grids = grids[torch.from_numpy(inverse[at] - start).to(grids.device)]
-                found[at] = _one_word(scorer, grids, positions[words[at]])
-            return found
-
-        return score
-
-
-def _one_word(scorer: WordScorer, grids: Tensor, positions: Indices) -> Array:
-    at = torch.from_numpy(positions).to(grids.device)
-    values: Array = scorer.one_word(grids, at).cpu().double().numpy()
-    return values
 
 
 # --- captions ------------------------------------------------------------------------------------
@@ -156,7 +143,7 @@ def content_words(words: Sequence[str], tokens: Sequence[int], limit: int) -> In
 
 
 def _spread(items: Sequence[T], most: int) -> Sequence[T]:
-    """At most this many of the items, spread evenly over them."""
+    """At most this many of the items."""
     return items if len(items) <= most else [items[i * len(items) // most] for i in range(most)]
 
 
@@ -194,7 +181,7 @@ def measure_photo(
         caption = ensemble.search(memories, search, tokens, start, [photo.seed])[0][0]
     else:
         given = vocabulary.encode(vocabulary.tokenize(reference))
-        caption = _given(ensemble, memories, given, start)
+        caption = given_hypothesis(ensemble.score(memories, [[given]], start), 0, given)
     words = vocabulary.shown(caption.tokens)
     positions = content_words(words, caption.tokens, options.max_words)
     if not len(positions):
@@ -208,8 +195,7 @@ def measure_photo(
     whole = scorer.every_word(grids[0])[0].cpu().double().numpy()[positions]
     curves = {}
     for level in ("grid", "pixels") if options.level == "both" else (options.level,):
-        versions = photo.score_grids if level == "grid" else photo.score_pixels
-        found = measure_orders(orders, options.steps, versions(scorer, positions))
+        found = measure_orders(orders, options.steps, photo.score(level, scorer, positions))
         curves[level] = found - whole[:, None]
     return [
         Word(
@@ -220,15 +206,6 @@ def measure_photo(
         )
         for index, position in enumerate(positions)
     ]
-
-
-def _given(ensemble: Ensemble, memories: Any, tokens: list[int], start: int) -> Hypothesis:
-    """A given caption with its attention."""
-    scores = ensemble.score(memories, [[tokens]], start)
-    length = len(tokens)
-    log_probs = scores.log_probs[0, 0, range(length), tokens]
-    alphas, gates = scores.alphas[0, 0, :length], scores.gates[0, 0, :length]
-    return Hypothesis(tokens, log_probs, alphas, gates, float(log_probs.sum()), ended=True)
 
 
 def measure(

@@ -29,13 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from captioner.caption import Caption
-from captioner.evaluation.bootstrap import (
-    MIN_IMAGES,
-    interval,
-    resample_weights,
-    resampled_means,
-    too_few,
-)
+from captioner.evaluation.bootstrap import MIN_IMAGES, PhotoMeans, interval, too_few
 from captioner.evaluation.masks import Array, GridMasks, Instances
 from captioner.evaluation.objects import Name, find_names
 
@@ -98,7 +92,7 @@ class Grounding:
     """Mean `movement` over captions of at least two words."""
 
     def summary(self) -> dict[str, Any]:
-        """All results as JSON data, None where undefined.
+        """All results as data, NaN where undefined.
 
         Means are over names. ``ratio`` is mean correctness over mean uniform; 1 is no better than a
         uniform map. It is not a mean of ratios, in which small objects would dominate, since a
@@ -124,19 +118,16 @@ class Grounding:
             columns[f"over_{key}"] = columns["correctness"] - columns[key]
         columns["over_before"] = shifts[:, 1] - shifts[:, 0]
         columns["over_after"] = shifts[:, 1] - shifts[:, 2]
-        numbers = {
+        photos = len({one.image_id for one in self.occurrences})
+        found: dict[str, Any] = {
             **{key: _mean(column) for key, column in columns.items()},
             "ratio": _ratio(columns),
             "gate": _mean(self._column("gate")),
             "entropy": self.entropy,
             "entropy_even": self.entropy_even,
             "movement": self.movement,
-        }
-        photos = len({one.image_id for one in self.occurrences})
-        found: dict[str, Any] = {
-            **_plain(numbers),
             "shift": {
-                **_plain(dict(zip(("-1", "0", "+1"), map(_mean, shifts.T), strict=True))),
+                **dict(zip(("-1", "0", "+1"), map(_mean, shifts.T), strict=True)),
                 "names": int((~np.isnan(shifts[:, 0])).sum()),
             },
             "intervals": self._intervals(columns),
@@ -147,7 +138,7 @@ class Grounding:
             "absent": self.absent,
             "unseen": self.unseen,
             "ignored": self.ignored,
-            "categories": self._categories(),
+            "categories": self._categories(columns),
         }
         if photos < MIN_IMAGES:
             found["warning"] = too_few(photos, "photos with names", "confidence intervals")
@@ -158,28 +149,21 @@ class Grounding:
 
     def _intervals(self, columns: Mapping[str, Array]) -> dict[str, list[float] | None]:
         """Low and high of each mean and of the ratio; None for too few photos."""
-        photo = np.searchsorted(self.photos, [one.image_id for one in self.occurrences])
-        enough = {
-            key: len(np.unique(photo[~np.isnan(column)])) >= MIN_IMAGES
-            for key, column in columns.items()
-        }
-        if not any(enough.values()):
-            return dict.fromkeys((*columns, "ratio"))
-        weights = resample_weights(len(self.photos))
-        means = {key: resampled_means(weights, photo, columns[key]) for key in columns}
-        means["ratio"] = means["correctness"] / means["uniform"]
-        enough["ratio"] = enough["correctness"]
-        return {key: interval(found) if enough[key] else None for key, found in means.items()}
+        means = PhotoMeans(self.photos, [one.image_id for one in self.occurrences])
+        found = {key: means.resampled(column) for key, column in columns.items()}
+        above, below = found["correctness"], found["uniform"]
+        found["ratio"] = None if above is None or below is None else above / below
+        return {key: None if one is None else interval(one) for key, one in found.items()}
 
-    def _categories(self) -> dict[str, dict[str, Any]]:
+    def _categories(self, columns: Mapping[str, Array]) -> dict[str, dict[str, Any]]:
         """Count, correctness, uniform and ratio of each category, the most frequent first."""
         categories = np.array([one.category for one in self.occurrences])
         found = {}
         counts = Counter(sorted(categories.tolist()))  # sorted: ties in alphabetical order
         for category, count in counts.most_common():
-            own = {key: self._column(key)[categories == category] for key in _MEANS[:2]}
-            numbers = {**{key: _mean(column) for key, column in own.items()}, "ratio": _ratio(own)}
-            found[category] = {"count": count, **_plain(numbers)}
+            own = {key: columns[key][categories == category] for key in _MEANS[:2]}
+            means = {key: _mean(column) for key, column in own.items()}
+            found[category] = {"count": count, **means, "ratio": _ratio(own)}
         return found
 
 
@@ -204,17 +188,13 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> Grounding:
     counts: Counter[str] = Counter()
     found: list[Occurrence] = []
     for image_id, caption in sorted(captions.items()):
-        masks: dict[str, GridMasks | _NotMeasured] = {}
         for name in find_names(caption.words):
-            if name.category not in instances.categories:
-                continue
-            if name.category not in masks:
-                masks[name.category] = _grid_masks(image_id, name.category, caption, instances)
-            outcome = _measure_name(image_id, caption, name, masks[name.category])
-            if isinstance(outcome, Occurrence):
-                found.append(outcome)
-            else:
-                counts[outcome] += 1
+            if name.category in instances.categories:
+                outcome = _measure_name(image_id, caption, name, instances)
+                if isinstance(outcome, Occurrence):
+                    found.append(outcome)
+                else:
+                    counts[outcome] += 1
     alphas = [caption.alphas for caption in captions.values() if len(caption.words)]
     return Grounding(
         photos=tuple(sorted(captions)),
@@ -228,30 +208,18 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> Grounding:
     )
 
 
-_NotMeasured = Literal["absent", "unseen", "ignored"]
-
-
-def _grid_masks(
-    image_id: int, category: str, caption: Caption, instances: Instances
-) -> GridMasks | _NotMeasured:
-    """The masks of a category on the grid of a caption, or why they cannot be measured."""
-    masks = instances.masks(image_id, category)
-    if masks is None:
-        return "absent"
-    grid = (caption.alphas.shape[1], caption.alphas.shape[2])
-    found = GridMasks.from_masks(masks, caption.regions, grid)
-    if found.objects.any():
-        return found
-    return "ignored" if found.has_crowd or not masks.objects.any() else "unseen"
-
-
 def _measure_name(
-    image_id: int, caption: Caption, name: Name, masks: GridMasks | _NotMeasured
-) -> Occurrence | _NotMeasured:
-    if isinstance(masks, str):
-        return masks
+    image_id: int, caption: Caption, name: Name, instances: Instances
+) -> Occurrence | Literal["absent", "unseen", "ignored"]:
+    """Measure one name, or say why it cannot be measured."""
     category, start, stop = name
+    in_photo = instances.masks(image_id, category)
+    if in_photo is None:
+        return "absent"
     maps = np.asarray(caption.alphas, dtype=np.float64)
+    masks = GridMasks.from_masks(in_photo, caption.regions, maps.shape[1:])
+    if not masks.objects.any():
+        return "ignored" if masks.has_crowd or not in_photo.objects.any() else "unseen"
     correctness = masks.correctness(maps[start:stop])
     if math.isnan(correctness):
         return "ignored"
@@ -286,7 +254,7 @@ def entropy(maps: ArrayLike) -> Array:
     Returns:
         (T,).
     """
-    flat = _flatten(maps)
+    flat = _flat(maps)
     logs = np.log(flat, out=np.zeros_like(flat), where=flat > 0)
     result: Array = -(flat * logs).sum(axis=1)
     return result
@@ -304,17 +272,17 @@ def movement(maps: ArrayLike) -> float:
     Returns:
         0 to 1; NaN for fewer than two words.
     """
-    flat = _flatten(maps)
+    flat = _flat(maps)
     count = len(flat)
     if count < 2:
-        return float("nan")
+        return math.nan
     distances = np.abs(flat[:, None] - flat[None]).sum(axis=2) / 2  # (T, T), 0 on the diagonal
     return float(distances.sum() / (count * (count - 1)))
 
 
-def _flatten(maps: ArrayLike) -> Array:
+def _flat(maps: ArrayLike) -> Array:
     array = np.asarray(maps, dtype=np.float64)
-    return array.reshape(len(array), int(np.prod(array.shape[1:])))
+    return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
 def _mean(values: Array) -> float:
@@ -325,8 +293,3 @@ def _mean(values: Array) -> float:
 
 def _ratio(columns: Mapping[str, Array]) -> float:
     return _mean(columns["correctness"]) / _mean(columns["uniform"])
-
-
-def _plain(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    """NaN, which JSON lacks, as None."""
-    return {key: None if math.isnan(value) else value for key, value in numbers.items()}

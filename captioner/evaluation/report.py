@@ -339,8 +339,8 @@ def _attention(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 _TITLES = METHOD_TITLES | {

@@ -48,10 +48,10 @@ def additive_score(weights):
     """A model that sums the weights of the remaining regions; blurred ones count half."""
     calls = []
 
-    def score(fills, masks, words):
+    def score(fills, masks, of, words):
         calls.append(len(words))
         left = np.where(masks, np.where(fills == BLUR, 0.5, 0.0)[:, None], 1.0)
-        return (left * weights[words]).sum(axis=1)
+        return (left[of] * weights[words]).sum(axis=1)
 
     return score, calls
 
@@ -135,7 +135,7 @@ def test_pixels_belong_to_the_nearest_region(captioner, image) -> None:
     photo = faithfulness._Photo(captioner.ensemble, image)
     geometry = captioner.model.geometry
 
-    labels = photo.region_of_pixels()
+    labels = photo.regions
 
     assert labels.shape == (64, 64)
     for y, x in [(0, 0), (10, 50), (33, 20), (63, 63)]:
@@ -152,12 +152,14 @@ def test_versions_by_hand(captioner, image) -> None:
     tokens = captioner.stored.vocabulary.encode(["a", "dog", "runs"])
     scorer = WordScorer(captioner.engine.exact_decoder, 1, tokens)
     positions = np.array([1, 2])
-    fills, words = np.array([MEAN, BLUR, BLUR, MEAN]), np.array([0, 1, 0, 1])
+    fills, words, each = np.array([MEAN, BLUR, BLUR, MEAN]), np.array([0, 1, 0, 1]), np.arange(4)
     masks = np.array([[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=bool)
 
     with torch.inference_mode():
-        grids = photo.score_grids(scorer, positions)(fills, masks, words)
-        pixels = photo.score_pixels(scorer, positions)(fills, masks, words)
+        grids, pixels = (
+            photo.score(level, scorer, positions)(fills, masks, each, words)
+            for level in ("grid", "pixels")
+        )
         for n in range(4):
             version = photo.grid.clone()
             version[masks[n]] = photo.fill_grids[fills[n]][masks[n]]
@@ -166,7 +168,7 @@ def test_versions_by_hand(captioner, image) -> None:
             )
             drawn = np.array(image)
             for region in np.flatnonzero(masks[n]):
-                at = photo.region_of_pixels() == region
+                at = photo.regions == region
                 drawn[at] = photo.fills[fills[n]][at]
             (encoded,) = captioner.ensemble.encode([captioner.prepare(Image.fromarray(drawn))])
             expected = float(scorer.every_word(encoded)[0, words[n] + 1])
