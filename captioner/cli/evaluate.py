@@ -41,20 +41,21 @@ def _output(name: str | None, force: bool) -> Path | None:
 )  # fmt: skip
 def evaluate(options: EvaluateOptions, search: dict[str, Any], _: Any) -> int:
     """Score and report."""
-    how = taken(search, FaithfulnessOptions)
-    if how and not options.faithfulness:
-        raise ConfigError(f"{flag(next(iter(how)))} needs --faithfulness; give both")
+    measured = taken(search, FaithfulnessOptions)
+    if measured and not options.faithfulness:
+        raise ConfigError(f"{flag(next(iter(measured)))} needs --faithfulness; give both")
     options.check(search)
     if options.results is None:
         checked_search(options.model, search)
     target = _output(options.output, options.force)
 
-    from captioner.evaluation.api import run
+    from captioner.evaluation.api import Evaluation
     from captioner.evaluation.report import as_json, as_text
     from captioner.files import atomic_write
 
     errors = _Errors()
-    report = run(options, search, FaithfulnessOptions(**how), on_error=errors)
+    how = FaithfulnessOptions(**measured)
+    report = Evaluation(options, search, how, on_error=errors).run()
     print(as_text(report))
     if target is not None:
         atomic_write(target, as_json(report))

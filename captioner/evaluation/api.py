@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError, OptionError
 from captioner.evaluation.frequencies import GZIP, DocumentFrequencies
 from captioner.evaluation.grounding import measure as measure_attention
-from captioner.evaluation.masks import read_instances
+from captioner.evaluation.masks import Instances, read_instances
 from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.options import EvaluateOptions, OnError, changed_device, raise_error
 from captioner.evaluation.references import count_frequencies
@@ -72,38 +73,38 @@ def evaluate(
             raise OptionError(f"{{model}} is loaded already; omit {{{name}}}, or load it with that")
     checked.check(options)
     how = faithfulness if isinstance(faithfulness, FaithfulnessOptions) else FaithfulnessOptions()
-    return run(checked, options, how, model=loaded, captions=captions, progress=progress)
+    return Evaluation(checked, options, how, loaded, captions, progress=progress).run()
 
 
-def run(
-    options: EvaluateOptions,
-    search: Mapping[str, Any],
-    how: FaithfulnessOptions,
-    *,
-    model: Captioner | None = None,
-    captions: Mapping[int, str] | None = None,
-    on_error: OnError = raise_error,
-    progress: bool = True,
-) -> Report:
-    """Caption, score and measure.
+@dataclass
+class Evaluation:
+    """What ``captioner evaluate`` was asked to do."""
 
-    Args:
-        options: What to score, checked.
-        search: Search options to change.
-        how: How to measure faithfulness.
-        model: A loaded model, instead of that of the options.
-        captions: Captions by image id, instead of a results file.
-        on_error: By default the first error is raised.
-        progress: See ``evaluate``.
-    """
-    judge = others = known = None
-    if options.annotations is not None and not options.faithfulness:
+    options: EvaluateOptions
+    """What to score, checked."""
+    search: Mapping[str, Any]
+    """Search options to change."""
+    how: FaithfulnessOptions
+    """How to measure faithfulness."""
+    model: Captioner | None = None
+    """A loaded model, instead of that of the options."""
+    captions: Mapping[int, str] | None = None
+    """Captions by image id, instead of a results file."""
+    on_error: OnError = raise_error
+    """By default the first error is raised."""
+    progress: bool = True
+    """See `evaluate`."""
+
+    def run(self) -> Report:
+        """Caption, score and measure."""
+        options = self.options
+        if options.faithfulness:
+            return self._faithfulness()
         # Files are read before photos are captioned, so that errors appear early.
-        references = read_captions([options.annotations])[1]
-        frequencies = _frequencies(options.frequencies)
-        judge = CaptionEvaluator(references, frequencies, options.java, on_error)
-        if options.compare is not None:
-            others = _within(read_captions_of(options.compare), options.compare, options, judge)
+        judge = self._judge()
+        others, known = None, None
+        if options.compare is not None and judge is not None:
+            others = self._within(judge, options.compare, read_captions_of(options.compare))
             if not others:
                 raise DataError(
                     f"{options.compare} has no captions for the photos in {options.annotations}; "
@@ -112,57 +113,133 @@ def run(
         if options.train_annotations:
             _, training = read_captions(options.train_annotations, renumber=True)
             known = [text for texts in training.values() for text in texts]
-    if options.results is not None and judge is not None:
-        captions = read_captions_of(options.results) if captions is None else captions
-        captions = _within(captions, options.results, options, judge)
-        report: Report = {"results": options.results}
-    else:
-        name = options.model[0] if model is not None else options.model or "the shipped model"
-        if model is None:
-            model = load(*options.model, device=options.device, precision=options.precision)
-        if options.faithfulness:
-            return _faithfulness(
-                options, how, model.in_torch(), name, search, on_error=on_error, progress=progress
+        if options.results is not None and judge is not None:
+            given = self.captions
+            given = read_captions_of(options.results) if given is None else given
+            captions = self._within(judge, options.results, given)
+            report: Report = {"results": options.results}
+        else:
+            captions, report = self._caption(judge)
+        if judge is None:
+            return report
+        captions = {i: text for i, text in captions.items() if judge.references.get(i)}
+        found, scores = build(captions, judge, known)
+        report |= {"annotations": options.annotations, **found}
+        missing = sum(1 for i, texts in judge.references.items() if texts and i not in captions)
+        if missing:
+            report["images_without_caption"] = missing
+        if others is not None:
+            compared = difference(captions, others, judge, scores)
+            report["compare"] = {"with": options.compare, **compared}
+        report["per_image"] = per_image(captions, scores)
+        return report
+
+    def _judge(self) -> CaptionEvaluator | None:
+        """The references and how captions are scored against them; None without references."""
+        if self.options.annotations is None:
+            return None
+        references = read_captions([self.options.annotations])[1]
+        frequencies = read_frequencies(self.options.frequencies)
+        return CaptionEvaluator(references, frequencies, self.options.java, self.on_error)
+
+    def _within(
+        self, judge: CaptionEvaluator, source: str, captions: Mapping[int, str]
+    ) -> dict[int, str]:
+        """The captions of photos that have references.
+
+        Raises:
+            DataError: A photo is not in the annotations.
+        """
+        if unknown := captions.keys() - judge.references.keys():
+            raise DataError(
+                f"{source}: image {min(unknown)} (and {len(unknown) - 1} more) is not in "
+                f"{self.options.annotations}; give the annotations that the results belong to"
             )
+        return {i: text for i, text in captions.items() if judge.references[i]}
+
+    def _load(self) -> tuple[Captioner, Report]:
+        """The model, and what the report says of it: its search options that are not default."""
+        options = self.options
+        model = self.model or load(
+            *options.model, device=options.device, precision=options.precision
+        )
+        if options.faithfulness:
+            model = model.in_torch()
+        search = model.options(**self.search)
+        always = ("beam_size", "max_length", "length_penalty")
+        shown = [
+            f"{field.name} {getattr(search, field.name)}"
+            for field in dataclasses.fields(search)
+            if field.name in always or getattr(search, field.name) != field.default
+        ]
+        name = options.model[0] if self.model else options.model or "the shipped model"
+        return model, {"model": name, "search": ", ".join(shown), "precision": model.precision}
+
+    def _caption(self, judge: CaptionEvaluator | None) -> tuple[dict[int, str], Report]:
+        """The captions of the photos of the annotations and of the instances.
+
+        Returns:
+            The captions, and what the report says of the model and of its attention.
+        """
+        options = self.options
+        paths, instances = self._photos()
+        model, report = self._load()
         own = model.stored.frequencies
         if judge is not None and judge.frequencies is None and own is not None:
             judge.frequencies = DocumentFrequencies.from_bytes(own, f"the model's {FREQUENCIES}")
-        report = _about(model, name, search)
-        captions, attention = _caption(options, model, search, on_error, progress)
-        report |= attention
-    if judge is None:
-        return report
-    captions = {i: text for i, text in captions.items() if judge.references.get(i)}
-    found, scores = build(captions, judge, known)
-    report |= {"annotations": str(options.annotations), **found}
-    missing = sum(1 for i, texts in judge.references.items() if texts and i not in captions)
-    if missing:
-        report["images_without_caption"] = missing
-    if others is not None:
-        compared = difference(captions, others, judge, scores)
-        report["compare"] = {"with": str(options.compare), **compared}
-    report["per_image"] = per_image(captions, scores)
-    return report
+        captions: dict[int, str] = {}
+        grounded: dict[int, Caption] = {}  # of photos with instances
+        results = model.stream(paths.values(), batch_size=options.batch_size, **self.search)
+        bar = photo_bar(results, shown=self.progress, total=len(paths))
+        for image_id, result in zip(paths, bar, strict=True):
+            if result.error is not None:
+                self.on_error(result.error)
+                continue
+            captions[image_id] = result.captions[0].text
+            if instances is not None and image_id in instances.sizes:
+                grounded[image_id] = result.captions[0]
+        if instances is not None:
+            report["instances"] = options.instances
+            report["attention"] = measure_attention(grounded, instances).summary()
+        return captions, report
+
+    def _photos(self) -> tuple[dict[int, Path], Instances | None]:
+        """The photos by id, and the objects in them."""
+        options, paths, instances = self.options, dict[int, Path](), None
+        folders = [options.images or ""]
+        if options.instances is not None:
+            instances = read_instances(options.instances)
+            paths |= locate_photos(instances.names, folders, Path(options.instances).name)
+        if options.annotations is not None:
+            for image in read_dataset([options.annotations], folders):
+                path = paths.setdefault(image.image_id, image.path)
+                if path != image.path:
+                    raise DataError(
+                        f"image {image.image_id} is {path.name} in {options.instances} but "
+                        f"{image.path.name} in {options.annotations}; give files whose ids agree"
+                    )
+        return paths, instances
+
+    def _faithfulness(self) -> Report:
+        """Measure the explanations of generated or reference captions."""
+        from captioner.evaluation.faithfulness import measure  # imports torch
+
+        annotations, folders = self.options.annotations, [self.options.images or ""]
+        model, report = self._load()
+        photos: dict[Path, str | None]
+        if annotations is None:
+            photos = dict.fromkeys(find_images(folders))
+        else:
+            photos = {one.path: one.captions[0] for one in read_dataset([annotations], folders)}
+            report["search"] = f"none; the captions of {annotations}"
+        found = measure(
+            model, photos, self.how, model.options(**self.search),
+            on_error=self.on_error, progress=self.progress,
+        )  # fmt: skip
+        return report | {"faithfulness": found.summary()}
 
 
-def _within(
-    captions: Mapping[int, str], source: str, options: EvaluateOptions, judge: CaptionEvaluator
-) -> dict[int, str]:
-    """Return the captions of photos that have references.
-
-    Raises:
-        DataError: A photo is not in the annotations.
-    """
-    unknown = captions.keys() - judge.references.keys()
-    if unknown:
-        raise DataError(
-            f"{source}: image {min(unknown)} (and {len(unknown) - 1} more) is not in "
-            f"{options.annotations}; give the annotations that the results belong to"
-        )
-    return {image_id: text for image_id, text in captions.items() if judge.references[image_id]}
-
-
-def _frequencies(given: str | None) -> DocumentFrequencies | None:
+def read_frequencies(given: str | None) -> DocumentFrequencies | None:
     """Read document frequencies from a file or model folder."""
     if given is None:
         return None
@@ -177,86 +254,3 @@ def _frequencies(given: str | None) -> DocumentFrequencies | None:
     if path.is_file() and path.read_bytes()[:2] != GZIP:
         return count_frequencies(read_captions([path])[1])
     return DocumentFrequencies.load(path)
-
-
-def _about(model: Captioner, name: Any, search: Mapping[str, Any]) -> Report:
-    """What the report says of a model: its main search options, and those that are not default."""
-    options = model.options(**search)
-    always = ("beam_size", "max_length", "length_penalty")
-    shown = [
-        f"{field.name} {getattr(options, field.name)}"
-        for field in dataclasses.fields(options)
-        if field.name in always or getattr(options, field.name) != field.default
-    ]
-    return {"model": name, "search": ", ".join(shown), "precision": model.precision}
-
-
-def _caption(
-    options: EvaluateOptions,
-    model: Captioner,
-    search: Mapping[str, Any],
-    on_error: OnError,
-    progress: bool,
-) -> tuple[dict[int, str], Report]:
-    """Caption the photos of the annotations and of the instances.
-
-    Returns:
-        The captions, and what the report says of their attention.
-    """
-    assert options.images is not None
-    paths: dict[int, Path] = {}
-    instances = None
-    if options.instances is not None:
-        instances = read_instances(options.instances)
-        paths |= locate_photos(instances.names, [options.images], Path(options.instances).name)
-    if options.annotations is not None:
-        for image in read_dataset([options.annotations], [options.images]):
-            path = paths.setdefault(image.image_id, image.path)
-            if path != image.path:
-                raise DataError(
-                    f"image {image.image_id} is {path.name} in {options.instances} but "
-                    f"{image.path.name} in {options.annotations}; give files whose ids agree"
-                )
-    captions: dict[int, str] = {}
-    grounded: dict[int, Caption] = {}  # of photos with instances
-    results = model.stream(paths.values(), batch_size=options.batch_size, **search)
-    bar = photo_bar(results, shown=progress, total=len(paths))
-    for image_id, result in zip(paths, bar, strict=True):
-        if result.error is not None:
-            on_error(result.error)
-            continue
-        captions[image_id] = result.captions[0].text
-        if instances is not None and image_id in instances.sizes:
-            grounded[image_id] = result.captions[0]
-    if instances is None:
-        return captions, {}
-    found = measure_attention(grounded, instances).summary()
-    return captions, {"instances": str(options.instances), "attention": found}
-
-
-def _faithfulness(
-    options: EvaluateOptions,
-    how: FaithfulnessOptions,
-    model: Captioner,
-    name: object,
-    search: Mapping[str, Any],
-    *,
-    on_error: OnError,
-    progress: bool,
-) -> Report:
-    """Measure the explanations of generated or reference captions."""
-    from captioner.evaluation.faithfulness import measure  # imports torch
-
-    assert options.images is not None
-    report = _about(model, name, search)
-    photos: dict[Path, str | None]
-    if options.annotations is None:
-        photos = dict.fromkeys(find_images([options.images]))
-    else:
-        dataset = read_dataset([options.annotations], [options.images])
-        photos = {image.path: image.captions[0] for image in dataset if image.captions}
-        report["search"] = f"none; the captions of {options.annotations}"
-    found = measure(
-        model, photos, how, model.options(**search), on_error=on_error, progress=progress
-    )
-    return report | {"faithfulness": found.summary()}

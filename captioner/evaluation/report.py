@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.errors import DataError
+from captioner.errors import DataError, counted
 from captioner.evaluation.bootstrap import (
     MIN_IMAGES,
     RESAMPLES,
+    Significance,
     compare,
     interval,
     resample_blocks,
@@ -65,37 +66,31 @@ def build(
     """
     scores = evaluator.score(captions)
     count = len(captions)
-    enough = count >= MIN_IMAGES
-    (resampled,) = _resample(scores) if enough else [{}]
-    references = [text for image_id in captions for text in evaluator.references[image_id]]
+    resampled: Mapping[str, Any] = {}
     warnings = []
     if count < MIN_IMAGES_FOR_CIDER:
-        warnings.append(_cider_warning(count, frozen=evaluator.frequencies is not None))
-    if not enough:
+        warnings.append(
+            f"CIDEr of {counted(count, 'image')} is noisy (of one, always 0), as its document "
+            f"frequencies come from the scored images; score {MIN_IMAGES_FOR_CIDER} or more, or "
+            "use CIDEr_D (captioner prepare frequencies)"
+        )
+    if count < MIN_IMAGES:
         warnings.append(too_few(count, "images", "confidence intervals"))
+    else:
+        (resampled,) = _resample(scores)
+    references = [text for image_id in captions for text in evaluator.references[image_id]]
     report: Report = {
         "metrics": scores.corpus,
         "intervals": {
-            name: interval(resampled[name]) if enough else None for name in scores.corpus
+            name: interval(resampled[name]) if resampled else None for name in scores.corpus
         },
-        "resamples": RESAMPLES if enough else 0,
+        "resamples": RESAMPLES if resampled else 0,
         "statistics": {**describe(captions, known), "references": describe_texts(references)},
         "signature": evaluator.signature(captions),
         "images": count,
         "warnings": warnings,
     }
     return report, scores
-
-
-def _cider_warning(images: int, *, frozen: bool) -> str:
-    noisy = "of one image is always 0" if images == 1 else f"of {images} images is noisy"
-    hint = "use CIDEr_D"
-    if not frozen:
-        hint = (
-            f"score {MIN_IMAGES_FOR_CIDER} or more images, or use CIDEr_D (captioner prepare "
-            "frequencies)"
-        )
-    return f"CIDEr {noisy}, as its document frequencies come from the scored images; {hint}"
 
 
 def _resample(*systems: Scores) -> list[dict[str, NDArray[np.float64]]]:
@@ -144,22 +139,19 @@ def difference(
         scores = evaluator.score({i: captions[i] for i in shared})
     other_scores = evaluator.score({i: others[i] for i in shared})
     found: dict[str, Any] = {"images": len(shared), "metrics": {}}
-    enough = len(shared) >= MIN_IMAGES
-    if enough:
-        this, other = _resample(scores, other_scores)
-    else:
+    if len(shared) < MIN_IMAGES:
         found["warning"] = too_few(len(shared), "images", "a significance test")
-    for name, one in scores.corpus.items():
-        if name not in other_scores.corpus:  # a program failed
-            continue
-        two = other_scores.corpus[name]
-        test = compare(this[name] - other[name])._asdict() if enough else {}
-        found["metrics"][name] = {
-            "this": one,
-            "other": two,
-            "difference": one - two,
-            **{key: test.get(key) for key in ("interval", "p_value", "significant")},
+        tests = dict.fromkeys(scores.corpus, dict.fromkeys(Significance._fields))
+    else:
+        this, other = _resample(scores, other_scores)
+        tests = {
+            name: compare(this[name] - other[name])._asdict() for name in this if name in other
         }
+    for name, two in other_scores.corpus.items():
+        if name in scores.corpus:  # else a program failed
+            one = scores.corpus[name]
+            scored = {"this": one, "other": two, "difference": one - two}
+            found["metrics"][name] = scored | tests[name]
     return found
 
 
