@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import captioner
-from captioner import load
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.coco import read_captions
 from captioner.evaluation import api, java
@@ -133,7 +132,6 @@ def test_compare_reads_results_and_reports(tiny, scored, tmp_path) -> None:
     ("content", "line"),
     [
         ([{"image_id": 77, "caption": "a"}], "image 77 .* is not in"),
-        ({"images": []}, "is not a COCO results file"),
         ([{"image_id": 1, "caption": "a"}] * 2, "more than one caption of image 1"),
     ],
 )
@@ -258,19 +256,6 @@ def test_faithfulness_of_reference_captions(tiny, captioned, tmp_path) -> None:
 # --- prepare frequencies -------------------------------------------------------------------------
 
 
-def test_prepare_frequencies_counts_the_captions(tiny, tmp_path, capsys) -> None:
-    target = tmp_path / "f.json.gz"
-
-    assert run("prepare", "frequencies", tiny.captions, "-o", target) == OK
-
-    _, captions = read_captions([tiny.captions])
-    expected = count_frequencies(captions)
-    assert target.read_bytes() == expected.to_bytes()
-    out, err = capsys.readouterr()
-    assert out == f"{target}: {len(expected.counts)} n-grams of 4 photos\n"
-    assert err == ""
-
-
 # --- generated captions --------------------------------------------------------------------------
 
 
@@ -308,21 +293,6 @@ def test_the_report_contains_search_options(tiny, captioned_and_scored, tmp_path
         assert text in changed["search"]
     assert changed["statistics"]["bad_endings"] == 0
     assert not any("hat" in one["caption"].split() for one in changed["per_image"])
-
-
-def test_an_ensemble(tiny, captioned, tmp_path) -> None:
-    arguments = ("--annotations", tiny.captions, "--precision", "fp32", "--images", tiny.photos)
-
-    report = reported(tmp_path, *arguments, "--model", tiny.model, "--model", tiny.twin)
-
-    assert report["model"] == [str(tiny.model), str(tiny.twin)]
-    together = load(tiny.model, tiny.twin, precision="fp32")
-    for one in report["per_image"]:
-        expected = together.caption(tiny.photos / f"{one['image_id']}.png")
-        assert one["caption"] == expected.text
-    twice = reported(tmp_path, *arguments, "--model", tiny.model, "--model", tiny.model)
-    once = reported(tmp_path, *arguments, "--model", tiny.model)
-    assert twice["per_image"] == once["per_image"]
 
 
 def test_an_unreadable_photo_is_named_and_counted(tiny, tmp_path, capsys) -> None:
@@ -489,18 +459,12 @@ MASKS = ("--instances", "INSTANCES")
     ("arguments", "named"),
     [
         ([], ["--images", "--results"]),
-        ([*REFERENCES, *FILE, *PHOTOS], ["--images", "--results"]),
         (FILE, ["--annotations"]),
-        (PHOTOS, ["--annotations", "--instances"]),
         ([*REFERENCES, *FILE, *MASKS], ["--instances", "--results", "--images"]),
         ([*PHOTOS, *MASKS, "--compare", "RESULTS"], ["--compare", "--annotations"]),
-        ([*PHOTOS, *MASKS, "--meteor"], ["--meteor", "--annotations"]),
         ([*REFERENCES, *FILE, "--beam-size", "3"], ["--results", "--beam-size"]),
-        ([*REFERENCES, *FILE, "--model", "MODEL"], ["--results", "--model"]),
         ([*REFERENCES, *FILE, "-o", "KEPT"], ["KEPT", "--force"]),
         ([*PHOTOS, "--max-photos", "3"], ["--max-photos needs --faithfulness"]),
-        ([*REFERENCES, *FILE, "--faithfulness"], ["--faithfulness", "give --images"]),
-        ([*PHOTOS, *MASKS, "--faithfulness"], ["--faithfulness", "omit --instances"]),
         (
             [*PHOTOS, *REFERENCES, "--faithfulness", "--beam-size", "1"],
             ["--annotations gives the captions; omit --beam-size"],

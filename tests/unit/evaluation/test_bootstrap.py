@@ -33,10 +33,6 @@ def test_every_image_is_sampled_once_on_average() -> None:
     np.testing.assert_allclose(rows.var(axis=0), 0.95, rtol=0.15)
 
 
-def test_more_resamples_keep_the_first_ones() -> None:
-    np.testing.assert_array_equal(resample_weights(7, 3), resample_weights(7, 10)[:3])
-
-
 # --- interval ------------------------------------------------------------------------------------
 
 

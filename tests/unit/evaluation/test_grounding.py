@@ -29,7 +29,6 @@ from captioner.evaluation.masks import (
     read_instances,
     region_coverage,
 )
-from captioner.evaluation.objects import CATEGORIES, phrases
 from captioner.geometry import Geometry
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
@@ -174,10 +173,7 @@ CAPTION = {"id": 1, "image_id": 1, "caption": "A dog."}
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("", r"a\.json is not JSON"),
-        ({}, r"a\.json has no 'images'; give a COCO instances file"),
         (coco(CAPTION), r"annotations\[0\] lacks a valid 'category_id'; give a COCO"),
-        (coco({**DOG, "segmentation": "x"}), r"\[0\] lacks a valid 'segmentation'"),
         (coco({**DOG, "image_id": 9}), r"annotation 7 has the image_id 9, which is not in the"),
     ],
 )
@@ -190,7 +186,6 @@ def test_files_that_are_not_instances(tmp_path: Path, content: Any, expected: st
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        ([], r"annotation 7 has an invalid mask \(.*\); give polygons"),
         (
             packed(np.zeros((20, 20), dtype=bool)) | {"size": [8, 12]},
             "annotation 7 has an invalid mask",
@@ -517,27 +512,6 @@ def test_intervals_equal_a_loop_over_resampled_photos(read) -> None:
 # --- Invariants ----------------------------------------------------------------------------------
 
 
-@given(st.integers(0, 9999), regions(), grids)
-def test_bounds_and_flips(seed: int, crop_box: CropBox, grid: tuple[int, int]) -> None:
-    """All shares are 0 to 1, and a flipped photo with flipped maps has the same."""
-    generator = np.random.default_rng(seed)
-    maps = generator.dirichlet(np.ones(grid[0] * grid[1]), 3).reshape(3, *grid)
-    objects = generator.random((9, 7)) < 0.3
-    crowds = (generator.random((9, 7)) < 0.3) & ~objects
-    mirror = CropBox(1 - crop_box.right, crop_box.top, 1 - crop_box.left, crop_box.bottom)
-
-    here = GridMasks.from_masks(Masks(objects, crowds), even(grid, crop_box), grid)
-    there = GridMasks.from_masks(Masks(objects[:, ::-1], crowds[:, ::-1]), even(grid, mirror), grid)
-
-    for one in (*maps[:, None], maps, np.ones((1, *grid))):
-        share = here.correctness(one)
-        assert math.isnan(share) or -1e-9 <= share <= 1 + 1e-9
-        assert there.correctness(one[..., ::-1]) == pytest.approx(share, nan_ok=True, abs=1e-7)
-        hit = here.pointing(one[0])
-        assert math.isnan(hit) or 0 <= hit <= 1
-    assert (here.objects <= here.valid + 1e-9).all()
-
-
 # --- Entropy and movement ------------------------------------------------------------------------
 
 
@@ -562,29 +536,6 @@ def test_entropy_known_answers() -> None:
     np.testing.assert_allclose(found, [0, math.log(2), math.log(4)], atol=1e-15)
 
 
-@given(word_maps())
-def test_entropy_bounds(array: Array) -> None:
-    found = entropy(array)
-
-    assert found.shape == array.shape[:1]
-    assert (found >= -1e-12).all()
-    assert (found <= math.log(array[0].size) + 1e-12).all()
-
-
-@pytest.mark.parametrize(
-    ("array", "expected"),
-    [
-        pytest.param([[0.2, 0.8]] * 3, 0.0, id="one map for all words"),
-        pytest.param([[1, 0, 0], [0, 1, 0], [0, 0, 1]], 1.0, id="no region in common"),
-        pytest.param([[1, 0], [0.5, 0.5]], 0.5, id="half moved"),
-        pytest.param([[1, 0], [1, 0], [0, 1]], 2 / 3, id="two pairs of three"),
-        pytest.param([[[0.5, 0.5], [0, 0]], [[0.25, 0], [0.25, 0.5]]], 0.75, id="on a grid"),
-    ],
-)
-def test_movement_known_answers(array: list[object], expected: float) -> None:
-    assert movement(array) == pytest.approx(expected)
-
-
 @given(word_maps(words=2))
 def test_movement_is_the_mean_over_all_pairs_of_words(array: Array) -> None:
     pairs = [np.abs(one - two).sum() / 2 for one, two in combinations(array, 2)]
@@ -601,43 +552,3 @@ def test_short_captions_have_no_movement() -> None:
 
 
 # --- Real masks ----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.data
-@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is missing")
-def test_maps_made_from_coco_masks_beat_the_baselines() -> None:
-    """Captions that name every object of coco128, with its coverage as the map."""
-    instances = read_instances(DATA / "coco128" / "annotations" / "instances.json")
-    assert instances.categories == set(CATEGORIES)
-    region, grid = CropBox(0.1, 0.05, 0.95, 1), (7, 9)
-    captions = {}
-    for image_id in instances.sizes:
-        words: list[str] = ["and"]
-        maps = [np.ones(grid)]
-        for there, category in instances.annotations:
-            if there != image_id:
-                continue
-            phrase = next(phrases(CATEGORIES[category]))
-            cover = GridMasks.from_masks(
-                instances.masks(image_id, category), even(grid, region), grid
-            ).objects
-            words += [*phrase, "and"]
-            maps += [cover if cover.any() else np.ones(grid)] * len(phrase) + [np.ones(grid)]
-        shares = np.array([alpha / alpha.sum() for alpha in maps])
-        captions[image_id] = caption(" ".join(words), shares, crop_box=region)
-
-    found = measure(captions, instances)
-    summary = found.summary()
-
-    assert summary["names"] == len(instances.annotations)
-    assert found.absent == 0
-    assert summary["measured"] > 0.9 * summary["names"]
-    assert summary["measured"] + found.unseen + found.ignored == summary["names"]
-    for one in found.occurrences:
-        assert one.correctness >= one.uniform - 1e-6, one
-    for category, row in summary["categories"].items():
-        assert row["ratio"] > 1, category
-    for key in ("uniform", "centre", "shuffled"):
-        assert summary["intervals"][key][1] < summary["intervals"]["correctness"][0], key
-    assert summary["pointing"] > max(summary["pointing_uniform"], summary["pointing_centre"])

@@ -19,7 +19,6 @@ from captioner.evaluation.java import (
     spice,
     unavailable,
 )
-from captioner.evaluation.metrics import CaptionEvaluator
 
 CANDIDATES = [
     "two men ride their bikes",
@@ -99,22 +98,6 @@ def test_scores_from_counts_by_hand() -> None:
     assert meteor_from_counts(np.zeros(METEOR_COUNTS)) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_java() is None, reason="no java")
-def test_meteor_among_the_metrics() -> None:
-    candidates = {8: "Two men ride their bikes.", 2: "A dog!"}
-    references = {8: REFERENCES[0], 2: REFERENCES[3]}
-
-    found = CaptionEvaluator(references, java=["METEOR"]).score(candidates)
-
-    counts = meteor_counts(["a dog", "two men ride their bikes"], [references[2], references[8]])
-    assert found.corpus["METEOR"] == meteor_from_counts(counts.sum(axis=0))
-    each = [found.images[i]["METEOR"] for i in (2, 8)]
-    assert each == meteor_from_counts(counts).tolist()
-    resampled = found.resample([[1, 1], [2, 0]])["METEOR"]
-    assert resampled == pytest.approx([found.corpus["METEOR"], each[0]], abs=1e-12)
-
-
 def put_java(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = folder / "java"
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -143,15 +126,6 @@ def test_a_failing_java(script, output, tmp_path: Path, monkeypatch) -> None:
 
 
 # --- what is missing -----------------------------------------------------------------------------
-
-
-def test_without_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-
-    assert find_java() is None
-    for metric in ("METEOR", "SPICE"):
-        line = unavailable(metric)
-        assert line == f"{metric} needs Java, which is not on the PATH; install Java 8 or 11"
 
 
 @pytest.mark.parametrize(("version", "allowed"), [("11.0.21", True), ("16", False)])

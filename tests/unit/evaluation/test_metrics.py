@@ -5,17 +5,13 @@ test_java.py tests METEOR itself.
 
 from __future__ import annotations
 
-import math
-import shutil
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from captioner.errors import DataError
-from captioner.evaluation import java
 from captioner.evaluation.metrics import CaptionEvaluator, Scores
 from captioner.evaluation.references import count_frequencies
 from captioner.text.tokenizer import caption_tokens
@@ -42,16 +38,6 @@ ODD = {
 
 def score(candidates: dict[int, str], references: dict[int, list[str]], **settings) -> Scores:
     return CaptionEvaluator(references, **settings).score(candidates)
-
-
-def oracle(candidates: dict[int, str]) -> SimpleNamespace:
-    """pycocoevalcap as its COCOEvalCap calls it."""
-    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-
-    tokenizer = PTBTokenizer()
-    truth = tokenizer.tokenize({i: [{"caption": c} for c in cs] for i, cs in REFERENCES.items()})
-    result = tokenizer.tokenize({i: [{"caption": c}] for i, c in candidates.items()})
-    return scored(truth, result)
 
 
 def scored(truth: dict[int, list[str]], result: dict[int, list[str]]) -> SimpleNamespace:
@@ -93,27 +79,6 @@ def test_equals_pycocoevalcap(truth: dict[int, list[str]], data: st.DataObject):
         assert found.images[image_id] == pytest.approx(expected.images[image_id], abs=1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("java") is None, reason="no java")
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("candidates", [CANDIDATES, *ODD.values()], ids=["plain", *ODD])
-def test_equals_pycocoevalcap_with_java(candidates: dict[int, str]):
-    expected, found = oracle(candidates), score(candidates, REFERENCES)
-    assert found.corpus.keys() == expected.corpus.keys()
-    assert found.corpus == pytest.approx(expected.corpus, abs=1e-9)
-    assert found.images.keys() == expected.images.keys()
-    for image_id in expected.images:
-        assert found.images[image_id] == pytest.approx(expected.images[image_id], abs=1e-9)
-
-
-def test_bleu_by_hand():
-    # "the cat" and "the cat sat down": both words correct, brevity penalty exp(1 - 4/2).
-    scores = score({1: "the cat"}, {1: ["the cat sat down"]})
-    assert scores.corpus["Bleu_1"] == pytest.approx(0.36787944, rel=1e-6)
-    assert scores.corpus["Bleu_2"] == pytest.approx(0.36787944, rel=1e-6)
-
-
 def test_images_without_references_are_named():
     with pytest.raises(DataError, match=r"2 of 4 images .* \(first: id 7\); give captions"):
         score(CANDIDATES, {3: REFERENCES[3], 5: REFERENCES[5], 12: []})
@@ -152,22 +117,3 @@ def test_cider_d_with_the_references_own_frequencies_is_cider():
     assert found.corpus["CIDEr_D"] == pytest.approx(found.corpus["CIDEr"], abs=1e-9)
     for values in found.images.values():
         assert values["CIDEr_D"] == pytest.approx(values["CIDEr"], abs=1e-9)
-
-
-def test_spice_is_scored_on_request(monkeypatch: pytest.MonkeyPatch):
-    calls = []
-
-    def spice(candidates, references):
-        calls.append((candidates, references))
-        return np.array([0.1, math.nan, 0.2, 0.3])
-
-    monkeypatch.setattr(java, "spice", spice)
-
-    found = score(CANDIDATES, REFERENCES, java=["SPICE"])
-
-    ((candidates, references),) = calls
-    assert candidates[0] == "two men ride their bikes"  # image 3, the first in order
-    assert references[0][2] == "two riders"
-    assert [found.images[i]["SPICE"] for i in (3, 7, 12)] == [0.1, 0.2, 0.3]
-    assert np.isnan(found.images[5]["SPICE"])
-    assert np.isnan(found.resample(np.ones((1, 4)))["SPICE"])

@@ -124,12 +124,6 @@ def test_unknown_words_stay_distinct() -> None:
     assert two == pytest.approx(10 / 4 * penalty / math.sqrt(3), abs=1e-12)
 
 
-def test_a_very_different_length_scores_0() -> None:
-    scorer = References({1: [["dog"]], 2: [["cat"]]})
-
-    assert scorer.score({1: [["dog"] * 1000, ["dog"] * 250, ["dog"]]})[1][0] == 0
-
-
 def test_counts_above_one_byte() -> None:
     scorer = References({1: [["cat"], *[["dog"] * 300] * 299], 2: [["a"]]})
 
@@ -218,9 +212,7 @@ GOOD = {"format_version": 1, "documents": 7, "counts": {"a": 2}}
         *[
             (gzip.compress(json.dumps(content).encode()), "f is not a document frequencies file")
             for content in (
-                [1], {**GOOD, "format_version": 2}, {**GOOD, "documents": "7"},
-                {**GOOD, "counts": [1]}, {**GOOD, "counts": {"a": 8}},
-                {**GOOD, "counts": {"a": 1.5}},
+                {**GOOD, "format_version": 2}, {**GOOD, "counts": {"a": 8}},
             )
         ],
     ],

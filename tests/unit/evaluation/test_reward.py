@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pycocoevalcap.bleu.bleu import Bleu
 from pycocoevalcap.cider.cider import Cider
 
-from captioner.evaluation.references import References
 from captioner.evaluation.reward import CaptionReward, StyleRewards
 from captioner.text.vocabulary import PAD, UNKNOWN, Vocabulary
 
@@ -185,13 +184,6 @@ def test_each_style_has_its_own_document_frequencies() -> None:
 # --- signature -----------------------------------------------------------------------------------
 
 TRUTH_OF_TWO = {1: [["a", "dog"]], 2: [["a", "cat"]]}
-
-
-def test_signature_by_hand() -> None:
-    assert CaptionReward(TRUTH_OF_TWO, VOCABULARY, bleu=0.1, count_end=False).signature() == (
-        f"cider-d:1|bleu-4:0.1|end:no|df:train,2 photos,"
-        f"{References(TRUTH_OF_TWO).frequencies().digest()}|sigma:6"
-    )
 
 
 def test_signature_changes_with_every_setting() -> None:
