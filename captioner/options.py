@@ -453,9 +453,6 @@ class TrainingConfig:
     them; 0: no averaging."""
     precision: Precision = "auto"
     """As for captioning: auto is bf16 or fp16 where the hardware has it natively, else fp32."""
-    compile: bool = False
-    """Compile the additive attention score: slower start (half a minute), faster steps; on a CPU it
-    needs a C++ compiler."""
     seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
     """Random seed of initial weights, photo order and dropout."""
     select: Literal["CIDEr", "BLEU-4", "loss"] = "CIDEr"

@@ -36,7 +36,6 @@ from captioner.inference.captioner import Captioner
 from captioner.inference.card import write_card
 from captioner.inference.folder import CARD, StoredModel, save_model
 from captioner.model.captioner import CaptionModel
-from captioner.model.kernels import compile_scores
 from captioner.model.losses import Losses
 from captioner.training.checks import setting_warnings
 from captioner.training.objectives import Task, build_objective
@@ -104,8 +103,6 @@ class Trainer:
         self.rank, self.main = self.accelerator.process_index, self.accelerator.is_main_process
         self.precision = pick_precision(self.training.precision, self.device)
         self.model: CaptionModel = setup.stored.model.to(self.device)
-        if self.training.compile:
-            compile_scores(self.model.decoder.embedding.weight)
         decay = self.training.ema_decay
         self.state = TrainingState(
             self.model,

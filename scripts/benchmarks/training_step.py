@@ -1,7 +1,7 @@
 """Benchmark a training step of the decoder against a textbook implementation.
 
     python scripts/benchmarks/training_step.py [--sizes 196 2048 512 9490] [--photos 32]
-        [--captions 5] [--compile] [--projection] [--sgrvinod FOLDER] [--att2in2 FOLDER]
+        [--captions 5] [--projection] [--sgrvinod FOLDER] [--att2in2 FOLDER]
 
 The textbook step follows common tutorials: each caption has its own copy of the features, captions
 are sorted by length, and each word projects all regions again, runs the LSTM on word and context
@@ -42,8 +42,6 @@ from captioner.hardware import (
 )
 from captioner.model.build import build_decoder
 from captioner.model.decoder import BahdanauDecoder
-from captioner.model.kernels import compile_scores
-from captioner.model.kernels.additive import Switch
 from captioner.model.losses import caption_losses
 from captioner.options import DecoderConfig, TrainingConfig
 from captioner.text.vocabulary import END, PAD, START
@@ -119,7 +117,6 @@ def main() -> None:
     given.add_argument("--photos", type=int, default=32)
     given.add_argument("--captions", type=int, default=5)
     given.add_argument("--precision", choices=get_args(Precision)[1:], nargs="+")
-    given.add_argument("--compile", action="store_true", help="measure training.compile too")
     given.add_argument("--projection", action="store_true", help="measure projection_dim too")
     given.add_argument("--sgrvinod", type=Path, metavar="FOLDER", help="checkout of its code")
     given.add_argument("--att2in2", type=Path, metavar="FOLDER", help="checkout of its code")
@@ -135,10 +132,9 @@ def main() -> None:
         return
     precisions = options.precision or dict.fromkeys(["fp32", pick_precision("auto", device)])
     ours_named = [
-        precision + projection + compiled
+        precision + projection
         for precision in precisions
         for projection in ["", " projected"][: 1 + options.projection]
-        for compiled in ["", " compiled"][: 1 + options.compile]
     ]
     bases = [name for name in PEERS if getattr(options, name)] or ["textbook"]
     print(
@@ -205,9 +201,7 @@ def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Ca
     tokens = captions(options)
     if name in PEERS:
         return PEERS[name](getattr(options, name), options.sizes, features, tokens)
-    precision, *changes = name.split()
-    if "compiled" in changes:
-        compile_scores(decoder.embedding.weight)
+    precision = name.partition(" ")[0]
     model = Textbook(decoder) if name == "textbook" else None
     learned = list(model.trainable() if model else decoder.parameters())
     # One item per caption, as from a loader of (photo, caption) pairs.
@@ -215,7 +209,6 @@ def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Ca
     optimizer = torch.optim.AdamW(learned, lr=1e-4, fused=True)
 
     def step() -> None:
-        Switch.compiled = "compiled" in changes
         if model is not None:
             loss = model(apart, tokens.flatten(0, 1).to(device))
         else:

@@ -5,7 +5,6 @@ environment variable ``CAPTIONER_KERNELS=0``. Tests compare both, forward and ba
 stays if it gains 5% of a training step or of captioning a photo.
 """
 
-from captioner.model.kernels.additive import compile_scores as compile_scores
 from captioner.model.kernels.deferred import StepLinear as StepLinear
 from captioner.model.kernels.deferred import additive_scores as additive_scores
 from captioner.model.kernels.deferred import weighted_sum as weighted_sum

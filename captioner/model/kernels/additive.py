@@ -9,23 +9,20 @@ queries, instead of pairs:
 
     s = 1 / (1 + exp(-2 k) exp(-2 q)),   tanh(k + q) = 2 s - 1,   its slope = 4 (s - s^2)
 
-It gains 9% (float32) to 17% (bf16) of a step with 196 regions and A = 512, 2% to 3% with the 100
-regions and A = 256 of the shipped model, and a quarter of a search with 128 samples.
+It gains 9% (float32) to 17% (bf16) of a step with 196 regions and A = 512, 10% (float32, one core)
+with 81 regions and A = 256 as in the shipped model, and a quarter of a search with 128 samples.
 
 Notation: B photos, R queries (captions), L regions, A attention size; b photos at a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from captioner.errors import ConfigError, first_line
 
 LARGEST = 40.0
 """Keys and queries are clamped to +-40, as float32 holds exp(80). It changes the tanh of their sum
@@ -60,15 +57,10 @@ class _Scores(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, chain: Tensor, energy: Tensor, keys: Tensor
     ) -> tuple[Tensor, Tensor]:
-        # Detached: whether a tensor requires a gradient would be a condition of the compiled graph.
-        query, energy = exponentials(query.detach()).contiguous(), energy.detach()
+        query = exponentials(query).contiguous()
         ctx.save_for_backward(query, energy, keys)
         ctx.set_materialize_grads(False)
-        # torch.compile makes another graph for a size of 1, and gives up after eight.
-        compiles = Switch.compiled and 1 not in (*query.shape, keys.shape[1])
-        ctx.blocks = compiled() if compiles else IN_BLOCKS
-        sums: Tensor = ctx.blocks.forward(query, keys[: len(query)], energy)
-        return sums.mul_(2).sub_(energy.sum()), chain.view_as(chain)
+        return _scores(query, keys[: len(query)], energy), chain.view_as(chain)
 
     @staticmethod
     @once_differentiable
@@ -79,15 +71,21 @@ class _Scores(torch.autograd.Function):
             return None, total, None, None
         (query, energy, keys), gradient = ctx.saved_tensors, gradient.contiguous()
         total, rows = torch.zeros_like(keys) if total is None else total, slice(len(query))
-        slopes, shares = ctx.blocks.backward(query, keys[rows], gradient, total[rows])
+        slopes, shares, for_keys = torch.empty_like(query), torch.empty_like(query), total[rows]
+        for photos, share in _blocks(query, keys[rows]):
+            part = gradient[photos]  # (b, R, L)
+            shares[photos] = torch.matmul(part.unsqueeze(2), share).squeeze(2)
+            slope = share.addcmul_(share, share, value=-1)  # s - s^2, (b, R, L, A)
+            slopes[photos] = torch.matmul(part.unsqueeze(2), slope).squeeze(2)
+            for number in range(slope.shape[1]):
+                for_keys[photos].addcmul_(slope[:, number], part[:, number].unsqueeze(2))
         for_energy = shares.sum(dim=(0, 1)).mul_(2).sub_(gradient.sum())
         return slopes.mul_(4 * energy), total, for_energy, None
 
 
 def scores_without_gradient(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
     """Scores (B, R, L)."""
-    sums = _forward_in_blocks(exponentials(query), exponentials(keys), energy)
-    return sums.mul_(2).sub_(energy.sum())
+    return _scores(exponentials(query), exponentials(keys), energy)
 
 
 def exponentials(x: Tensor) -> Tensor:
@@ -95,33 +93,11 @@ def exponentials(x: Tensor) -> Tensor:
     return torch.exp(-2 * x.clamp(-LARGEST, LARGEST))
 
 
-class Blocks(NamedTuple):
-    """Sums over s = 1 / (1 + exp(-2 k) exp(-2 q)), and over d = s - s^2."""
-
-    forward: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """Exponentials of queries (b, R, A) and keys (b, L, A), v (A,) to sum_a v_a s, (b, R, L)."""
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    """Exponentials, gradient g (b, R, L) and a buffer (b, L, A), to which it adds sum_r g d;
-    returns sum_i g d and sum_i g s, (b, R, A) each."""
-
-
-def _forward_in_blocks(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+def _scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+    """Scores (b, R, L) from exponentials of queries (b, R, A) and keys (b, L, A), and v (A,)."""
     blocks = _blocks(query, keys)
-    return torch.cat([torch.mv(s.flatten(0, 2), energy).view(s.shape[:3]) for _, s in blocks])
-
-
-def _backward_in_blocks(
-    query: Tensor, keys: Tensor, gradient: Tensor, for_keys: Tensor
-) -> tuple[Tensor, Tensor]:
-    slopes, shares = torch.empty_like(query), torch.empty_like(query)
-    for photos, share in _blocks(query, keys):
-        part = gradient[photos]  # (b, R, L)
-        shares[photos] = torch.matmul(part.unsqueeze(2), share).squeeze(2)
-        slope = share.addcmul_(share, share, value=-1)  # d, (b, R, L, A)
-        slopes[photos] = torch.matmul(part.unsqueeze(2), slope).squeeze(2)
-        for number in range(slope.shape[1]):
-            for_keys[photos].addcmul_(slope[:, number], part[:, number].unsqueeze(2))
-    return slopes, shares
+    sums = torch.cat([torch.mv(s.flatten(0, 2), energy).view(s.shape[:3]) for _, s in blocks])
+    return sums.mul_(2).sub_(energy.sum())
 
 
 def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -136,57 +112,3 @@ def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
         share = buffer[: len(query[photos])]
         torch.addcmul(one, keys[photos].unsqueeze(1), query[photos].unsqueeze(2), out=share)
         yield photos, share.reciprocal_()
-
-
-IN_BLOCKS = Blocks(_forward_in_blocks, _backward_in_blocks)
-
-
-def _forward(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-    return (energy / (1 + query.unsqueeze(2) * keys.unsqueeze(1))).sum(dim=-1)
-
-
-def _backward(
-    query: Tensor, keys: Tensor, gradient: Tensor, for_keys: Tensor
-) -> tuple[Tensor, Tensor]:
-    share = 1 / (1 + query.unsqueeze(2) * keys.unsqueeze(1))
-    weighted = gradient.unsqueeze(3) * share
-    # Not the difference of two sums: where s is 1, the slope must be 0.
-    slope = weighted * (1 - share)
-    for_keys.add_(slope.sum(dim=1))
-    return slope.sum(dim=2), weighted.sum(dim=2)
-
-
-@cache
-def compiled() -> Blocks:
-    """The same in one pass each, made by torch.compile; needs a C++ compiler on a CPU."""
-    return Blocks(torch.compile(_forward, dynamic=True), torch.compile(_backward, dynamic=True))
-
-
-class Switch:
-    """Whether training runs `compiled`; of the whole process."""
-
-    compiled = False
-
-
-@torch.no_grad()
-def compile_scores(weight: Tensor) -> None:
-    """Compile additive scores with torch.compile, for this process.
-
-    ``weight`` is any tensor of the device and type that they will run in.
-
-    Raises:
-        ConfigError: Compilation fails, e.g. because there is no C++ compiler.
-    """
-    # All tensors and sizes differ, also those of the tensors that keys and sums are the first
-    # photos of: one that occurs twice would be compiled as always equal, and 1 as always 1.
-    query, gradient, energy = (weight.new_ones(shape) for shape in ((2, 3, 5), (2, 3, 7), (5,)))
-    keys, for_keys = (weight.new_ones(photos, 7, 5)[:2] for photos in (4, 6))
-    try:
-        compiled().forward(query, keys, energy)
-        compiled().backward(query, keys, gradient, for_keys)
-    except Exception as error:
-        raise ConfigError(
-            f"training.compile: torch.compile failed ({first_line(error):.120}); install a C++ "
-            "compiler (on a GPU: triton), or turn it off"
-        ) from error
-    Switch.compiled = True

@@ -169,7 +169,7 @@ MAY_CHANGE = {
         "epochs", "lr", "encoder_lr", "weight_decay", "warmup_steps", "schedule",
         "plateau_patience", "clip_norm", "patience", "label_smoothing", "scheduled_sampling",
         "photo_words", "attention_penalty", "hard_reward", "hard_entropy", "micro_batch",
-        "precision", "compile", "log_every", "save_every", "sample_images", "keep_best",
+        "precision", "log_every", "save_every", "sample_images", "keep_best",
         "trackers",
     )),
 }  # fmt: skip

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioner.errors import ConfigError
-from captioner.model.kernels import additive, additive_scores, compile_scores
+from captioner.model.kernels import additive, additive_scores
 from captioner.model.kernels.additive import LARGEST, SharedKeys
 from captioner.model.kernels.deferred import MANY
 
@@ -88,35 +87,6 @@ def test_no_pairwise_tensor_is_kept_for_the_backward_pass() -> None:
 
     assert largest <= photos * max(queries, regions) * size
     assert max(kept) == photos * queries * regions * size  # the hooks do see saved tensors
-
-
-# torch's tracer looks at the gradients of what it traces.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.slow
-def test_compiled_scores_equal_the_plain_formula_and_share_their_graphs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(additive.Switch, "compiled", False)
-    torch._dynamo.reset()
-    additive.compiled.cache_clear()
-    graphs = torch._dynamo.utils.counters["stats"]
-    graphs.clear()
-    compile_scores(torch.ones(1))
-    assert additive.Switch.compiled
-    for shape in [*SHAPES, (4, 2, 9, 3), (2, 5, 7, 8), (6, 6, 6, 6)]:
-        assert_equal(parts(shape, torch.float32), 1e-3)
-    assert graphs["unique_graphs"] == 2  # forward and backward
-
-
-def test_failed_compilation_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*inputs: Tensor) -> Tensor:
-        raise RuntimeError("no compiler\nand much more")
-
-    monkeypatch.setattr(additive, "compiled", lambda: additive.Blocks(fails, fails))
-    with pytest.raises(ConfigError, match=r"torch\.compile failed \(no compiler\)") as caught:
-        compile_scores(torch.ones(1))
-    assert "\n" not in str(caught.value)
-    assert not additive.Switch.compiled
 
 
 @torch.no_grad()
