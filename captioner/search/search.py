@@ -15,12 +15,11 @@ advance together, no Python loop runs over photos or beams inside a step, and fi
 the batch. Each step synchronizes with the device once, to find out which photos are finished.
 
 A finished caption stays in the beam with its score frozen, so the beam always holds the best
-captions known, finished or not. Attention and gates of every step are stored with the parents of
-the captions; the returned captions are traced back through them at the end, without copies in
-between.
+captions known, finished or not. The attention maps of every step are kept once; the returned
+captions find theirs by their parents.
 
-Notation: B photos still searched of N, K beams, V vocabulary, L regions, T words so far, M
-returned captions.
+Notation: B photos still searched of N, K beams, V vocabulary, L regions, T words so far, n returned
+captions.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from captioner.search.arrays import Array, namespace, on_device, to_numpy
 from captioner.search.consensus import by_consensus
 from captioner.search.guidance import guide
 from captioner.search.rules import Rules
-from captioner.search.strategies import Beams, Choice, Strategy, build_strategy
+from captioner.search.strategies import Beams, Choice, build_strategy
 from captioner.search.words import SearchTokens
 
 _KEPT_SAMPLES = 0.8
@@ -116,25 +115,18 @@ class Hypothesis:
     """None unless the search collected it."""
 
 
-class _StepRecord(NamedTuple):
-    """What one step produced, for tracing captions back."""
-
-    rows: Array  # (N,) row of each photo in the batch; undefined for photos that have left
-    parents: Array  # (B, K)
-    log_probs: Array  # (B, K) of the chosen words
-    alphas: Array  # (B, parents, L)
-    gates: Array  # (B, parents)
-    entropies: Array  # (B, parents)
-
-
 class _Finished(NamedTuple):
-    """The captions of the photos that finished at one step."""
+    """The captions to return of the photos that finished at one step."""
 
     photos: Array  # (B,)
-    beams: Array  # (B, n) best first
-    scores: Array  # (B, n) that the search used
-    tokens: Array  # (B, n, T)
-    candidates: Beams  # all that the beam holds
+    agreement: Array | None  # (B, n, 2) share and overlap, see ``Evidence``
+    maps: list[Array]  # (B, parents, L) of each step
+    scores: Array  # (B, n) that the search used, best first
+    tokens: Array  # (B, n, T), and so the rest; see ``Beams``
+    log_probs: Array
+    gates: Array
+    entropies: Array
+    parents: Array
 
 
 def search(
@@ -167,16 +159,15 @@ def search(
         wider = replace(options, candidates=0, num_captions=options.candidates, rare_words=0.0)
         found = search(stepper, wider, words, seeds, blank=blank, evidence=evidence)
         return [_most_agreed(candidates, options, words) for candidates in found]
-    steppers = [stepper] if blank is None else [stepper, blank]
-    rules = Rules(options, words, stepper.end_token, xp, device)
+    steppers, end = [stepper] if blank is None else [stepper, blank], stepper.end_token
+    rules = Rules(options, words, end, xp, device)
     seeds = range(count) if seeds is None else seeds
-    end = stepper.end_token
     strategy = build_strategy(options, words, seeds, end_token=end, xp=xp, device=device)
     photos = xp.arange(count, device=device)  # the photo in each row of the batch
     beams = _start(count, xp, device)
     last = on_device(stepper.start_token, xp.int64, xp, device)
     last = xp.broadcast_to(last, (count,))[:, None]
-    records: list[_StepRecord] = []
+    maps: list[Array] = []  # of every step, (B, parents, L)
     finished: list[_Finished] = []
     for t in range(options.max_length):
         advance, *unguided = (each.advance(last) for each in steppers)
@@ -189,29 +180,34 @@ def search(
             scores = guide(scores, without_photo.log_probs, options.guidance)
         scores = rules.favour_rare_words(scores)
         rules.forbid(scores, beams.tokens)
-        choice = strategy.choose(_totals(beams, scores, stepper.end_token), beams, photos)
-        records.append(_record(_rows(photos, count), beams, choice, advance, entropies))
-        beams = _extend(beams, choice, stepper.end_token)
-        if t == options.max_length - 1:
-            finished.append(_collect(strategy, beams, photos))
-            break
-        done = to_numpy(strategy.finished(beams))  # the only synchronization of a step
+        choice = strategy.choose(_totals(beams, scores, end), beams, photos)
+        beams = _extend(beams, choice, advance, entropies, end)
+        maps.append(advance.alphas)
         for each in steppers:
             each.reorder(choice.parents)
+        final = t == options.max_length - 1
+        # The only synchronization of a step.
+        done = np.ones(len(photos), bool) if final else to_numpy(strategy.finished(beams))
         if done.any():
             ready, remaining = (
                 on_device(np.flatnonzero(rows), xp.int64, xp, device) for rows in (done, ~done)
             )
-            finished.append(_collect(strategy, _select(beams, ready), photos[ready]))
+            ending, own_maps = _select(beams, ready), [each[ready] for each in maps]
+            best = strategy.best(ending)
+            agreement = _agreement(ending, best, end) if evidence else None
+            scores = xp.where(strategy.ranks(ending) == -xp.inf, -xp.inf, ending.scores)
+            captions = [_take(part, best) for part in (scores, *ending[3:])]
+            finished.append(_Finished(photos[ready], agreement, own_maps, *captions))
             if done.all():
                 break
             photos, beams = photos[remaining], _select(beams, remaining)
+            maps = [each[remaining] for each in maps]
             for each in steppers:
                 each.keep(remaining)
         last = beams.tokens[:, :, -1]
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
     rescored = options.rare_words > 0 or blank is not None
-    for photo, hypothesis in _trace(records, finished, stepper.end_token, evidence, rescored):
+    for photo, hypothesis in (one for each in finished for one in _trace(each, end, rescored)):
         results[photo].append(hypothesis)
     # Samples may repeat; beam groups may find the same caption, which is returned once.
     if options.temperature == 0:
@@ -245,8 +241,9 @@ def _most_agreed(
 def _start(batch: int, xp: Any, device: Any) -> Beams:
     """One empty caption per photo."""
     zeros = xp.zeros((batch, 1), dtype=xp.float32, device=device)
-    tokens = xp.zeros((batch, 1, 0), dtype=xp.int64, device=device)
-    return Beams(zeros, zeros, xp.astype(zeros, xp.bool), tokens)
+    values, tokens = zeros[..., None][..., :0], xp.astype(zeros[..., None], xp.int64)[..., :0]
+    ended = xp.astype(zeros, xp.bool)
+    return Beams(zeros, zeros, ended, tokens, values, values, values, parents=tokens)
 
 
 def _totals(beams: Beams, log_probs: Array, end_token: int) -> Array:
@@ -267,15 +264,24 @@ def _take(part: Array, index: Array) -> Array:
     return part[rows, index]
 
 
-def _extend(beams: Beams, choice: Choice, end_token: int) -> Beams:
+def _extend(
+    beams: Beams, choice: Choice, advance: Advance, entropies: Array, end_token: int
+) -> Beams:
     """Append the chosen words."""
-    ended = _take(beams.ended, choice.parents)
-    tokens = _take(beams.tokens, choice.parents)
+    xp, parents = namespace(choice.words), choice.parents
+    each = xp.arange(len(parents), device=parents.device)[:, None]
+    ended = _take(beams.ended, parents)
+    log_probs = xp.where(ended, 0.0, advance.log_probs[each, parents, choice.words])
+    of_parents = (_take(part, parents) for part in (advance.gates, entropies))
+    steps = (choice.words, log_probs, *of_parents, parents)
     return Beams(
-        scores=choice.scores,
-        lengths=_take(beams.lengths, choice.parents) + ~ended,
-        ended=ended | (choice.words == end_token),
-        tokens=namespace(tokens).concat([tokens, choice.words[..., None]], axis=2),
+        choice.scores,
+        _take(beams.lengths, parents) + ~ended,
+        ended | (choice.words == end_token),
+        *(
+            xp.concat([_take(so_far, parents), step[..., None]], axis=2)
+            for so_far, step in zip(beams[3:], steps, strict=True)
+        ),
     )
 
 
@@ -284,17 +290,8 @@ def _select(beams: Beams, rows: Array) -> Beams:
     return Beams(*(part[rows] for part in beams))
 
 
-def _collect(strategy: Strategy, beams: Beams, photos: Array) -> _Finished:
-    """The captions to return of finished photos."""
-    best = strategy.best(beams)
-    xp = namespace(beams.scores)
-    scores = xp.where(strategy.ranks(beams) == -xp.inf, -xp.inf, beams.scores)
-    return _Finished(photos, best, _take(scores, best), _take(beams.tokens, best), beams)
-
-
-def _agreement(finished: _Finished, end_token: int) -> Array:
-    """Share and overlap of the captions to return, see ``Evidence``: (B, n, 2)."""
-    beams, best = finished.candidates, finished.beams
+def _agreement(beams: Beams, best: Array, end_token: int) -> Array:
+    """Share and overlap of the captions to return, see ``Evidence``: (B, n) to (B, n, 2)."""
     xp = namespace(best)
     highest = xp.max(beams.scores, axis=1, keepdims=True)
     shares = xp.exp(beams.scores - xp.where(highest == -xp.inf, 0.0, highest))  # (B, K)
@@ -328,87 +325,36 @@ def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
     return list(first.values())
 
 
-def _record(
-    rows: Array, beams: Beams, choice: Choice, advance: Advance, entropies: Array
-) -> _StepRecord:
-    xp = namespace(rows)
-    each = xp.arange(len(choice.words), device=rows.device)[:, None]
-    chosen = advance.log_probs[each, choice.parents, choice.words]
-    chosen = xp.where(_take(beams.ended, choice.parents), 0.0, chosen)
-    return _StepRecord(rows, choice.parents, chosen, advance.alphas, advance.gates, entropies)
-
-
-def _rows(photos: Array, count: int) -> Array:
-    """The row of each of all photos in the batch, (N,); undefined for photos that have left."""
-    xp = namespace(photos)
-    rows = xp.zeros((count,), dtype=photos.dtype, device=photos.device)
-    rows[photos] = xp.arange(len(photos), device=photos.device)
-    return rows
-
-
-def _trace(
-    records: list[_StepRecord],
-    finished: list[_Finished],
-    end_token: int,
-    evidence: bool,
-    rescored: bool,
-) -> Iterator[tuple[int, Hypothesis]]:
-    """Trace the finished captions back through the steps; best first for each photo.
+def _trace(finished: _Finished, end_token: int, rescored: bool) -> Iterator[tuple[int, Hypothesis]]:
+    """The captions of finished photos, best first for each photo.
 
     If the search was rescored, the probabilities that it used are not the model's.
     """
-    xp = namespace(finished[0].photos)
-    photos = xp.concat([xp.repeat(f.photos, f.beams.shape[1]) for f in finished])  # (M,)
-    beams = xp.concat([f.beams.reshape(-1) for f in finished])
-    lengths = [f.tokens.shape[2] for f in finished for _ in range(math.prod(f.beams.shape))]
-    steps = on_device(lengths, xp.int64, xp, photos.device)
-    traced = []
-    for t in reversed(range(len(records))):
-        rows, step = records[t].rows[photos], records[t]
-        present = t < steps  # the others finished earlier
-        beam = xp.where(present, beams, 0)
-        parents = step.parents[rows, beam]
-        traced.append(
-            (
-                step.log_probs[rows, beam],
-                step.alphas[rows, parents],
-                step.gates[rows, parents],
-                step.entropies[rows, parents],
-            )
-        )
-        beams = xp.where(present, parents, beams)
-    parts = [to_numpy(xp.stack(part[::-1], axis=1)) for part in zip(*traced, strict=True)]
-    scores = to_numpy(xp.concat([f.scores.reshape(-1) for f in finished])).tolist()
-    captions = [
-        tokens for f in finished for of_photo in to_numpy(f.tokens).tolist() for tokens in of_photo
-    ]
-    agreements: list[list[float]] = [[]] * len(captions)
-    if evidence:
-        both = [_agreement(f, end_token).reshape(-1, 2) for f in finished]
-        agreements = to_numpy(xp.concat(both)).tolist()
-    for photo, score, tokens, agreement, own in zip(
-        to_numpy(photos).tolist(),
-        scores,
-        captions,
-        agreements,
-        zip(*parts, strict=True),
-        strict=True,
-    ):
-        if score == -np.inf:  # only forbidden words were left
-            continue
+    xp = namespace(finished.photos)
+    own = [_take(each, finished.parents[..., t]) for t, each in enumerate(finished.maps)]
+    alphas = to_numpy(xp.stack(own, axis=2))  # (B, n, T, L)
+    scores, words, *parts = (to_numpy(part) for part in finished[3:8])
+    agreement = None if finished.agreement is None else to_numpy(finished.agreement)
+    photos = to_numpy(finished.photos).tolist()
+    for row, column in np.argwhere(scores != -np.inf):  # else only forbidden words were left
+        tokens = words[row, column].tolist()
         length = tokens.index(end_token) if end_token in tokens else len(tokens)
         ended = length < len(tokens)
-        log_prob = float(own[0][: length + ended].sum(dtype=np.float64)) if rescored else score
-        log_probs, alphas, gates, entropies = (part[:length] for part in own)
+        log_probs, gates, entropies, maps = (part[row, column] for part in (*parts, alphas))
+        used = scores[row, column]
+        log_prob = log_probs[: length + ended].sum(dtype=np.float64) if rescored else used
+        evidence = None
+        if agreement is not None:
+            evidence = Evidence(entropies[:length], *agreement[row, column].tolist())
         yield (
-            photo,
+            photos[row],
             Hypothesis(
                 tokens[:length],
-                log_probs,
-                alphas,
-                gates,
-                log_prob,
+                log_probs[:length],
+                maps[:length],
+                gates[:length],
+                float(log_prob),
                 ended,
-                Evidence(entropies, *agreement) if evidence else None,
+                evidence,
             ),
         )

@@ -31,6 +31,14 @@ class Beams(NamedTuple):
     """(B, K)."""
     tokens: Array
     """(B, K, T); finished captions are padded with end tokens."""
+    log_probs: Array
+    """(B, K, T) the model's, of the tokens."""
+    gates: Array
+    """(B, K, T) context gates."""
+    entropies: Array
+    """(B, K, T) of the distributions that the tokens were chosen from, in nats."""
+    parents: Array
+    """(B, K, T) the beam that was continued, whose attention map is the word's."""
 
 
 class Choice(NamedTuple):
