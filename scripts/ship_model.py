@@ -42,7 +42,7 @@ from captioner.inference.confidence import Calibrator
 from captioner.inference.folder import CARD, WEIGHTS, StoredModel, load_model, save_model
 from captioner.options import SearchOptions
 from captioner.text.tokenizer import tokenize
-from captioner.training.run import read_metrics
+from captioner.training.run import read_rows
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
@@ -157,7 +157,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _stage(run: Path) -> dict[str, Any]:
-    rows = read_metrics(run)
+    rows = read_rows(run / "metrics.jsonl")
     best = max(rows, key=lambda row: float(row["CIDEr"]))
     return {
         "run": run.name,

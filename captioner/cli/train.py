@@ -88,7 +88,7 @@ def train(options: TrainOptions, given: dict[str, Any], _: Any) -> int:
 
 def _train(config: TrainConfig, options: TrainOptions, *, resume: bool, main_process: bool) -> int:
     from captioner.training.loop import Interrupted, start
-    from captioner.training.run import read_metrics
+    from captioner.training.run import METRICS, read_rows
     from captioner.training.setup import prepare
     from captioner.training.validation import describe_selection
 
@@ -118,7 +118,7 @@ def _train(config: TrainConfig, options: TrainOptions, *, resume: bool, main_pro
         return OK
     best = describe_selection(setup.config.training.select, progress.best)
     print(f"best {best} in epoch {progress.best_epoch + 1}: {folder / 'best'}")
-    if problem := why_useless(setup, progress, read_metrics(folder)):
+    if problem := why_useless(setup, progress, read_rows(folder / METRICS)):
         warn(problem)
         return FAILED
     return OK

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,26 +73,22 @@ def train(
     resume = check_run_folder(folder, resume=resume, force=force)
 
     from captioner.training.loop import start
-    from captioner.training.run import read_metrics
+    from captioner.training.run import METRICS, read_rows
     from captioner.training.setup import prepare
 
-    with contextlib.nullcontext() if progress else _quiet():
+    with Path(os.devnull).open("w") as null, contextlib.ExitStack() as stack:
+        if not progress:
+            stack.enter_context(contextlib.redirect_stderr(null))
         setup = prepare(settings)
         found = start(setup, folder, resume=resume)
-    metrics = read_metrics(folder)
+    metrics = read_rows(folder / METRICS)
     if problem := why_useless(setup, found, metrics):
         logging.getLogger(__name__).warning("%s", problem)
     return TrainingResult(folder / "best", found.best, found.best_epoch + 1, metrics)
 
 
 def why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Why the best model of a finished run is of no use, and what to do; empty if it is of use.
-
-    Args:
-        setup: The run.
-        progress: Its end.
-        metrics: Its validations.
-    """
+    """Why the best model of a finished run is of no use, and what to do; empty if it is of use."""
     from captioner.training.state import NO_SCORE
 
     config, epoch = setup.config.training, progress.best_epoch + 1
@@ -116,14 +112,7 @@ def why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str,
 
 
 def check_run_folder(folder: Path, *, resume: bool, force: bool) -> bool:
-    """Check that a run may be written to a folder.
-
-    Returns:
-        Whether there is a checkpoint to resume from.
-
-    Raises:
-        OptionError: The folder contains a run that is neither resumed nor replaced.
-    """
+    """Return whether there is a checkpoint to resume from; refuse to overwrite another run."""
     resuming = resume and (folder / "state.safetensors").exists()
     used = any((folder / name).exists() for name in RUN_FILES)
     if used and not (resuming or force):
@@ -135,12 +124,6 @@ def check_run_folder(folder: Path, *, resume: bool, force: bool) -> bool:
     return resuming
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with Path(os.devnull).open("w") as null, contextlib.redirect_stderr(null):
-        yield
-
-
 # --- settings ------------------------------------------------------------------------------------
 
 
@@ -150,9 +133,6 @@ def build_config(
     """Build a config from a file, a dictionary or another config, with some settings replaced.
 
     Search options that are not given come from the model of ``init_from``, if there is one.
-
-    Raises:
-        ConfigError: The file cannot be read, or a setting is unknown or invalid.
     """
     given: Any = config
     if isinstance(config, str | Path):

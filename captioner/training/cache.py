@@ -17,29 +17,17 @@ from captioner.training.setup import open_encoder
 
 
 class FeatureEncoder(NamedTuple):
-    """The encoder of a training run, and what its features look like."""
+    """The encoder of a training run, and what its features look like; see `FeaturePlan`."""
 
     preprocessing: Preprocessing
     encode: Encode
     grid: tuple[int, int]
-    """Gh, Gw."""
     feature_dim: int
-    """D."""
     fingerprint: dict[str, str]
-    """From `feature_fingerprint`, with dtype and precision."""
 
 
 def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> FeatureEncoder:
-    """Open the encoder that training with a config uses.
-
-    Args:
-        config: The config.
-        dtype: Storage type: float16, bfloat16 or float32.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
-
-    Raises:
-        CaptionerError: The settings or weights cannot be used.
-    """
+    """Open the encoder that training with a config uses; ``dtype`` is the storage type."""
     chosen = pick_device(device)
     torch.manual_seed(config.training.seed)  # random weights must be those of the run
     encoder, preprocessing = open_encoder(config)
@@ -64,14 +52,8 @@ def plan_features(
 ) -> tuple[FeaturePlan, FeatureEncoder]:
     """Plan the features that training with a config reads.
 
-    Args:
-        config: The training photos come first, then the other validation photos. With
-            ``data.horizontal_flip``, training photos are also encoded flipped.
-        dtype: See `open_feature_encoder`.
-        device: See `open_feature_encoder`.
-
-    Raises:
-        CaptionerError: The settings, captions or weights cannot be used.
+    The training photos come first, then the other validation photos. With ``data.horizontal_flip``,
+    training photos are also encoded flipped.
     """
     pick_device(device)  # an error before the captions are read
     train, val = read_data(replace(config.data, shards=None))

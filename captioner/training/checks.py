@@ -39,12 +39,7 @@ PHOTOS = 32
 
 
 def setting_warnings(setup: Setup, total_steps: int) -> list[str]:
-    """One line for each setting that does not suit the data or the length of the run.
-
-    Args:
-        setup: The run.
-        total_steps: Its length in steps.
-    """
+    """One line for each setting that does not suit the data or the length of the run."""
     return [*_schedule(setup, total_steps), *_validation(setup), *_captions(setup)]
 
 
@@ -119,12 +114,8 @@ def _captions(setup: Setup) -> Iterator[str]:
 def dry_run(setup: Setup, folder: Path) -> str:
     """Take a few steps and caption a few photos; weights change, but nothing is written.
 
-    Returns:
-        Estimates of time, memory and disk space, and the ``setting_warnings``.
-
-    Raises:
-        ConfigError: There is not enough disk space.
-        CaptionerError: Any other error that would stop the run at its start.
+    Returns estimates of time, memory and disk space, and the ``setting_warnings``. Raises whatever
+    would stop the run at its start, and ConfigError if there is not enough disk space.
     """
     from captioner.training.loop import Trainer
     from captioner.training.trackers import Trackers

@@ -33,16 +33,7 @@ def read_data(
 ) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
     """Read the captions of the training and the validation photos, and locate the photos.
 
-    Args:
-        config: Files and folders.
-        renumber: See ``read_captions``.
-
-    Returns:
-        Training photos with at least ``min_captions`` captions, and validation photos.
-
-    Raises:
-        DataError: A file or photo is missing or invalid.
-        ConfigError: There are no validation captions, or too few training captions.
+    Training photos have at least ``min_captions`` captions. ``renumber`` as for ``read_captions``.
     """
 
     def read(files: list[str], images: list[str] | None, styles: list[str]) -> list[CaptionedImage]:
@@ -90,14 +81,9 @@ def tokenized(photos: Sequence[CaptionedImage], vocabulary: Vocabulary) -> Words
 def new_vocabulary(
     photos: Sequence[CaptionedImage], config: DataConfig
 ) -> tuple[Vocabulary, Words]:
-    """The vocabulary of ``data.tokenizer``, from the training captions alone.
+    """The vocabulary of ``data.tokenizer``, and the captions in its words or pieces.
 
-    Returns:
-        The vocabulary, and the captions in its words or pieces.
-
-    Raises:
-        ConfigError: The captions do not separate words, no word is frequent enough, or the
-            library of sub-words is not installed.
+    It is counted over the training captions alone.
     """
     styles = tuple(dict.fromkeys(config.styles))
     captions = [caption for photo in photos for caption in photo.captions]
@@ -174,12 +160,7 @@ def open_features(
 ) -> tuple[FeatureCache, list[EncodedImage]]:
     """Open the feature cache of ``data.features``.
 
-    Returns:
-        The cache and the training photos that it holds; a warning names each of the others.
-
-    Raises:
-        DataError: The cache is missing, incomplete, or of another encoder or preprocessing.
-        ConfigError: The encoder stages being fine-tuned include cached ones.
+    Returns it and the training photos that it holds; a warning names each of the others.
     """
     assert config.data.features is not None
     encoder, finetune_from = model.encoder, config.encoder.finetune_from
@@ -219,9 +200,6 @@ def check_images(images: Sequence[CaptionedImage], cache: FeatureCache | None) -
     """Fail now, not after an epoch, if a validation photo is missing or is not an image.
 
     Only headers are read; a file that is damaged further in fails when it is captioned.
-
-    Raises:
-        ImageError: A photo cannot be read, or the cache lacks its features.
     """
     for image in images:
         if cache is not None and not cache.has(image.image_id):

@@ -43,17 +43,7 @@ class Teacher:
         vocabulary: Vocabulary,
         photos: Sequence[EncodedImage],
     ) -> None:
-        """Prepare the teacher.
-
-        Args:
-            config: Guidance and preference for rare words of each captions file.
-            models: Not those that are trained; their probabilities are averaged.
-            vocabulary: Of the models.
-            photos: The training photos.
-
-        Raises:
-            ConfigError: The vocabulary has no rare words, as it is one of pieces.
-        """
+        """Prepare the teacher; the models, other than the trained one, share its vocabulary."""
         self.models = [model.eval() for model in models]
         self.options = {
             photo.image.image_id: config.of_file(photo.image.source) for photo in photos
@@ -71,15 +61,11 @@ class Teacher:
 
     @torch.no_grad()
     def targets(self, images: Tensor, tokens: Tensor, image_ids: Sequence[int]) -> Tensor:
-        """Probabilities to learn, see ``caption_losses``: (W + padding, V).
+        """Probabilities to learn, (W + padding, V); see ``caption_losses``.
 
-        Args:
-            images: Pixels or cached features of the photos, (B, ...).
-            tokens: (B, R, T + 1), on the CPU; see ``caption_losses``.
-            image_ids: (B,).
+        From pixels or cached features (B, ...), tokens (B, R, T + 1) and the photos' ids (B,).
         """
-        memories = [_memory(model, images) for model in self.models]
-        scored, log_probs = self._score(memories, tokens)
+        scored, log_probs = self._score([_memory(model, images) for model in self.models], tokens)
         given = torch.tensor([self.options.get(image_id, (0.0, 0.0)) for image_id in image_ids])
         guidance, rare_words = (
             scored.of_rows(of_photo[:, None].expand(tokens.shape[:2]))[:, None]

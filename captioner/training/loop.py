@@ -20,6 +20,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ from captioner.training.optim import (
     make_optimizer,
     warmup_steps,
 )
-from captioner.training.run import RunFolder, Stop, stop_signals
+from captioner.training.run import METRICS, STEPS, RunFolder, stop_signals
 from captioner.training.setup import Setup
 from captioner.training.state import EPOCH_SUMS, Progress, TrainingState, means, resume_settings
 from captioner.training.trackers import Trackers
@@ -91,11 +92,7 @@ class Trainer:
     """Trains one model in one run folder."""
 
     def __init__(self, setup: Setup, folder: RunFolder) -> None:
-        """Build optimizer, data source and objective; nothing is written yet.
-
-        Raises:
-            CaptionerError: The shards of the config cannot be used.
-        """
+        """Build optimizer, data source and objective; nothing is written yet."""
         config = self.config = setup.config
         self.setup, self.training, self.folder = setup, config.training, folder
         self.accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
@@ -213,11 +210,11 @@ class Trainer:
         if self.main:
             self.folder.open(progress.epoch, progress.step, fresh=fresh)
 
-    def _any_process(self, stop: Stop) -> bool:
+    def _any_process(self, stop: Event) -> bool:
         """Whether any process should stop: all must stop at the same step."""
         if self.world == 1:
-            return stop.requested
-        flag = torch.tensor(int(stop.requested), device=self.device)
+            return stop.is_set()
+        flag = torch.tensor(int(stop.is_set()), device=self.device)
         return bool(self.accelerator.reduce(flag))
 
     def _print(self, line: str) -> None:
@@ -297,7 +294,7 @@ class Trainer:
         if due:
             row = progress.curve_point(self._lr())
             if self.main:
-                self.folder.add_steps(row)
+                self.folder.append(STEPS, row)
                 trackers.log(row, "train/")
         return True
 
@@ -338,7 +335,7 @@ class Trainer:
         better = progress.add_score(selection_score(scores, training.select), training)
         progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
         if self.main:
-            folder.add_metrics(row)
+            folder.append(METRICS, row)
             trackers.log(row)
             self._print(summary(row))
             photos = {"train_photos": len(setup.train), "val_photos": len(setup.validated)}
@@ -368,7 +365,7 @@ class Trainer:
         return score_sentences(sentences), sentences
 
     def save(self) -> None:
-        """Save the state."""
+        """Save the state, in one process."""
         if self.main:
             self.state.save(self.folder.state)
         self.accelerator.wait_for_everyone()

@@ -35,17 +35,10 @@ def warmup_steps(config: TrainingConfig, total_steps: int) -> int:
 
 
 def lr_factor(step: int, warmup_steps: int, total_steps: int, schedule: str = "cosine") -> float:
-    """Learning rate at a step as a fraction of its peak: linear warm-up, then the schedule.
+    """Learning rate at a step, from 0, as a fraction of its peak: linear warm-up, then a schedule.
 
-    Args:
-        step: Steps taken so far, from 0.
-        warmup_steps: Length of the warm-up.
-        total_steps: Length of the run.
-        schedule: ``cosine``: half a cosine down to 0; ``plateau``: constant (the training loop
-            halves the peak when the validation score stops improving).
-
-    Returns:
-        0 to 1.
+    ``cosine`` is half a cosine down to 0; ``plateau`` is constant, but the training loop halves the
+    peak when the validation score stops improving.
     """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import yaml
@@ -36,17 +37,8 @@ METRICS = "metrics.jsonl"
 STEPS = "steps.jsonl"
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """All validations of a run, oldest first; empty if there are none yet."""
-    return _read_rows(run / METRICS)
-
-
-def read_steps(run: Path) -> list[dict[str, Any]]:
-    """The training curves of a run, oldest point first; empty if there are none yet."""
-    return _read_rows(run / STEPS)
-
-
-def _read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of ``METRICS`` or ``STEPS`` in a run folder, oldest first."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -81,7 +73,7 @@ class RunFolder:
         atomic_write(self.path / "config.yaml", settings)
         for name, key, done in ((METRICS, "epoch", epoch), (STEPS, "step", step)):
             if (path := self.path / name).exists():
-                rows = [row for row in _read_rows(path) if row[key] <= done]
+                rows = [row for row in read_rows(path) if row[key] <= done]
                 atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def _epochs(self, part: str) -> list[tuple[int, Path]]:
@@ -89,15 +81,8 @@ class RunFolder:
         found = (self.path / part).glob("epoch_[0-9]*")
         return [(int(folder.name.removeprefix("epoch_")), folder) for folder in found]
 
-    def add_metrics(self, row: dict[str, Any]) -> None:
-        """Append one validation to the metrics."""
-        self._append(METRICS, row)
-
-    def add_steps(self, row: dict[str, Any]) -> None:
-        """Append one point to the training curves."""
-        self._append(STEPS, row)
-
-    def _append(self, name: str, row: dict[str, Any]) -> None:
+    def append(self, name: str, row: dict[str, Any]) -> None:
+        """Append a validation to ``METRICS`` or a point to ``STEPS``."""
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -128,24 +113,18 @@ class RunFolder:
         return figures
 
 
-class Stop:
-    """Whether the run should stop."""
-
-    requested = False
-
-
 @contextmanager
-def stop_signals() -> Iterator[Stop]:
-    """Turn SIGINT and SIGTERM into a request that the loop checks between two steps."""
-    stop = Stop()
+def stop_signals() -> Iterator[Event]:
+    """Turn SIGINT and SIGTERM into an event that the loop checks between two steps."""
+    stop = Event()
 
     def request(number: int, frame: object) -> None:
         del frame
         # A second Ctrl-C stops at once. A second SIGTERM does not: launchers forward theirs to
         # processes that the system has already signalled.
-        if stop.requested and number == signal.SIGINT:
+        if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.requested = True
+        stop.set()
         tqdm.write("stopping after the state is saved; Ctrl-C again to stop now", file=sys.stderr)
 
     try:

@@ -153,11 +153,7 @@ class TrainingState:
     progress: Progress
 
     def save(self, path: Path) -> None:
-        """Save atomically: the old file is replaced by a complete new one.
-
-        Raises:
-            CheckpointError: It cannot be written (disk full, permission denied).
-        """
+        """Save atomically: the old file is replaced by a complete new one."""
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
         if self.average is not None:
             tensors |= {f"average.{k}": v for k, v in self.average.state_dict().items()}
@@ -177,11 +173,7 @@ class TrainingState:
             ) from error
 
     def load(self, path: Path) -> None:
-        """Load a state that was saved with the same ``Progress.settings``.
-
-        Raises:
-            CheckpointError: The file is missing or damaged, or from a run with other settings.
-        """
+        """Load a state that was saved with the same ``Progress.settings``."""
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata()
@@ -265,11 +257,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_resume(checkpoint: Path, held: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Compare the ``Progress.settings`` of a checkpoint with those of the run that continues it.
-
-    Raises:
-        CheckpointError: They differ.
-    """
+    """Raise CheckpointError if the ``Progress.settings`` of a checkpoint differ from the run's."""
     different = [
         f"{name} {held.get(name)}, but now it is {given.get(name)}"
         for name in {**held, **given}

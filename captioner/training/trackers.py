@@ -11,7 +11,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
 from PIL import Image
 
 from captioner.errors import ConfigError
-from captioner.training.run import RunFolder, read_metrics, read_steps
+from captioner.training.run import METRICS, STEPS, RunFolder, read_rows
 from captioner.training.state import flatten
 
 TENSORBOARD = "tensorboard"
@@ -21,16 +21,7 @@ class Trackers:
     """All trackers of a run; a context manager."""
 
     def __init__(self, names: Sequence[str], folder: RunFolder, *, active: bool = True) -> None:
-        """Check that the trackers are available.
-
-        Args:
-            names: From the config; empty for no tracking.
-            folder: Holds TensorBoard's logs; its metrics so far are logged again on resume.
-            active: False in all but one process of a run.
-
-        Raises:
-            ConfigError: A tracker is unknown or not installed.
-        """
+        """Check that the trackers are available; only those of one process are ``active``."""
         known = sorted(map(str, LOGGER_TYPE_TO_CLASS))
         for name in names:
             if name not in known or not filter_trackers([name], str(folder.path)):
@@ -53,8 +44,10 @@ class Trackers:
             if name != TENSORBOARD:
                 tracker.store_init_configuration(flatten(folder.settings))
                 continue
-            for prefix, read in (("", read_metrics), ("train/", read_steps)):
-                for row in read(folder.path):  # its files are written anew in every session
+            for prefix, rows in (("", METRICS), ("train/", STEPS)):
+                for row in read_rows(
+                    folder.path / rows
+                ):  # its files are written anew in every session
                     _log(tracker, row, prefix)
         return self
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from captioner.inference.engine import Prepared
 from captioner.model.losses import photo_nats
 from captioner.options import SearchOptions
 from captioner.text.vocabulary import PAD
-from captioner.training.data import encode_captions
+from captioner.training.data import encode_captions, tokenized
 
 BATCH = 32
 """Photos per batch."""
@@ -72,8 +72,7 @@ def decode(
 ) -> list[Sentence]:
     """Caption the photos, each in its own style, from cached features if there are any.
 
-    Raises:
-        ImageError: A photo cannot be read; a score without it would not be comparable.
+    A photo that cannot be read is an error, as a score without it would not be comparable.
     """
     sentences: list[Sentence] = []
     for style in dict.fromkeys(image.style for image in images):
@@ -84,12 +83,8 @@ def decode(
     return sentences
 
 
-class _Batch(NamedTuple):
-    images: list[CaptionedImage]
-    inputs: Tensor
-    """Pixels or cached features."""
-    crop_boxes: list[CropBox]
-    seeds: list[int]
+_Batch: TypeAlias = tuple[list[CaptionedImage], Tensor, list[CropBox], list[int]]
+"""Photos; their pixels or cached features; what the encoder receives of them; seeds."""
 
 
 def _batches(
@@ -101,7 +96,7 @@ def _batches(
             some = list(images[start : start + BATCH])
             ids = [image.image_id for image in some]
             rows = cache.read([(image_id, False) for image_id in ids])
-            yield _Batch(some, rows, [crop_box(*image_size(image.path)) for image in some], ids)
+            yield some, rows, [crop_box(*image_size(image.path)) for image in some], ids
         return
 
     def prepare(image: CaptionedImage) -> Prepared:
@@ -114,7 +109,7 @@ def _batches(
                 if isinstance(photo, ImageError):
                     raise photo
                 photos.append(photo)
-            yield _Batch(
+            yield (
                 [image for image, _ in batch],
                 torch.from_numpy(np.stack([photo.pixels[0] for photo in photos])),
                 [photo.crop_box for photo in photos],
@@ -123,30 +118,26 @@ def _batches(
 
 
 def _caption(captioner: Captioner, batch: _Batch, options: SearchOptions) -> Iterator[Sentence]:
+    images, inputs, crop_boxes, seeds = batch
     model, device, vocabulary = captioner.model, captioner.device, captioner.stored.vocabulary
     with torch.inference_mode(), autocast(captioner.precision, device):
-        features = model.to_features(upload(batch.inputs, device))
-    captions = captioner.caption_features(features, batch.crop_boxes, options, batch.seeds)
-    words = [[vocabulary.tokenize(caption) for caption in image.captions] for image in batch.images]
-    encoded = encode_captions(batch.images, words, vocabulary, sys.maxsize)
+        features = model.to_features(upload(inputs, device))
+    captions = captioner.caption_features(features, crop_boxes, options, seeds)
+    encoded = encode_captions(images, tokenized(images, vocabulary), vocabulary, sys.maxsize)
     starts = [vocabulary.start(options.style)] * len(encoded)
     tokens = pad_captions([photo.tokens for photo in encoded], starts)
     with torch.inference_mode(), autocast(captioner.precision, device):
         nats = photo_nats(model.decoder, model.decoder.memory(features), tokens)
     counts = (tokens[..., 1:] != PAD).sum(dim=(1, 2))
-    for image, best, of_photo, count in zip(
-        batch.images, captions, nats.tolist(), counts.tolist(), strict=True
-    ):
-        yield Sentence(image, best[0], of_photo, count)
+    best = (of_photo[0] for of_photo in captions)
+    yield from map(Sentence, images, best, nats.tolist(), counts.tolist())
 
 
 def score_sentences(sentences: list[Sentence]) -> dict[str, float]:
-    """Score the captions against the references of their photos.
+    """Corpus scores by metric, and of the references ``val_loss`` (nats per word), ``perplexity``.
 
-    Returns:
-        Corpus scores by metric, and of the references ``val_loss`` (nats per word) and
-        ``perplexity``. With several styles, the mean over styles (of the perplexity: the geometric
-        mean), and each style's own under names such as ``CIDEr/coco``.
+    With several styles, the mean over styles (of the perplexity: the geometric mean), and each
+    style's own under names such as ``CIDEr/coco``.
     """
     styles = list(dict.fromkeys(s.image.style for s in sentences))
     scores = {

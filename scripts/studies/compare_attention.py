@@ -35,7 +35,7 @@ from captioner.hardware import autocast
 from captioner.inference.captioner import Captioner, load
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import END
-from captioner.training.run import read_metrics
+from captioner.training.run import read_rows
 
 SECOND_SEED = "additive_seed1"
 """The first row with another seed, to measure seed noise."""
@@ -96,7 +96,9 @@ def main() -> None:
     encoded = encode(models[options.only[0]], val)  # the encoder is the same in all rows
     rows = []
     for name, model in models.items():
-        best = max(read_metrics(options.work / name), key=lambda row: float(row["CIDEr"]))
+        best = max(
+            read_rows(options.work / name / "metrics.jsonl"), key=lambda row: float(row["CIDEr"])
+        )
         rows.append({"name": name} | best | map_statistics(model, val, encoded))
     options.out.mkdir(parents=True, exist_ok=True)
     if drawn := {name: model for name, model in models.items() if name != SECOND_SEED}:

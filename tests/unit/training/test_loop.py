@@ -28,7 +28,7 @@ from captioner.inference.folder import StoredModel
 from captioner.model.captioner import CaptionModel
 from captioner.options import TrainConfig
 from captioner.training.loop import Interrupted, Trainer, start
-from captioner.training.run import RunFolder, read_steps
+from captioner.training.run import STEPS, RunFolder, read_rows
 from captioner.training.setup import prepare
 
 Rows = list[dict[str, float]]
@@ -280,10 +280,10 @@ def test_training_curves_have_a_point_every_few_steps(configure: Any, tmp_path: 
     """A point is the mean since the last one; a resumed run continues them."""
     config = configure(training={"log_every": 2})
     train(config, tmp_path / "straight")
-    points = read_steps(tmp_path / "straight")
+    points = read_rows(tmp_path / "straight" / STEPS)
     assert [(point["step"], point["epoch"]) for point in points] == [(2, 1), (4, 2), (6, 2), (8, 3)]
     train(configure(training={"log_every": 1}), tmp_path / "every")
-    single = read_steps(tmp_path / "every")
+    single = read_rows(tmp_path / "every" / STEPS)
     assert [point["step"] for point in single] == list(range(1, 10))
     norms = [point["gradient_norm"] for point in single]
     assert points[1]["gradient_norm"] == pytest.approx((norms[2] + norms[3]) / 2)
@@ -291,7 +291,7 @@ def test_training_curves_have_a_point_every_few_steps(configure: Any, tmp_path: 
     with signal_in_step(5), pytest.raises(Interrupted):  # between two points
         train(config, tmp_path / "stopped")
     train(config, tmp_path / "stopped", resume=True)
-    assert read_steps(tmp_path / "stopped") == points
+    assert read_rows(tmp_path / "stopped" / STEPS) == points
 
 
 def test_the_loss_is_the_mean_over_words_in_nats(configure: Any, tmp_path: Path):

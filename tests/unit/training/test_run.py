@@ -14,7 +14,7 @@ from PIL import Image
 
 from captioner.caption import Caption
 from captioner.data.coco import CaptionedImage
-from captioner.training.run import RunFolder, read_metrics, read_steps
+from captioner.training.run import METRICS, STEPS, RunFolder, read_rows
 from captioner.training.validation import Sentence
 
 
@@ -49,28 +49,28 @@ def test_all_resolved_settings_are_saved(folder: RunFolder, configure: Any):
 
 def test_an_incomplete_last_line_is_ignored(folder: RunFolder):
     for step in (20, 40, 60):
-        folder.add_steps({"epoch": 1, "step": step, "loss": 0.5})
+        folder.append(STEPS, {"epoch": 1, "step": step, "loss": 0.5})
     with (folder.path / "steps.jsonl").open("a") as file:
         file.write('{"epoch": 1, "st')
-    assert [point["step"] for point in read_steps(folder.path)] == [20, 40, 60]
+    assert [point["step"] for point in read_rows(folder.path / STEPS)] == [20, 40, 60]
     folder.open(0, 40)
-    assert [point["step"] for point in read_steps(folder.path)] == [20, 40]
+    assert [point["step"] for point in read_rows(folder.path / STEPS)] == [20, 40]
     folder.open(0, fresh=True)
-    assert read_steps(folder.path) == []
+    assert read_rows(folder.path / STEPS) == []
 
 
 def test_metrics_and_samples_after_the_checkpoint_are_deleted(folder: RunFolder):
     for epoch in (1, 2, 3):
-        folder.add_metrics(row(epoch))
+        folder.append(METRICS, row(epoch))
         folder.add_samples(epoch, [])
     folder.best.mkdir()
     folder.open(2)
-    assert read_metrics(folder.path) == [row(1), row(2)]
+    assert read_rows(folder.path / METRICS) == [row(1), row(2)]
     samples = folder.path / "samples"
     assert sorted(path.name for path in samples.iterdir()) == ["epoch_001", "epoch_002"]
     assert folder.best.is_dir()
     folder.open(0, fresh=True)
-    assert read_metrics(folder.path) == []
+    assert read_rows(folder.path / METRICS) == []
     assert not list(samples.iterdir())
     assert not folder.best.exists()
 

@@ -10,7 +10,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from captioner.errors import ConfigError
-from captioner.training.run import RunFolder
+from captioner.training.run import METRICS, STEPS, RunFolder
 from captioner.training.trackers import Trackers
 
 
@@ -29,8 +29,8 @@ def events_of(folder: RunFolder) -> EventAccumulator:
 
 
 def test_training_curves_have_separate_tags(folder: RunFolder):
-    folder.add_metrics(row(1))
-    folder.add_steps({"epoch": 1, "step": 5, "loss": 3.0})
+    folder.append(METRICS, row(1))
+    folder.append(STEPS, {"epoch": 1, "step": 5, "loss": 3.0})
     with Trackers(["tensorboard"], folder) as trackers:
         trackers.log({"epoch": 2, "step": 15, "loss": 2.0}, "train/")
     events = events_of(folder)
