@@ -26,6 +26,7 @@ from captioner.inference.stepper import DecoderStepper
 from captioner.model.attention import Memory, widen
 from captioner.model.captioner import CaptionModel
 from captioner.model.decoder import Decoder
+from captioner.model.efficientnet_lite import fold_norms
 from captioner.model.explanations import WordScorer, relevance
 from captioner.options import ExplanationMethod
 
@@ -121,7 +122,7 @@ def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -
         id(part): nn.Parameter(part.detach(), requires_grad=False) for part in model.parameters()
     }
     copied = copy.deepcopy(model, shared).to(device).eval()
-    copied.encoder.fold_norms()
+    fold_norms(copied.encoder)
     copied.encoder.to(memory_format=torch.channels_last)
     dtype = product_type(precision)
     if dtype is not None:

@@ -120,13 +120,7 @@ class Attention(nn.Module):
     """Whether the regions' features are used, or only their number."""
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """Precompute what depends on the photos alone.
-
-        Args:
-            features: (B, L, D).
-            summary: (B, 1, D), e.g. the mean feature.
-            mask: (B, L), True at real regions, at least one per photo; None: all are real.
-        """
+        """Precompute what depends on the photos alone, from features (B, L, D); see `Memory`."""
         raise NotImplementedError
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:

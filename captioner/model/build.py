@@ -135,9 +135,6 @@ def build_decoder(
     """Build the decoder that a config describes, for D features, V words and at most L regions.
 
     ``styles`` is the number of additional start tokens, see ``Vocabulary.start``.
-
-    Raises:
-        ConfigError: Incompatible settings.
     """
     kind = PlainDecoder if config.attention == "fixed_at_start" else DECODERS[config.order]
     sizes = Sizes(

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from captioner.errors import ConfigError
 from captioner.model import kernels
 
 STAGES = (
@@ -100,30 +101,42 @@ class EfficientNetLite(nn.Module):
             features = blocks(features)
         return _layer(self.conv_head, self.bn2, features, relu6=True)
 
-    @torch.no_grad()
-    def fold_norms(self) -> None:
-        """Fold every norm into its convolution permanently, for inference."""
-        for module in list(self.modules()):
-            names = [name for name, _ in module.named_children()]
-            for before, name in pairwise(names):
-                convolution, norm = getattr(module, before), getattr(module, name)
-                if isinstance(norm, nn.BatchNorm2d):
-                    weight, bias = _folded(convolution, norm)
-                    convolution.weight = nn.Parameter(weight, convolution.weight.requires_grad)
-                    convolution.bias = nn.Parameter(bias, norm.bias.requires_grad)
-                    setattr(module, name, nn.Identity())
 
-    def recompute(self) -> None:
-        """Compute the activations inside of blocks again in the backward pass.
+@torch.no_grad()
+def fold_norms(network: nn.Module) -> None:
+    """Fold the norms of an EfficientNet-Lite into its convolutions; a no-op for other networks.
 
-        They are up to six times as wide as the blocks' inputs, which are kept. Call it after the
-        parameters to train are chosen: blocks with none of them in or before them keep nothing.
-        """
-        learning = False
-        for module in self.modules():
-            if isinstance(module, Block):
-                learning = learning or any(p.requires_grad for p in module.parameters())
-                module.recomputed = learning
+    For inference only: the weights can no longer be saved, cached or trained.
+    """
+    for module in list(network.modules()):
+        names = [name for name, _ in module.named_children()]
+        for before, name in pairwise(names):
+            convolution, norm = getattr(module, before), getattr(module, name)
+            if isinstance(convolution, Convolution) and isinstance(norm, nn.BatchNorm2d):
+                weight, bias = _folded(convolution, norm)
+                convolution.weight = nn.Parameter(weight, convolution.weight.requires_grad)
+                convolution.bias = nn.Parameter(bias, norm.bias.requires_grad)
+                setattr(module, name, nn.Identity())
+
+
+def recompute_blocks(network: nn.Module) -> None:
+    """Compute the activations inside of blocks again in the backward pass.
+
+    They are up to six times as wide as the blocks' inputs, which are kept. Call it after the
+    parameters to train are chosen: blocks with none of them in or before them keep nothing.
+
+    Raises:
+        ConfigError: The network is not an EfficientNet-Lite.
+    """
+    blocks, learning = [part for part in network.modules() if isinstance(part, Block)], False
+    for block in blocks:
+        learning = learning or any(p.requires_grad for p in block.parameters())
+        block.recomputed = learning
+    if not blocks:
+        raise ConfigError(
+            "encoder.recompute needs an EfficientNet-Lite; set training.micro_batch instead, which "
+            "saves memory with any encoder"
+        )
 
 
 class Block(nn.Module):
@@ -148,7 +161,7 @@ class Block(nn.Module):
             self.conv_pw = Convolution(inner, out, 1)
             self.bn2 = _norm(out)
         self.recomputed = False
-        """See ``EfficientNetLite.recompute``."""
+        """See `recompute_blocks`."""
         self.expands = expansion > 1
         self.skips = stride == 1 and width == out
 
@@ -177,12 +190,11 @@ class Block(nn.Module):
 
 
 class Convolution(nn.Conv2d):
-    """A convolution with an odd kernel and TensorFlow's ``SAME`` padding."""
+    """A convolution with an odd kernel and TensorFlow's ``SAME`` padding, initialized as there."""
 
     def __init__(
         self, width: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1
     ) -> None:
-        """Initialize the weights as the source does."""
         padding = kernel // 2 if stride == 1 else 0
         super().__init__(width, out, kernel, stride, padding, groups=groups, bias=False)
         fan_out = kernel * kernel * out // groups

@@ -119,10 +119,8 @@ class Encoder(StagedEncoder):
 def build_encoder(name: str, weights: str, image_size: int | None = None) -> Encoder:
     """Build an `Encoder` with weights: default, none, a file, or one of ``WEIGHT_PACKAGES``.
 
-    Raises:
-        ConfigError: The weights are unknown or belong to another encoder, or the encoder does not
-            support the image size.
-        ModelError: The weights cannot be read or downloaded, or do not fit.
+    Raises ConfigError if they belong to another encoder or do not support the image size, and
+    ModelError if they cannot be read or downloaded, or do not fit.
     """
     if weights in ("default", "none"):
         return Encoder(name, weights == "default", image_size)

@@ -54,19 +54,11 @@ def scheduled_inputs(decoder: Decoder, memory: Memory, tokens: Tensor, share: fl
     """Scheduled sampling: true captions with some words replaced by the model's own samples.
 
     With probability ``share`` an input word is sampled from the model's distribution given the
-    inputs before it. No gradient passes through the samples.
+    inputs before it. No gradient passes through the samples. Tokens are (B, R, T + 1), on the CPU;
+    the inputs (B, R, T), on the device.
 
     Source: Bengio et al. 2015 (arXiv:1506.03099). Deviation: words are sampled in a separate pass
     without dropout, so that the training pass can still process all words in one product.
-
-    Args:
-        decoder: Its training mode is restored afterwards.
-        memory: The photos, (B, ...).
-        tokens: (B, R, T + 1), see ``caption_losses``; on the CPU.
-        share: 0 to 1.
-
-    Returns:
-        Inputs (B, R, T), on the device; the start token is never replaced.
     """
     training, device = decoder.training, memory.summary.device
     decoder.eval()

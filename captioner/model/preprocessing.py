@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import CropBox
-from captioner.errors import ConfigError
 from captioner.hardware import upload
 
 if TYPE_CHECKING:
@@ -39,26 +38,11 @@ class Preprocessing:
     channel_order: Literal["RGB", "BGR"] = "RGB"
     """Channel order of the encoder's input, and of mean and std."""
 
-    def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ConfigError(f"image_size is {self.image_size}; give 1 pixel or more")
-        if self.resize not in ("squash", "crop"):
-            raise ConfigError(f"resize is {self.resize!r}; give squash or crop")
-        if self.channel_order not in ("RGB", "BGR"):
-            raise ConfigError(f"channel_order is {self.channel_order!r}; give RGB or BGR")
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise ConfigError(
-                f"mean is {self.mean} and std is {self.std}; give 3 numbers each, std above 0"
-            )
-
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Preprocessing:
         """From parsed JSON, which has lists instead of tuples."""
-        tuples: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in settings.items()
-        }
-        return cls(**tuples)
+        tuples = {name: tuple(settings[name]) for name in ("mean", "std")}
+        return cls(**settings | tuples)
 
     def crop_box(self, width: int, height: int) -> CropBox:
         """The part of a photo of this size (pixels) that the encoder receives."""

@@ -85,11 +85,7 @@ class StagedEncoder(nn.Module):
     def run_until(self, images: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
         """Encode normalized photos (B, 3, H, W) up to a stage, ``blocks.N`` of EfficientNet-Lite.
 
-        Returns:
-            The stage's input as rows (B, L', D'), and its grid.
-
-        Raises:
-            ConfigError: The encoder cannot be split at this stage.
+        Returns the stage's input as rows (B, L', D'), and its grid.
         """
         backbone, number = self._split(stage)
         return self.as_grid(backbone.run_until(images, number))
@@ -97,8 +93,7 @@ class StagedEncoder(nn.Module):
     def run_from(self, features: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
         """Run the rest of the encoder on the output (B, L', D') of ``run_until``, of square photos.
 
-        Returns:
-            The features (B, L, D) and the grid (Gh, Gw).
+        Returns the features (B, L, D) and the grid (Gh, Gw).
         """
         backbone, number = self._split(stage)
         side = math.isqrt(features.shape[1])
@@ -123,27 +118,6 @@ class StagedEncoder(nn.Module):
             "trained encoder need EfficientNet-Lite and one of blocks.0 to blocks.6; or train "
             "without data.features"
         )
-
-    def fold_norms(self) -> None:
-        """Fold EfficientNet-Lite's batch norms into its convolutions; a no-op for other encoders.
-
-        For inference only: the weights can no longer be saved, cached or trained.
-        """
-        if isinstance(self.backbone, EfficientNetLite):
-            self.backbone.fold_norms()
-
-    def recompute(self) -> None:
-        """Keep fewer activations for the backward pass; call it after `finetune_from`.
-
-        Raises:
-            ConfigError: The encoder is not EfficientNet-Lite.
-        """
-        if not isinstance(self.backbone, EfficientNetLite):
-            raise ConfigError(
-                f"encoder.recompute needs an EfficientNet-Lite, not {self.name}; set "
-                "training.micro_batch instead, which saves memory with any encoder"
-            )
-        self.backbone.recompute()
 
 
 def _is_depthwise(module: nn.Module) -> bool:

@@ -25,12 +25,7 @@ PACKAGES_STD = (128 / 255,) * 3
 
 
 def load_weights(backbone: nn.Module, name: str, weights: str) -> None:
-    """Load weights, a file or a package of ``WEIGHT_PACKAGES``, into the network of an encoder.
-
-    Raises:
-        ConfigError: The weights are unknown or belong to another encoder.
-        ModelError: The weights cannot be read, or do not fit.
-    """
+    """Load weights, a file or a package of ``WEIGHT_PACKAGES``, into the network of an encoder."""
     if weights in WEIGHT_PACKAGES:
         if WEIGHT_PACKAGES[weights] != name:
             raise ConfigError(
@@ -117,11 +112,7 @@ def resample(backbone: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def fill(backbone: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Load all of the backbone's tensors; others, such as a classifier's, are ignored.
-
-    Raises:
-        ModelError: A tensor is missing or has another shape; ``source`` is named.
-    """
+    """Load all of the backbone's tensors; others, such as a classifier's, are ignored."""
     own, state = backbone.state_dict(), resample(backbone, state)
     try:
         loaded = backbone.load_state_dict({k: v for k, v in state.items() if k in own}, False)

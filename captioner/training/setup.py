@@ -23,6 +23,7 @@ from captioner.inference.folder import StoredModel, load_model
 from captioner.inference.weights import to_float16
 from captioner.model.build import check_attention
 from captioner.model.captioner import CaptionModel
+from captioner.model.efficientnet_lite import recompute_blocks
 from captioner.model.encoder import Encoder, build_encoder
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig, EncoderConfig, TrainConfig
@@ -106,7 +107,7 @@ def prepare(config: TrainConfig) -> Setup:
         freeze_depthwise=settings.freeze_depthwise,
     )
     if settings.recompute:
-        model.encoder.recompute()
+        recompute_blocks(model.encoder)
     model.encoder.to(memory_format=torch.channels_last)
     encoded = encode_captions(train, words, stored.vocabulary, config.data.max_words)
     if config.init_from is None:

@@ -45,9 +45,7 @@ class Trackers:
                 tracker.store_init_configuration(flatten(folder.settings))
                 continue
             for prefix, rows in (("", METRICS), ("train/", STEPS)):
-                for row in read_rows(
-                    folder.path / rows
-                ):  # its files are written anew in every session
+                for row in read_rows(folder.path / rows):  # logs are written anew in every session
                     _log(tracker, row, prefix)
         return self
 

@@ -96,9 +96,8 @@ def main() -> None:
     encoded = encode(models[options.only[0]], val)  # the encoder is the same in all rows
     rows = []
     for name, model in models.items():
-        best = max(
-            read_rows(options.work / name / "metrics.jsonl"), key=lambda row: float(row["CIDEr"])
-        )
+        found = read_rows(options.work / name / "metrics.jsonl")
+        best = max(found, key=lambda row: float(row["CIDEr"]))
         rows.append({"name": name} | best | map_statistics(model, val, encoded))
     options.out.mkdir(parents=True, exist_ok=True)
     if drawn := {name: model for name, model in models.items() if name != SECOND_SEED}:

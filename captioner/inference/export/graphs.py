@@ -19,6 +19,7 @@ from captioner.inference.onnx_engine import NEXT, STATE, SUMMARY
 from captioner.model.attention import Memory
 from captioner.model.captioner import CaptionModel
 from captioner.model.decoder import State
+from captioner.model.efficientnet_lite import fold_norms
 
 OPSET = 18
 """ONNX operator set: the first that torch's exporter writes; onnxruntime has read it since 1.14,
@@ -78,7 +79,7 @@ def write_graphs(model: CaptionModel, attention: str, encoder: Path, decoder: Pa
     Raises:
         ConfigError: The encoder or the attention has an operation that ONNX cannot express.
     """
-    model.encoder.fold_norms()
+    fold_norms(model.encoder)
     size = model.preprocessing.image_size
     pixels = torch.zeros(EXAMPLES, size, size, 3, dtype=torch.uint8)
     graph = EncoderGraph(model)

@@ -62,14 +62,7 @@ class Layout(NamedTuple):
 
 
 def unroll(decoder: Decoder, memory: Memory, tokens: Tensor, needed: Tensor) -> Unrolled:
-    """What ``Decoder.forward`` returns, with zeros at the positions that are skipped.
-
-    Args:
-        decoder: In its mode.
-        memory: The photos, (B, ...).
-        tokens: (B, R, T), on the device.
-        needed: (B, R, T), True at the positions whose results are read; on the CPU.
-    """
+    """``Decoder.forward`` on tokens that are on the device; zeros where it skips a position."""
     from captioner.model.decoder import Unrolled
 
     layout = Layout.of(needed)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.model import efficientnet_lite
-from captioner.model.efficientnet_lite import Block, EfficientNetLite
+from captioner.model.efficientnet_lite import Block, EfficientNetLite, fold_norms
 from captioner.model.kernels import can_fuse, fused, plain_formulas
 from captioner.model.kernels.fused import works
 
@@ -26,7 +26,7 @@ def folded(dtype: torch.dtype = torch.float32) -> EfficientNetLite:
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.bias)
             module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
-    model.fold_norms()
+    fold_norms(model)
     return model.to(dtype, memory_format=torch.channels_last)
 
 
