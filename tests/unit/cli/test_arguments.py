@@ -94,7 +94,7 @@ ERRORS = [
     ("caption a.jpg --format xml", "--format: 'xml' is not allowed; give text, json, jsonl, csv"),
     ("caption a.jpg --num-captions 9", "--num-captions is 9; give at most --beam-size"),
     ("caption", "no photos; give files, folders, - or --from-file"),
-    ("train --decoder.layer_norm maybe", "--decoder.layer_norm: 'maybe' is not allowed; give true"),
+    ("train --decoder.layer-norm maybe", "--decoder.layer-norm: 'maybe' is not allowed; give true"),
     ("train a.yaml b.yaml", "unexpected argument 'b.yaml'"),
     ("prepare dataset", "the following arguments are required: -o/--output"),
     ("prepare datset", "Unknown command 'datset'. Did you mean `captioner prepare dataset`?"),
