@@ -21,16 +21,17 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import fsspec
 from fsspec.core import url_to_fs
 
-from captioner.data.folders import natural
+from captioner.data.folders import expand_pattern, natural
 from captioner.data.formats import format_by_name
 from captioner.data.prefetch import read_ahead
 from captioner.data.storage import is_local, unreadable
-from captioner.errors import ConfigError, DataError, first_line
+from captioner.errors import ConfigError, DataError, counted, first_line
 
 READERS = 8
 """Photos of object storage that are downloaded at the same time."""
@@ -173,7 +174,7 @@ def _expand(name: str) -> list[str]:
     if not glob.has_magic(name) or (is_local(name) and os.path.lexists(name)):
         return [name]
     if is_local(name):
-        found = glob.glob(name, recursive=True)  # noqa: PTH207 (as the shell: a/../*.jpg)
+        found = expand_pattern(name)
     else:
         with _readable(name):
             fs, path = url_to_fs(name)
@@ -287,12 +288,36 @@ def _open(photo: tuple[str, Any]) -> Photo:
 
 def _read_tar(name: str) -> Iterator[Photo]:
     """The first photo of each sample; consecutive files up to the first dot are one sample."""
-    last = None
-    with fsspec.open(name, "rb") as file, tarfile.open(fileobj=file, mode="r|") as tar:
-        for member in tar:
+    last, blocks = None, 0
+
+    class Member(tarfile.TarInfo):
+        """Counts the blocks that should be a member's header and are damaged."""
+
+        @classmethod
+        def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
+            nonlocal blocks
+            try:
+                return super().frombuf(buf, encoding, errors)
+            except tarfile.HeaderError:
+                blocks += any(buf)  # zeros are the end of an archive
+                raise
+
+    with (
+        fsspec.open(name, "rb") as file,
+        # Blocks are skipped until the next member; the next of several archives is read too.
+        tarfile.open(fileobj=file, mode="r|", ignore_zeros=True, tarinfo=Member) as tar,
+    ):
+        for member in chain(tar, [None]):
+            if blocks:
+                problem = f"the tar file is damaged before here: {counted(blocks, 'block')} skipped"
+                yield Photo(name, RemoteFile(name, problem))
+                blocks = 0
+            if member is None:
+                return
             folder, _, base = member.name.rpartition("/")
             sample = (folder, base.partition(".")[0])
-            content = tar.extractfile(member)
+            # No link: its target would be in what was read before.
+            content = tar.extractfile(member) if member.isfile() else None
             if content is None or sample == last or format_by_name(member.name) is None:
                 continue
             last = sample

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from captioner.cli.outputs import warn
-from captioner.data.folders import Skipped, find_images, natural
+from captioner.data.folders import Skipped, expand_pattern, find_images
 from captioner.data.formats import format_by_name
 from captioner.errors import ConfigError, DataError, ImageError, counted
 from captioner.option_fields import File, Shown
@@ -57,12 +57,14 @@ class Photos:
 
     @property
     def failures(self) -> int:
-        """Number of inputs that cannot be captioned: problems and photos of unsupported formats."""
-        return self.problems + self.skipped.photos.total()
+        """Number of inputs that cannot be captioned, photos of unsupported formats included."""
+        return self.problems + len(self.skipped.unlisted) + self.skipped.photos.total()
 
     def report_skipped(self) -> None:
         """Print what else the folders have: a line per unsupported format, one for the rest."""
         skipped = self.skipped
+        for problem in skipped.unlisted:
+            warn(problem)
         by_format: dict[Any, Counter[str]] = {}
         for (kind, extension), count in skipped.photos.items():
             by_format.setdefault(kind, Counter())[extension] += count
@@ -154,18 +156,10 @@ def _expand(argument: str) -> list[str]:
         _check_exists(argument)
     if argument == "-" or os.path.lexists(argument) or not glob.has_magic(argument):
         return [argument]  # `missing` reports it
-    start = len(Path(argument.partition("**")[0]).parts)
-
-    def through_link(name: str) -> bool:
-        """Whether ``**`` stands for a link to a folder, which may contain itself."""
-        parents = [parent for parent in Path(name).parents if len(parent.parts) > start]
-        return "**" in argument and any(parent.is_symlink() for parent in parents)
-
-    matches = glob.glob(argument, recursive=True)  # noqa: PTH207 (as the shell: a/../*.jpg)
-    names = [name for name in matches if not Path(name).is_dir() and not through_link(name)]
+    names = [name for name in expand_pattern(argument) if not Path(name).is_dir()]
     if not names:
         raise DataError(f"{argument}: no file matches this pattern; check it and the folder")
-    return sorted(names, key=natural)
+    return names
 
 
 def read_names(source: str) -> list[tuple[str, str]]:

@@ -246,6 +246,8 @@ def difference(held: Mapping[str, str], expected: Mapping[str, str]) -> str | No
 def read_file(path: Path) -> tuple[tuple[int, int, str], bytes | None]:
     """Size, time and SHA-256 as in `Record`, and the bytes; None if the file cannot be read."""
     try:
+        if path.is_fifo():  # opening it would wait for somebody to write to it
+            return (-1, 0, ""), None
         with path.open("rb") as file:
             status, data = os.fstat(file.fileno()), file.read()
     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections import Counter
@@ -27,6 +28,8 @@ class Skipped:
     """Subfolders of a search that is not recursive, hidden ones excluded."""
     links: int = 0
     """Links to folders in a recursive search."""
+    unlisted: list[str] = field(default_factory=list)
+    """A message for each subfolder that cannot be listed."""
 
 
 def find_images(
@@ -41,21 +44,28 @@ def find_images(
     Args:
         paths: Files and folders.
         recursive: Also search subfolders, after the folder's own photos; links are not followed.
-        skipped: Counts what is left out of folders.
+        skipped: Counts what is left out of folders; None: a subfolder that cannot be listed is an
+            error.
 
     Returns:
         The photos.
 
     Raises:
-        DataError: A folder has no photos that can be decoded, or cannot be listed.
+        DataError: A folder has no photos that can be decoded, or cannot be listed; or a name is
+            empty.
     """
-    skipped = Skipped() if skipped is None else skipped
+    counted = Skipped() if skipped is None else skipped
     photos = []
-    for path in [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]:
+    for given in [paths] if isinstance(paths, str) else paths:
+        if given == "":  # as a path, the current folder
+            raise DataError("'' is an empty name; give a file or a folder")
+        path = Path(given)
         if not path.is_dir():
             photos.append(path)
             continue
-        found = _search(path, recursive, skipped)
+        found = _search(path, recursive, counted)
+        if skipped is None and counted.unlisted:
+            raise DataError(counted.unlisted[0])
         if not found:
             searched = ", ".join(kind.name for kind in FORMATS if kind.decodable)
             subfolders = "" if recursive else "; subfolders are not searched"
@@ -70,7 +80,7 @@ def _search(folder: Path, recursive: bool, skipped: Skipped) -> list[Path]:
         with os.scandir(folder) as entries:
             for entry in entries:
                 hidden = entry.name.startswith(".")
-                if entry.is_dir():
+                if _is_folder(entry):
                     if hidden:
                         continue
                     if not recursive:
@@ -87,7 +97,39 @@ def _search(folder: Path, recursive: bool, skipped: Skipped) -> list[Path]:
         raise DataError(f"{folder}: this folder cannot be listed ({error.strerror})") from error
     found = [folder / name for name in sorted(photos, key=natural)]
     for name in sorted(folders, key=natural):
-        found += _search(folder / name, recursive, skipped)
+        try:
+            found += _search(folder / name, recursive, skipped)
+        except DataError as error:  # the rest can be read
+            skipped.unlisted.append(str(error))
+    return found
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, which `open_image` reports
+        return False
+
+
+def expand_pattern(pattern: str) -> list[str]:
+    """Files and folders that match a pattern of local names, as in a shell, in natural order.
+
+    ``**`` stands for any subfolders. It does not follow links to folders, which may lead back.
+    """
+    return sorted(dict.fromkeys(_expand(pattern)), key=natural)
+
+
+def _expand(pattern: str) -> list[str]:
+    parts = pattern.split("/")
+    if "**" not in parts:
+        return glob.glob(pattern)  # noqa: PTH207 (as the shell: a/../*.jpg)
+    at = parts.index("**")
+    rest, found = parts[at + 1 :] or ["*"], []
+    for top in _expand("/".join([*parts[:at], ""])) if at else [""]:
+        for folder, subfolders, _ in os.walk(top or "."):
+            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+            inside = glob.escape(folder if top else folder[2:])
+            found += _expand(os.path.join(inside, *rest))  # noqa: PTH118 (keeps the spelling)
     return found
 
 

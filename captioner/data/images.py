@@ -5,6 +5,9 @@ pixels become white, and the first frame of an animation is used. Truncated imag
 grey lower half would get a confident, wrong caption. Grey values of more than 8 bits are scaled,
 where Pillow would clip them: see `captioner.data.pixels`. HEIC is read with ``pillow-heif``, if
 installed.
+
+What decoding costs is bounded by the header, before it begins: pixels, sides, and the scans of a
+progressive JPEG, each of which is a pass over all pixels and may take a few bytes.
 """
 
 from __future__ import annotations
@@ -27,6 +30,15 @@ from captioner.errors import ImageError, LargeImageError, NotAnImageError, first
 
 MAX_PIXELS = 178_956_970
 """Larger images are refused before decoding; the size at which Pillow raises an error."""
+
+MAX_SIDE = 65_535
+"""Images with a longer side are refused: few formats have them, and decoders work row by row."""
+
+MAX_SCANS = 100
+"""Scans of a progressive JPEG; cameras and browsers write about 10."""
+
+MAX_SCANNED = 20 * MAX_PIXELS
+"""Pixels of all scans together."""
 
 MAX_STREAM_BYTES = 1 << 30
 """Limit for standard input and pipes (bytes), which may be endless."""
@@ -56,6 +68,8 @@ _UNSUPPORTED = (
 )
 _URL = re.compile(r"(https?|ftps?|sftp|file|s3|gs):/|data:image/", re.IGNORECASE)
 """One slash: a ``Path`` of a URL has no more."""
+_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)  # of a segment with a length
+_SCAN, _END = b"\xda", b"\xd9"
 _SIGNATURES = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II\*\0|MM\0\*", re.DOTALL)
 
 # Large images, odd EXIF. Per call, the filters of other threads would be changed too.
@@ -132,8 +146,14 @@ def open_reduced(
     Returns:
         The image, and the width and height of the whole image, both upright.
     """
-    image = _identify(_seekable(source, name), name, max_pixels, formats)
+    file = _seekable(source, name)
+    image = _identify(file, name, max_pixels, formats)
     width, height = image.size
+    if image.info.get("progressive"):
+        scans, most = _count_scans(file), min(MAX_SCANS, MAX_SCANNED // (width * height))
+        if scans > most:
+            problem = f"a JPEG of {scans:,} scans; the limit is {most} at this size; save it again"
+            raise _error(name, problem, LargeImageError)
     if min_side is not None and image.format in {"JPEG", "MPO"}:
         image.draft(None, (min_side, min_side))
     reduced = image.size != (width, height)  # before loading, by which Pillow rotates some TIFFs
@@ -180,8 +200,12 @@ def _open_file(path: str | os.PathLike[str], called: str) -> BinaryIO:
     if _URL.match(str(path)):
         raise _error(called, "is a URL; download the image and give the file")
     try:
-        if Path(path).is_dir():
+        mode = Path(path).stat().st_mode
+        if stat.S_ISDIR(mode):
             raise _error(called, "is a folder, not an image; give a file")
+        if not stat.S_ISREG(mode) and not str(path).startswith("/dev/"):
+            # Opening a pipe would wait for somebody to write to it.
+            raise _error(called, "a pipe, socket or device; give it as standard input (-)")
         return Path(path).open("rb")
     except FileNotFoundError:
         raise _error(called, "no such file; check the spelling and the folder") from None
@@ -244,9 +268,12 @@ def _identify(
         raise _not_an_image(head, called, formats) from error
     except Exception as error:
         raise _undecodable(error, called) from error
+    size = f"{image.width} x {image.height} pixels"
     if pixels > max_pixels:
-        size = f"{image.width} x {image.height} pixels"
         raise _error(called, f"{size}; {too_large}", LargeImageError)
+    if max(image.size) > MAX_SIDE:
+        problem = f"{size}; the limit is {MAX_SIDE:,} per side; cut or scale the image"
+        raise _error(called, problem, LargeImageError)
     # Recognized only; and for PostScript, Pillow would run Ghostscript, and with it the file's code
     if image.format in {"EPS", "MPEG"} or isinstance(image, ImageFile.StubImageFile):
         kind = "PostScript" if image.format == "EPS" else image.format
@@ -254,6 +281,16 @@ def _identify(
     if image.format == "TIFF" and _is_raw(image, head, called):
         raise _error(called, RAW.problem, NotAnImageError)
     return image
+
+
+def _count_scans(file: BinaryIO) -> int:
+    """The scans of a JPEG, up to the end of its first image."""
+    file.seek(0)
+    data, at, scans = file.read(), 2, 0
+    while (marker := _MARKER.search(data, at)) and marker[1] != _END:
+        scans += marker[1] == _SCAN
+        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+    return scans
 
 
 def _to_try(head: bytes, formats: tuple[str, ...] | None) -> tuple[str, ...] | None:

@@ -48,8 +48,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         plain = image.convert("LA") if image.mode == "La" else image
-        # A name for the RGBA image would keep its memory.
-        return Image.alpha_composite(white, plain.convert("RGBA")).convert("RGB")
+        # A name for a converted image would keep its memory.
+        return Image.alpha_composite(
+            white, plain if plain.mode == "RGBA" else plain.convert("RGBA")
+        ).convert("RGB")
     if image.mode == "CMYK" and image.format in {"JPEG", "MPO"} and "adobe" not in image.info:
         # Adobe stores inverted inks and marks the file; Pillow inverts every CMYK JPEG.
         return ImageChops.invert(image).convert("RGB")

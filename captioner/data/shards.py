@@ -250,6 +250,8 @@ def _write_shard(
                 extension = photo.path.suffix
                 extension = extension if extension.lower() not in ("", ".json") else ".img"
                 try:
+                    if photo.path.is_fifo():
+                        raise OSError("not a regular file")
                     data = photo.path.read_bytes()
                 except OSError as error:
                     reason = error.strerror or error

@@ -101,6 +101,30 @@ def test_samples_of_tars(tmp_path) -> None:
     assert names([part]) == [[f"{tmp_path}/a.tar/x/1.jpg", f"{tmp_path}/a.tar/2.jpg"]]
 
 
+@pytest.mark.parametrize("damaged", [1, 2, 3])
+def test_a_link_or_a_damaged_member_of_a_tar_costs_no_other(tmp_path, damaged: int) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("link.jpg", "1.jpg", "2.jpg", "3.jpg"):
+            info = tarfile.TarInfo(name)
+            if name == "link.jpg":
+                info.type, info.linkname = tarfile.SYMTYPE, "1.jpg"
+            info.size = 0 if info.issym() else 3
+            tar.addfile(info, io.BytesIO(b"abc"))
+    [part] = divide([str(tmp_path)], size=1)
+    assert names([part]) == [[f"{tmp_path}/a.tar/{n}.jpg" for n in (1, 2, 3)]]
+    content = bytearray((tmp_path / "a.tar").read_bytes())
+    content[512 + (damaged - 1) * 1024 + 150] ^= 1  # of the header's checksum
+    (tmp_path / "a.tar").write_bytes(content)
+
+    photos = list(read_part(part))
+
+    left = [f"{tmp_path}/a.tar/{n}.jpg" for n in (1, 2, 3) if n != damaged]
+    left.insert(damaged - 1, f"{tmp_path}/a.tar")
+    assert [photo.name for photo in photos] == left
+    with pytest.raises(OSError, match="damaged before here: 2 blocks skipped"):
+        photos[damaged - 1].source.read()
+
+
 # --- the folder ---
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import features
 
-from captioner.data.folders import Skipped, find_images
+from captioner.data.folders import Skipped, expand_pattern, find_images
 from captioner.data.formats import FORMATS
-from captioner.errors import DataError
+from captioner.data.images import open_image
+from captioner.errors import DataError, ImageError
 
 
 @pytest.fixture
@@ -92,6 +95,59 @@ def test_an_empty_folder_raises_immediately(folder: Path):
     (folder / "empty").mkdir()
     with pytest.raises(DataError, match=r"empty: no photos.*JPEG, .*TIFF.*; subfolders are not"):
         find_images([folder / "b2.jpg", folder / "empty"])
+
+
+def test_an_entry_that_cannot_be_read_costs_no_other(folder: Path):
+    (folder / "loop.jpg").symlink_to("loop.jpg")
+    os.mkfifo(folder / "pipe.jpg")
+    closed = folder / "closed"
+    closed.mkdir()
+    skipped = Skipped()
+    listdir = os.scandir
+
+    def scandir(path: Path) -> Any:  # root may list any folder
+        if path == closed:
+            raise PermissionError(13, "Permission denied")
+        return listdir(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "scandir", scandir)
+        found = find_images([folder], recursive=True, skipped=skipped)
+        with pytest.raises(DataError, match=r"closed: this folder cannot be listed"):
+            find_images([folder], recursive=True)
+        with pytest.raises(DataError, match=r"closed: this folder cannot be listed"):
+            find_images([closed], skipped=skipped)
+    assert [path.name for path in found] == [
+        "B1.png", "b2.jpg", "b10.JPG", "loop.jpg", "pipe.jpg", "1.webp"
+    ]  # fmt: skip
+    assert skipped.unlisted == [f"{closed}: this folder cannot be listed (Permission denied)"]
+    for name, problem in (("loop", "Too many levels"), ("pipe", "a pipe, socket or device; give")):
+        with pytest.raises(ImageError, match=problem):
+            open_image(folder / f"{name}.jpg")
+
+
+def test_an_empty_name_is_not_the_current_folder():
+    with pytest.raises(DataError, match="'' is an empty name"):
+        find_images([""])
+
+
+def test_patterns_match_as_in_a_shell_but_follow_no_links(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(folder)
+    (folder / "sub" / "deep").mkdir()
+    (folder / "sub" / "deep" / "2.webp").touch()
+    assert expand_pattern("**/*.webp") == ["sub/1.webp", "sub/deep/2.webp"]
+    (folder / "sub" / "self").symlink_to(".")
+    (folder / "[x]").mkdir()
+    (folder / "[x]" / "3.webp").touch()
+    expected = ["[x]/3.webp", "sub/1.webp", "sub/deep/2.webp"]
+    assert expand_pattern("**/*.webp") == expected
+    assert expand_pattern(f"{folder}/**/*.webp") == [f"{folder}/{name}" for name in expected]
+    assert expand_pattern("s*/**/deep/**/*.webp") == ["sub/deep/2.webp"]
+    assert "sub/deep/2.webp" in expand_pattern("sub/**")
+    assert expand_pattern("sub/self/*.webp") == ["sub/self/1.webp"]
+    assert expand_pattern("sub/../*.png") == ["sub/../B1.png"]
 
 
 def test_folder_links_are_not_followed_and_broken_links_are_returned(folder: Path):

@@ -22,7 +22,7 @@ from captioner.data.images import (
     image_size,
     open_image,
 )
-from captioner.errors import ImageError, NotAnImageError
+from captioner.errors import ImageError, LargeImageError, NotAnImageError
 
 GREY16 = np.array([[0, 257, 25700, 65535]], dtype=np.uint16)
 GREY8 = [0, 1, 100, 255]
@@ -327,6 +327,38 @@ def test_a_decompression_bomb_is_refused_before_decoding(tmp_path: Path, side: i
     file.write_bytes(png((side, side, 8, 2), b""))
     assert (side * side > images.MAX_PIXELS) == refused
     assert ("limit is 178,956,970 pixels" in failure(file)) == refused
+
+
+def progressive(size: tuple[int, int], more: int) -> bytes:
+    """A progressive JPEG of 10 scans, the last of which is repeated."""
+    file = io.BytesIO()
+    Image.new("RGB", size).save(file, "JPEG", progressive=True)
+    jpeg = file.getvalue()
+    last = jpeg[jpeg.rindex(b"\xff\xda") : -2]
+    return jpeg[:-2] + more * last + jpeg[-2:]
+
+
+def test_the_scans_of_a_progressive_jpeg_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    assert open_image(io.BytesIO(progressive((64, 48), 90))).size == (64, 48)
+    with pytest.raises(LargeImageError, match="a JPEG of 3,010 scans; the limit is 100"):
+        open_image(io.BytesIO(progressive((64, 48), 3000)))
+    monkeypatch.setattr(images, "MAX_SCANNED", 64 * 48 * 20)
+    with pytest.raises(LargeImageError, match="a JPEG of 21 scans; the limit is 20 at this size"):
+        open_image(io.BytesIO(progressive((64, 48), 11)))
+    whole = progressive((64, 48), 10)
+    comment = b"\xff\xfe\0\x06\xff\xda\xff\xda"  # its length covers what looks like scans
+    assert open_image(io.BytesIO(whole[:2] + 9 * comment + whole[2:])).size == (64, 48)
+    assert open_image(io.BytesIO(whole + 99 * b"\xff\xda")).size == (64, 48)  # such as a video
+    hidden = whole[:-2] + b"\xff\xfe\0\x04\xff\xd9" + whole[whole.rindex(b"\xff\xda") :]
+    with pytest.raises(LargeImageError, match="21 scans"):
+        open_image(io.BytesIO(hidden))
+
+
+@pytest.mark.parametrize("size", [(120_000_000, 1), (1, 65_536)])
+def test_a_side_is_bounded(tmp_path: Path, size: tuple[int, int]):
+    (tmp_path / "a.png").write_bytes(png((*size, 8, 2), b""))
+    with pytest.raises(LargeImageError, match=r"a\.png: \d+ x \d+ pixels; the limit is 65,535 per"):
+        open_image(tmp_path / "a.png")
 
 
 # --- Open files ---
