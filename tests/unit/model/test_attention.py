@@ -10,13 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from captioner.errors import ConfigError
-from captioner.inference.stepper import DecoderStepper
 from captioner.model.attention import (
     Attention,
-    Scorer,
     Sizes,
     masked_mean,
     sample_index,
@@ -28,13 +25,8 @@ from captioner.model.build import (
     PHOTO_QUERIES,
     SCORERS,
     build_attention,
-    build_decoder,
-    register_scorer,
 )
-from captioner.model.losses import caption_losses
-from captioner.options import DecoderConfig, SearchOptions, TrainingConfig
-from captioner.search.search import search
-from captioner.text.vocabulary import END, START
+from captioner.options import DecoderConfig
 
 B, R, L, D, N, A, HEADS = 2, 3, 5, 4, 6, 14, 7
 Array = NDArray[np.float64]
@@ -296,42 +288,6 @@ def test_alphas_stay_float32_when_the_features_are_bf16(settings: Settings) -> N
     torch.testing.assert_close(context.float(), exact.context, rtol=0.05, atol=0.1)
 
 
-# --- Gradients -----------------------------------------------------------------------------------
-
-
-class _AttentionOutputs(nn.Module):
-    """Combines ``memory`` and ``forward`` into one function, for ``functional_call``."""
-
-    def __init__(self, attention: Attention, mask: Tensor | None) -> None:
-        super().__init__()
-        self.attention, self.mask = attention, mask
-
-    def forward(self, query: Tensor, features: Tensor, summary: Tensor) -> tuple[Tensor, Tensor]:
-        context, alphas, _ = self.attention(
-            query, self.attention.memory(features, summary, self.mask)
-        )
-        return context, alphas
-
-
-@with_and_without_mask
-@each(SOFT[:-1])  # fixed_at_start is the same function as fixed
-def test_gradients_are_exact_in_float64(settings: Settings, mask: Tensor | None) -> None:
-    features, query, attention_dim, count = 2, query_size(settings, 2, 3), 4, 4
-    config = config_of(settings, attention_dim=attention_dim, heads=2)
-    module = randomized(build_attention(config, Sizes(features, query, attention_dim, count)))
-    attended = _AttentionOutputs(module, None if mask is None else mask[:, 1:])
-    names = [name for name, _ in attended.named_parameters()]
-    values = [value.detach().requires_grad_() for value in attended.parameters()]
-    inputs = [(B, 1, query), (B, count, features), (B, 1, features)]
-
-    def both(*parts: Tensor) -> tuple[Tensor, Tensor]:
-        weights = dict(zip(names, parts[3:], strict=True))
-        return functional_call(attended, weights, parts[:3])
-
-    drawn = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in inputs]
-    assert torch.autograd.gradcheck(both, (*drawn, *values))
-
-
 # --- Hard attention ------------------------------------------------------------------------------
 
 
@@ -379,19 +335,6 @@ def test_hard_attention_samples_regions_from_alpha_in_training(
     assert torch.equal(context, chosen_features)
 
 
-def test_no_gradient_through_sampled_regions() -> None:
-    attention = build({"attention": "additive", "selection": "hard"}).train()
-    (features, summary), query = photos(), torch.randn(B, R, N).double()
-
-    context, alphas, _ = attention(query, attention.memory(features.requires_grad_(), summary))
-    context.sum().backward(retain_graph=True)
-
-    assert features.grad.any()  # the chosen regions do get a gradient
-    assert all(parameter.grad is None for parameter in attention.parameters())
-    alphas.square().sum().backward()
-    assert attention.scorer.energy.weight.grad.any()
-
-
 # --- Settings ------------------------------------------------------------------------------------
 
 
@@ -408,40 +351,6 @@ def test_no_gradient_through_sampled_regions() -> None:
 def test_incompatible_settings_raise(settings: Any, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         build_attention(config_of(settings), Sizes(D, N, A, L))
-
-
-class DistanceScorer(Scorer):
-    """e_i = -|W q - a_i|^2, a scorer that the package does not have."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__(sizes)
-        self.place = nn.Linear(sizes.query, sizes.features, bias=False)
-
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        return -(self.place(query).unsqueeze(2) - keys.unsqueeze(1)).square().sum(-1)
-
-
-@pytest.mark.parametrize("selection", ["soft", "hard"])
-@pytest.mark.parametrize("order", ["bahdanau", "luong"])
-def test_a_registered_scorer_can_be_trained_and_searched(
-    monkeypatch: pytest.MonkeyPatch, order: str, selection: str
-) -> None:
-    monkeypatch.setattr(SCORERS, "_registered", {})
-    register_scorer("distance", DistanceScorer)
-    settings = {"attention": "distance", "order": order, "selection": selection}
-    config = config_of(settings, embed_dim=3, hidden_dim=N)
-    config.dropout = 0.0
-    decoder = build_decoder(config, D, 8, L)
-    assert isinstance(decoder.attention.scorer, DistanceScorer)
-    features, tokens = torch.randn(B, L, D), torch.tensor([[[START, 5, 6, 7, END]]] * B)
-
-    losses = caption_losses(decoder.train(), decoder.memory(features), tokens)
-    losses.total(TrainingConfig()).backward()
-    stepper = DecoderStepper(decoder.eval(), decoder.memory(features))
-    found = search(stepper, SearchOptions(beam_size=2, max_length=4))
-
-    assert decoder.attention.scorer.place.weight.grad.any()
-    assert [len(hypotheses) for hypotheses in found] == [1] * B
 
 
 def test_sample_index_equals_multinomial():

@@ -107,14 +107,6 @@ def test_label_smoothing_mixes_in_the_uniform_distribution(model, features) -> N
     assert_same(losses_of(model, features, CAPTIONS), losses_of(model, features, CAPTIONS, 0.0))
 
 
-def test_all_padding_rows_are_not_captions(model, features) -> None:
-    without = losses_of(model, features[:1], CAPTIONS[:1])
-    last = losses_of(model, features[1:], CAPTIONS[1:, :1])
-    both = Losses(*(a + b for a, b in zip(without, last, strict=True)))
-
-    assert_same(losses_of(model, features, CAPTIONS), both)
-
-
 def test_losses_of_an_all_padding_batch_are_zero(model, features) -> None:
     losses = losses_of(model, features, torch.full((2, 1, 4), PAD))
 

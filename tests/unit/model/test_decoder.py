@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from captioner.model.attention import masked_mean
 from captioner.model.build import build_decoder
 from captioner.model.decoder import BahdanauDecoder, Decoder
 from captioner.model.decoder_variants import LuongDecoder, PlainDecoder
@@ -265,24 +264,6 @@ def test_projection_equals_a_1_x_1_convolution(kind) -> None:
     expected = convolution(grid).flatten(2).transpose(1, 2)
     torch.testing.assert_close(memory.values, expected)
     torch.testing.assert_close(memory.summary, expected.mean(dim=1, keepdim=True))
-
-
-def test_masked_padding_equals_fewer_regions(decoder, features, tokens) -> None:
-    count = 3
-    mask = (torch.arange(L) < count).expand(B, L)
-    given = torch.randn(B, 1, D)
-
-    alone = decoder(decoder.memory(features[:, :count]), tokens)
-    padded = decoder(decoder.memory(features, mask), tokens)
-    summarized = decoder(decoder.memory(features, mask, masked_mean(features, mask)), tokens)
-    other = decoder(decoder.memory(features, mask, given), tokens)
-
-    for one, two, three in zip(alone.outputs, padded.outputs, summarized.outputs, strict=True):
-        torch.testing.assert_close(two, one)
-        torch.testing.assert_close(three, one)
-    torch.testing.assert_close(padded.alphas[..., :count], alone.alphas)
-    assert not padded.alphas[..., count:].any()
-    assert (other.outputs[0] - padded.outputs[0]).abs().amax(-1).min() > 1e-3
 
 
 # --- Dropout and initialization ------------------------------------------------------------------

@@ -221,20 +221,6 @@ def test_hard_attention_gradient_is_unbiased(
     assert (cross_entropy_only[gates] - expected[gates]).abs().max() > 1e-3
 
 
-def test_baseline_near_the_mean_reduces_the_variance(monkeypatch: pytest.MonkeyPatch) -> None:
-    enumeration = Enumeration(monkeypatch, "bahdanau", "one caption")
-    mean_log_prob = -enumeration.loss().item() / int(enumeration.real.sum())
-
-    def mean_square(baseline: float) -> float:
-        """Mean square of the alphas' gradient, whose mean does not depend on the baseline."""
-        return sum(
-            p * float(enumeration.gradients(value)["attention.scorer.energy.weight"].square().sum())
-            for p, value in enumeration.objectives(baseline)
-        )
-
-    assert mean_square(mean_log_prob) < 0.5 * mean_square(0.0)
-
-
 # --- caption_losses ------------------------------------------------------------------------------
 
 CAPTIONS = torch.tensor(
@@ -264,18 +250,6 @@ def test_baseline_is_a_running_mean_of_log_probabilities() -> None:
         assert decoder.attention.baseline.item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_soft_attention_has_no_score_function_and_no_entropy() -> None:
-    decoder, photos = build("soft"), features(2)
-
-    losses = losses_of(decoder, photos)
-
-    assert losses.score_function.item() == losses.entropy.item() == 0.0
-    assert losses.cross_entropy.item() > 0
-    plain = TrainingConfig(attention_penalty=0.0)
-    rich = TrainingConfig(attention_penalty=0.0, hard_reward=9.0, hard_entropy=9.0)
-    assert losses.total(plain) == losses.total(rich) == losses.cross_entropy
-
-
 def test_objective_is_the_weighted_sum_of_its_parts() -> None:
     parts = (torch.tensor(float(number)) for number in (2, 3, 5, 7, 11, 13))
     config = TrainingConfig(
@@ -303,15 +277,6 @@ def always(word: int) -> Decoder:
         decoder.word_output.weight.zero_()
         decoder.word_output.bias.zero_()[word] = 50.0
     return decoder
-
-
-def test_probability_0_keeps_the_true_words() -> None:
-    decoder, photos = build("soft"), features(2)
-
-    inputs = scheduled_inputs(decoder, decoder.memory(photos), SENTENCES, 0.0)
-
-    assert torch.equal(inputs, SENTENCES[..., :-1])
-    assert not inputs.requires_grad
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])

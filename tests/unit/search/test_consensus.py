@@ -46,24 +46,6 @@ def test_without_rarities_the_order_is_that_of_the_mean_cider_d(captions, data) 
     assert found == pytest.approx(sorted(found, reverse=True), abs=1e-5)
 
 
-def test_a_caption_like_the_others_is_before_the_most_frequent_outlier() -> None:
-    outlier, others = [9, 8, 7, 6], [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 6], [1, 2, 3]]
-    captions = [outlier, outlier, *others]
-
-    order = by_consensus(captions, [1.0] * 6)
-
-    assert captions[order[-1]] == outlier
-    assert len(order) == 5
-
-
-def test_an_agreement_on_rare_words_counts_more() -> None:
-    """The first and the second caption share word 1, the first and the third word 2."""
-    captions = [[1, 2], [1, 3], [4, 2]]
-
-    assert by_consensus(captions, [1.0] * 3, (0, 1.0, 9.0, 1.0, 1.0)) == [0, 2, 1]
-    assert by_consensus(captions, [1.0] * 3, (0, 9.0, 1.0, 1.0, 1.0)) == [0, 1, 2]
-
-
 @pytest.mark.parametrize(("share", "first"), [(0.9, 0), (1.1, 3)])
 def test_rare_words_add_the_mean_and_the_highest_rarity(share, first) -> None:
     """Two captions that agree with themselves only, in unigrams and bigrams: 10 / 4 * 2.

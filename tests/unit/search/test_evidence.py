@@ -12,17 +12,6 @@ from captioner.search.search import search
 pytestmark = pytest.mark.usefixtures("array_library")
 
 
-def test_evidence_is_collected_only_on_request() -> None:
-    options = SearchOptions(beam_size=2, max_length=4)
-
-    [[plain]] = search(TableStepper([random_table(0, 4)]), options)
-    [[with_evidence]] = search(TableStepper([random_table(0, 4)]), options, evidence=True)
-
-    assert plain.evidence is None
-    assert with_evidence.tokens == plain.tokens
-    assert with_evidence.evidence is not None
-
-
 def test_entropies_are_of_the_next_word_distributions() -> None:
     table = random_table(3, 5)
     options = SearchOptions(beam_size=3, max_length=5, length_penalty=1.0)
@@ -51,15 +40,6 @@ def test_share_and_overlap_of_two_captions() -> None:
     assert second.evidence.share == pytest.approx(1 / 3)
     # The captions have no word in common, so only the caption itself contributes.
     assert first.evidence.overlap == pytest.approx(2 / 3)
-
-
-def test_greedy_search_has_full_share_and_overlap() -> None:
-    [[found]] = search(
-        TableStepper([random_table(1, 5)]), SearchOptions(beam_size=1, max_length=4), evidence=True
-    )
-
-    assert found.evidence is not None
-    assert (found.evidence.share, found.evidence.overlap) == (1.0, 1.0)
 
 
 def test_evidence_does_not_depend_on_the_other_photos() -> None:

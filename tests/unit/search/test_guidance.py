@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -68,11 +66,3 @@ def test_guided_captions_do_not_depend_on_the_batch(sharp: StoredModel) -> None:
 
     alone = [model.captions(photo, **GUIDED) for photo in photos()]
     assert list(map(texts, together)) == list(map(texts, alone))
-
-
-def test_an_ensemble_of_a_model_with_itself_is_guided_as_the_model(sharp: StoredModel) -> None:
-    one = Captioner(sharp, precision="fp32").captions(photos(), **GUIDED)
-
-    twice = Captioner(sharp, dataclasses.replace(sharp), precision="fp32")
-
-    assert list(map(texts, twice.captions(photos(), **GUIDED))) == list(map(texts, one))

@@ -9,7 +9,7 @@ from table_stepper import Prefix, TableStepper, constant_table, random_table
 
 from captioner.errors import OptionError
 from captioner.options import SearchOptions
-from captioner.search.people import NEUTRAL_WORDS, PeopleTokens, neutral_caption, people_tokens
+from captioner.search.people import PeopleTokens, neutral_caption, people_tokens
 from captioner.search.search import search
 from captioner.search.words import SearchTokens, encode_search_words
 from captioner.text.subwords import Subwords
@@ -95,7 +95,3 @@ def test_models_of_pieces_are_refused() -> None:
 )
 def test_references_are_treated_word_by_word(given, expected) -> None:
     assert neutral_caption(given) == expected
-
-
-def test_neutral_words_are_not_replaced_again() -> None:
-    assert not NEUTRAL_WORDS.keys() & set(NEUTRAL_WORDS.values())

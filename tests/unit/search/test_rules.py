@@ -7,7 +7,6 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from reference_search import (
     Task,
@@ -22,13 +21,11 @@ from table_stepper import (
     Table,
     TableStepper,
     assert_matches_table,
-    constant_table,
     random_table,
 )
 
 from captioner.errors import ConfigError
 from captioner.options import SearchOptions
-from captioner.search.guidance import guide
 from captioner.search.search import search
 from captioner.search.words import SearchTokens, encode_search_words
 from captioner.text.vocabulary import END as END_OF_VOCABULARY
@@ -90,15 +87,6 @@ def test_narrow_beams_under_rules_equal_the_reference_search(case) -> None:
         assert_same_captions(hypotheses, reference_beam_search(table, task))
         for hypothesis in hypotheses:
             assert_matches_table(hypothesis, table)
-
-
-@pytest.mark.parametrize("rule", [{"block_ngrams": 1}, {"min_length": 3}])
-def test_no_captions_if_rules_exclude_every_sentence(rule) -> None:
-    options = SearchOptions(beam_size=2, max_length=4, **rule)
-    tokens = SearchTokens(banned=(1,) if "min_length" in rule else ())
-    table = constant_table(0.9, 0.1) if tokens.banned else constant_table(0, 1.0)
-
-    assert search(TableStepper([table]), options, tokens) == [[]]
 
 
 # --- Encoding words ------------------------------------------------------------------------------
@@ -236,36 +224,6 @@ def guided_table(table: Table, blank: Table, guidance: float) -> Table:
             return (np.log(weights) - np.log(max(weights.sum(), 1e-300))).astype(np.float32)
 
     return guided
-
-
-@pytest.mark.parametrize("xp", [np, torch])
-def test_guidance_keeps_impossible_words_impossible_and_others_possible(xp) -> None:
-    own = np.array([*np.log([0.5, 0.3, 0.19, 0.01]), -np.inf])
-    blank = np.log(np.array([0.9, 0.05, 0.04, 0.01, 1.0]))
-    own, blank = (xp.asarray(values.astype(np.float32))[None, None] for values in (own, blank))
-
-    scores = np.asarray(guide(own, blank, 1.0))[0, 0]
-
-    assert scores[1] > scores[2] > scores[0] > scores[3] > scores[4] == -np.inf
-    assert np.exp(scores).sum() == pytest.approx(1)
-    assert scores[1] - scores[0] == pytest.approx(
-        np.log((0.3**2 / 0.05) / (0.5**2 / 0.9)), rel=1e-5
-    )
-
-
-@pytest.mark.parametrize("guidance", [0.3, 3.0, 10.0])
-@pytest.mark.parametrize("xp", [np, torch])
-def test_guidance_does_not_favour_implausible_words_however_rare_without_a_photo(
-    xp, guidance
-) -> None:
-    own = np.log(np.array([0.6, 0.3, 0.0999, 0.0001]))
-    blank = np.log(np.array([0.6, 0.3, 0.1, 1e-12]))
-    own, blank = (xp.asarray(values.astype(np.float32))[None, None] for values in (own, blank))
-
-    scores = np.asarray(guide(own, blank, guidance))[0, 0]
-
-    assert scores.argmax() == 0
-    assert scores[3] < scores[:3].min() - 20
 
 
 def test_rarity_grows_with_rank_and_is_lowest_for_the_end() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from itertools import pairwise
 
-import array_api_compat.torch
 import numpy as np
 import pytest
 import torch
@@ -25,8 +24,6 @@ from reference_search import (
 )
 from table_stepper import (
     END,
-    START,
-    Prefix,
     TableStepper,
     assert_identical,
     assert_matches_table,
@@ -36,7 +33,6 @@ from table_stepper import (
     random_table,
 )
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from captioner.options import SearchOptions
 from captioner.search.search import Advance, search
@@ -93,34 +89,6 @@ def test_narrow_beams_equal_the_reference_search(
             assert END not in hypothesis.tokens
         ranks = [rank(Sentence(tuple(h.tokens), h.log_prob, h.ended), options) for h in hypotheses]
         assert all(one >= other for one, other in pairwise(ranks))
-
-
-def test_beam_of_one_is_greedy() -> None:
-    tables = [random_table(seed, 5) for seed in range(6)]
-
-    found = search(TableStepper(tables), SearchOptions(beam_size=1, max_length=7))
-
-    for table, (hypothesis,) in zip(tables, found, strict=True):
-        words: Prefix = ()
-        while len(words) < 7 and (word := int(table(words).argmax())) != END:
-            words = (*words, word)
-        assert tuple(hypothesis.tokens) == words
-        assert hypothesis.ended == (len(words) < 7)
-
-
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_batch_equals_single_photos(penalty) -> None:
-    tables = [random_table(seed, 5) for seed in range(8)]
-    options = SearchOptions(beam_size=3, num_captions=2, max_length=8, length_penalty=penalty)
-    stepper = TableStepper(tables)
-
-    together = search(stepper, options)
-
-    assert stepper.kept  # some photos finished early
-    for table, hypotheses in zip(tables, together, strict=True):
-        (alone,) = search(TableStepper([table]), options)
-        assert len(alone) == 2
-        assert_identical(alone, hypotheses)
 
 
 def test_ties_yield_distinct_sentences() -> None:
@@ -282,104 +250,3 @@ def test_equal_score_never_returns_an_unfinished_sentence(penalty, first) -> Non
     ((found,),) = search(TableStepper([sure]), options)
 
     assert found.ended or len(found.tokens) == 5
-
-
-# --- Device synchronization ----------------------------------------------------------------------
-
-
-class SyncRecorder(TorchDispatchMode):
-    """Records operations that would wait for a device to finish its work.
-
-    The device is simulated: results of ``.cpu()``, and tensors computed only from those, are on the
-    host; every other tensor is on the device.
-    """
-
-    SYNCHRONIZING = (
-        "aten::_local_scalar_dense",
-        "aten::nonzero",
-        "aten::is_nonzero",
-        "aten::equal",
-    )
-    SYNCHRONIZING += ("aten::masked_select", "aten::unique_dim", "aten::_unique2")
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
-        self.synced: list[str] = []
-        tolist = Tensor.tolist
-
-        def cpu(tensor: Tensor) -> Tensor:
-            self._record("cpu", tensor)
-            host = tensor.clone()
-            host.on_host = True  # type: ignore[attr-defined]
-            return host
-
-        def recorded_tolist(tensor: Tensor) -> object:
-            self._record("tolist", tensor)
-            return tolist(tensor)
-
-        monkeypatch.setattr(Tensor, "cpu", cpu)
-        monkeypatch.setattr(Tensor, "tolist", recorded_tolist)
-
-    def _record(self, name: str, tensor: Tensor) -> None:
-        if not hasattr(tensor, "on_host"):
-            self.synced.append(name)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = [arg for arg in args if isinstance(arg, Tensor)]
-        by_mask = func.name() in ("aten::index.Tensor", "aten::index_put_") and any(
-            mask is not None and mask.dtype == torch.bool for mask in args[1]
-        )
-        if by_mask or func.name().split(".")[0] in self.SYNCHRONIZING:
-            self._record(func.name(), given[0])
-        result = func(*args, **(kwargs or {}))
-        if given and all(hasattr(arg, "on_host") for arg in given) and isinstance(result, Tensor):
-            result.on_host = True  # type: ignore[attr-defined]
-        return result
-
-
-class TensorStepper:
-    """Three photos without a model; with ``leaves``, one of them finishes after three words."""
-
-    xp, device = array_api_compat.torch, torch.device("cpu")
-    start_token, end_token = START, END
-
-    def __init__(self, recorder: SyncRecorder, *, leaves: bool) -> None:
-        self.recorder, self.leaves = recorder, leaves
-        self.photos = torch.arange(3)
-        self.syncs_before_step: list[int] = []
-
-    @property
-    def batch_size(self) -> int:
-        return len(self.photos)
-
-    def advance(self, tokens: Tensor) -> Advance:
-        self.syncs_before_step.append(len(self.recorder.synced))
-        ends = self.leaves and len(self.syncs_before_step) == 3
-        endless = torch.tensor([-torch.inf, -0.5, -1.0, -2.0]).expand(*tokens.shape, 4)
-        end = torch.tensor([0.0, -torch.inf, -torch.inf, -torch.inf])
-        leaves = ((self.photos == 1) & ends).view(-1, 1, 1)
-        log_probs = torch.where(leaves, end, endless).clone()
-        return Advance(log_probs, torch.ones(*tokens.shape, 2), torch.ones(tokens.shape))
-
-    def reorder(self, parents: Tensor) -> None:
-        pass
-
-    def keep(self, rows: Tensor) -> None:
-        self.photos = self.photos[rows]
-
-
-RULES = {"min_length": 1, "block_ngrams": 9, "guard_endings": True, "banned_words": ("w",)}
-
-
-@pytest.mark.parametrize("leaves", [True, False])
-@every_strategy
-def test_one_device_sync_per_step(options, tokens, leaves, monkeypatch) -> None:
-    tokens = tokens._replace(banned=(3,), bad_endings=(2,))
-    options = dataclasses.replace(options, **RULES)
-
-    with monkeypatch.context() as patch, SyncRecorder(patch) as recorder:
-        stepper = TensorStepper(recorder, leaves=leaves)
-        search(stepper, options, tokens)
-
-    assert stepper.syncs_before_step == list(range(6))
-    assert len(stepper.photos) == (2 if leaves else 3)

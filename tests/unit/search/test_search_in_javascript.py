@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from reference_search import (
     Task,
     assert_same_captions,
-    brute_force,
     reference_beam_search,
     searches,
 )
@@ -102,21 +101,6 @@ def same_evidence(one: Hypothesis, other: Hypothesis) -> bool:
         *zip(one.evidence, other.evidence, strict=True),
     ]
     return all(np.allclose(left, right, rtol=1e-4, atol=1e-5) for left, right in pairs)
-
-
-@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("num_captions", [1, 4])
-@pytest.mark.parametrize("forbidden", [0.0, 0.3])
-def test_a_wide_beam_is_brute_force(javascript, penalty, num_captions, forbidden) -> None:
-    options = SearchOptions(
-        beam_size=3**4, num_captions=num_captions, max_length=4, length_penalty=penalty
-    )
-    for seed in range(4):
-        table = random_table(seed, 3, forbidden)
-
-        found = javascript_search(javascript, table, Task(options))
-
-        assert_same_captions([hypothesis(one) for one in found], brute_force(table, Task(options)))
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])

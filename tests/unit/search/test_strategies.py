@@ -14,7 +14,6 @@ from reference_search import (
     Task,
     assert_same_captions,
     brute_force,
-    rank,
     reference_diverse_beam_search,
     reference_grid_beam_search,
     sampling_distribution,
@@ -26,7 +25,6 @@ from table_stepper import (
     assert_identical,
     assert_matches_table,
     constant_table,
-    ending_after,
     prefix_table,
     random_table,
 )
@@ -85,17 +83,6 @@ def test_forced_words_in_narrow_beams_equal_the_reference_search(case) -> None:
         for hypothesis in hypotheses:
             assert set(task.tokens.forced) <= set(hypothesis.tokens)
             assert_matches_table(hypothesis, table)
-
-
-def test_impossible_forced_word_does_not_affect_other_photos() -> None:
-    options, never = SearchOptions(beam_size=3, max_length=4), constant_table(0.5, 0.5, 0)
-
-    found = search(
-        TableStepper([never, constant_table(0.4, 0.3, 0.3)]), options, SearchTokens(forced=(2,))
-    )
-
-    assert found[0] == []
-    assert tokens_of(found[1]) == [(2,)]
 
 
 # --- Groups --------------------------------------------------------------------------------------
@@ -285,42 +272,12 @@ def test_sampling_depends_on_both_seeds() -> None:
     assert len(different) == 16  # (1, 2) is not (2, 1) either
 
 
-def test_sampling_does_not_depend_on_other_photos() -> None:
-    tables = [ending_after(1), random_table(1, 4), random_table(2, 4), ending_after(3)]
-    seeds = [5, 6, 7, 8]
-    options = SearchOptions(beam_size=1, num_captions=6, max_length=6, temperature=0.7)
-    stepper = TableStepper(tables)
-
-    together = search(stepper, options, seeds=seeds)
-    reversed_batch = search(TableStepper(tables[::-1]), options, seeds=seeds[::-1])[::-1]
-
-    assert stepper.kept  # some photos finished early
-    for table, seed, one, two in zip(tables, seeds, together, reversed_batch, strict=True):
-        assert_identical(one, two)
-        assert_identical(one, search(TableStepper([table]), options, seeds=[seed])[0])
-
-
 def test_more_samples_contain_the_fewer() -> None:
     table = random_table(9, 5)
 
     few, many = (sample(table, n, max_length=5, temperature=1.0) for n in (3, 30))
 
     assert not Counter(tokens_of(few)) - Counter(tokens_of(many))
-
-
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_samples_are_sorted_and_keep_model_probabilities(penalty) -> None:
-    table = random_table(6, 4)
-
-    found = sample(
-        table, 50, max_length=5, temperature=0.4, top_k=3, top_p=0.9, length_penalty=penalty
-    )
-
-    options = SearchOptions(length_penalty=penalty)
-    ranks = [rank(Sentence(tuple(h.tokens), h.log_prob, h.ended), options) for h in found]
-    assert ranks == sorted(ranks, reverse=True)
-    for hypothesis in found:
-        assert_matches_table(hypothesis, table)
 
 
 def test_sample_without_a_continuation_is_dropped() -> None:

@@ -88,22 +88,6 @@ def signal_in_step(number: int, kind: int = signal.SIGINT, times: int = 1) -> It
         yield
 
 
-# --- What is trained ---
-
-
-@pytest.mark.parametrize("stage", [None, "layer4"])
-def test_only_finetuned_stages_change_and_no_statistics(
-    configure: Any, tmp_path: Path, stage: str | None
-):
-    config = configure(encoder={"finetune_from": stage}, training={"epochs": 1, "encoder_lr": 1e-3})
-    encoder = prepare(config).stored.model.encoder
-    trainable = {name for name, p in encoder.named_parameters() if p.requires_grad}
-    assert bool(trainable) == (stage is not None)
-    before = {k: v.clone() for k, v in encoder.state_dict().items()}
-    after = train(config, tmp_path / "run").model.encoder.state_dict()
-    assert {name for name in before if not torch.equal(before[name], after[name])} == trainable
-
-
 # --- Resuming ---
 
 AVERAGED = {

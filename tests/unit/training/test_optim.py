@@ -35,14 +35,6 @@ def test_only_matrices_have_weight_decay(configure: Any):
         assert group["lr"] == group["peak_lr"] == expected, name
 
 
-def test_a_frozen_encoder_is_not_optimized(configure: Any):
-    model = prepare(configure()).stored.model
-    groups = make_optimizer(model, configure().training).param_groups
-    trainable = {id(p) for group in groups for p in group["params"]}
-    assert trainable == {id(p) for p in model.decoder.parameters()}
-    assert len(groups) == 2
-
-
 # --- Learning rate ---
 
 

@@ -97,13 +97,6 @@ def test_a_state_is_restored_exactly(saved: tuple[TrainingState, Path]):
             assert moments[key].stride() == parameter.stride()
 
 
-def test_a_state_before_the_first_step_and_without_an_average(tmp_path: Path):
-    state, fresh = build(ema_decay=0), build(ema_decay=0)
-    state.save(tmp_path / "s")
-    fresh.load(tmp_path / "s")
-    assert_same(state, fresh)
-
-
 def test_learning_rates_come_from_the_config(saved: tuple[TrainingState, Path]):
     fresh = build()
     for group in fresh.optimizer.param_groups:

@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from captioner.data.batches import Batch
 from captioner.hardware import upload
 from captioner.inference.stepper import DecoderStepper
-from captioner.model.preprocessing import Preprocessing
 from captioner.options import SearchOptions
 from captioner.search.search import search
 from captioner.search.words import SearchTokens
@@ -144,13 +143,6 @@ def test_synchronizations_are_recorded(device: SimulatedDevice, sync: Callable[[
     assert device.syncs
 
 
-def test_computation_does_not_synchronize(device: SimulatedDevice):
-    x = upload(torch.rand(3, 4), DEVICE).requires_grad_()
-    (x.exp() @ torch.ones(4, 2, device=DEVICE)).sum().backward()
-    assert isinstance(x.grad, OnDevice)
-    assert device.syncs == []
-
-
 def move(trainer: Trainer, device: SimulatedDevice) -> None:
     """Move a trainer to the simulated device."""
     trainer.model.to(DEVICE)
@@ -192,14 +184,6 @@ def test_no_step_synchronizes(
     assert device.syncs == []
     after = trainer.model.decoder.word_output.weight.detach()
     assert not torch.equal(before.held, after.held)  # type: ignore[attr-defined]
-
-
-def test_normalizing_does_not_synchronize(device: SimulatedDevice):
-    pixels = torch.randint(255, (2, 8, 8, 3), dtype=torch.uint8)
-    expected = Preprocessing().normalize(pixels)
-    found = Preprocessing().normalize(upload(pixels, DEVICE))
-    assert device.syncs == []
-    assert torch.equal(found.held, expected)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,6 @@ def test_only_blocks_of_words_that_occur_are_computed(cached) -> None:
     assert cached.missing == {0, 2}
 
 
-def test_gates_do_not_depend_on_the_words_looked_up_before(cached) -> None:
-    tokens = torch.arange(len(cached.table))
-    again = WordGates(cached.embedding, cached.layer)
-    together = cached.look_up(tokens)
-    apart = torch.cat([again.look_up(token) for token in tokens.flip(0).split(1)]).flip(0)
-    assert torch.equal(together, apart)
-
-
 def test_gates_cached_in_inference_mode_are_completed_outside_of_it() -> None:
     torch.manual_seed(0)
     with torch.inference_mode():
