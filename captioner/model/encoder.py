@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from captioner.errors import ConfigError
-from captioner.model.backbones import Triple, open_backbone, size_errors
+from captioner.model.backbones import open_backbone, size_errors
 from captioner.model.efficientnet_lite import EfficientNetLite
 from captioner.model.stages import StagedEncoder
 from captioner.model.weights import (
@@ -41,19 +41,11 @@ class Encoder(StagedEncoder):
             pretrained: Load the library's weights (downloaded on first use).
             image_size: Height and width of the photos (pixels), for transformers whose position
                 embeddings depend on it; None: the size that the model was trained with.
-
-        Raises:
-            ConfigError: The name is unknown, the model has no feature grid, or it does not support
-                the image size.
         """
         super().__init__()
-        self.name = name
-        self.image_size = image_size
-        # run(network, images) returns a grid or tokens; see `Backbone`.
-        network, self.run, mean, std, self.sized = open_backbone(name, pretrained, image_size)
-        self.mean: Triple = mean
-        self.std: Triple = std
-        self.backbone = network
+        self.name, self.image_size = name, image_size
+        opened = open_backbone(name, pretrained, image_size)
+        self.backbone, self.run, self.mean, self.std, self.sized = opened
         self.eval()
 
     def train(self, mode: bool = True) -> Encoder:
@@ -83,9 +75,6 @@ class Encoder(StagedEncoder):
         """An encoder for photos of another size (pixels), its position embeddings resampled.
 
         The same one if its weights do not depend on the size.
-
-        Raises:
-            ConfigError: The encoder does not support this size.
         """
         if image_size == self.image_size or not self.sized:
             return self

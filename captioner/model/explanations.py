@@ -79,13 +79,10 @@ class WordScorer:
 def word_gradients(
     score: Callable[[Tensor, Tensor], Tensor], grid: Tensor, words: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Gradients of the log-probability of each of T words with respect to the grid, (L, D).
+    """Positions (n,) of words, in descending order, and their gradients (n, L, D), block by block.
 
-    Each word gets its own copy of the grid, so that one backward pass serves many words. ``score``
-    is as ``WordScorer.one_word``: grids (N, L, D) and positions (N,) to log-probabilities (N,).
-
-    Yields:
-        Positions (n,) in descending order, and their gradients (n, L, D).
+    Each word gets its own copy of the grid (L, D), so that one backward pass serves many words.
+    ``score`` is as ``WordScorer.one_word``.
     """
     positions = torch.arange(words - 1, -1, -1, device=grid.device)
     for block in _blocks(positions, grid):
@@ -106,9 +103,9 @@ def grad_cam(gradients: Tensor, grid: Tensor) -> Tensor:
 
 
 def occlusion(every_word: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
-    """Drop of each log-probability when one region of the grid, (L, D), gets the mean feature.
+    """Drop of each log-probability when one region of (L, D) gets the mean feature: (T, L).
 
-    ``every_word`` is as ``WordScorer.every_word``: grids (N, L, D) to (N, T). Returns (T, L).
+    ``every_word`` is as ``WordScorer.every_word``.
     """
     drops = []
     whole = every_word(grid.unsqueeze(0))  # (1, T)

@@ -161,8 +161,7 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 def locate_regions(encoder: nn.Module, image_size: int) -> Geometry:
     """Where the regions of an encoder lie in its input of ``image_size`` x ``image_size`` pixels.
 
-    The encoder maps (1, 3, H, W) to features (1, L, D) and the grid (Gh, Gw). Positions are in
-    pixels from the upper left corner: the first pixel is 0 to 1.
+    In pixels from the upper left corner: the first pixel is 0 to 1.
     """
     images = _like_parameters(encoder, torch.zeros(1, 3, image_size, image_size))
     with torch.no_grad(), _Recorder(images) as recorder:
@@ -251,10 +250,8 @@ def _symmetric(encoder: nn.Module) -> nn.Module:
 def _gradient_centroids(encoder: nn.Module, image_size: int) -> list[tuple[list[int], list[float]]]:
     """Centroids of the input gradient's energy for the regions in the middle of the grid.
 
-    The input is noise, and the score a random projection of the features.
-
-    Returns:
-        Rows with their y, and columns with their x, in pixels from the upper left corner.
+    The input is noise, and the score a random projection of the features. Returns rows with their
+    y, and columns with their x, in pixels from the upper left corner.
     """
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(1, 3, image_size, image_size, generator=generator)

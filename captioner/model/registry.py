@@ -25,21 +25,15 @@ class Registry(Mapping[str, T], Generic[T]):
     """Implementations by name; a mapping that imports what it returns."""
 
     def __init__(self, kind: str, builtin: Mapping[str, T] | None = None) -> None:
-        """Create a registry of a kind, ``scorer`` or ``encoder``.
-
-        ``builtin`` are the package's own implementations, which cannot be replaced.
-        """
+        """Create a registry of a kind, ``scorer`` or ``encoder``; what is built in stays."""
         self.kind = kind
         self._builtin: Mapping[str, T] = builtin or {}
         self._registered: dict[str, T] = {}
 
     def register(self, name: str, implementation: T) -> None:
-        """Add an implementation under a name.
+        """Add an implementation under a name, unless it is taken.
 
         A name may be registered again by the same definition, as when a notebook cell is run twice.
-
-        Raises:
-            ConfigError: The name is taken, or is not a name.
         """
         if not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
             raise ConfigError(
@@ -63,12 +57,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return sum(1 for _ in self)
 
     def __getitem__(self, name: str) -> T:
-        """The implementation of a name; imports its package.
-
-        Raises:
-            KeyError: There is none.
-            ConfigError: Its package cannot be imported, or several packages provide the name.
-        """
+        """The implementation of a name; imports its package."""
         for known in (self._builtin, self._registered):
             if name in known:
                 return known[name]

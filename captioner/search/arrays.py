@@ -58,7 +58,7 @@ def to_numpy(array: Array) -> NDArray[Any]:
 def top_k(values: Array, count: int) -> tuple[Array, Array]:
     """The ``count`` largest values of every row and their indices, largest first: (..., count).
 
-    The standard has no such function. Which of several equal values is chosen is not defined.
+    Which of several equal values is chosen is not defined.
     """
     if not isinstance(values, np.ndarray):
         found = values.topk(count, dim=-1)

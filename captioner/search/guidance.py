@@ -25,13 +25,10 @@ def guide(
     Deviation: the decoder was not trained without photos, so it is given a photo of one colour.
 
     Args:
-        log_probs: (B, K, V) log-probabilities of the next word.
+        log_probs: (B, K, V) log-probabilities of the next word, and of the same shape the results.
         blank: (B, K, V) those with a blank photo, -inf for the same words.
         guidance: G, above 0; one number, or (B, K, 1).
         penalty: How far all other words stay below the plausible ones, in nats.
-
-    Returns:
-        (B, K, V) normalized scores.
     """
     xp = namespace(log_probs)
     possible = log_probs != -xp.inf

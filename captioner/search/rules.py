@@ -39,11 +39,7 @@ class Rules:
         self.rarity = on_device(words.rarity, xp.float32, xp, device)
 
     def merge_people(self, log_probs: Array) -> None:
-        """Add the probabilities of words with a sex or age to those of neutral words, in place.
-
-        Args:
-            log_probs: The model's log-probabilities of the next word, (B, K, V).
-        """
+        """Add the probabilities of words with a sex or age to those of neutral words, in place."""
         xp = namespace(log_probs)
         for group in self.groups:
             neutral, members = group[0], group[1:]
@@ -52,9 +48,7 @@ class Rules:
             log_probs[..., neutral] = merged
 
     def favour_rare_words(self, log_probs: Array) -> Array:
-        """Log-probabilities, (B, K, V), that the search should use in place of the model's.
-
-        The same array unless ``rare_words`` is set.
+        """Log-probabilities that the search uses; the same array unless ``rare_words`` is set.
 
         Source: Menon et al. 2021 (arXiv:2007.07314), section 4.2, logit adjustment after training.
         Deviation: frequencies follow from the ranks of the words.
@@ -64,11 +58,9 @@ class Rules:
         return normalized(log_probs + self.options.rare_words * self.rarity)
 
     def forbid(self, log_probs: Array, tokens: Array) -> None:
-        """Set the log-probabilities of forbidden words to -inf, in place.
+        """Set the log-probabilities (B, K, V) of forbidden words to -inf, in place.
 
-        Args:
-            log_probs: Log-probabilities of the next word, (B, K, V).
-            tokens: The words so far, (B, K, T). The result for finished captions is unspecified.
+        After the words so far, (B, K, T). The result for finished captions is unspecified.
         """
         xp = namespace(log_probs)
         options, length = self.options, tokens.shape[2]

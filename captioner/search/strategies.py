@@ -61,11 +61,8 @@ class Strategy:
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
         """Choose the continuations to keep, for all photos together.
 
-        Args:
-            totals: Log-probability of every caption with every next word, (B, K, V). A finished
-                caption has one continuation, its end token at no cost.
-            beams: The captions.
-            photos: Index of each photo in the original batch, (B,).
+        From the log-probability of every caption with every next word, (B, K, V), and the index of
+        each photo in the original batch, (B,).
         """
         raise NotImplementedError
 

@@ -28,24 +28,19 @@ class SearchTokens(NamedTuple):
 
 
 def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> SearchTokens:
-    """Look up the words of the search options; banned words outside the vocabulary are ignored.
-
-    Raises:
-        ConfigError: A forced word is not in the vocabulary, or the vocabulary is one of pieces,
-            of which a word may be several, and which are not sorted by frequency.
-    """
+    """Look up the words of the search options; banned words outside the vocabulary are ignored."""
     needing_words = (
-        options.forced_words or options.banned_words or options.block_repeats or options.neutral
+        options.forced_words
+        or options.banned_words
+        or options.block_repeats
+        or options.rare_words
+        or options.neutral
     )
     if vocabulary.subwords is not None and needing_words:
         raise OptionError(
-            "{forced_words}, {banned_words}, {block_repeats} and {neutral} need a model of whole "
-            "words, but this one writes pieces of words (tokenizer bpe); leave them out"
-        )
-    if vocabulary.subwords is not None and options.rare_words:
-        raise OptionError(
-            "{rare_words} needs a model of whole words, sorted by frequency, but this one writes "
-            "pieces of words (tokenizer bpe); leave it out"
+            "{forced_words}, {banned_words}, {block_repeats}, {rare_words} and {neutral} need a "
+            "model of whole words, but this one writes pieces of words (tokenizer bpe); leave them "
+            "out"
         )
     rarity = vocabulary.subwords is None and bool(options.rare_words or options.candidates)
     unknown = [word for word in options.forced_words if word not in vocabulary]

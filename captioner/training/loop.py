@@ -111,14 +111,8 @@ class Trainer:
         )
         forward = Forward(self.model, self.precision, self.training.label_smoothing)
         self.forward: nn.Module = self.accelerator.prepare(forward)
-        self.source = open_source(
-            config,
-            setup.train,
-            self.model.preprocessing,
-            setup.cache,
-            rank=self.rank,
-            world=self.world,
-        )
+        given = config, setup.train, self.model.preprocessing, setup.cache
+        self.source = open_source(*given, rank=self.rank, world=self.world)
         self.total_steps = sum(map(self.source.batches_in, range(self.training.epochs)))
         self.warmup_steps = warmup_steps(self.training, self.total_steps)
         teachers = [teacher.to(self.device) for teacher in setup.teachers]
@@ -225,10 +219,7 @@ class Trainer:
     # --- A step ---
 
     def step(self, batch: Batch) -> None:
-        """Take one optimizer step on this process's share of a batch.
-
-        Sums stay on the device until ``collect``.
-        """
+        """Take one optimizer step on this process's share of a batch."""
         accelerator, training, step = self.accelerator, self.training, self.progress.step
         average, optimizer, scaler = self.state.average, self.state.optimizer, self.state.scaler
         # Sampling and dropout depend on seed, step and process alone: a resumed run repeats them.
@@ -299,11 +290,7 @@ class Trainer:
         return True
 
     def collect(self) -> None:
-        """Move the sums from the device to the progress, and count the time.
-
-        Raises:
-            CheckpointError: The loss or the gradient norm is not finite.
-        """
+        """Move the sums from the device to the progress, and count the time."""
         now, scaler = time.monotonic(), self.state.scaler
         added = dict(zip(EPOCH_SUMS, self.sums.tolist(), strict=True))
         self.sums.zero_()

@@ -93,13 +93,9 @@ class Objective:
     """Turns batches into tasks."""
 
     def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
-        """Tasks of a batch; their losses are added.
+        """Tasks of a batch of reference captions, whose losses are added.
 
-        Args:
-            model: Its training mode is restored afterwards.
-            batch: Photos with their reference captions.
-            images: The batch's images or features, on the model's device.
-            step: Number of the step.
+        ``images`` are the batch's, on the model's device, whose mode is restored afterwards.
         """
         raise NotImplementedError
 
@@ -119,15 +115,10 @@ def build_objective(
     steps: int,
     teachers: Sequence[CaptionModel] = (),
 ) -> Objective:
-    """Build ``training.objective``.
+    """Build ``training.objective`` for a run of so many steps from the initial model.
 
-    Args:
-        config: Of the run.
-        photos: The training photos.
-        initial: The model before its first step.
-        steps: Number of steps of the run.
-        teachers: The models of ``distillation.models``; none: ``distillation`` learns from a copy
-            of the initial model.
+    Without teachers, the models of ``distillation.models``, ``distillation`` learns from a copy of
+    the initial model.
     """
     training, vocabulary, teacher = config.training, initial.vocabulary, None
     if config.distillation.active:
@@ -186,16 +177,7 @@ class WordsOfPhotos:
     """The content words of every photo: of its captions and of the names of its object classes."""
 
     def __init__(self, photos: Sequence[EncodedImage], vocabulary: Vocabulary) -> None:
-        """Collect the words.
-
-        Args:
-            photos: The training photos.
-            vocabulary: Of the trained model.
-
-        Raises:
-            ConfigError: The vocabulary is one of pieces.
-            DataError: A photo has a class that COCO does not have.
-        """
+        """Collect the words of the training photos."""
         if vocabulary.subwords is not None:
             raise ConfigError(
                 "training.photo_words needs a model of whole words, but this one writes pieces of "
@@ -215,12 +197,7 @@ class WordsOfPhotos:
             self._columns[photo.image.image_id] = found
 
     def of_batch(self, image_ids: Sequence[int], tokens: Tensor) -> PhotoWords:
-        """The words of a batch.
-
-        Args:
-            image_ids: (B,).
-            tokens: (B, R, T + 1), see ``caption_losses``; a photo without captions gets no words.
-        """
+        """The words of a batch; none of a photo whose tokens (B, R, T + 1) are padding."""
         present = torch.zeros(len(image_ids), len(self.tokens))
         for row, image_id in enumerate(image_ids):
             if tokens[row, 0, 0] != PAD:

@@ -73,13 +73,7 @@ class Setup:
 
 
 def prepare(config: TrainConfig) -> Setup:
-    """Read the data and build the model.
-
-    The vocabulary of a new model is counted over the training captions alone.
-
-    Raises:
-        CaptionerError: Data, settings or weights cannot be used.
-    """
+    """Read the data and build the model."""
     check_attention(config.decoder)  # fail on a misspelled setting before the data are read
     teachers = {folder: load_model(folder) for folder in config.distillation.models}
     by_id = config.data.features or config.data.shards  # stored under the photos' ids
@@ -101,11 +95,8 @@ def prepare(config: TrainConfig) -> Setup:
     encode_search_words(config.search, stored.vocabulary)  # fail on unknown words now
     stored.vocabulary.start(config.search.style)  # and on an unknown style
     model, settings = stored.model, config.encoder
-    model.encoder.finetune_from(
-        settings.finetune_from,
-        model.preprocessing.image_size,
-        freeze_depthwise=settings.freeze_depthwise,
-    )
+    size, frozen = model.preprocessing.image_size, settings.freeze_depthwise
+    model.encoder.finetune_from(settings.finetune_from, size, freeze_depthwise=frozen)
     if settings.recompute:
         recompute_blocks(model.encoder)
     model.encoder.to(memory_format=torch.channels_last)
@@ -126,11 +117,7 @@ def prepare(config: TrainConfig) -> Setup:
 
 
 def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
-    """The encoder and preprocessing that a run of this config starts with.
-
-    Raises:
-        CaptionerError: Settings or weights cannot be used.
-    """
+    """The encoder and preprocessing that a run of this config starts with."""
     if config.init_from is None:
         return _new_encoder(config.encoder)
     stored = _load_initial_model(config)
@@ -238,10 +225,7 @@ def _inherited(stored: StoredModel, config: EncoderConfig) -> tuple[Encoder, Pre
 def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]) -> StoredModel:
     """The same weights at the config's image size, resizing and dropout, with new words and styles.
 
-    Args:
-        stored: The model of ``init_from``.
-        config: Its ``_resolved`` config.
-        counts: Occurrences of each word in the training captions.
+    ``counts`` are the occurrences of each word in the training captions.
     """
     old, data = stored.model, config.data
     # The pieces of a sub-word tokenizer are fixed.
