@@ -20,7 +20,7 @@ from captioner.data.features import difference
 from captioner.errors import DataError
 from captioner.hardware import Precision
 from captioner.options import TrainConfig
-from captioner.training.cache import FeatureEncoder, open_feature_encoder
+from captioner.training.setup import FeatureEncoder, open_feature_encoder
 
 
 @dataclass

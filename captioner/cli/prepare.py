@@ -232,7 +232,7 @@ def features(options: FeaturesOptions, given: dict[str, Any], _: Any) -> int:
     from captioner.data.feature_writer import FeatureWriter
     from captioner.data.features import FeatureCache
     from captioner.files import free_space
-    from captioner.training.cache import plan_features
+    from captioner.training.setup import plan_features
 
     plan, encoder = plan_features(config, dtype=options.dtype, device=device)
     writer = FeatureWriter(folder, plan, force=options.force)

@@ -85,7 +85,7 @@ def word_gradients(
     ``score`` is as ``WordScorer.one_word``.
     """
     positions = torch.arange(words - 1, -1, -1, device=grid.device)
-    for block in _blocks(positions, grid):
+    for block in torch.split(positions, rows_per_block(grid)):
         with torch.enable_grad():
             copies = grid.repeat(len(block), 1, 1).requires_grad_()
             (gradients,) = torch.autograd.grad(score(copies, block).sum(), copies)
@@ -109,7 +109,7 @@ def occlusion(every_word: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
     """
     drops = []
     whole = every_word(grid.unsqueeze(0))  # (1, T)
-    for block in _blocks(torch.arange(len(grid), device=grid.device), grid):
+    for block in torch.split(torch.arange(len(grid), device=grid.device), rows_per_block(grid)):
         versions = grid.repeat(len(block), 1, 1)
         versions[torch.arange(len(block), device=grid.device), block] = grid.mean(dim=0)
         drops.append(whole - every_word(versions))
@@ -132,12 +132,6 @@ def relevance(method: ExplanationMethod, scorer: WordScorer, grid: Tensor) -> Te
     for positions, gradients in word_gradients(scorer.one_word, grid, len(scorer)):
         found[positions] = combine(gradients, grid)
     return found
-
-
-def _blocks(indices: Tensor, grid: Tensor) -> Iterator[Tensor]:
-    rows = rows_per_block(grid)
-    for start in range(0, len(indices), rows):
-        yield indices[start : start + rows]
 
 
 def rows_per_block(grid: Tensor) -> int:

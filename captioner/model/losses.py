@@ -228,9 +228,3 @@ def map_entropy(alphas: Tensor) -> Tensor:
     # Clamp: where alpha is 0 the gradient of its logarithm would be NaN.
     floor = torch.finfo(alphas.dtype).tiny
     return -(alphas * alphas.clamp(min=floor).log()).sum(dim=-1)
-
-
-@torch.inference_mode()
-def photo_nats(decoder: Decoder, memory: Memory, tokens: Tensor) -> Tensor:
-    """Cross-entropy of each photo's captions in nats, (B,), on the CPU; see ``score_words``."""
-    return score_words(decoder, memory, tokens).nats().sum(dim=(1, 2)).cpu()

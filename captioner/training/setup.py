@@ -9,15 +9,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage
+from captioner.data.feature_writer import Encode, FeaturePlan
 from captioner.data.features import FeatureCache
 from captioner.errors import ConfigError
 from captioner.evaluation.references import count_frequencies
+from captioner.hardware import autocast, pick_device, pick_precision
 from captioner.inference.engine import pixel_format
 from captioner.inference.folder import StoredModel, load_model
 from captioner.inference.weights import to_float16
@@ -273,3 +276,55 @@ def _extend(
     bias[[UNKNOWN, *range(len(old), len(new))]] += (shares / shares.sum()).log()
     state["decoder.word_output.weight"] = state["decoder.word_output.weight"][rows]
     state["decoder.word_output.bias"] = bias
+
+
+# --- Features, once for all epochs ---------------------------------------------------------------
+
+
+class FeatureEncoder(NamedTuple):
+    """The encoder of a training run, and what its features look like; see `FeaturePlan`."""
+
+    preprocessing: Preprocessing
+    encode: Encode
+    grid: tuple[int, int]
+    feature_dim: int
+    fingerprint: dict[str, str]
+
+
+def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> FeatureEncoder:
+    """Open the encoder that training with a config uses; ``dtype`` is the storage type."""
+    chosen = pick_device(device)
+    torch.manual_seed(config.training.seed)  # random weights must be those of the run
+    encoder, preprocessing = open_encoder(config)
+    stage = config.encoder.finetune_from  # training never changes the layers before it
+    feature_dim, grid = encoder.measure(preprocessing.image_size, stage)
+    precision = pick_precision(config.training.precision, chosen)
+    key = features_key(encoder, preprocessing, stage, dtype=dtype, precision=precision)
+    encoder.to(chosen).to(memory_format=torch.channels_last)
+
+    def encode(pixels: Tensor) -> Tensor:
+        with torch.inference_mode(), autocast(precision, chosen):
+            images = preprocessing.normalize(pixels.to(chosen))
+            found = encoder(images) if stage is None else encoder.run_until(images, stage)
+            features: Tensor = found[0]
+            return features
+
+    return FeatureEncoder(preprocessing, encode, grid, feature_dim, key)
+
+
+def plan_features(
+    config: TrainConfig, *, dtype: str = "float16", device: str = "auto"
+) -> tuple[FeaturePlan, FeatureEncoder]:
+    """Plan the features that training with a config reads.
+
+    The training photos come first, then the other validation photos. With ``data.horizontal_flip``,
+    training photos are also encoded flipped.
+    """
+    pick_device(device)  # an error before the captions are read
+    train, val = read_data(replace(config.data, shards=None))
+    encoder = open_feature_encoder(config, dtype=dtype, device=device)
+    known = {(image.image_id, image.path) for image in train}
+    images = [*train, *(image for image in val if (image.image_id, image.path) not in known)]
+    flipped = len(train) if config.data.horizontal_flip else 0
+    plan = FeaturePlan(images, flipped, encoder.grid, encoder.feature_dim, encoder.fingerprint)
+    return plan, encoder

@@ -28,7 +28,7 @@ from captioner.evaluation.statistics import describe_texts
 from captioner.hardware import autocast, upload
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
-from captioner.model.losses import photo_nats
+from captioner.model.losses import score_words
 from captioner.options import SearchOptions
 from captioner.text.vocabulary import PAD
 from captioner.training.data import encode_captions, tokenized
@@ -127,7 +127,8 @@ def _caption(captioner: Captioner, batch: _Batch, options: SearchOptions) -> Ite
     starts = [vocabulary.start(options.style)] * len(encoded)
     tokens = pad_captions([photo.tokens for photo in encoded], starts)
     with torch.inference_mode(), autocast(captioner.precision, device):
-        nats = photo_nats(model.decoder, model.decoder.memory(features), tokens)
+        scored = score_words(model.decoder, model.decoder.memory(features), tokens)
+        nats = scored.nats().sum(dim=(1, 2)).cpu()
     counts = (tokens[..., 1:] != PAD).sum(dim=(1, 2))
     best = (of_photo[0] for of_photo in captions)
     yield from map(Sentence, images, best, nats.tolist(), counts.tolist())

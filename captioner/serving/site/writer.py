@@ -46,8 +46,7 @@ from captioner.inference.folder import (
     read_config,
 )
 from captioner.options import SearchOptions
-from captioner.search.people import people_tokens
-from captioner.search.words import encode_search_words
+from captioner.search.words import encode_search_words, people_tokens
 from captioner.serving.page import caption_page
 from captioner.text.subwords import SPACE
 from captioner.text.tokenizer import caption_tokens

@@ -19,9 +19,8 @@ from reference_search import (
 from table_stepper import END, START, Prefix, Table, TableStepper, encode_prefix, random_table
 
 from captioner.options import SearchOptions
-from captioner.search.people import PeopleTokens
 from captioner.search.search import Evidence, Hypothesis, search
-from captioner.search.words import SearchTokens
+from captioner.search.words import PeopleTokens, SearchTokens
 
 pytestmark = pytest.mark.slow
 

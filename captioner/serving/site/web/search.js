@@ -121,7 +121,7 @@ function guide(logProbs, blank, { guidance }) {
   );
 }
 
-/** Add the probabilities of words with a sex or age to those of neutral words; search/people.py. */
+/** Add the probabilities of words with a sex or age to those of neutral words; search/words.py. */
 function mergePeople(logProbs, people) {
   for (const group of people?.groups ?? []) {
     const [neutral, ...members] = group;
