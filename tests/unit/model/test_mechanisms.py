@@ -12,7 +12,6 @@ from torch import Tensor
 
 from captioner.errors import ConfigError
 from captioner.inference.stepper import DecoderStepper
-from captioner.model.attention import Memory
 from captioner.model.build import SCORERS, WITHOUT_SCORER, build_decoder, check_attention
 from captioner.model.decoder import Decoder, Unrolled
 from captioner.model.losses import caption_losses
@@ -131,26 +130,6 @@ def test_step_by_step_equals_teacher_forcing(config: DecoderConfig, features: Te
             assert torch.equal(unrolled.chosen[:, :, t], step.chosen)
         else:
             assert unrolled.chosen is step.chosen is None
-
-
-@each
-def test_masked_padding_gives_the_same_gradients(config: DecoderConfig, features: Tensor) -> None:
-    decoder, photo = build(config).eval(), slice(2, 3)
-    real = int(MASK[photo].sum())
-
-    padded = gradients(decoder, decoder.memory(features[photo], MASK[photo]))
-    alone = gradients(decoder, decoder.memory(features[photo, :real]))
-
-    for name, gradient in alone.items():
-        torch.testing.assert_close(padded[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
-
-
-def gradients(decoder: Decoder, memory: Memory) -> dict[str, Tensor]:
-    """Gradients of the losses, penalty included, for every parameter."""
-    decoder.zero_grad()
-    losses = caption_losses(decoder, memory, CAPTIONS[:1])
-    losses.total(TrainingConfig(attention_penalty=0.5, hard_entropy=0.5)).backward()
-    return {name: parameter.grad for name, parameter in decoder.named_parameters()}
 
 
 # --- Search --------------------------------------------------------------------------------------

@@ -272,14 +272,6 @@ def test_sampling_depends_on_both_seeds() -> None:
     assert len(different) == 16  # (1, 2) is not (2, 1) either
 
 
-def test_more_samples_contain_the_fewer() -> None:
-    table = random_table(9, 5)
-
-    few, many = (sample(table, n, max_length=5, temperature=1.0) for n in (3, 30))
-
-    assert not Counter(tokens_of(few)) - Counter(tokens_of(many))
-
-
 def test_sample_without_a_continuation_is_dropped() -> None:
     # Word 1 has no continuation; after word 2 the sentence ends.
     table = prefix_table({(): (0, 0.5, 0.5), (1,): (0, 0, 0)}, (1, 0, 0))

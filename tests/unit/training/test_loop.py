@@ -356,6 +356,20 @@ def test_a_run_from_shards_resumes_exactly(configure: Any, tmp_path: Path):
 # --- Micro-batches, plateau, kept models, rewards ---
 
 
+def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """The decoder's gradients in the first step."""
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(parameters: Any, norm: float) -> None:
+        named = trainer.model.decoder.named_parameters()
+        found.update((name, parameter.grad.clone()) for name, parameter in named)
+
+    trainer.accelerator.clip_grad_norm_ = keep
+    trainer.model.train()
+    trainer.step(next(iter(trainer.source.batches(0, 0))))
+    return found
+
+
 def test_micro_batches_give_the_gradients_of_the_whole_batch(configure: Any, tmp_path: Path):
     """Compare gradients, since Adam turns rounding of a near-zero gradient into a full step."""
 
@@ -365,19 +379,7 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(configure: Any, tmp
         )
         setup = prepare(config)
         setup.stored.model.double()
-        trainer = Trainer(setup, RunFolder(tmp_path, config))
-        found: dict[str, torch.Tensor] = {}
-
-        def keep(parameters: Any, norm: float) -> None:
-            for name, parameter in trainer.model.decoder.named_parameters():
-                assert parameter.grad is not None, name
-                found[name] = parameter.grad.clone()
-
-        trainer.accelerator.clip_grad_norm_ = keep
-        trainer.model.train()
-        [batch] = trainer.source.batches(0, 0)
-        trainer.step(batch)
-        return found
+        return gradients_of(Trainer(setup, RunFolder(tmp_path, config)))
 
     whole, parts = gradients(0), gradients(3)
     assert parts.keys() == whole.keys()
@@ -404,23 +406,15 @@ def overflowing(trainer: Trainer, steps: set[int]) -> None:
 
 
 def test_fp16_has_the_gradients_of_fp32(configure: Any, tmp_path: Path):
-    gradients: dict[str, dict[str, torch.Tensor]] = {}
-    types = {}
+    gradients, types = {}, {}
     for precision in ("fp32", "fp16"):
         trainer = fp16_trainer(configure, tmp_path / precision, precision=precision)
-        trainer.model.train()
-        found = gradients[precision] = {}
-
-        def keep(parameters: Any, norm: float, trainer=trainer, found=found) -> None:
-            named = trainer.model.decoder.named_parameters()
-            found.update((name, parameter.grad.clone()) for name, parameter in named)
 
         def read(module: Any, inputs: Any, output: Any, precision=precision) -> None:
             types[precision] = output.dtype
 
-        trainer.accelerator.clip_grad_norm_ = keep
         trainer.model.decoder.word_output.register_forward_hook(read)
-        trainer.step(next(iter(trainer.source.batches(0, 0))))
+        gradients[precision] = gradients_of(trainer)
     assert types == {"fp32": torch.float32, "fp16": torch.float16}
     for name, exact in gradients["fp32"].items():
         difference = (gradients["fp16"][name] - exact).norm()

@@ -69,14 +69,6 @@ def test_in_bf16_it_is_as_near_to_float32_as_plain_convolutions_are(model) -> No
     assert errors[1] < 1.1 * errors[0]
 
 
-@needs_onednn
-@torch.inference_mode()
-def test_a_photo_has_the_same_features_in_any_batch(model) -> None:
-    images = photos(4, 3, 64, 64)
-    apart = [model(images[n : n + 1]) for n in range(4)]
-    torch.testing.assert_close(model(images), torch.cat(apart))
-
-
 @pytest.mark.parametrize(
     ("fit", "expected"), [(0, [1] * 5), (1, [1] * 5), (2, [2, 2, 1]), (9, [5])]
 )
