@@ -76,12 +76,9 @@ class DocumentFrequencies:
             ):
                 raise ValueError("not of this version")
             return cls(documents, {tuple(text.split()): count for text, count in counts.items()})
-        except (EOFError, zlib.error) as error:
+        except (EOFError, zlib.error, OSError, ValueError, LookupError, TypeError, AttributeError,
+                RecursionError) as error:  # fmt: skip
             raise DataError(
-                f"{path} is truncated or damaged; count the frequencies again"
+                f"{path} is damaged, or no document frequencies file that this release reads; "
+                "count the frequencies again"
             ) from error
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise DataError(
-                f"{path} is not a document frequencies file that this release reads; count the "
-                "frequencies again"
-            ) from None

@@ -44,8 +44,6 @@ END_WORD = ""
 Integers = NDArray[np.signedinteger[Any]]
 _Floats = NDArray[np.float64]
 
-# Indexed by the difference of two lengths; 0 in double precision from the last on.
-_PENALTIES: _Floats = np.exp(-(np.arange(256.0) ** 2) / (2 * SIGMA**2))
 _LAST_KEY = np.iinfo(np.int64).max
 _BITS = 32
 
@@ -232,15 +230,14 @@ class References:
         """CIDEr-D of C captions, 0 to 10, from their matches: (C,)."""
         size = len(images)
         total = np.zeros(size)
+        bigrams, of_references = (np.maximum(n - 1, 0) for n in (captions.lengths, self.lengths))
         for order, found in zip(self._orders, matches, strict=True):
             squares = self._weigh(order.frequencies, found.gram)
             norms = _norms(found.caption, found.caption_count, squares, size)
             caption, norm = found.caption[found.ngram], order.norms[found.reference]
-            distance = np.abs(
-                _bigrams(captions.lengths)[caption] - _bigrams(self.lengths)[found.reference]
-            )
-            products = found.clipped * found.reference_count
-            values = products * squares[found.ngram] * _PENALTIES[np.minimum(distance, 255)]
+            distance = bigrams[caption] - of_references[found.reference]
+            penalty = np.exp(-(distance.astype(np.float64) ** 2) / (2 * SIGMA**2))
+            values = found.clipped * found.reference_count * squares[found.ngram] * penalty
             total += _divide(_sum(caption, _divide(values, norm), size), norms)
         scores: _Floats = 10 * total / (ORDERS * self.sizes[images])
         return scores
@@ -397,11 +394,6 @@ def _norms(owners: Integers, counts: Integers, squares: _Floats, size: int) -> _
 def _sum(owners: Integers, values: _Floats, size: int) -> _Floats:
     """Sum of the values of each owner, added in order; bincount of no values has integers."""
     return np.bincount(owners, values, size).astype(np.float64)
-
-
-def _bigrams(words: Integers) -> Integers:
-    """Number of bigrams in sentences of these lengths."""
-    return np.maximum(words - 1, 0)
 
 
 def _small(numbers: Integers) -> NDArray[np.unsignedinteger]:
