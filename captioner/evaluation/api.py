@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError, OptionError
 from captioner.evaluation.frequencies import GZIP, DocumentFrequencies
 from captioner.evaluation.grounding import measure as measure_attention
+from captioner.evaluation.hallucination import by_confidence, photo_objects
 from captioner.evaluation.masks import Instances, read_instances
 from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.options import EvaluateOptions, OnError, changed_device, raise_error
@@ -25,6 +27,7 @@ from captioner.inference.captioner import Captioner, load
 from captioner.inference.folder import find_model
 from captioner.option_fields import build_options, option_fields
 from captioner.options import FaithfulnessOptions
+from captioner.search.people import neutral_caption
 
 
 def evaluate(
@@ -46,8 +49,8 @@ def evaluate(
         progress: Show a progress bar on standard error, if that is a terminal.
         **options: The other fields of ``EvaluateOptions`` (``annotations``, ``images``,
             ``instances``, ``compare``, ``frequencies``, ``train_annotations``, ``meteor``,
-            ``spice``, ``device``, ``precision``, ``batch_size``), which are those of ``captioner
-            evaluate``, and fields of ``SearchOptions`` to change.
+            ``spice``, ``chair``, ``device``, ``precision``, ``batch_size``), which are those of
+            ``captioner evaluate``, and fields of ``SearchOptions`` to change.
 
     Returns:
         What ``captioner evaluate -o`` writes as JSON; NaN where the file has null. The scores are
@@ -102,37 +105,48 @@ class Evaluation:
             return self._faithfulness()
         # Files are read before photos are captioned, so that errors appear early.
         judge = self._judge()
-        others, known = None, None
-        if options.compare is not None and judge is not None:
-            others = self._within(judge, options.compare, read_captions_of(options.compare))
-            if not others:
-                raise DataError(
-                    f"{options.compare} has no captions for the photos in {options.annotations}; "
-                    "give captions of the same photos"
-                )
+        if judge is None:
+            return self._caption(None)[2]
+        others = None if options.compare is None else self._within(judge, options.compare)
+        if others == {}:
+            raise DataError(
+                f"{options.compare} has no captions for the photos in {options.annotations}; "
+                "give captions of the same photos"
+            )
+        known = None
         if options.train_annotations:
             _, training = read_captions(options.train_annotations, renumber=True)
             known = [text for texts in training.values() for text in texts]
-        if options.results is not None and judge is not None:
-            given = self.captions
-            given = read_captions_of(options.results) if given is None else given
-            captions = self._within(judge, options.results, given)
+        confidences: dict[int, float] = {}
+        if options.results is not None:
+            captions = self._within(judge, options.results, self.captions)
             report: Report = {"results": options.results}
+            if self.search.get("neutral"):
+                report |= _make_neutral(judge)
         else:
-            captions, report = self._caption(judge)
-        if judge is None:
-            return report
-        captions = {i: text for i, text in captions.items() if judge.references.get(i)}
+            captions, confidences, report = self._caption(judge)
+            captions = {i: text for i, text in captions.items() if judge.references.get(i)}
         found, scores = build(captions, judge, known)
         report |= {"annotations": options.annotations, **found}
         missing = sum(1 for i, texts in judge.references.items() if texts and i not in captions)
         if missing:
             report["images_without_caption"] = missing
-        if others is not None:
+        if judge.objects is not None:
+            report["warnings"] += self._without_masks(captions)
+            if confidences:
+                report["chair_by_confidence"] = by_confidence(
+                    scores.counts["CHAIR_i"], [confidences[i] for i in scores.ids]
+                )
+        if others:
             compared = difference(captions, others, judge, scores)
             report["compare"] = {"with": options.compare, **compared}
         report["per_image"] = per_image(captions, scores)
         return report
+
+    @cached_property
+    def instances(self) -> Instances | None:
+        """The objects in the photos."""
+        return None if self.options.instances is None else read_instances(self.options.instances)
 
     def _judge(self) -> CaptionEvaluator | None:
         """The references and how captions are scored against them; None without references."""
@@ -140,22 +154,39 @@ class Evaluation:
             return None
         references = read_captions([self.options.annotations])[1]
         frequencies = read_frequencies(self.options.frequencies)
-        return CaptionEvaluator(references, frequencies, self.options.java, self.on_error)
+        objects = None
+        if self.instances is not None or self.options.chair:
+            annotated = () if self.instances is None else self.instances.annotations
+            objects = photo_objects(references, annotated)
+        return CaptionEvaluator(
+            references, frequencies, self.options.java, objects, on_error=self.on_error
+        )
 
     def _within(
-        self, judge: CaptionEvaluator, source: str, captions: Mapping[int, str]
+        self, judge: CaptionEvaluator, source: str, captions: Mapping[int, str] | None = None
     ) -> dict[int, str]:
-        """The captions of photos that have references.
+        """The captions of a file, unless given, of photos that have references.
 
         Raises:
             DataError: A photo is not in the annotations.
         """
+        captions = read_captions_of(source) if captions is None else captions
         if unknown := captions.keys() - judge.references.keys():
             raise DataError(
                 f"{source}: image {min(unknown)} (and {len(unknown) - 1} more) is not in "
                 f"{self.options.annotations}; give the annotations that the results belong to"
             )
         return {i: text for i, text in captions.items() if judge.references[i]}
+
+    def _without_masks(self, captions: Mapping[int, str]) -> list[str]:
+        """A note on photos whose objects are known from their references alone."""
+        count = len(captions.keys() - (() if self.instances is None else self.instances.sizes))
+        if not count:
+            return []
+        return [
+            f"CHAIR: {count} of {len(captions)} photos have no annotated objects, so objects that "
+            "their references do not name count as hallucinated"
+        ]
 
     def _load(self) -> tuple[Captioner, Report]:
         """The model, and what the report says of it: its search options that are not default."""
@@ -175,19 +206,25 @@ class Evaluation:
         name = options.model[0] if self.model else options.model or "the shipped model"
         return model, {"model": name, "search": ", ".join(shown), "precision": model.precision}
 
-    def _caption(self, judge: CaptionEvaluator | None) -> tuple[dict[int, str], Report]:
+    def _caption(
+        self, judge: CaptionEvaluator | None
+    ) -> tuple[dict[int, str], dict[int, float], Report]:
         """The captions of the photos of the annotations and of the instances.
 
         Returns:
-            The captions, and what the report says of the model and of its attention.
+            The captions, their confidences, if they have one, and what the report says of the
+            model and of its attention.
         """
-        options = self.options
-        paths, instances = self._photos()
+        options, instances = self.options, self.instances
+        paths = self._photos()
         model, report = self._load()
         own = model.stored.frequencies
         if judge is not None and judge.frequencies is None and own is not None:
             judge.frequencies = DocumentFrequencies.from_bytes(own, f"the model's {FREQUENCIES}")
+        if judge is not None and model.options(**self.search).neutral:
+            report |= _make_neutral(judge)
         captions: dict[int, str] = {}
+        confidences: dict[int, float] = {}
         grounded: dict[int, Caption] = {}  # of photos with instances
         results = model.stream(paths.values(), batch_size=options.batch_size, **self.search)
         bar = photo_bar(results, shown=self.progress, total=len(paths))
@@ -195,21 +232,26 @@ class Evaluation:
             if result.error is not None:
                 self.on_error(result.error)
                 continue
-            captions[image_id] = result.captions[0].text
+            best = result.captions[0]
+            captions[image_id] = best.text
+            if best.confidence is not None:
+                confidences[image_id] = best.confidence
             if instances is not None and image_id in instances.sizes:
-                grounded[image_id] = result.captions[0]
+                grounded[image_id] = best
         if instances is not None:
             report["instances"] = options.instances
             report["attention"] = measure_attention(grounded, instances).summary()
-        return captions, report
+        return captions, confidences, report
 
-    def _photos(self) -> tuple[dict[int, Path], Instances | None]:
-        """The photos by id, and the objects in them."""
-        options, paths, instances = self.options, dict[int, Path](), None
+    def _photos(self) -> dict[int, Path]:
+        """The photos of the annotations, and of the instances: of both, those in the folder."""
+        options, paths = self.options, dict[int, Path]()
         folders = [options.images or ""]
-        if options.instances is not None:
-            instances = read_instances(options.instances)
-            paths |= locate_photos(instances.names, folders, Path(options.instances).name)
+        if self.instances is not None:
+            names = self.instances.names
+            if options.annotations is not None:
+                names = {i: name for i, name in names.items() if Path(*folders, name).is_file()}
+            paths |= locate_photos(names, folders, str(options.instances))
         if options.annotations is not None:
             for image in read_dataset([options.annotations], folders):
                 path = paths.setdefault(image.image_id, image.path)
@@ -218,7 +260,7 @@ class Evaluation:
                         f"image {image.image_id} is {path.name} in {options.instances} but "
                         f"{image.path.name} in {options.annotations}; give files whose ids agree"
                     )
-        return paths, instances
+        return paths
 
     def _faithfulness(self) -> Report:
         """Measure the explanations of generated or reference captions."""
@@ -237,6 +279,14 @@ class Evaluation:
             on_error=self.on_error, progress=self.progress,
         )  # fmt: skip
         return report | {"faithfulness": found.summary()}
+
+
+def _make_neutral(judge: CaptionEvaluator) -> Report:
+    """Treat the references as captions without sex and age; what the report says of it."""
+    judge.references = {
+        i: [neutral_caption(text) for text in texts] for i, texts in judge.references.items()
+    }
+    return {"references": "neutral: their words for people are replaced, as in the captions"}
 
 
 def read_frequencies(given: str | None) -> DocumentFrequencies | None:

@@ -4,15 +4,15 @@ The scores equal those of pycocoevalcap, and so do their names and scale: CIDEr 
 ``captioner.text.tokenizer`` produces the tokens of its Java tokenizer without Java; scripts without
 spaces between words are split into characters, and texts are normalized to NFC.
 
-Optional metrics: CIDEr_D, which is CIDEr with frozen document frequencies, and METEOR and SPICE,
-which need Java.
+Optional metrics: CIDEr_D, which is CIDEr with frozen document frequencies, METEOR and SPICE, which
+need Java, and CHAIR_i and CHAIR_s, see `captioner.evaluation.hallucination`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from captioner.errors import DataError, ProgramError
 from captioner.evaluation import java as java_programs
 from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.evaluation.hallucination import chair_i, count_mentions
 from captioner.evaluation.options import OnError, raise_error
 from captioner.evaluation.references import ORDERS, References
 from captioner.text.tokenizer import caption_tokens, has_unspaced
@@ -43,7 +44,7 @@ class Scores:
     """Scores of each image, (N,), by metric; CIDEr uses the document frequencies of all images."""
     counts: Mapping[str, NDArray[np.float64]]
     """Counts of the metrics that are not a mean over images: Bleu (N, 10), see `bleu_from_counts`;
-    METEOR (N, 23), see `java.METEOR_COUNTS`."""
+    METEOR (N, 23), see `java.METEOR_COUNTS`; CHAIR_i (N, 2), see `hallucination.count_mentions`."""
 
     @cached_property
     def corpus(self) -> dict[str, float]:
@@ -83,6 +84,8 @@ def _from_counts(name: str, counts: NDArray[np.float64]) -> dict[str, NDArray[np
     """Scores by metric, (R,), from the counts of ``Scores.counts``, summed or not."""
     if name == "METEOR":
         return {name: java_programs.meteor_from_counts(counts)}
+    if name == "CHAIR_i":
+        return {name: chair_i(counts)}
     return {f"Bleu_{n}": column for n, column in enumerate(bleu_from_counts(counts).T, 1)}
 
 
@@ -96,6 +99,8 @@ class CaptionEvaluator:
     """Frozen document frequencies; adds CIDEr_D."""
     java: Sequence[str] = ()
     """METEOR, SPICE or both."""
+    objects: Mapping[int, Collection[str]] | None = None
+    """The categories in each photo, by image id; adds CHAIR_i and CHAIR_s."""
     on_error: OnError = raise_error
     """Called with the error of a metric's program, which is then omitted."""
 
@@ -132,6 +137,10 @@ class CaptionEvaluator:
         if "SPICE" in self.java:
             with self._program():
                 values["SPICE"] = java_programs.spice(lines, texts)
+        if self.objects is not None:
+            counts["CHAIR_i"] = count_mentions(tokens, [self.objects[i] for i in ids])
+            values |= _from_counts("CHAIR_i", counts["CHAIR_i"])
+            values["CHAIR_s"] = (counts["CHAIR_i"][:, 0] > 0).astype(np.float64)
         return Scores(ids, values, counts)
 
     @contextmanager
@@ -151,7 +160,6 @@ class CaptionEvaluator:
         ids = sorted(images)
         counts = [len(self.references[i]) for i in ids]
         few, many = min(counts), max(counts)
-        content = json.dumps([[i, sorted(self.references[i])] for i in ids])
         parts = [
             f"captioner {__version__}, pycocoevalcap 1.2",  # the version whose scores these equal
             "PTB tokens (captioner.tokenizer)",
@@ -167,12 +175,18 @@ class CaptionEvaluator:
             )
         versions = {"METEOR": "METEOR 1.5", "SPICE": "SPICE 1.0"}
         parts += [text for name, text in versions.items() if name in self.java]
+        if self.objects is not None:
+            parts.append(f"CHAIR objects {_digest([[i, sorted(self.objects[i])] for i in ids])}")
         parts += [
             f"{len(ids)} images",
             f"{few if few == many else f'{few} to {many}'} reference{'s' * (many > 1)} an image",
-            f"references {hashlib.sha256(content.encode()).hexdigest()[:12]}",
+            f"references {_digest([[i, sorted(self.references[i])] for i in ids])}",
         ]
         return " | ".join(parts)
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
 def bleu_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ OnError = Callable[[CaptionerError], None]
 _Report = Annotated[str, Shown("FILE", ("-o", "--output"))]
 
 
-_SCORING = ("compare", "frequencies", "train_annotations", "meteor", "spice")
+_SCORING = ("compare", "frequencies", "train_annotations", "meteor", "spice", "chair")
 
 
 def raise_error(error: CaptionerError) -> None:
@@ -45,8 +45,10 @@ class EvaluateOptions(ModelOptions):
     compare: File | None = None
     """Results file or report of another system, to test whether the difference is significant."""
     instances: File | None = None
-    """COCO instances file, to measure attention against its object masks; needs --images, but not
-    --annotations."""
+    """COCO instances file: with --images, to measure attention against its object masks; with
+    --annotations, to count hallucinated objects (CHAIR)."""
+    chair: bool = False
+    """Count hallucinated objects without --instances too, by the references alone."""
     meteor: bool = False
     """Score METEOR too; needs Java."""
     spice: bool = False
@@ -112,16 +114,12 @@ class EvaluateOptions(ModelOptions):
 
     def _check_results(self, search: Mapping[str, Any]) -> None:
         """No model runs if the captions are given."""
-        if self.instances is not None:
-            raise OptionError(
-                "{instances} measures attention, which a results file does not contain; give "
-                "{images} instead of {results}"
-            )
         if self.annotations is None:
             raise OptionError("{results} needs references; give {annotations} too")
         if self.model:
             raise OptionError("give either {model} (to caption photos) or {results}, not both")
-        for name in [*search, *changed_device(self)]:
+        # ``neutral`` is for the references.
+        for name in [*(search.keys() - {"neutral"}), *changed_device(self)]:
             raise OptionError(
                 f"{{results}} contains the captions, so no model runs; omit {{{name}}}"
             )

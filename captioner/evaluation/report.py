@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,7 @@ def read_captions_of(path: str | Path) -> dict[int, str]:
 
 _LISTED = (
     "metrics", "intervals", "resamples", "statistics", "signature", "warnings", "per_image",
-    "compare", "attention", "faithfulness",
+    "compare", "attention", "faithfulness", "chair_by_confidence",
 )  # fmt: skip
 
 
@@ -209,6 +209,7 @@ def as_text(report: Report) -> str:
     if "metrics" in report:
         parts += [_metrics(report), _statistics(report["statistics"])]
     for name, lines in (
+        ("chair_by_confidence", _chair),
         ("compare", _compare),
         ("attention", _attention),
         ("faithfulness", _faithfulness),
@@ -237,9 +238,29 @@ def _metrics(report: Report) -> list[str]:
     for name, value in report["metrics"].items():
         ends = report["intervals"][name]
         bounds = f"   {100 * ends[0]:6.2f} to {100 * ends[1]:6.2f}" if ends else ""
-        note = "   CIDEr with frozen document frequencies" if name == "CIDEr_D" else ""
-        lines.append(f"{name:<22} {100 * value:6.2f}{bounds}{note}")
+        lines.append(f"{name:<22} {100 * value:6.2f}{bounds}{_NOTES.get(name, '')}")
     return lines
+
+
+_NOTES = {
+    "CIDEr_D": "   CIDEr with frozen document frequencies",
+    "CHAIR_i": "   share of the named objects that are not in the photo",
+    "CHAIR_s": "   share of the captions that name such an object",
+}
+
+
+def _chair(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        _row("confidence", "captions  named objects  CHAIR_i  CHAIR_s"),
+        *(
+            _row(
+                f"{one['from']:.1f} to {one['to']:.1f}",
+                f"{one['captions']:>8}  {one['mentions']:>13}  "
+                f"{100 * one['CHAIR_i']:>7.2f}  {100 * one['CHAIR_s']:>7.2f}",
+            )
+            for one in found
+        ),
+    ]
 
 
 def _statistics(found: Mapping[str, Any]) -> list[str]:

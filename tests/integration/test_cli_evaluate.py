@@ -321,7 +321,7 @@ def test_attention_is_measured_with_and_without_references(tiny, captioned, tmp_
     scored_too = reported(tmp_path, *arguments, "--annotations", tiny.captions)
 
     assert "metrics" not in alone
-    assert list(scored_too["metrics"]) == METRICS
+    assert list(scored_too["metrics"]) == [*METRICS, "CHAIR_i", "CHAIR_s"]
     assert alone["attention"] == scored_too["attention"]
     found = alone["attention"]
     assert (found["photos"], found["measured"]) == (4, 3)
@@ -353,6 +353,46 @@ def test_inconsistent_image_ids_are_refused(tiny, captioned, tmp_path, capsys) -
     line = only_line(capsys)
     assert "1.png" in line
     assert "4.png" in line
+
+
+# --- hallucinated objects ------------------------------------------------------------------------
+
+
+def test_hallucinated_objects_are_counted(tiny, tmp_path, capsys) -> None:
+    content = json.loads(tiny.instances.read_text())
+    content["images"] = content["images"][:3]
+    instances = written(tmp_path / "instances.json", content)
+    texts = {1: "a dog and a zebra", 2: "some grass", 4: "a zebra"}
+    results = [{"image_id": i, "caption": text} for i, text in texts.items()]
+    given = ("--annotations", tiny.captions, "--results", written(tmp_path / "r.json", results))
+
+    by_both = reported(tmp_path, *given, "--instances", instances, "--compare", tiny.others)
+    text = capsys.readouterr().out
+    by_references = reported(tmp_path, *given, "--chair")
+
+    names = {one["image_id"]: one["CHAIR_i"] for one in by_both["per_image"]}
+    assert names == {1: 0.5, 2: None, 4: 1}
+    assert by_both["metrics"]["CHAIR_i"] == by_both["metrics"]["CHAIR_s"] == pytest.approx(2 / 3)
+    assert by_both["compare"]["metrics"]["CHAIR_s"]["this"] == pytest.approx(2 / 3)
+    assert "CHAIR_s                 66.67   share of the captions" in text
+    assert "1 of 3 photos have no annotated objects" in text
+    assert "3 of 3 photos have no annotated objects" in by_references["warnings"][-1]
+    assert by_references["metrics"]["CHAIR_i"] == pytest.approx(2 / 3)
+
+
+# --- neutral words -------------------------------------------------------------------------------
+
+
+def test_references_are_neutral_if_the_captions_are(tiny, captioned, tmp_path) -> None:
+    results = [{"image_id": 2, "caption": "a person runs"}]
+    given = ("--annotations", tiny.captions, "--results", written(tmp_path / "r.json", results))
+
+    plain = reported(tmp_path, *given)
+    neutral = reported(tmp_path, *given, "--neutral")
+
+    assert neutral["metrics"]["Bleu_1"] > plain["metrics"]["Bleu_1"]
+    assert "neutral" in neutral["references"]
+    assert neutral["signature"] != plain["signature"]
 
 
 # --- METEOR and SPICE ----------------------------------------------------------------------------
@@ -460,7 +500,6 @@ MASKS = ("--instances", "INSTANCES")
     [
         ([], ["--images", "--results"]),
         (FILE, ["--annotations"]),
-        ([*REFERENCES, *FILE, *MASKS], ["--instances", "--results", "--images"]),
         ([*PHOTOS, *MASKS, "--compare", "RESULTS"], ["--compare", "--annotations"]),
         ([*REFERENCES, *FILE, "--beam-size", "3"], ["--results", "--beam-size"]),
         ([*REFERENCES, *FILE, "-o", "KEPT"], ["KEPT", "--force"]),
