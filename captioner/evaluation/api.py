@@ -27,7 +27,7 @@ from captioner.inference.captioner import Captioner, load
 from captioner.inference.folder import find_model
 from captioner.option_fields import build_options, option_fields
 from captioner.options import FaithfulnessOptions
-from captioner.search.people import neutral_caption
+from captioner.search.words import neutral_caption
 
 
 def evaluate(

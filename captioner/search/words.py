@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from captioner.errors import OptionError
 from captioner.options import SearchOptions
+from captioner.text.tokenizer import normalize, tokenize
 from captioner.text.vocabulary import BAD_ENDINGS, FUNCTION_WORDS, SPECIAL_NAMES, Vocabulary
 
 _GROUPS = {
@@ -70,6 +71,21 @@ def people_tokens(vocabulary: Vocabulary) -> PeopleTokens:
         tuple(vocabulary.whole_words(words.split())) for words in (_NEVER, _AGES, _NOT_AFTER_AGES)
     )
     return PeopleTokens(tuple(groups), (*never, *unmerged), ages, after)
+
+
+def neutral_caption(text: str) -> str:
+    """A reference for captions without sex and age: its words replaced one by one.
+
+    For metrics only. It is no substitute for the search, as the grammar may be wrong.
+    """
+    words = [NEUTRAL_WORDS.get(word, word) for word in tokenize(normalize(text))]
+    kept = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        age = word in _AGES.split() and following in _NOT_AFTER_AGES.split()
+        if not age and word not in _NEVER.split():
+            kept.append(word)
+    pairs = zip(kept, [*kept[1:], ""], strict=True)  # "an elderly man" is "a person"
+    return " ".join("a" if one == "an" and after in _GROUPS else one for one, after in pairs)
 
 
 class SearchTokens(NamedTuple):

@@ -14,6 +14,7 @@ from captioner.search.words import (
     PeopleTokens,
     SearchTokens,
     encode_search_words,
+    neutral_caption,
     people_tokens,
 )
 from captioner.text.subwords import Subwords
@@ -87,3 +88,15 @@ def test_models_of_pieces_are_refused() -> None:
 
     with pytest.raises(OptionError, match="pieces"):
         encode_search_words(SearchOptions(neutral=True), Vocabulary(subwords.pieces, (), subwords))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("A man and his dog", "a person and their dog"),
+        ("Two elderly women with old trees", "two people with old trees"),
+        ("An old man near a young girl.", "a person near a young child"),
+    ],
+)
+def test_references_are_treated_word_by_word(given, expected) -> None:
+    assert neutral_caption(given) == expected
