@@ -19,11 +19,9 @@ def serve(options: ServeOptions, *_: Any) -> int:
     """Serve until interrupted."""
     keep_freed_memory(threads=True)  # the model runs in a thread
 
-    from captioner.serving.security import ApiKeys, allowed_hosts, allowed_origins
+    from captioner.serving.security import ApiKeys
     from captioner.serving.server import free_address, run
 
-    hosts = allowed_hosts(options.host, options.allow_host)
-    origins = allowed_origins(options.allow_origin)
     keys = None if options.api_key_file is None else ApiKeys(options.api_key_file)
     address = free_address(options.host, options.port)  # before the model is loaded
 
@@ -33,19 +31,10 @@ def serve(options: ServeOptions, *_: Any) -> int:
     from captioner.serving.app import create_app
 
     model = load(*options.model, device=options.device, precision=options.precision)
-    app = create_app(
-        model,
-        options,
-        batch_size=options.batch_size,
-        hosts=hosts,
-        origins=origins,
-        root_path=options.root_path,
-        keys=keys,
-        model_name=_model_name(options.model),
-    )
+    app = create_app(model, options, keys=keys, model_name=_model_name(options.model))
     blank = model.prepare(Image.new("RGB", (64, 64)))
     model.caption_batch([blank], model.options())  # warm-up: the first is the slowest
-    run(app, options, address, keys)
+    run(app, address, keys)
     return OK
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
@@ -71,6 +71,8 @@ class _Encoded(NamedTuple):
     method: ExplanationMethod = "attention"
     explained: Sequence[Any] = ()
     """Grids for a method that needs the weights."""
+    check: Callable[[], None] = lambda: None
+    """Called before the maps of each caption."""
 
 
 class Result(NamedTuple):
@@ -377,14 +379,20 @@ class Captioner:
         *,
         alternatives: int = 0,
         method: ExplanationMethod = "attention",
+        check: Callable[[], None] = lambda: None,
     ) -> list[list[Caption]]:
         """The captions of each photo from ``prepare``, best first; at least one. See ``stream``.
+
+        ``check`` is called before the maps of each caption, and may raise to stop.
 
         Raises:
             ConfigError: A word in the options is unknown, or no caption satisfies the options.
         """
         self._check(method, alternatives)
-        return self._search(self._encode(photos, method), options, alternatives) if photos else []
+        if not photos:
+            return []
+        encoded = self._encode(photos, method)._replace(check=check)
+        return self._search(encoded, options, alternatives)
 
     def caption_features(
         self,
@@ -505,6 +513,7 @@ class Captioner:
         explaining = (self if by_attention else self.in_torch()).ensemble
 
         def caption(row: int, column: int, hypothesis: Hypothesis) -> Caption:
+            encoded.check()
             maps = explaining.explain(method, encoded.explained, row, start, hypothesis)
             maps = maps if by_attention else as_map(maps)
             crop_box = encoded.crop_boxes[row]

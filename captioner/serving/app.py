@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, get_args
 
-from fastapi import Depends, FastAPI, Query, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -19,7 +19,7 @@ from captioner.serving import schema, security
 from captioner.serving.api_docs import DESCRIPTION, add_api_pages, add_file, request_body
 from captioner.serving.bulk import NDJSON, BulkResponse
 from captioner.serving.observe import REQUEST_ID, AccessLog, Metrics
-from captioner.serving.options import Limits
+from captioner.serving.options import ServeOptions
 from captioner.serving.outputs import CAPTIONS, OUTPUTS
 from captioner.serving.page import index_page, policy
 from captioner.serving.schema import RequestError
@@ -34,12 +34,8 @@ _HTTP_ERRORS = {
 
 def create_app(
     model: Captioner,
-    limits: Limits | None = None,
+    options: ServeOptions | None = None,
     *,
-    batch_size: int = 32,
-    hosts: security.AllowedHosts | None = None,
-    origins: Collection[str] = (),
-    root_path: str = "",
     keys: security.ApiKeys | None = None,
     model_name: str = "captioner",
 ) -> FastAPI:
@@ -47,24 +43,17 @@ def create_app(
 
     Args:
         model: The model; it must not be used elsewhere from now on.
-        limits: Resource limits; None for the defaults.
-        batch_size: Maximum number of photos in a batch.
-        hosts: Accepted host names; None for loopback only.
-        origins: Origins of web pages that may use the server, besides its own page.
-        root_path: Prefix of the paths at the proxy, e.g. ``/captioner``, which may remove it.
+        options: Those of the command; None for the defaults.
         keys: API keys, one of which every caption request needs; None: open to all.
         model_name: Name of the model, returned as header ``X-Captioner-Model``.
     """
-    limits = limits or Limits()
-    metrics = Metrics(lambda: service.batcher.waiting, lambda: service.in_flight)
-    service = Service(model, limits, batch_size=batch_size, on_batch=metrics.on_batch)
+    options = options or ServeOptions()
+    metrics = Metrics(lambda: service.captions.waiting, lambda: service.in_flight)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.batcher.start()
         yield
         service.close()
-        service.join()
 
     app = FastAPI(
         title="captioner",
@@ -75,13 +64,13 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    app.state.service = service
-    checks = [] if keys is None else [Depends(security.key_check(keys, limits.rate_limit))]
+    app.state.service = service = Service(model, options, metrics.on_batch)
+    checks = security.checks(keys, options.rate_limit)
     for output in OUTPUTS:
         _add_output(app, service, output, checks)
     _add_batch(app, service, checks)
     add_api_pages(app)
-    page = index_page(limits, model)
+    page = index_page(options, model)
     add_file(app, "/", HTMLResponse(page, headers={"Content-Security-Policy": policy(page)}))
     add_file(app, "/favicon.ico", Response(status_code=204))
     ready = schema.ReadyResponse(model=model_name, version=__version__)
@@ -91,25 +80,22 @@ def create_app(
     # From the innermost to the outermost. Pages of allowed origins can read all errors but those of
     # the outer checks.
     versions = {"X-Captioner-Model": model_name, "X-Captioner-Version": __version__}
-    if origins:
+    if options.allow_origin:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(origins),
+            allow_origins=options.allow_origin,
             allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["Authorization", security.KEY_HEADER, REQUEST_ID],
             expose_headers=["Retry-After", REQUEST_ID, *versions],
         )
-    hosts = hosts or security.AllowedHosts()
-    app.add_middleware(
-        security.OriginCheck, hosts=hosts, origins=frozenset(origins), metrics=metrics
-    )
+    app.add_middleware(security.OriginCheck, options=options, metrics=metrics)
     routes = {route.path for route in app.routes if hasattr(route, "path")}
     app.add_middleware(
         AccessLog,
         metrics=metrics,
         routes=routes,
         headers=security.HEADERS | versions,
-        root_path=root_path,
+        root_path=options.root_path,
     )
     return app
 
@@ -128,7 +114,7 @@ def _add_output(app: FastAPI, service: Service, output: Output, checks: list[Any
         example, model = f"' -o 'photo.{output.path.rpartition('.')[2]}", None
         content = {output.media_type: {"schema": {"type": "string", "format": "binary"}}}
     name = output.path.removeprefix("/v1/").replace(".", "_")
-    query = schema.query_model(service.limits, name, *output.options)
+    query = schema.query_model(service.options, name, *output.options)
     endpoint.__annotations__["query"] = Annotated[query, Query()]
     app.post(
         output.path,
@@ -153,7 +139,7 @@ def _add_batch(app: FastAPI, service: Service, checks: list[Any]) -> None:
         """
         return BulkResponse(service, request, query)
 
-    query = schema.query_model(service.limits, "batch", schema.ResponseOptions)
+    query = schema.query_model(service.options, "batch", schema.ResponseOptions)
     batch.__annotations__["query"] = Annotated[query, Query()]
     lines = {NDJSON: {"schema": {"$ref": "#/components/schemas/BatchResult"}}}
     app.post(
@@ -176,7 +162,7 @@ def _add_probes(
     @app.get("/healthz", responses=unavailable)
     async def healthz() -> schema.HealthResponse:
         """Whether the process works; if not, restart it."""
-        if not service.batcher.alive:
+        if service.captions.closed:
             raise RequestError(503, "closing", "the model is not running; restart the server")
         return schema.HealthResponse()
 

@@ -24,6 +24,7 @@ from captioner.serving import schema
 from captioner.serving.observe import log_exception
 from captioner.serving.photos import Upload, check_headers, read_body
 from captioner.serving.schema import RequestError
+from captioner.serving.security import client_of
 from captioner.serving.service import Decoded, Service, disconnected, within
 
 NDJSON = "application/x-ndjson"
@@ -35,8 +36,9 @@ class BulkResponse(Response):
 
     def __init__(self, service: Service, request: Request, query: schema.RequestQuery) -> None:
         """Check the request's headers; its body is read while the response is sent."""
-        self._memory = check_headers(request, service.limits, several=True)
+        self._memory = check_headers(request, service.options, several=True)
         super().__init__()
+        self._by = client_of(request)
         self._service = service
         self._query = query
         self._lines = "ndjson" in request.headers.get("accept", "").lower()
@@ -66,7 +68,7 @@ class BulkResponse(Response):
                 raise
 
     async def _send_document(self, scope: Scope, receive: Receive, send: Send) -> None:
-        most, found, size = self._service.limits.max_batch, [], 0
+        most, found, size = self._service.options.max_batch, [], 0
         async with aclosing(self._results()) as results:
             async for line in results:
                 found.append(line)
@@ -100,9 +102,9 @@ class BulkResponse(Response):
 
     async def _results(self) -> AsyncGenerator[bytes, None]:
         """The JSON of each photo's result, in order."""
-        waiting: _Waiting = asyncio.Queue(self._service.batch_size)
+        waiting: _Waiting = asyncio.Queue(self._service.options.batch_size)
         tasks: set[asyncio.Task[Any]] = set()
-        with self._service.slots(self._memory, several=True):
+        with self._service.slots(self._memory, self._by, several=True):
             tasks.add(asyncio.create_task(self._read(waiting, tasks)))
             try:
                 while (item := await waiting.get()) is not None:
@@ -123,12 +125,14 @@ class BulkResponse(Response):
         wanted: schema.CaptionRequest | None = None
         number = 0
         try:
-            body = read_body(self._request, service.limits, fields, several=True)
+            body = read_body(self._request, service.options, fields, several=True)
             async with aclosing(body):
                 while item := await service.received(anext(body, None), "the next photo"):
                     if wanted is None:
                         options: Any = schema.with_fields(self._query, fields)
-                        wanted = schema.read_request(service.model, options)
+                        wanted = schema.read_request(
+                            service.model, options, service.options.max_cost
+                        )
                     head = {"index": number} | ({"name": item.name} if item.name else {})
                     try:
                         if error := (count() if number else None) or item.error:
@@ -150,7 +154,7 @@ class BulkResponse(Response):
         self, upload: Upload, head: dict[str, Any], wanted: schema.CaptionRequest, attention: bool
     ) -> asyncio.Task[bytes]:
         """Decode a photo, wait until it may queue for the model, and start its captioning."""
-        photo = await self._service.decode(upload)
+        photo = await self._service.decode(self._by, upload)
         slots = self._service.bulk_slots
         await slots.acquire()
         task = asyncio.create_task(self._result(head, photo, wanted, attention))
@@ -163,8 +167,8 @@ class BulkResponse(Response):
         """The JSON of one photo's captions, or of its error."""
         service = self._service
         try:
-            work = service.caption_photo(photo, wanted)
-            captions = await within(service.limits.timeout, work, service.too_slow(), [])
+            work = service.caption_photo(self._by, photo, wanted)
+            captions = await within(service.options.timeout, work, service.too_slow(), [])
             head, least = {**head, "status": 200}, wanted.min_confidence
             return await asyncio.to_thread(
                 schema.captions_json, photo.size, captions, attention, head, least

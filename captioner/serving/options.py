@@ -1,10 +1,11 @@
-"""Options of ``captioner serve``, and the limits of the server and of a request."""
+"""Options of ``captioner serve``."""
 
 from __future__ import annotations
 
 import ipaddress
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -16,6 +17,7 @@ from captioner.option_fields import File, Shown, check_options
 from captioner.options import ModelOptions
 
 Positive = Annotated[int, Ge(1)]
+HOST_NAME = r"(\[[0-9a-f:.]+\]|[^:\[\]/@?#*\s]+)"  # in a regular expression
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,16 @@ class Limits:
     max_queue: Positive = 64
     """Maximum number of requests in flight; further ones are refused (429). Uploads use at most
     max-queue times max-bytes of memory."""
+    max_per_client: Positive | None = None
+    """Maximum number of requests in flight of each API key, or without keys of each client address
+    (429); default: half of max-queue with keys, otherwise unlimited."""
+    max_cost: Positive = 60_000
+    """Maximum cost of a request (422): beam_size times max_length steps of the decoder, and 250 for
+    each word that occlusion or gradients explain. Those that cost more than a batch of others are
+    worked on beside these."""
     rate_limit: Annotated[int, Ge(0)] = 0
-    """Maximum number of requests per minute of each API key (429); 0: unlimited."""
+    """Maximum number of requests per minute of each API key, or without keys of each client address
+    (429); 0: unlimited."""
     timeout: Annotated[float, Interval(gt=0, lt=math.inf)] = 30.0
     """Time limit (seconds) for the headers of a request, for the upload of a photo (408), and then
     for its captions (503)."""
@@ -44,9 +54,6 @@ class Limits:
     closed. Each uses a file descriptor (usual limit of the system: 1,024)."""
     max_beam: Positive = 20
     """Maximum beam size, number of captions and of candidates of a request (422)."""
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +78,8 @@ class ServeOptions(ModelOptions, Limits):
     root_path: Annotated[str, Shown("PATH")] = ""
     """Prefix under which a proxy publishes this server, e.g. /captioner."""
     trust_proxy: list[Annotated[str, Shown("ADDRESS")]] = field(default_factory=list)
-    """Address or network of a proxy whose X-Forwarded-For is logged as the client's address, e.g.
-    127.0.0.1 or 172.16.0.0/12; repeat for several."""
+    """Address or network of a proxy whose X-Forwarded-For is the client's address, in the log and
+    for limits, e.g. 127.0.0.1 or 172.16.0.0/12; repeat for several."""
     api_key_file: File | None = None
     """Require an API key for captions; the file has one per line, NAME KEY, and # starts a comment;
     SIGHUP reloads it."""
@@ -86,13 +93,31 @@ class ServeOptions(ModelOptions, Limits):
             raise OptionError(
                 "{root_path} is {given!r}; give a path such as /captioner", given=self.root_path
             )
-        for address in self.trust_proxy:
-            try:
-                ipaddress.ip_network(address)
-            except ValueError:
-                raise OptionError(
-                    "{trust_proxy} is {given!r}; give an IP address or network, e.g. 172.16.0.0/12",
-                    given=address,
-                ) from None
-        if self.rate_limit and self.api_key_file is None:
-            raise OptionError("{rate_limit} limits each API key; give {api_key_file} too")
+        origins = [origin.lower().removesuffix("/") for origin in self.allow_origin]
+        object.__setattr__(self, "allow_origin", origins)
+        for name, values, valid, example in (
+            ("allow_host", self.allow_host, _is_host, "a host name, e.g. photos.example.org"),
+            ("allow_origin", origins, _is_origin, "scheme and host, e.g. https://x.org, or *"),
+            (
+                "trust_proxy",
+                self.trust_proxy,
+                _is_network,
+                "an IP address or network, e.g. ::1/128",
+            ),
+        ):
+            for given in filter(lambda value: not valid(value), values):
+                raise OptionError(f"{{{name}}} is {{given!r}}; give {example}", given=given)
+
+
+def _is_host(name: str) -> bool:
+    return re.fullmatch(HOST_NAME, name.lower()) is not None
+
+
+def _is_origin(name: str) -> bool:
+    return name == "*" or re.fullmatch(rf"https?://{HOST_NAME}(:[0-9]+)?", name) is not None
+
+
+def _is_network(address: str) -> bool:
+    with suppress(ValueError):
+        return bool(ipaddress.ip_network(address))
+    return False

@@ -30,7 +30,7 @@ MAX_TEXT = 1000  # characters
 MAX_PANEL = 1280  # pixels
 
 _FREE = ("attention", "attention_gate")  # methods whose maps the decoder computes anyway
-_DECODED_AGAIN = 50  # times, roughly, that the others decode a caption: its words or the regions
+_EXPLAINED_WORD = 250  # steps of the decoder that take as long as the maps of a word by the others
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -218,19 +218,33 @@ class CaptionRequest:
 
         Every method but attention decodes each caption again, once per word or region.
         """
+        words = 0 if self.method in _FREE else _EXPLAINED_WORD
         if self.options is None:
-            return 1 if self.method in _FREE else _DECODED_AGAIN * len(self.words)
+            return 1 + words * len(self.words)
         options = self.options
         samples = options.candidates or options.num_captions
         beams = samples if options.temperature else options.beam_size
         search = beams * (1 + len(options.forced_words)) * options.max_length
-        if self.method in _FREE:
-            return search
-        return search + _DECODED_AGAIN * options.num_captions * options.max_length
+        return search + words * options.num_captions * options.max_length
 
 
-def read_request(model: Captioner, query: RequestQuery) -> CaptionRequest:
-    """The request of validated query parameters; ConfigError: they contradict each other."""
+def read_request(model: Captioner, query: RequestQuery, max_cost: int) -> CaptionRequest:
+    """The request of validated query parameters.
+
+    Raises:
+        ConfigError: They contradict each other, or cost too much.
+    """
+    request = _read_request(model, query)
+    if request.cost > max_cost:
+        hint = "give a smaller num_captions, max_length or beam_size, fewer forced_words"
+        raise ConfigError(
+            f"the request would cost {request.cost:,} steps of the decoder; the limit is "
+            f"{max_cost:,}; {hint}, or method=attention"
+        )
+    return request
+
+
+def _read_request(model: Captioner, query: RequestQuery) -> CaptionRequest:
     given = query.model_dump(exclude_none=True)
     changes = {name: given[name] for name in option_fields(SearchOptions) if name in given}
     alternatives, method = given["alternatives"], given["method"]

@@ -14,7 +14,6 @@ constant time, and only names are ever logged.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import ipaddress
@@ -22,18 +21,18 @@ import math
 import re
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Request, Security
+from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from captioner.errors import ConfigError
 from captioner.serving.observe import Metrics, route_path
+from captioner.serving.options import HOST_NAME, ServeOptions
 from captioner.serving.schema import RequestError
 
 # For orchestrators and monitoring: open to any Host and without a key. They reveal counts only.
@@ -55,21 +54,25 @@ KEY_HEADER = "X-Api-Key"  # for clients that cannot send ``Authorization: Bearer
 MIN_LENGTH = 16  # characters of a key; shorter ones could be guessed
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_NAME = r"(\[[0-9a-f:.]+\]|[^:\[\]/@?#\s]+)"
-_HOST = re.compile(rf"{_NAME}\.?(?::[0-9]+)?")
+_HOST = re.compile(rf"{HOST_NAME}\.?(?::[0-9]+)?")
 
 
 # --- hosts and origins ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class AllowedHosts:
-    """The ``Host`` values that the server accepts, with any port."""
+    """The ``Host`` values that a server bound to an address accepts, with any port.
 
-    names: frozenset[str] = LOOPBACK
-    """In lower case, IPv6 addresses in brackets."""
-    addresses: bool = False
-    """Whether every IP address is accepted: DNS rebinding needs a name."""
+    On loopback, these are the loopback names; otherwise also any IP address, as DNS rebinding needs
+    a name, and the name of this machine. Other names, such as a proxy's, must be given.
+    """
+
+    def __init__(self, bound: str, names: Iterable[str] = ()) -> None:
+        own, address = f"[{bound}]" if ":" in bound else bound, _address(bound)
+        self.names = LOOPBACK | {name.lower() for name in (own, *names)}
+        self.addresses = not (bound == "localhost" if address is None else address.is_loopback)
+        if self.addresses:
+            self.names |= {socket.gethostname().lower()}
 
     def allows(self, host: str) -> bool:
         """Whether a ``Host`` header is accepted."""
@@ -78,38 +81,6 @@ class AllowedHosts:
             return False
         name = match[1].rstrip(".")
         return name in self.names or (self.addresses and _address(name) is not None)
-
-
-def allowed_hosts(bound: str, names: Iterable[str] = ()) -> AllowedHosts:
-    """The hosts that a server bound to an address accepts.
-
-    On loopback, these are the loopback names; otherwise also any IP address and the name of this
-    machine. Other names, such as a proxy's, must be given.
-    """
-    names = [name.lower() for name in names]
-    for name in names:
-        if not re.fullmatch(_NAME, name):
-            raise ConfigError(
-                f"allow-host is {name!r}; give a host name without port, e.g. photos.example.org"
-            )
-    own = f"[{bound}]" if ":" in bound else bound
-    known = LOOPBACK | {own.lower(), *names}
-    address = _address(bound)
-    if bound == "localhost" if address is None else address.is_loopback:
-        return AllowedHosts(known)
-    return AllowedHosts(known | {socket.gethostname().lower()}, addresses=True)
-
-
-def allowed_origins(given: Iterable[str]) -> frozenset[str]:
-    """Origins whose pages may use the server, as browsers spell them; may contain ``*``."""
-    origins = frozenset(origin.lower().removesuffix("/") for origin in given)
-    for origin in origins - {"*"}:
-        if not re.fullmatch(rf"https?://{_NAME}(:[0-9]+)?", origin):
-            raise ConfigError(
-                f"allow-origin is {origin!r}; give scheme and host, e.g. https://app.example.org, "
-                "or * for every web page"
-            )
-    return origins
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -125,10 +96,10 @@ class OriginCheck:
     Cross-origin requests include form posts, which browsers send without a CORS preflight.
     """
 
-    def __init__(
-        self, app: ASGIApp, hosts: AllowedHosts, origins: frozenset[str], metrics: Metrics
-    ) -> None:
-        self.app, self.hosts, self.origins, self.metrics = app, hosts, origins, metrics
+    def __init__(self, app: ASGIApp, options: ServeOptions, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+        self.hosts = AllowedHosts(options.host, options.allow_host)
+        self.origins = frozenset(options.allow_origin)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on or refuse it, before its body is read."""
@@ -220,7 +191,10 @@ class RateLimit:
         wait = full_at - now - 60
         if wait > 1e-6:
             return math.ceil(wait)
+        self._full_at.pop(name, None)
         self._full_at[name] = full_at
+        while self._full_at[oldest := next(iter(self._full_at))] < now:  # whose allowance is full
+            del self._full_at[oldest]
         return 0
 
 
@@ -228,21 +202,16 @@ _Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(aut
 _Key = Annotated[str | None, Security(APIKeyHeader(name=KEY_HEADER, auto_error=False))]
 
 
-def key_check(keys: ApiKeys, per_minute: int) -> Callable[..., Awaitable[None]]:
-    """A dependency of endpoints that need an API key, with a rate limit for each (0: none).
+def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
+    """Dependencies of endpoints for photos: an API key, and a rate limit for each client (0: none).
 
     A request counts as one towards the rate limit. Of a batch, each photo does: for each further
     one the endpoint calls ``request.state.count_photo``, which returns None or the refusal.
     """
     limit = RateLimit(per_minute)
 
-    def count(name: str) -> RequestError | None:
-        if wait := limit.take(name):
-            message = f"too many requests with this API key; try again in {wait} s"
-            return RequestError(429, "rate", message, retry_after=wait)
-        return None
-
-    async def check(request: Request, bearer: _Bearer, header: _Key) -> None:
+    async def check_key(request: Request, bearer: _Bearer, header: _Key) -> None:
+        assert keys is not None
         key = bearer.credentials if bearer else header
         if not key:
             message = "an API key is required; send it as header: Authorization: Bearer KEY"
@@ -252,8 +221,30 @@ def key_check(keys: ApiKeys, per_minute: int) -> Callable[..., Awaitable[None]]:
             message = "unknown API key; check it, or ask for a new one"
             raise RequestError(401, "key", message)
         request.state.api_key = name
-        request.state.count_photo = functools.partial(count, name)
-        if error := count(name):
+
+    async def check_rate(request: Request) -> None:
+        client = client_of(request)
+
+        def count() -> RequestError | None:
+            if wait := limit.take(client):
+                source = "from this address" if keys is None else "with this API key"
+                message = f"too many requests {source}; try again in {wait} s"
+                return RequestError(429, "rate", message, retry_after=wait)
+            return None
+
+        request.state.count_photo = count
+        if error := count():
             raise error
 
-    return check
+    return [Depends(check_rate)] if keys is None else [Depends(check_key), Depends(check_rate)]
+
+
+def client_of(request: Request) -> str:
+    """The name of the request's API key, or its client's address; of IPv6 the network (/64)."""
+    if key := getattr(request.state, "api_key", None):
+        return str(key)
+    given = request.client.host if request.client else ""
+    address = _address(given)
+    return (
+        str(ipaddress.ip_network((given, 64), False)) if address and address.version == 6 else given
+    )

@@ -2,7 +2,7 @@
 
     headers       granian closes a connection whose request headers, the next one's included, do not
                   arrive in time
-    connections   granian accepts up to ``Limits.max_connections``; further ones wait
+    connections   granian accepts up to ``max_connections``; further ones wait
     bodies        the application refuses photos that do not arrive in time; `drained` reads the
                   rest of a refused body, or else its client may not see the response
     responses     Linux closes a connection whose client does not read its response in time
@@ -20,7 +20,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,8 +34,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import CaptionerError, ConfigError
 from captioner.serving.observe import log_to_stderr
-from captioner.serving.options import Limits, ServeOptions
 from captioner.serving.security import ApiKeys
+from captioner.serving.service import Service
 
 logger = logging.getLogger("captioner.serving")
 
@@ -101,12 +100,10 @@ def free_address(host: str, port: int) -> tuple[str, int]:
 class Running:
     """An application that is being served; ``await Running(...).serve()`` ends after `stop`."""
 
-    def __init__(
-        self, app: FastAPI, limits: Limits, address: tuple[str, int], proxies: Sequence[str] = ()
-    ) -> None:
-        """Prepare the server; ``proxies`` are those whose X-Forwarded-For is trusted."""
-        self.service = app.state.service
-        self.limits = limits
+    def __init__(self, app: FastAPI, address: tuple[str, int]) -> None:
+        """Prepare the server of an application of ``create_app``."""
+        self.service: Service = app.state.service
+        options = self.service.options
         self.address = address
         self.started = asyncio.Event()
         """Set when connections are accepted."""
@@ -115,16 +112,16 @@ class Running:
         self._stopping = asyncio.Event()
         self._at_once = False
         target = drained(app)
-        if proxies:
-            target = wrap_asgi_with_proxy_headers(target, trusted_hosts=list(proxies))
+        if options.trust_proxy:
+            target = wrap_asgi_with_proxy_headers(target, trusted_hosts=options.trust_proxy)
         self._server = Server(
             target,
             *address,
             interface=Interfaces.ASGI,
             http=HTTPModes.http1,
             websockets=False,
-            backpressure=limits.max_connections,
-            http1_settings=HTTP1Settings(header_read_timeout=max(1, round(limits.timeout * 1000))),
+            backpressure=options.max_connections,
+            http1_settings=HTTP1Settings(header_read_timeout=max(1, round(options.timeout * 1000))),
             log_level=LogLevels.error,
         )
 
@@ -147,7 +144,7 @@ class Running:
                 writer.close()
                 listening = True
         if listening:
-            _close_unread_responses(port, self.limits.timeout)
+            _close_unread_responses(port, self.service.options.timeout)
             self.started.set()
             shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
             shown = f"[{shown}]" if ":" in shown else shown
@@ -163,7 +160,7 @@ class Running:
 
     async def _drain(self) -> None:
         """Refuse new requests, and wait until the accepted ones are completed."""
-        service, grace = self.service, self.limits.grace
+        service, grace = self.service, self.service.options.grace
         service.draining = True
         if count := service.in_flight:
             hint = "press Ctrl-C to stop now"
@@ -174,14 +171,13 @@ class Running:
         service.close()
 
 
-def run(
-    app: FastAPI, options: ServeOptions, address: tuple[str, int], keys: ApiKeys | None
-) -> None:
+def run(app: FastAPI, address: tuple[str, int], keys: ApiKeys | None) -> None:
     """Serve until SIGTERM, or Ctrl-C (KeyboardInterrupt); SIGHUP reads the keys again."""
+    service: Service = app.state.service
 
     async def main() -> bool:
-        running = Running(app, options, address, options.trust_proxy)
-        log_to_stderr(options.log_format)  # granian has changed it
+        running = Running(app, address)
+        log_to_stderr(service.options.log_format)  # granian has changed it
         loop = asyncio.get_running_loop()
 
         def interrupt() -> None:
@@ -195,7 +191,11 @@ def run(
         await running.serve()
         return running.interrupted
 
-    if asyncio.run(main()):
+    interrupted = asyncio.run(main())
+    if service.busy:  # a decoder or the model, whose thread Python would wait for
+        logging.shutdown()
+        os._exit(128 + signal.SIGINT if interrupted else 0)
+    if interrupted:
         raise KeyboardInterrupt
 
 

@@ -3,21 +3,23 @@
     admission   take a queue slot, or refuse the request before its body is read
     body        read it into memory, within limits on bytes and seconds; see `photos`
     decoding    in a few threads; only the encoder's input is kept
-    captions    in a batch with other requests; see `batching`
+    captions    in a batch with other requests
     response    rendered from the captions, as JSON or a picture
 
-A client that disconnects frees its queue slot at once. Nothing is written to disk.
+Decoding, captioning and drawing have `lanes`, in which clients take turns. Large photos and costly
+searches have lanes of their own, so that others do not wait for them. A client that disconnects
+frees its queue slot at once. Nothing is written to disk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request
@@ -30,14 +32,15 @@ from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImag
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
 from captioner.serving import schema
-from captioner.serving.batching import Batcher, ClosedError
-from captioner.serving.options import Limits
+from captioner.serving.lanes import ClosedError, Job, Lane
+from captioner.serving.options import ServeOptions
 from captioner.serving.photos import Upload, check_headers, read_photo
-from captioner.serving.schema import RequestError
+from captioner.serving.schema import CaptionRequest, RequestError
+from captioner.serving.security import client_of
 
 T = TypeVar("T")
 
-DECODERS = 2  # photos decoded in parallel
+DECODERS = 2  # photos decoded in parallel, beside a large one
 LARGE_PIXELS = 24_000_000  # larger ones are decoded one at a time: 16 bytes per pixel at most
 MAX_WAIT = 300  # most seconds of Retry-After
 
@@ -72,66 +75,78 @@ class Service:
     def __init__(
         self,
         model: Captioner,
-        limits: Limits,
-        *,
-        batch_size: int,
+        options: ServeOptions,
         on_batch: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Initialize the service; for the arguments see `Batcher`."""
-        self.model, self.limits, self.batch_size = model, limits, batch_size
-        self.batcher = Batcher(model, batch_size, on_batch)
-        self.bulk_slots = asyncio.Semaphore(batch_size)  # for photos of bulk requests that wait
+        """Start the threads; ``on_batch`` is called with the number of photos of each batch."""
+        self.model, self.options = model, options
+        self.bulk_slots = asyncio.Semaphore(options.batch_size)  # of photos of bulk requests
         self.in_flight = 0  # slots that requests hold; most hold one
         self.draining = False  # new requests are refused, because the server shuts down
+        self._on_batch = on_batch
+        # Of a batch: a wider or longer search gets smaller ones, which bounds memory.
+        self._batch_cost = options.batch_size * CaptionRequest(model.options()).cost
+        self._held: Counter[str] = Counter()  # slots by client
+        half = max(1, options.max_queue // 2) if options.api_key_file else options.max_queue
+        self._most_held = options.max_per_client or half
         self._seconds = 1.0  # exponential mean of the time between two completed requests
         self._completed = time.monotonic()  # the last request, or a busy time began
         self._closing = asyncio.Event()
-        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="captioner-decoder")
-        self._large = threading.Lock()
+        self.captions = Lane("captions", self._caption, together=self._batch)
+        self._costly = Lane("costly", self._caption)
+        self._decoders = Lane("decoder", threads=DECODERS)
+        self._large = Lane("large")
+        self._painters = Lane("painter", threads=DECODERS)
+        self._lanes = self.captions, self._costly, self._decoders, self._large, self._painters
 
     def close(self) -> None:
-        """Refuse new and waiting requests; the batch that the model works on is finished."""
+        """Refuse new and waiting requests; what the threads work on is finished."""
         self.draining = True
         self._closing.set()
-        self.batcher.close()
+        for lane in self._lanes:
+            lane.close()
 
-    def join(self) -> None:
-        """Wait for the threads to finish; call ``close`` first."""
-        self.batcher.join()
-        self._decoders.shutdown()
+    @property
+    def busy(self) -> bool:
+        """Whether a thread works, which cannot be ended."""
+        return any(lane.busy for lane in self._lanes)
 
     async def caption(self, request: Request, query: Any, output: Output) -> bytes:
         """Read the photo of an HTTP request, caption it and render the response.
 
         The body may contain further options beside those of the query.
         """
-        memory = check_headers(request, self.limits, several=False)
+        memory = check_headers(request, self.options, several=False)
+        client = client_of(request)
 
         async def respond(upload: Upload, options: Any) -> bytes:
-            wanted = schema.read_request(self.model, options)
-            photo = await self.decode(upload, options.panel_size if output.draws else None)
-            captions = await self.caption_photo(photo, wanted)
-            # Drawing takes as much time and memory as decoding, and JSON of many maps a while.
-            threads = self._decoders if output.draws else None
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(threads, output.render, photo, captions, options)
+            wanted = schema.read_request(self.model, options, self.options.max_cost)
+            photo = await self.decode(client, upload, options.panel_size if output.draws else None)
+            captions = await self.caption_photo(client, photo, wanted)
+            render = partial(output.render, photo, captions, options)
+            # JSON of many maps takes a while too.
+            drawn = self._painters.submit(client, render) if output.draws else None
+            return await (drawn or asyncio.to_thread(render))
 
-        with self.slots(memory):
+        with self.slots(memory, client):
             fields: dict[str, Any] = {}
-            upload = await self.received(read_photo(request, self.limits, fields), "the photo")
+            upload = await self.received(read_photo(request, self.options, fields), "the photo")
             response = respond(upload, schema.with_fields(query, fields))
-            left = (disconnected(request), schema.client_closed())
-            return await within(self.limits.timeout, response, self.too_slow(), [left])
+            ends = [(disconnected(request), schema.client_closed()), self.closing()]
+            return await within(self.options.timeout, response, self.too_slow(), ends)
 
-    async def decode(self, upload: Upload, side: int | None = None) -> Decoded:
+    async def decode(self, client: str, upload: Upload, side: int | None = None) -> Decoded:
         """Decode a photo and free its bytes, also if the request is cancelled meanwhile.
 
         ``side`` is the longest side of the picture to keep; None: none.
         """
-        loop = asyncio.get_running_loop()
         try:
             with upload.data:
-                return await loop.run_in_executor(self._decoders, self._decode, upload.data, side)
+                work = partial(self._decode, upload.data, side)
+                found: Decoded | None = await self._decoders.submit(client, work)
+                return found or await self._large.submit(client, partial(work, large=True))
+        except ClosedError as error:
+            raise schema.closing() from error
         except NotAnImageError as error:
             raise RequestError(415, "no_picture", str(error)) from error
         except LargeImageError as error:
@@ -141,41 +156,77 @@ class Service:
             hint = "; with curl, use --data-binary instead of -d" if upload.alone else ""
             raise RequestError(422, "broken", f"{error}{hint}") from error
 
-    def _decode(self, data: Any, side: int | None) -> Decoded:
-        pixels = 0
+    def _decode(self, data: Any, side: int | None, *, large: bool = False) -> Decoded | None:
+        """None: the photo is large, and not meant to be."""
         with suppress(ImageError):  # which open_reduced raises again
-            pixels = math.prod(header_size(data, USUAL_FORMATS))
-        with self._large if pixels > LARGE_PIXELS else nullcontext():
-            image, size = open_reduced(
-                data,
-                min_side=max(reduced_side(self.model.ensemble.image_size), side or 0),
-                name="the photo",
-                max_pixels=self.limits.max_pixels,
-                formats=USUAL_FORMATS,
-            )
-            picture = None if side is None else fit_photo(image, side)
-            return Decoded(size, self.model.prepare(image), picture)
+            if not large and math.prod(header_size(data, USUAL_FORMATS)) > LARGE_PIXELS:
+                return None
+        image, size = open_reduced(
+            data,
+            min_side=max(reduced_side(self.model.ensemble.image_size), side or 0),
+            name="the photo",
+            max_pixels=self.options.max_pixels,
+            formats=USUAL_FORMATS,
+        )
+        picture = None if side is None else fit_photo(image, side)
+        return Decoded(size, self.model.prepare(image), picture)
 
-    async def caption_photo(self, photo: Decoded, wanted: schema.CaptionRequest) -> list[Caption]:
-        """Caption a photo in a batch with others."""
+    async def caption_photo(
+        self, client: str, photo: Decoded, wanted: CaptionRequest
+    ) -> list[Caption]:
+        """Caption a photo in a batch with others, or beside them if it costs more than a batch."""
+        lane = self._costly if wanted.cost > self._batch_cost else self.captions
         try:
-            return await asyncio.wrap_future(self.batcher.submit(photo.prepared, wanted))
+            found: list[Caption] = await lane.submit(client, (photo.prepared, wanted))
+            return found
         except ClosedError as error:
             raise schema.closing() from error
         except ConfigError as error:
             raise RequestError(422, "options", str(error)) from error
 
+    def _batch(self, first: Job, waiting: Iterable[Job]) -> list[Job]:
+        """Jobs that are captioned together: with the same search options, method, ..."""
+        request = first.item[1]
+        others = [job for job in waiting if job is not first and job.item[1].key == request.key]
+        most = max(1, min(self.options.batch_size, self._batch_cost // request.cost))
+        return [first, *others[: most - 1]]
+
+    def _caption(self, jobs: Sequence[Job]) -> list[list[Caption]]:
+        photos, requests = zip(*(job.item for job in jobs), strict=True)
+        options, alternatives, style, method = requests[0].key
+
+        def check() -> None:
+            if len(jobs) == 1:
+                jobs[0].check()
+
+        if options is None:
+            words = [request.words for request in requests]
+            explained = self.model.explain_batch(
+                photos, words, alternatives=alternatives, method=method, style=style
+            )
+            found = [[caption] for caption in explained]
+        else:
+            found = self.model.caption_batch(
+                photos, options, alternatives=alternatives, method=method, check=check
+            )
+        self._on_batch(len(jobs))
+        return found
+
     async def received(self, work: Awaitable[T], what: str) -> T:
         """Await a photo of a request, until the server shuts down."""
-        seconds = self.limits.timeout
+        seconds = self.options.timeout
         message = f"{what} was not received within {seconds:g} s; try again"
         late = RequestError(408, "slow_upload", message)
-        return await within(seconds, work, late, [(self._closing.wait(), schema.closing())])
+        return await within(seconds, work, late, [self.closing()])
+
+    def closing(self) -> tuple[Awaitable[Any], RequestError]:
+        """What ends requests when the server shuts down."""
+        return self._closing.wait(), schema.closing()
 
     def too_slow(self) -> RequestError:
         """Captioning a photo took too long."""
-        message = f"captioning took longer than {self.limits.timeout:g} s; try again later, or "
-        message += "reduce beam_size, num_captions or candidates"
+        message = f"captioning took longer than {self.options.timeout:g} s: the server is busy, or "
+        message += "the options costly (beam_size, num_captions, max_length, method); try again"
         return RequestError(503, "time", message, retry_after=self.retry_after())
 
     def retry_after(self) -> int:
@@ -183,7 +234,7 @@ class Service:
         return min(MAX_WAIT, math.ceil(self._seconds * max(1, self.in_flight)))
 
     @contextmanager
-    def slots(self, count: int, *, several: bool = False) -> Iterator[None]:
+    def slots(self, count: int, client: str, *, several: bool = False) -> Iterator[None]:
         """Hold some of the ``max_queue`` slots, each of which stands for ``max_bytes`` of memory.
 
         A request that is alone may need more than there are. How long one of several photos takes
@@ -191,18 +242,25 @@ class Service:
         """
         if self.draining:
             raise schema.closing()
-        count = min(count, self.limits.max_queue)
-        if self.in_flight + count > self.limits.max_queue:
-            message = f"{self.in_flight} requests are in flight (the limit is "
-            message += f"{self.limits.max_queue}); try again after Retry-After seconds"
-            raise RequestError(429, "queue", message, retry_after=self.retry_after())
+        count = min(count, self.options.max_queue)
+        for held, most, whose in (
+            (self._held[client], self._most_held, "of yours "),
+            (self.in_flight, self.options.max_queue, ""),
+        ):
+            if held + min(count, most) > most:
+                message = f"{held} requests {whose}are in flight (the limit is {most}); try again "
+                message += "after Retry-After seconds"
+                raise RequestError(429, "queue", message, retry_after=self.retry_after())
         if self.in_flight == 0:
             self._completed = time.monotonic()  # idle time is not measured
         self.in_flight += count
+        self._held[client] += count
         try:
             yield
         finally:
             self.in_flight -= count
+            self._held[client] -= count
+            self._held += Counter()  # forgets those without any
             if not several:
                 now = time.monotonic()
                 self._seconds += 0.1 * (now - self._completed - self._seconds)

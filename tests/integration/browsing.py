@@ -23,7 +23,6 @@ from playwright.sync_api import expect
 from captioner import load
 from captioner.cli.main import OK, main
 from captioner.errors import ConfigError
-from captioner.serving.options import Limits
 from captioner.serving.server import Running, free_address
 from captioner.serving.site import writer
 from captioner.serving.site.onnxruntime_web import runtime_files
@@ -40,7 +39,7 @@ def serving(app: Any) -> Iterator[str]:
 
     async def main() -> None:
         nonlocal stop
-        running = Running(app, Limits(grace=0), (host, port))
+        running = Running(app, (host, port))
         stop = asyncio.get_running_loop().call_soon_threadsafe, running.stop
         done = asyncio.create_task(running.serve())
         await running.started.wait()

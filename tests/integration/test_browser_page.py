@@ -36,7 +36,7 @@ from captioner.data.images import open_image
 from captioner.drawing.heatmap import attention_image, scale_of
 from captioner.drawing.pages import Entry, gallery
 from captioner.serving.app import create_app
-from captioner.serving.options import Limits
+from captioner.serving.options import ServeOptions
 from captioner.serving.security import ApiKeys
 
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ LARGEST = 2_000_000  # bytes
 def served(tiny) -> Iterator[SimpleNamespace]:
     """``address`` of a server, and the ``model`` behind it."""
     model = load(tiny.model, device="cpu", precision="fp32")
-    app = create_app(model, Limits(max_bytes=LARGEST, max_beam=4))
+    app = create_app(model, ServeOptions(grace=0, max_bytes=LARGEST, max_beam=4))
     with serving(app) as address:
         yield SimpleNamespace(address=address, model=model)
 
@@ -502,7 +502,9 @@ def test_page_asks_for_the_key_once(visit, tiny, tmp_path) -> None:
     key = "alice-0123456789abcdef"
     (tmp_path / "keys.txt").write_text(f"alice {key}\n")
     model = load(tiny.model, device="cpu", precision="fp32")
-    app = create_app(model, keys=ApiKeys(tmp_path / "keys.txt"), root_path="/photos")
+    app = create_app(
+        model, ServeOptions(grace=0, root_path="/photos"), keys=ApiKeys(tmp_path / "keys.txt")
+    )
     with serving(app) as address:
         tab = visit(f"{address}photos/", allowed=address)
         upload(tab, *[tiny.photos / f"{n}.png" for n in (1, 2, 3, 4)])

@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,6 +150,38 @@ def test_ctrl_c_exits_like_every_command(serve):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
+def test_grace_ends_the_server_whatever_it_works_on(serve):
+    """And until then a costly request does not keep others waiting."""
+    server = serve("--grace", "1")
+    query = {"beam_size": 4, "num_captions": 4, "max_length": 50, "min_length": 49}
+    costly = {**query, "attention": True, "method": "occlusion"}
+    url, responses = f"{server.url}/v1/captions", []
+
+    def post(**query) -> httpx.Response:
+        return httpx.post(url, content=GOOD[0], params=query, timeout=300, trust_env=False)
+
+    thread = threading.Thread(target=lambda: responses.append(post(**costly)))
+    thread.start()
+    while "captioner_held_requests 1.0" not in metrics(server):
+        time.sleep(0.05)
+    assert post().status_code == 200
+    assert not responses
+    start = time.monotonic()
+
+    code, err = server.stop(signal.SIGTERM)
+
+    assert time.monotonic() - start < 10
+    thread.join()
+    assert (code, responses[0].status_code) == (OK, 503)
+    assert "shutting down" in responses[0].text
+    assert "Traceback" not in err
+
+
+def metrics(server: Running) -> str:
+    return httpx.get(f"{server.url}/metrics", trust_env=False).text
+
+
 def test_port_in_use_fails_before_the_model_is_loaded(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -162,7 +196,7 @@ def test_port_in_use_fails_before_the_model_is_loaded(capsys):
     ("options", "error"),
     [
         (["--root-path", "captioner"], "--root-path is 'captioner'; give a path such as /captio"),
-        (["--rate-limit", "60"], "--rate-limit limits each API key; give --api-key-file too"),
+        (["--allow-host", "*"], "--allow-host is '*'; give a host name, e.g. photos.example.org"),
         (["--api-key-file", "missing"], "api-key-file missing: No such file"),
     ],
 )

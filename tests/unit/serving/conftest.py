@@ -10,7 +10,7 @@ import pytest
 from colour_server import ColourModel, Server
 
 from captioner.serving.app import create_app
-from captioner.serving.options import Limits
+from captioner.serving.options import ServeOptions
 
 
 @pytest.fixture(scope="session")
@@ -25,11 +25,11 @@ def model() -> ColourModel:
 
 @pytest.fixture
 async def serve(model) -> AsyncIterator[Callable[..., Awaitable[Server]]]:
-    """``await serve(**limits)`` starts an application; ``app`` are arguments of ``create_app``."""
+    """``await serve(**options)`` starts an application; ``app`` are arguments of ``create_app``."""
     async with AsyncExitStack() as running:
 
-        async def start(*, of: Any = model, batch_size=8, app=None, **limits) -> Server:
-            made = create_app(of, Limits(**limits), batch_size=batch_size, **(app or {}))
+        async def start(*, of: Any = model, batch_size=8, app=None, **options) -> Server:
+            made = create_app(of, ServeOptions(batch_size=batch_size, **options), **(app or {}))
             await running.enter_async_context(made.router.lifespan_context(made))
             return Server(made, of)
 

@@ -139,8 +139,7 @@ async def test_health_reports_whether_the_model_runs(serve, model):
     server = await serve()
     response = await server.get("/healthz")
     assert (response.status, response.json) == (200, {"status": "ok"})
-    server.service.batcher.close()
-    server.service.batcher.join()
+    server.service.captions.close()
     response = await server.get("/healthz")
     assert response.status == 503
     assert "retry-after" in response.headers

@@ -105,7 +105,7 @@ async def test_reading_waits_for_the_client(serve, monkeypatch):
     for _ in range(200):
         await asyncio.sleep(0.001)
     assert exchange.read < 20  # a batch of results, and a batch of photos
-    assert server.service.batcher.waiting == 0
+    assert server.service.captions.waiting == 0
     open_gate.set()
     results = lines((await exchange.response()).body)
     assert [one["index"] for one in results] == list(range(50))
@@ -116,12 +116,12 @@ async def test_batches_leave_room_for_single_photos(serve, model):
     server = await serve(batch_size=4)
     blocked = await server.hold()
     batches = [open_batch(server, images(*photos(20, 1))) for _ in range(3)]
-    await until(lambda: server.service.batcher.waiting == 4)
+    await until(lambda: server.service.captions.waiting == 4)
     single = server.post(png((99, 99, 99)))
-    await until(lambda: server.service.batcher.waiting == 5)
+    await until(lambda: server.service.captions.waiting == 5)
     for _ in range(50):
         await asyncio.sleep(0.001)
-    assert server.service.batcher.waiting == 5
+    assert server.service.captions.waiting == 5
     model.gate.set()
     await blocked.response()
     assert (await single.response()).status == 200
@@ -141,10 +141,10 @@ async def test_disconnect_cancels_the_rest(serve, model, accept, kind):
     if kind == "form":
         form = images(*given)
     exchange = open_batch(server, form, **accept)
-    await until(lambda: server.service.batcher.waiting == 4)
+    await until(lambda: server.service.captions.waiting == 4)
     exchange.disconnect()
     await asyncio.wait_for(exchange.task, 30)
-    assert server.service.batcher.waiting == 0
+    assert server.service.captions.waiting == 0
     assert server.service.in_flight == 1
     assert server.service.bulk_slots._value == 4
     model.gate.set()
@@ -158,7 +158,7 @@ async def test_shutdown_gives_each_photo_its_status(serve, model):
     blocked = await server.hold()
     body, kind = images(*photos(3, 1))
     exchange = server.open(PATH, headers={**kind, **LINES}).send(body[:-60], more=True)
-    await until(lambda: server.service.batcher.waiting == 2)
+    await until(lambda: server.service.captions.waiting == 2)
     server.service.close()
     response = await exchange.response()
     results = lines(response.body)

@@ -109,7 +109,9 @@ async def test_options_in_the_body_are_those_of_the_query(serve, model, monkeypa
     seen = []
     real = model.caption_batch
     monkeypatch.setattr(
-        model, "caption_batch", lambda p, o, **k: seen.append((o, k)) or real(p, o, **k)
+        model,
+        "caption_batch",
+        lambda p, o, **k: seen.append((o, k["alternatives"])) or real(p, o, **k),
     )
     query = {"beam_size": 3, "num_captions": 2, "banned_words": ["a", "b"], "alternatives": 1}
 

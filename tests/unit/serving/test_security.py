@@ -10,8 +10,9 @@ import pytest
 from colour_server import png
 from test_photos import file, parts
 
-from captioner.errors import ConfigError
-from captioner.serving.security import HEADERS, ApiKeys, RateLimit, allowed_hosts, allowed_origins
+from captioner.errors import ConfigError, OptionError
+from captioner.serving.options import ServeOptions
+from captioner.serving.security import HEADERS, AllowedHosts, ApiKeys, RateLimit
 
 UNKNOWN = ["evil.example", "localhost.evil.example", "evil.example#localhost", "192.168.1.2", "::1"]
 
@@ -32,7 +33,7 @@ async def test_unknown_hosts_are_refused(serve):
 
 
 def test_network_server_accepts_addresses_and_its_names():
-    hosts = allowed_hosts("0.0.0.0", ["Captions.Example.org"])
+    hosts = AllowedHosts("0.0.0.0", ["Captions.Example.org"])
 
     for host in ("192.168.1.2:8000", "10.0.0.1", "[fe80::1]:80", "captions.example.org:443"):
         assert hosts.allows(host)
@@ -103,7 +104,7 @@ PREFLIGHT = {
 async def test_page_of_an_allowed_origin_can_use_the_server(serve):
     """As ``fetch`` does it: preflight, then the request."""
     for allowed in (APP, "*"):
-        server = await serve(app={"origins": allowed_origins([allowed])})
+        server = await serve(allow_origin=[allowed])
         preflight = await server.get("/v1/captions", "OPTIONS", **PREFLIGHT)
         assert preflight.status == 200
         assert "POST" in preflight.headers["access-control-allow-methods"]
@@ -120,7 +121,7 @@ async def test_page_of_an_allowed_origin_can_use_the_server(serve):
 
 
 async def test_other_origins_are_refused_with_the_fix(serve, model):
-    server = await serve(app={"origins": allowed_origins([APP])})
+    server = await serve(allow_origin=[APP])
     for method in ("OPTIONS", "POST"):
         headers = PREFLIGHT | {"origin": "https://other.example"}
         response = await server.get("/v1/captions", method, **headers)
@@ -131,17 +132,17 @@ async def test_other_origins_are_refused_with_the_fix(serve, model):
 
 
 def test_invalid_hosts_and_origins():
-    for origin in ("app.example.org", "https://x.org/page", "", "ftp://x"):
-        with pytest.raises(ConfigError, match=r"allow-origin is .*; give "):
-            allowed_origins([origin])
-    for host in ("x.org:8443", "https://x.org", "", "a b", "me@x.org"):
-        with pytest.raises(ConfigError, match=r"allow-host is .*; give "):
-            allowed_hosts("127.0.0.1", [host])
+    for origin in ("app.example.org", "https://x.org/page", "", "ftp://x", "https://*.x.org"):
+        with pytest.raises(OptionError, match=r"allow_origin is .*; give "):
+            ServeOptions(allow_origin=[origin])
+    for host in ("x.org:8443", "https://x.org", "", "a b", "me@x.org", "*", "*.x.org"):
+        with pytest.raises(OptionError, match=r"allow_host is .*; give "):
+            ServeOptions(allow_host=[host])
 
 
 @pytest.mark.parametrize("prefix", ["", "/captioner"], ids=["removed by the proxy", "kept"])
 async def test_root_path(serve, prefix):
-    server = await serve(app={"root_path": "/captioner"})
+    server = await serve(root_path="/captioner")
     response = await server.open(f"{prefix}/v1/captions").send(png()).response()
     assert response.texts == ["1-2-3 2 0"]
     assert (await server.get(f"{prefix}/")).status == 200
@@ -254,6 +255,19 @@ async def test_rate_limit_is_per_key_and_photo(serve, model, keys):
         assert 19 <= int(response.headers["retry-after"]) <= 20
     assert (await server.post(png(), headers=bearer(BOB)).response()).status == 200
     assert sum(map(len, model.batches)) == 4
+
+
+async def test_without_keys_the_rate_limit_is_per_address(serve):
+    server = await serve(rate_limit=1)
+    for client, status in {
+        "192.0.2.1": 200,
+        "192.0.2.2": 200,
+        "2001:db8::1": 200,
+        "2001:db8::2": 429,  # of the same network
+    }.items():
+        response = await server.open(client=client).send(png()).response()
+        assert response.status == status
+    assert "too many requests from this address; try again in " in response.error
 
 
 def test_client_that_waits_as_asked_is_accepted():

@@ -15,7 +15,7 @@ import pytest
 from colour_server import ColourModel, png
 
 from captioner.serving.app import create_app
-from captioner.serving.options import Limits
+from captioner.serving.options import ServeOptions
 from captioner.serving.server import Running, free_address
 
 pytestmark = pytest.mark.slow  # they wait for timeouts of the server
@@ -29,13 +29,13 @@ def serve() -> Iterator[Callable[..., SimpleNamespace]]:
     with ExitStack() as ending:
 
         def start(**options: float) -> SimpleNamespace:
-            limits, model, ready = Limits(**options), ColourModel(), threading.Event()  # type: ignore[arg-type]
-            app = create_app(model, limits)  # type: ignore[arg-type]
+            model, ready = ColourModel(), threading.Event()
+            app = create_app(model, ServeOptions(**options))  # type: ignore[arg-type]
             address = free_address("127.0.0.1", 0)
             found = SimpleNamespace(app=app, model=model)
 
             async def main() -> None:
-                running = Running(app, limits, address)
+                running = Running(app, address)
                 loop = asyncio.get_running_loop()
                 found.stop = lambda: loop.call_soon_threadsafe(running.stop)
                 serving = asyncio.create_task(running.serve())

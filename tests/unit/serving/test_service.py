@@ -64,7 +64,7 @@ async def test_slow_captioning_returns_503(serve, model, monkeypatch):
     monkeypatch.setattr(service_module, "within", within)
     running = await server.hold()
     waiting = server.post(png((1, 1, 1)))
-    await until(lambda: server.service.batcher.waiting == 1)
+    await until(lambda: server.service.captions.waiting == 1)
 
     too_late.set()
 
@@ -74,7 +74,7 @@ async def test_slow_captioning_returns_503(serve, model, monkeypatch):
         assert int(response.headers["retry-after"]) > 0
         assert "25 s" in response.error
     assert server.service.in_flight == 0
-    assert server.service.batcher.waiting == 0
+    assert server.service.captions.waiting == 0
     too_late.clear()
     model.gate.set()
     assert (await server.post(png((2, 2, 2))).response()).texts == ["2-2-2 2 0"]
@@ -123,22 +123,72 @@ async def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeyp
     assert sorted(colour for batch in model.batches for colour in batch) == ["5-5-5", "6-6-6"]
 
 
-async def test_shutdown_finishes_running_and_refuses_the_rest(serve, model):
+async def test_the_end_of_the_grace_period_fails_all_requests(serve, model):
     server = await serve()
     running = await server.hold()
     waiting, sending = server.post(png()), server.open().send(b"part", more=True)
-    await until(lambda: server.service.batcher.waiting == 1 and server.service.in_flight == 3)
+    await until(lambda: server.service.captions.waiting == 1 and server.service.in_flight == 3)
 
     server.service.close()
 
-    for exchange in (waiting, sending, server.post(png())):
-        response = await exchange.response()
+    for exchange in (running, waiting, sending, server.post(png())):
+        response = await exchange.response()  # although the model still works
         assert response.status == 503
         assert "shutting down" in response.error
         assert int(response.headers["retry-after"]) > 0
     assert (await server.get("/healthz")).status == 503
+    assert server.service.busy
+
+
+async def test_costly_requests_are_refused_or_worked_on_beside_others(serve, model):
+    server = await serve(max_cost=500)
+    response = await server.post(png(), beam_size=11, max_length=50).response()
+    assert (response.status, server.model.batches) == (422, [])
+    assert "would cost 550 steps of the decoder; the limit is 500; give a smaller" in response.error
+    model.held = 10  # a search of this width waits for the gate
+    model.gate.clear()
+    costly = server.post(png((9, 9, 9)), beam_size=10, max_length=50)
+    assert await asyncio.to_thread(model.entered.acquire, timeout=30)
+    assert (await server.post(png((2, 2, 2))).response()).texts == ["2-2-2 2 0"]
     model.gate.set()
-    assert (await running.response()).texts == ["0-0-0 2 0"]
+    assert (await costly.response()).status == 200
+
+
+async def test_work_on_a_costly_request_ends_with_its_request(serve, model):
+    """Otherwise others of its kind would wait for what nobody reads."""
+    server = await serve()
+    stopped = threading.Event()
+
+    def maps(photos, options, check=None, **_):
+        model.entered.release()
+        try:
+            while not stopped.wait(0.001):
+                check()
+        finally:
+            stopped.set()
+
+    model.caption_batch = maps
+    exchange = server.post(png(), beam_size=20, max_length=50)
+    assert await asyncio.to_thread(model.entered.acquire, timeout=30)
+    exchange.disconnect()
+    await exchange.task
+    assert await asyncio.to_thread(stopped.wait, 30)
+    await until(lambda: not server.service.busy)
+
+
+async def test_one_client_cannot_hold_all_slots(serve, model):
+    """Clients are known by key, or else by address; of IPv6, by network."""
+    server = await serve(max_queue=3, max_per_client=2)
+    first = await server.hold()
+    second = server.post(png())
+    await until(lambda: server.service.in_flight == 2)
+    third = await server.post(png()).response()
+    assert third.status == 429
+    assert "2 requests of yours are in flight (the limit is 2)" in third.error
+    other = server.post(png((3, 3, 3)), client="2001:db8::1")
+    await until(lambda: server.service.in_flight == 3)
+    model.gate.set()
+    assert [(await one.response()).status for one in (first, second, other)] == [200] * 3
 
 
 async def test_internal_error_does_not_leak_its_message(serve, model, caplog):

@@ -1,0 +1,153 @@
+"""Which requests share a batch, whose turn it is, and which response each gets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from colour_server import BAD, OWN, ColourModel, name, png, until
+
+from captioner.caption import CropBox
+from captioner.errors import ConfigError
+from captioner.inference.engine import Prepared
+from captioner.options import SearchOptions
+from captioner.serving.lanes import ClosedError, Lane
+from captioner.serving.options import ServeOptions
+from captioner.serving.schema import CaptionRequest
+from captioner.serving.service import Decoded, Service
+
+
+def photo(*colour: int) -> Decoded:
+    return Decoded((1, 1), Prepared((np.array([[colour]], dtype=np.uint8),), CropBox()))
+
+
+async def batches_of(requests: list[CaptionRequest], batch_size: int = 6) -> list[list[int]]:
+    """The batches in which waiting requests are captioned, as their positions from 1."""
+    model = ColourModel()
+    service = Service(model, ServeOptions(batch_size=batch_size))  # type: ignore[arg-type]
+    model.gate.clear()
+    waiting = [
+        asyncio.ensure_future(service.caption_photo("", photo(n, 0, 0), request))
+        for n, request in enumerate([CaptionRequest(OWN), *requests])
+    ]
+    await asyncio.sleep(0)
+    model.gate.set()
+    for number, captions in enumerate(await asyncio.gather(*waiting)):
+        assert captions[0].words[0] == f"{number}-0-0"
+    service.close()
+    return [[int(colour.partition("-")[0]) for colour in batch] for batch in model.batches[1:]]
+
+
+async def test_waiting_requests_share_batches():
+    """The oldest request determines the options of the next batch; the others keep their place."""
+    other = CaptionRequest(SearchOptions(beam_size=1, max_length=6))
+    own, more = CaptionRequest(OWN), CaptionRequest(OWN, alternatives=2)
+    assert await batches_of([own] * 5, 3) == [[1, 2, 3], [4, 5]]
+    requests = [other, own, other, more, own, other, other]
+    assert await batches_of(requests, 3) == [[1, 3, 6], [2, 5], [4], [7]]
+
+
+@pytest.mark.parametrize(
+    ("options", "together"),
+    [
+        ({"beam_size": 1}, 6),  # narrower: limited by the batch size
+        ({}, 6),
+        ({"beam_size": 4}, 3),
+        ({"max_length": 12}, 3),
+        ({"forced_words": ("a", "b")}, 2),
+        ({"beam_size": 1, "temperature": 1, "num_captions": 4}, 3),
+        ({"beam_size": 20, "max_length": 50}, 1),
+    ],
+)
+async def test_wider_search_gets_smaller_batches(options, together):
+    request = CaptionRequest(replace(OWN, **options))
+    batches = await batches_of([request] * 6)
+    assert [len(batch) for batch in batches] == [together] * (6 // together)
+
+
+@pytest.mark.parametrize("words", [(), ("a", "dog")], ids=["searched", "given"])
+async def test_methods_share_no_batch_and_costly_ones_get_smaller_batches(words):
+    requests = [
+        CaptionRequest(None if words else OWN, words, method=method)
+        for method in ("attention", "attention_gate", "occlusion")
+        for _ in range(2)
+    ]
+    assert sorted(await batches_of(requests)) == [[1, 2], [3, 4], [5], [6]]
+
+
+async def test_clients_take_turns():
+    """Whoever has sent much waits; nobody starves because others are new."""
+    gate, done = threading.Event(), []
+    lane = Lane("test")
+    jobs = [lane.submit("many", gate.wait)]
+    for client in (*["many"] * 5, "b", "b", "c"):
+        number = len(jobs)
+        jobs.append(lane.submit(client, lambda n=number, client=client: done.append((client, n))))
+    dropped = lane.submit("c", lambda: done.append(("dropped", 0)))
+    assert lane.waiting == 9
+    assert lane.busy
+    dropped.cancel()
+    gate.set()
+    await asyncio.gather(*jobs)
+    order = [client for client, _ in done]
+    assert order == ["many", "b", "c", "many", "b", "many", "many", "many"]
+    assert [n for client, n in done if client == "many"] == [1, 2, 3, 4, 5]
+    assert not lane.busy
+
+
+async def test_error_reaches_only_its_request(model):
+    model.broken = ConfigError("no sentence is left to say")
+    lane = Lane(
+        "test",
+        lambda jobs: model.caption_batch([job.item for job in jobs], OWN),
+        together=lambda _, waiting: list(waiting),
+    )
+    model.gate.clear()
+    photos = [photo(*colour).prepared for colour in ((0, 0, 0), (1, 0, 0), BAD, (2, 0, 0))]
+    _, good, bad, also_good = [lane.submit("", one) for one in photos]
+
+    model.gate.set()
+
+    assert (await good)[0].words[0] == "1-0-0"
+    assert (await also_good)[0].words[0] == "2-0-0"
+    with pytest.raises(ConfigError, match="no sentence"):
+        await bad
+    assert len(model.batches[1]) == 3  # tried together first
+
+
+async def test_close_finishes_running_and_fails_waiting():
+    lane, gate = Lane("test"), threading.Event()
+    running, waiting = lane.submit("", gate.wait), lane.submit("", gate.wait)
+
+    lane.close()
+
+    with pytest.raises(ClosedError):
+        await waiting
+    with pytest.raises(ClosedError):
+        lane.submit("", gate.wait)
+    assert not running.done()
+    gate.set()
+    assert await running
+
+
+async def test_responses_are_not_mixed_up_under_load(serve, model):
+    """Eighty photos of different colours with three kinds of options at once."""
+    colours = [(n, 255 - n, n * 3 % 256) for n in range(1, 81)]
+
+    server = await serve(max_queue=100)
+    first = await server.hold()
+    queries = [{}, {"beam_size": 5}, {"words": "own words", "alternatives": 1}]
+    exchanges = [server.post(png(colour), **queries[n % 3]) for n, colour in enumerate(colours)]
+    await until(lambda: server.service.captions.waiting >= 40)
+    model.gate.set()
+    responses = await asyncio.gather(*(one.response() for one in exchanges))
+    await first.response()
+    for n, (colour, response) in enumerate(zip(colours, responses, strict=True)):
+        rest = ["2 0", "5 0", "own words"][n % 3]
+        assert response.texts == [f"{name(colour)} {rest}"]
+    assert await server.metric("captioner_photos_captioned_total") == 81
+    assert await server.metric("captioner_batch_photos_count") == len(model.batches) < 81
+    assert max(map(len, model.batches)) == 8
