@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from captioner.cli.arguments import command
-from captioner.cli.main import OK
+from captioner.cli.main import INTERRUPTED, OK
+from captioner.cli.outputs import warn
 from captioner.hardware import keep_freed_memory
 from captioner.inference.folder import SHIPPED, find_model, fingerprint
 from captioner.serving.options import ServeOptions
 
 
 @command("serve", "[options]", ServeOptions)
-def serve(options: ServeOptions, *_: Any) -> int:
+def serve(options: ServeOptions, *_: Any) -> NoReturn:
     """Serve until interrupted."""
     keep_freed_memory(threads=True)  # the model runs in a thread
 
@@ -34,8 +37,12 @@ def serve(options: ServeOptions, *_: Any) -> int:
     app = create_app(model, options, keys=keys, model_name=_model_name(options.model))
     blank = model.prepare(Image.new("RGB", (64, 64)))
     model.caption_batch([blank], model.options())  # warm-up: the first is the slowest
-    run(app, address, keys)
-    return OK
+    interrupted = run(app, address, keys)
+    if interrupted:
+        warn("interrupted")
+    # Python would wait for a photo that is still decoded, and threads of granian may crash it then.
+    logging.shutdown()
+    os._exit(INTERRUPTED if interrupted else OK)
 
 
 def _model_name(folders: Sequence[str]) -> str:

@@ -155,7 +155,7 @@ class BulkResponse(Response):
     ) -> asyncio.Task[bytes]:
         """Decode a photo, wait until it may queue for the model, and start its captioning."""
         photo = await self._service.decode(self._by, upload)
-        slots = self._service.bulk_slots
+        slots = self._service.bulk_slots[self._service.lane(wanted)]
         await slots.acquire()
         task = asyncio.create_task(self._result(head, photo, wanted, attention))
         task.add_done_callback(lambda _: slots.release())  # also if it is cancelled before it runs

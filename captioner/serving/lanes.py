@@ -72,18 +72,13 @@ class Lane:
         self._work, self._together = work, together
         self._waiting: dict[Job, None] = {}  # an ordered set
         self._served: dict[str, float] = {}  # when each client had its last turn, the oldest first
-        self._idle = self._count = threads
+        self._idle = threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"captioner-{name}")
 
     @property
     def waiting(self) -> int:
         """Number of jobs that wait for a thread."""
         return len(self._waiting)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a thread works."""
-        return self._idle < self._count
 
     def submit(self, client: str, item: Any) -> asyncio.Future[Any]:
         """Queue a job; cancelling its result removes it from the queue."""

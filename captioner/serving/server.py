@@ -171,13 +171,12 @@ class Running:
         service.close()
 
 
-def run(app: FastAPI, address: tuple[str, int], keys: ApiKeys | None) -> None:
-    """Serve until SIGTERM, or Ctrl-C (KeyboardInterrupt); SIGHUP reads the keys again."""
-    service: Service = app.state.service
+def run(app: FastAPI, address: tuple[str, int], keys: ApiKeys | None) -> bool:
+    """Serve until SIGTERM or Ctrl-C; returns whether it was the latter. SIGHUP reads the keys."""
 
     async def main() -> bool:
         running = Running(app, address)
-        log_to_stderr(service.options.log_format)  # granian has changed it
+        log_to_stderr(running.service.options.log_format)  # granian has changed it
         loop = asyncio.get_running_loop()
 
         def interrupt() -> None:
@@ -191,12 +190,7 @@ def run(app: FastAPI, address: tuple[str, int], keys: ApiKeys | None) -> None:
         await running.serve()
         return running.interrupted
 
-    interrupted = asyncio.run(main())
-    if service.busy:  # a decoder or the model, whose thread Python would wait for
-        logging.shutdown()
-        os._exit(128 + signal.SIGINT if interrupted else 0)
-    if interrupted:
-        raise KeyboardInterrupt
+    return asyncio.run(main())
 
 
 def _reload(keys: ApiKeys) -> None:

@@ -80,7 +80,6 @@ class Service:
     ) -> None:
         """Start the threads; ``on_batch`` is called with the number of photos of each batch."""
         self.model, self.options = model, options
-        self.bulk_slots = asyncio.Semaphore(options.batch_size)  # of photos of bulk requests
         self.in_flight = 0  # slots that requests hold; most hold one
         self.draining = False  # new requests are refused, because the server shuts down
         self._on_batch = on_batch
@@ -97,6 +96,11 @@ class Service:
         self._decoders = Lane("decoder", threads=DECODERS)
         self._large = Lane("large")
         self._painters = Lane("painter", threads=DECODERS)
+        # Photos of bulk requests that may wait.
+        self.bulk_slots = {
+            self.captions: asyncio.Semaphore(options.batch_size),
+            self._costly: asyncio.Semaphore(DECODERS),
+        }
         self._lanes = self.captions, self._costly, self._decoders, self._large, self._painters
 
     def close(self) -> None:
@@ -105,11 +109,6 @@ class Service:
         self._closing.set()
         for lane in self._lanes:
             lane.close()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a thread works, which cannot be ended."""
-        return any(lane.busy for lane in self._lanes)
 
     async def caption(self, request: Request, query: Any, output: Output) -> bytes:
         """Read the photo of an HTTP request, caption it and render the response.
@@ -171,13 +170,16 @@ class Service:
         picture = None if side is None else fit_photo(image, side)
         return Decoded(size, self.model.prepare(image), picture)
 
+    def lane(self, wanted: CaptionRequest) -> Lane:
+        """The lane of captions; that beside it for what costs more than a batch."""
+        return self._costly if wanted.cost > self._batch_cost else self.captions
+
     async def caption_photo(
         self, client: str, photo: Decoded, wanted: CaptionRequest
     ) -> list[Caption]:
-        """Caption a photo in a batch with others, or beside them if it costs more than a batch."""
-        lane = self._costly if wanted.cost > self._batch_cost else self.captions
+        """Caption a photo in a batch with others, or beside them."""
         try:
-            found: list[Caption] = await lane.submit(client, (photo.prepared, wanted))
+            found: list[Caption] = await self.lane(wanted).submit(client, (photo.prepared, wanted))
             return found
         except ClosedError as error:
             raise schema.closing() from error

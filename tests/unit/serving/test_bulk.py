@@ -132,6 +132,20 @@ async def test_batches_leave_room_for_single_photos(serve, model):
     assert position <= 2
 
 
+async def test_costly_batches_leave_room_for_others(serve, model):
+    server = await serve(batch_size=4)
+    model.held = 10
+    model.gate.clear()
+    body, kind = images(*photos(9))
+    query = {"beam_size": 10, "max_length": 50}
+    costly = server.open(PATH, headers=kind, **query).send(body)
+    assert await asyncio.to_thread(model.entered.acquire, timeout=30)
+    response = await open_batch(server, images(*photos(9))).response()
+    assert [one["status"] for one in response.json["results"]] == [200] * 9
+    model.gate.set()
+    assert (await costly.response()).status == 200
+
+
 @pytest.mark.parametrize(("kind", "accept"), [("form", {}), ("json", LINES)])
 async def test_disconnect_cancels_the_rest(serve, model, accept, kind):
     server = await serve(batch_size=4)
@@ -146,7 +160,7 @@ async def test_disconnect_cancels_the_rest(serve, model, accept, kind):
     await asyncio.wait_for(exchange.task, 30)
     assert server.service.captions.waiting == 0
     assert server.service.in_flight == 1
-    assert server.service.bulk_slots._value == 4
+    assert [slots._value for slots in server.service.bulk_slots.values()] == [4, 2]
     model.gate.set()
     await blocked.response()
     assert (await open_batch(server, images(*photos(9))).response()).status == 200

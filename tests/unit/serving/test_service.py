@@ -137,7 +137,6 @@ async def test_the_end_of_the_grace_period_fails_all_requests(serve, model):
         assert "shutting down" in response.error
         assert int(response.headers["retry-after"]) > 0
     assert (await server.get("/healthz")).status == 503
-    assert server.service.busy
 
 
 async def test_costly_requests_are_refused_or_worked_on_beside_others(serve, model):
@@ -173,7 +172,6 @@ async def test_work_on_a_costly_request_ends_with_its_request(serve, model):
     exchange.disconnect()
     await exchange.task
     assert await asyncio.to_thread(stopped.wait, 30)
-    await until(lambda: not server.service.busy)
 
 
 async def test_one_client_cannot_hold_all_slots(serve, model):
