@@ -46,7 +46,7 @@ def write_exported(folder: Path, words: tuple[str, ...] = WORDS, **search: Any) 
         "format_version": 1,
         "encoder": {"name": "tiny", "grid": [2, 2], "geometry": {"x": axis, "y": axis}},
         "decoder": {},
-        "preprocessing": {"image_size": 64, "resize": "crop"},
+        "preprocessing": {"image_size": 64, "resize": "crop", "mean": [0.5] * 3, "std": [0.5] * 3},
         "search": options,
         "vocabulary": list(words),
     }
