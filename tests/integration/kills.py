@@ -195,10 +195,3 @@ def alive(process: Process) -> bool:
     """Whether a process runs."""
     fields = stat(process[0])
     return bool(fields) and int(fields[19]) == process[1] and fields[0] != "Z"
-
-
-def ten_victims(seed: int) -> list[str]:
-    """Five workers and five drivers in random order."""
-    victims = ["worker", "driver"] * 5
-    random.Random(seed).shuffle(victims)
-    return victims

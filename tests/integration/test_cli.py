@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -10,11 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import captioner
 from captioner.cli.main import COMMANDS, FAILED, OK, USAGE, main
-from captioner.data.coco import read_dataset
 from captioner.data.formats import HEIC
-from captioner.errors import DataError
 from captioner.hardware import EXTRAS
 from captioner.inference.folder import GRAPHS, SHIPPED_MODEL, WEIGHTS
 
@@ -69,17 +65,6 @@ def test_coco_results_take_ids_from_names_or_annotations(tmp_path, capsys):
     assert [entry["image_id"] for entry in json.loads(capsys.readouterr().out)] == [8, 7]
 
 
-def test_standard_input(monkeypatch, capsys):
-    photo = sorted(ASSETS.glob("*.jpg"))[0]
-
-    class Stdin:
-        buffer = io.BytesIO(photo.read_bytes())
-
-    monkeypatch.setattr("sys.stdin", Stdin)
-    assert main(["caption", "-"]) == OK
-    assert capsys.readouterr().out.startswith("-: ")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -131,49 +116,9 @@ def test_info_describes_the_model(capsys):
     assert "Flickr8k" in capsys.readouterr().out
 
 
-def test_a_run_folder_is_accepted_as_the_model(tiny, tmp_path, capsys):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml").write_text("run_folder: run")
-    (run / "best").symlink_to(tiny.model)
-    photo = str(tiny.photos / "1.png")
-    model = ("--model", str(run))
-
-    assert main(["info", *model]) == OK
-    assert f"{run / 'best'}" in capsys.readouterr().out
-    assert main(["caption", photo, *model]) == OK
-    captioned = capsys.readouterr().out
-    assert main(["caption", photo, "--model", str(tiny.model)]) == OK
-    assert capsys.readouterr().out == captioned
-    assert captioner.load(run).caption(photo).text == captioned.partition(": ")[2].strip()
-    (run / "best").unlink()
-    assert main(["caption", photo, *model]) == FAILED
-    assert "has no model yet" in capsys.readouterr().err
-
-
 def test_train_refuses_a_folder_with_other_files(tmp_path, capsys):
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "thesis.txt").write_text("mine")
     assert main(["train", "--run-folder", str(tmp_path)]) == USAGE
     assert "--force" in capsys.readouterr().err
     assert (tmp_path / "best" / "thesis.txt").read_text() == "mine"
-
-
-def test_two_data_sets_can_be_combined(tmp_path, capsys):
-    files = []
-    for name in ("cats", "dogs"):
-        photos = tmp_path / name
-        photos.mkdir()
-        Image.new("RGB", (4, 4)).save(photos / f"{name}.png")
-        table = tmp_path / f"{name}.csv"
-        table.write_text(f"file,caption\n{name}.png,some {name}\n")
-        out = ("-o", str(tmp_path / "data" / name), "--val", "0", "--images", str(photos))
-        assert main(["prepare", "dataset", str(table), *out]) == OK
-        files.append(tmp_path / "data" / name / "captions_train.json")
-    folders = [tmp_path / "cats", tmp_path / "dogs"]
-    with pytest.raises(DataError, match="captioner prepare dataset has --first-id"):
-        read_dataset(files, folders)
-
-    assert main(["prepare", "dataset", str(table), *out, "--first-id", "1000", "--force"]) == OK
-    found = {image.image_id: image.captions for image in read_dataset(files, folders)}
-    assert found == {1: ("some cats",), 1000: ("some dogs",)}

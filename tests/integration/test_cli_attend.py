@@ -50,31 +50,6 @@ def same(path: Path, figure: Any) -> bool:
 # --- figures -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_every_figure_option_has_its_effect(tiny, photo, caption, tmp_path) -> None:
-    """Each option gives the same picture as in Python, different from all others."""
-    word = caption.words[1]
-    options: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {
-        "plain": ((), {}),
-        "only": (("--only", word), {"only": [word]}),
-        "positions": (("--only", "1", "--only", "2-3"), {"only": ["1", "2-3"]}),
-        "max": (("--only", "2-3", "--combine", "max"), {"only": ["2-3"], "combine": "max"}),
-        "coverage": (("--coverage",), {"coverage": True}),
-        "alternatives": (("--alternatives", 3), {"alternatives": 3}),
-        "blocks": (("--blocks",), {"smooth": False}),
-        "colours": (("--colormap", "cividis"), {"colormap": "cividis"}),
-        "dark": (("--theme", "dark"), {"theme": "dark"}),
-        "columns": (("--columns", 2), {"columns": 2}),
-        "size": (("--panel-size", 20), {"panel_size": 20}),
-    }
-    for name, (arguments, keywords) in options.items():
-        target = tmp_path / f"{name}.png"
-        assert attend(photo, "-o", target, "--model", tiny.model, *arguments) == OK
-        assert same(target, overlay(photo, caption, **keywords)), name
-    pictures = {path.read_bytes() for path in tmp_path.iterdir()}
-    assert len(pictures) == len(options)
-
-
 def test_two_models_are_drawn_side_by_side_with_labels(tiny, photo, tmp_path, capsys) -> None:
     models = ("--model", tiny.model, "--compare", tiny.stranger)
 
@@ -140,23 +115,6 @@ def test_a_word_that_one_photo_lacks_does_not_stop_the_others(tiny, tmp_path, ca
     assert drawn == sorted(f"{Path(name).stem}_attention.png" for name in present)
     errors = capsys.readouterr().err
     assert all(f"{name}: {word!r} is not in the caption" in errors for name in missing)
-
-
-# --- animations ----------------------------------------------------------------------------------
-
-
-def test_seconds_per_word(tiny, photo, tmp_path) -> None:
-    common = (photo, "--model", tiny.model, "--panel-size", 32, "--words", "a dog runs")
-
-    def milliseconds(name: str, *options: object) -> int:
-        assert attend(*common, "-o", tmp_path / name, *options) == OK
-        with Image.open(tmp_path / name) as picture:
-            return sum(
-                (picture.seek(n), picture.info["duration"])[1] for n in range(picture.n_frames)
-            )
-
-    default, slow = milliseconds("x.gif"), milliseconds("y.gif", "--seconds-per-word", 2)
-    assert 2000 < slow - default < 4000  # one second more for each of two or three words
 
 
 # --- pages ---------------------------------------------------------------------------------------
@@ -238,15 +196,10 @@ def test_a_large_jpeg_has_the_caption_of_captioner_caption(
         ("x.gif", ["--num-captions", "2"], ["one caption", "2"]),
         ("x.gif", ["--method", "attention", "--method", "grad_cam"], ["shows one method"]),
         ("x.html", ["--coverage"], ["--coverage", "page"]),
-        ("x.npz", ["--theme", "dark"], ["--theme", "archive"]),
-        ("x.png", ["--seconds-per-word", "2"], ["--seconds-per-word", "figure"]),
         ("x.png", ["--combine", "max"], ["--only"]),
         ("x.png", ["--format", "svg"], ["--format", "x.png"]),
-        ("x.html", ["--alternatives", "51"], ["--alternatives", "50"]),
         ("x.png", ["--only", "gryphon"], ["gryphon"]),
-        ("x.png", ["--colormap", "jet"], ["jet", "inferno"]),
         ("x.png", ["--instances", "none.json"], ["none.json"]),
-        ("x.png", ["--method", "lime"], ["lime", "attention_gate"]),
         ("x.png", ["--compare", "TWIN", "--num-captions", "2"], ["--compare", "not 2"]),
         ("x.png", ["PHOTOS"], [".html"]),
     ],

@@ -17,7 +17,6 @@ from PIL import Image
 
 from captioner import load
 from captioner.cli.main import FAILED, OK, USAGE, main
-from captioner.drawing.style import percent
 from captioner.inference.folder import CONFIDENCE, fingerprint
 
 COUNT = 120
@@ -269,18 +268,3 @@ def test_only_beam_searches_have_a_confidence(own) -> None:
     assert model.explain(photo, "a dog runs").confidence is None
     assert model.caption(photo, beam_size=4).confidence is not None
     assert [c.confidence is None for c in model.captions(photo, num_captions=2)] == [False, True]
-
-
-def test_the_figure_and_the_page_show_the_confidence(own, tmp_path) -> None:
-    model = load(own.calibrated, precision="fp32")
-    caption = model.caption(own.photos[0])
-    shown = percent(caption.confidence)
-    for name in ("figure.svg", "page.html"):
-        assert (
-            run("attend", own.photos[0], "--model", own.calibrated, "-o", tmp_path / name,
-                "--precision", "fp32")
-            == OK
-        )  # fmt: skip
-
-    assert f"confidence {shown}" in (tmp_path / "figure.svg").read_text()
-    assert f'"confidence":{round(caption.confidence, 4)}' in (tmp_path / "page.html").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import multiprocessing
 import os
@@ -94,15 +93,6 @@ def test_coco_results_have_one_caption_per_image_id(tmp_path, photos, caption) -
     assert "both have the image id 42, but --format coco has one caption per id" in line
     assert "a/000042.png" in line
     assert "b/COCO_val2014_000000000042.png" in line
-
-
-def test_csv_ranks_the_captions(tiny, caption) -> None:
-    _, out, _ = caption(tiny.photos / "1.png", "--format", "csv", "--num-captions", 2)
-
-    rows = list(csv.DictReader(io.StringIO(out)))
-    assert [row["rank"] for row in rows] == ["1", "2"]
-    assert list(rows[0]) == ["image", "rank", "caption", "log_prob", "confidence"]
-    assert float(rows[0]["log_prob"]) >= float(rows[1]["log_prob"])
 
 
 @pytest.mark.parametrize(
@@ -355,7 +345,7 @@ def test_sigterm_ends_a_command_whatever_is_being_decoded(tiny) -> None:
     code = (
         "import sys, time, captioner.inference.captioner as api; from captioner.cli import main;"
         "api.open_image = lambda *a, **k: (print('reading', flush=True), time.sleep(600));"
-        f"sys.argv = ['captioner', 'caption', {str(tiny.photos)!r}, '--model', {str(tiny.model)!r}];"
+        f"sys.argv = ['', 'caption', {str(tiny.photos)!r}, '--model', {str(tiny.model)!r}];"
         "sys.exit(main.main())"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
@@ -363,32 +353,6 @@ def test_sigterm_ends_a_command_whatever_is_being_decoded(tiny) -> None:
         process.stdout.readline()
         process.terminate()
         assert process.wait(10) == INTERRUPTED
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_500_photos_killed_ten_times(precision, tiny, tmp_path, processes) -> None:
-    photos = make_photos(tmp_path / "many", 500)
-    target, rng = tmp_path / "x.csv", random.Random(0)
-    arguments = [str(photos), "--batch-size", "8", "--precision", precision]
-    arguments += ["--model", str(tiny.model), "-o"]
-    assert main(["caption", *arguments, str(tmp_path / "whole.csv")]) == FAILED
-    command = ["caption", *arguments, str(target), "--resume"]
-
-    for _ in range(10):
-        process = processes.Process(target=run_command, args=(command, str(tmp_path / "log")))
-        before = lines_of(journal_path(target))
-        process.start()
-        until = before + rng.randint(0, 5)
-        while process.is_alive() and lines_of(journal_path(target)) < until:
-            time.sleep(0.001)
-        time.sleep(rng.random() / 20)
-        process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL, "finished before it was killed"
-
-    assert main(command) == FAILED
-    assert target.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
 # --- sidecars ---
@@ -438,12 +402,6 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
 
     assert caption(album, "--sidecar", "txt", "--force")[0] == OK
     assert (album / "b.txt").read_text() != "mine"
-
-
-def test_one_sidecar_option(album, caption) -> None:
-    code, _, err = caption(album, "--sidecar", "txt", "--sidecar", "xmp")
-    assert code == USAGE
-    assert "--sidecar: given twice" in err
 
 
 def test_xmp_sidecars_are_merged(album, caption) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import captioner
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.coco import read_captions
-from captioner.evaluation import api, java
+from captioner.evaluation import api
 from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.references import count_frequencies
 from captioner.files import FREQUENCIES
@@ -128,24 +126,6 @@ def test_compare_reads_results_and_reports(tiny, scored, tmp_path) -> None:
         assert by_results["metrics"][name]["other"] == pytest.approx(theirs[name])
 
 
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        ([{"image_id": 77, "caption": "a"}], "image 77 .* is not in"),
-        ([{"image_id": 1, "caption": "a"}] * 2, "more than one caption of image 1"),
-    ],
-)
-@pytest.mark.usefixtures("no_model")
-def test_compare_is_checked_before_a_model_is_loaded(
-    captioned_and_scored, tmp_path, capsys, content, line
-) -> None:
-    path = written(tmp_path / "x.json", content)
-
-    assert evaluate(*captioned_and_scored, "--compare", path) == FAILED
-
-    assert re.search(line, only_line(capsys))
-
-
 def only_line(capsys: pytest.CaptureFixture[str]) -> str:
     """The one line of an error."""
     out, err = capsys.readouterr()
@@ -210,22 +190,6 @@ def test_the_model_s_own_frequencies_are_the_default(tiny, counted, tmp_path) ->
 
 # --- faithfulness --------------------------------------------------------------------------------
 
-QUICK = ("--max-words", 1, "--steps", 1, "--level", "grid")
-
-
-def test_faithfulness_of_generated_captions(captioned, tmp_path, capsys) -> None:
-    found = reported(tmp_path, *captioned, "--faithfulness", *QUICK, "--max-photos", 3)
-
-    assert found["search"].startswith("beam_size")
-    measured = found["faithfulness"]
-    assert (measured["photos"], measured["steps"], measured["regions"]) == (3, 1, 4)
-    assert len(measured["per_word"]) == measured["words"]
-    assert "pixels" not in measured
-    text = capsys.readouterr().out
-    for name in ("attention (x gate)", "gradient x input", "Grad-CAM", "occlusion", "centre"):
-        assert f"\n{name} " in text
-    assert "too few for confidence intervals" in text
-
 
 def test_faithfulness_of_reference_captions(tiny, captioned, tmp_path) -> None:
     """The first reference of each photo; the same from Python, at both levels."""
@@ -253,9 +217,6 @@ def test_faithfulness_of_reference_captions(tiny, captioned, tmp_path) -> None:
     assert same["faithfulness"]["per_word"] == words
 
 
-# --- prepare frequencies -------------------------------------------------------------------------
-
-
 # --- generated captions --------------------------------------------------------------------------
 
 
@@ -273,26 +234,6 @@ def test_captions_equal_those_of_caption(tiny, captioned_and_scored, tmp_path) -
     again = reported(tmp_path, "--annotations", tiny.captions, "--results", target)
     assert again["metrics"] == report["metrics"]
     assert again["signature"] == report["signature"]
-
-
-def test_the_report_contains_search_options(tiny, captioned_and_scored, tmp_path) -> None:
-    plain = reported(tmp_path, *captioned_and_scored)
-    changed = reported(
-        tmp_path,
-        *captioned_and_scored,
-        "--guard-endings",
-        "--banned-words",
-        "hat",
-        "--block-ngrams",
-        "2",
-    )
-
-    assert plain["search"] == "beam_size 2, max_length 6, length_penalty 0.0"
-    assert plain["model"] == [str(tiny.model)]
-    for text in ("beam_size 2", "guard_endings True", "hat", "block_ngrams 2"):
-        assert text in changed["search"]
-    assert changed["statistics"]["bad_endings"] == 0
-    assert not any("hat" in one["caption"].split() for one in changed["per_image"])
 
 
 def test_an_unreadable_photo_is_named_and_counted(tiny, tmp_path, capsys) -> None:
@@ -446,45 +387,6 @@ def test_a_failing_java_skips_meteor(scored, tmp_path, monkeypatch, capsys) -> N
     assert list(report["metrics"]) == METRICS
     assert "METEOR" not in report["signature"]
     assert "CIDEr" in out
-
-
-@pytest.fixture
-def programs(monkeypatch) -> None:
-    """Fake METEOR and SPICE, which give every caption the same score."""
-    monkeypatch.setattr("captioner.evaluation.options.unavailable", lambda metric: None)
-    monkeypatch.setattr(
-        java, "meteor_counts", lambda texts, truth: np.ones((len(texts), java.METEOR_COUNTS))
-    )
-    monkeypatch.setattr(java, "spice", lambda texts, truth: np.full(len(texts), 0.25))
-
-
-@pytest.mark.usefixtures("programs")
-def test_meteor_and_spice_are_reported(tiny, scored, tmp_path) -> None:
-    target = tmp_path / "report.json"
-
-    assert evaluate(*scored, "--meteor", "--spice", "--compare", tiny.others, "-o", target) == OK
-
-    report = json.loads(target.read_text())
-    assert set(report["metrics"]) == {*METRICS, "METEOR", "SPICE"}
-    assert report["metrics"].keys() == report["intervals"].keys()
-    assert report["metrics"].keys() == report["compare"]["metrics"].keys()
-    assert "METEOR 1.5 | SPICE 1.0" in report["signature"]
-    assert {one["SPICE"] for one in report["per_image"]} == {0.25}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(java.find_java() is None, reason="no java")
-def test_meteor_itself(tiny, scored, tmp_path, capsys) -> None:
-    target = tmp_path / "report.json"
-
-    assert evaluate(*scored, "--meteor", "--compare", tiny.others, "-o", target) == OK
-
-    report = json.loads(target.read_text())
-    assert 0 < report["metrics"]["METEOR"] < 1
-    assert {type(one["METEOR"]) for one in report["per_image"]} == {float}
-    one = report["compare"]["metrics"]["METEOR"]
-    assert one["this"] == pytest.approx(report["metrics"]["METEOR"])
-    assert "METEOR" in capsys.readouterr().out
 
 
 # --- invalid arguments ---------------------------------------------------------------------------

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +15,6 @@ import yaml
 
 from captioner.cli.main import FAILED, OK, main
 from captioner.data.features import (
-    CONTENTS,
-    JOURNAL,
-    ROWS,
     FeatureCache,
     feature_fingerprint,
 )
@@ -92,10 +86,6 @@ def only_line(capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
-def contents_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 FEATURES = {
     "timm/test_resnet": "96 float32: 10,752 bytes",
     "timm/tf_efficientnet_lite0": "1280 float32: 143,360 bytes",
@@ -140,46 +130,3 @@ def test_a_full_disk_is_reported_before_encoding(run, tmp_path, monkeypatch, cap
     assert "10,752 bytes are needed, but 10,000 are free" in line
     assert not (tmp_path / "f").exists()
     assert run("--dtype", "bfloat16") == OK
-
-
-KILLED = """
-import os, signal, sys, torch
-from captioner.cli.main import main
-from captioner.data import feature_writer
-
-torch.set_num_threads(1)  # as in the tests: another number rounds otherwise
-blocks, fsync = int(sys.argv.pop(1)), os.fsync
-class Killing:
-    def __getattr__(self, name):
-        return getattr(os, name)
-    def fsync(self, descriptor):
-        global blocks
-        fsync(descriptor)
-        blocks -= 1
-        if blocks == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-feature_writer.os = Killing()
-main(sys.argv[1:])
-"""
-
-
-@pytest.mark.stress
-def test_a_killed_run_continues_to_the_same_bytes(config, run, tmp_path) -> None:
-    assert run("--batch-size", "1") == OK
-    expected = contents_of(tmp_path / "f")
-    shutil.rmtree(tmp_path / "f")
-    command = ["prepare", "features", config, "-o", str(tmp_path / "f"), "--dtype", "float32"]
-
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, "3", *command, "--device", "cpu", "--batch-size", "1"],
-        check=False,
-        capture_output=True,
-        timeout=300,
-    )
-
-    assert killed.returncode == -signal.SIGKILL
-    assert sorted(contents_of(tmp_path / "f")) == [ROWS, JOURNAL]
-    assert len((tmp_path / "f" / JOURNAL).read_text().splitlines()) == 1 + 2
-    assert run("--batch-size", "1") == OK
-    assert contents_of(tmp_path / "f") == expected
-    assert sorted(expected) == [ROWS, CONTENTS]

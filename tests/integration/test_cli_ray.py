@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kills import Job, ten_victims
+from kills import Job
 from PIL import Image
 
 from captioner.cli.main import FAILED, INTERRUPTED, USAGE, main
@@ -112,15 +112,6 @@ def test_an_input_that_does_not_exist_stops_the_job(caption, tmp_path) -> None:
     code, _, err = caption(tmp_path / "no*.tar", "-o", tmp_path / "out")
     assert code == FAILED
     assert "no file matches this pattern" in err
-
-
-def test_without_ray_the_error_names_the_extra(photos, caption, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("captioner.hardware.EXTRAS", {"ray": ("no_such_ray",)})
-    code, _, err = caption(photos, "-o", tmp_path / "out")
-    assert (code, err) == (
-        USAGE,
-        "captioner: --engine ray needs no_such_ray; run: pip install 'captioner[ray]'\n",
-    )
 
 
 # --- jobs ---
@@ -313,12 +304,6 @@ def texts(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
 def test_kills_lose_and_repeat_nothing(tiny, tmp_path) -> None:
     photos = make_photos(tmp_path / "photos", 60)
     run_with_kills(["driver", "worker"], tiny.model, photos, tmp_path)
-
-
-@pytest.mark.stress
-def test_ten_kills_lose_and_repeat_nothing(tiny, tmp_path) -> None:
-    photos = make_photos(tmp_path / "photos", 200)
-    run_with_kills(ten_victims(seed=1), tiny.model, photos, tmp_path)
 
 
 FATAL_PHOTO = """

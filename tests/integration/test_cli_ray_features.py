@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from kills import Job, ten_victims
 from PIL import Image
 
 from captioner.cli.main import FAILED, INTERRUPTED, USAGE, main
@@ -161,25 +159,3 @@ def test_an_encoder_that_differs_on_a_machine_stops_the_job(prepare, tmp_path, m
     assert code == FAILED
     assert "has another encoder than the machine that started the job (" in err
     assert sorted(contents_of(tmp_path / "f")) == [ROWS, JOURNAL]
-
-
-@pytest.mark.stress
-def test_ten_kills_lose_and_repeat_nothing(tmp_path) -> None:
-    """One photo to a part."""
-    config, out = make_config(tmp_path, 240), tmp_path / "f"
-    command = ["prepare", "features", config, "-o", out, "--batch-size", "1"]
-    journal = out / JOURNAL
-
-    def blocks() -> int:
-        return journal.read_bytes().count(b"\n") if journal.exists() else 0
-
-    ray = ["--engine", "ray", "--workers", "2", "--part-photos", "1"]
-    task = "captioner.bulk.features:EncodePhotos"
-    job = Job([*command, *ray], task, blocks, tmp_path / "kills")
-    code, err = job.run(ten_victims(seed=2), seed=3)
-
-    assert code == FAILED, err  # one photo is broken
-    found = contents_of(out)
-    shutil.rmtree(out)
-    assert main([*map(str, command)]) == FAILED
-    assert contents_of(out) == found

@@ -10,11 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from captioner import load, overlay
+from captioner import load
 from captioner.cli.main import OK, USAGE, main
 
 
@@ -48,16 +46,6 @@ def only_line(capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
-# --- rules ---------------------------------------------------------------------------------------
-
-
-def test_a_models_guard_endings_can_be_disabled(caption, make_model, tmp_path) -> None:
-    guarded = make_model(tmp_path / "guarded", 1, guard_endings=True)
-
-    assert caption(model=guarded) == caption("--guard-endings")
-    assert caption("--no-guard-endings", model=guarded) == caption()
-
-
 # --- groups and several models -------------------------------------------------------------------
 
 
@@ -76,24 +64,6 @@ def test_an_ensemble_gives_the_same_captions_as_in_python(tiny, caption) -> None
 
 
 # --- pictures ------------------------------------------------------------------------------------
-
-
-def test_attend_draws_all_samples_of_an_ensemble(tiny, tmp_path, capsys) -> None:
-    models = ("--model", tiny.model, "--model", tiny.twin)
-    sampling = ("--temperature", 1, "--top-k", 4, "--num-captions", 3, "--min-length", 1)
-
-    assert run("attend", tiny.photos / "1.png", "-o", tmp_path / "x.png", *models, *sampling) == OK
-
-    found = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
-    model = load(tiny.model, tiny.twin)
-    drawn = model.captions(
-        tiny.photos / "1.png", temperature=1, top_k=4, num_captions=3, min_length=1
-    )
-    assert found == [caption.text for caption in drawn]
-    with Image.open(tmp_path / "x.png") as picture:
-        whole = np.asarray(picture.convert("RGB"))
-    expected = np.asarray(overlay(tiny.photos / "1.png", drawn).image())
-    assert np.array_equal(whole, expected)
 
 
 def test_attend_refuses_search_options_with_given_words(tiny, tmp_path, capsys) -> None:

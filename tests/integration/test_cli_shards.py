@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tqdm
 import yaml
 
-from captioner.cli import prepare
-from captioner.cli.main import INTERRUPTED, OK, main
+from captioner.cli.main import OK, main
 from captioner.data.batches import EncodedImage, PhotoReader
 from captioner.data.shard_stream import ShardStream
 from captioner.data.shards import read_manifest
@@ -34,10 +32,6 @@ def run(*arguments: object) -> int:
     return main(["prepare", "shards", *map(str, arguments)])
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def test_written_shards_can_be_streamed(tiny, config, tmp_path, capsys):
     out = tmp_path / "shards"
     assert run(config, "-o", out, "--photos-per-shard", 3) == OK
@@ -58,23 +52,3 @@ def test_written_shards_can_be_streamed(tiny, config, tmp_path, capsys):
     assert len(batches) == stream.batches_in(0) == 2
     assert sorted(int(t) for batch in batches for t in batch.tokens[:, 0, 1]) == [4, 5, 6, 7]
     assert batches[0].images.shape == (2, 32, 32, 3)
-
-
-def test_an_interrupted_run_can_be_continued(config, tmp_path, capsys, monkeypatch):
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    assert run(config, "-o", whole, "--photos-per-shard", 1) == OK
-
-    class Stopping(tqdm.tqdm):  # type: ignore[type-arg]
-        def update(self, n: float = 1) -> None:
-            super().update(n)
-            if self.n == 3:
-                raise KeyboardInterrupt
-
-    monkeypatch.setattr(prepare, "photo_bar", lambda **_: Stopping(disable=False))
-    assert run(config, "-o", out, "--photos-per-shard", 1) == INTERRUPTED
-    assert "run the same command to continue" in capsys.readouterr().err
-    left = ["shard-000000.tar", "shard-000001.tar", "shards.journal"]
-    assert sorted(contents(out)) == left
-    monkeypatch.undo()
-    assert run(config, "-o", out, "--photos-per-shard", 1) == OK
-    assert contents(out) == contents(whole)

@@ -201,28 +201,14 @@ def test_the_program_of_the_page_captions(exported, tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [
-        (["export"], USAGE, "--output"),
         (["export", "{model}", "-o", "{exported}"], USAGE, "exists; give --force to replace it"),
         (["export", "{exported}", "-o", "new"], USAGE, "is exported; this needs the model folder"),
         (["export", "{model}", "-o", "new", "--int8"], USAGE, "--int8 and --calibration go toge"),
-        (["export", "{model}", "-o", "new", "--calibration", "{photo}"], USAGE, "go together"),
-        (
-            ["export", "{model}", "-o", "new", "--int8", "--calibration", "no.jpg"],
-            FAILED,
-            "no.jpg: no such file",
-        ),
         (["export", "nowhere", "-o", "new"], FAILED, "does not exist"),
-        (["export", "nowhere", "-o", "new", "--web"], FAILED, "does not exist"),
-        (["export", "{exported}", "-o", "{exported}", "--web"], USAGE, "exists; give --force"),
         (
             ["export", "{model}", "-o", "new", "--onnxruntime-web", "ort.tgz"],
             USAGE,
             "--onnxruntime-web is for --web",
-        ),
-        (
-            ["export", "{exported}", "-o", "new", "--web", "--onnxruntime-web", "ort.tgz"],
-            USAGE,
-            "; give the tarball that npm pack",
         ),
         (
             ["export", "{exported}", "-o", "new", "--web", "--onnxruntime-web", "{photo}"],
@@ -252,27 +238,6 @@ def test_what_is_refused_is_one_line(  # noqa: PLR0917
     said = capsys.readouterr().err
     assert problem in said
     assert said.count("\n") == 1
-
-
-def test_force_replaces_the_folder(tiny, exported, tmp_path, monkeypatch) -> None:
-    from captioner.inference.export import folder
-
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "notes").write_text("old")
-
-    def copied(model: Any, attention: str, *files: Path) -> None:
-        for file in files:
-            file.write_bytes((exported / file.name).read_bytes())
-
-    monkeypatch.setattr(folder, "write_graphs", copied)
-
-    assert main(["export", str(tiny.model), "-o", str(tmp_path / "old"), "--force"]) == OK
-
-    assert {path.name for path in (tmp_path / "old").iterdir()} == {
-        "config.json",
-        "decoder.onnx",
-        "encoder.onnx",
-    }
 
 
 def test_a_site_is_made_from_a_model_or_an_exported_folder(

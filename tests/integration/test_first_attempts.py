@@ -214,25 +214,6 @@ def test_batch(server, accept):
     assert results[2]["captions"][0]["text"] == server.captions["b.jpg"]
 
 
-def test_many_photos_in_one_stream(server):
-    given = [(server.folder / name).read_bytes() for name in ("a.jpg", "b.jpg")] * 60
-    wanted = [server.captions[name] for name in ("a.jpg", "b.jpg")] * 60
-    files = [("images", photo) for photo in given]
-
-    with httpx.stream(
-        "POST",
-        f"{server.url}/v1/batch",
-        files=files,
-        headers={"Accept": "application/x-ndjson"},
-        trust_env=False,
-        timeout=300,
-    ) as response:
-        results = [json.loads(line) for line in response.iter_lines()]
-
-    assert [one["index"] for one in results] == list(range(120))
-    assert [one["captions"][0]["text"] for one in results] == wanted
-
-
 def test_results_come_while_photos_are_sent(server):
     """And a client that leaves frees its slot."""
     photo = (server.folder / "a.jpg").read_bytes()

@@ -228,19 +228,6 @@ def test_a_hub_that_is_down_is_no_reason_to_wait_for_a_cached_model(hub, model):
         captioner.Captioner.from_pretrained("me/other", local_files_only=True)
 
 
-def test_an_interrupted_download_is_an_error_and_continues(hub, model, monkeypatch, capsys):
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
-    hub.add("me/pets", contents(model))
-    hub.cut_after = 1000
-
-    assert main(["caption", str(PHOTO), "--model", "hf:me/pets"]) == FAILED
-
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("captioner: hf:me/pets: ")
-    hub.cut_after = None
-    assert said("hf:me/pets") == said(model)
-
-
 def test_revisions_are_for_one_model_of_the_hub(model):
     with pytest.raises(ConfigError, match="has no revisions"):
         captioner.load(model, revision="main")

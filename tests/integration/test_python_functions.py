@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import yaml
 
 import captioner
 from captioner.cli.main import OK, main
-from captioner.errors import ConfigError, DataError, ImageError
+from captioner.errors import ConfigError, ImageError
 from captioner.evaluation.report import as_json
 from captioner.inference.folder import read_search
 from captioner.options import TrainConfig
@@ -59,43 +58,6 @@ def test_evaluate_scores_the_captions_of_any_system(tiny, tmp_path) -> None:
             assert json.loads(as_json(report))[name] == expected[name]
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "expected"),
-    [
-        ({}, ConfigError, "give either images .* or results"),
-        ({"images": "photos"}, ConfigError, "give annotations .* or faithfulness"),
-        ({"results": {1: "a dog"}}, ConfigError, "results needs references; give annotations too"),
-        ({"results": {77: "a dog"}, "annotations": 0}, DataError, "given captions: image 77"),
-        ({"results": {}, "annotations": 0, "beam_size": 3}, ConfigError, "omit beam_size"),
-        (
-            {"images": "photos", "annotations": 0, "num_captions": 3},
-            ConfigError,
-            "num_captions is 3, but only one",
-        ),
-        ({"images": "photos", "annotations": 0, "beams": 3}, ConfigError, "search option 'beams'"),
-    ],
-)
-def test_evaluate_errors(given, error, expected, tiny) -> None:
-    given = dict(given)
-    if "annotations" in given:
-        given["annotations"] = tiny.captions
-    if "images" in given:
-        given |= {"images": tiny.photos, "model": tiny.model}
-    with pytest.raises(error, match=expected) as caught:
-        captioner.evaluate(**given)
-    assert "\n" not in str(caught.value)
-    assert "--" not in str(caught.value)
-
-
-@pytest.mark.parametrize("option", [{"device": "cuda"}, {"precision": "bf16"}])
-def test_options_of_loading_are_refused_for_a_loaded_model(option, tiny) -> None:
-    model = captioner.load(tiny.model)
-    with pytest.raises(ConfigError, match=rf"model is loaded already; omit {next(iter(option))}"):
-        captioner.evaluate(
-            images=tiny.photos, annotations=tiny.captions, model=model, **option, progress=False
-        )
-
-
 def test_evaluate_raises_image_errors(tiny, tmp_path) -> None:
     for path in tiny.photos.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -103,16 +65,6 @@ def test_evaluate_raises_image_errors(tiny, tmp_path) -> None:
 
     with pytest.raises(ImageError, match=r"2\.png: not a supported image"):
         captioner.evaluate(annotations=tiny.captions, images=tmp_path, model=tiny.model)
-
-
-def test_a_missing_extra_is_named(tiny, monkeypatch) -> None:
-    for module in ("accelerate", "pycocoevalcap"):
-        monkeypatch.setitem(sys.modules, module, None)
-
-    with pytest.raises(ConfigError, match=r"pip install 'captioner\[train\]'"):
-        captioner.train()
-    with pytest.raises(ConfigError, match=r"pip install 'captioner\[evaluate\]'"):
-        captioner.evaluate(annotations=tiny.captions, results={}, meteor=True)
 
 
 # --- train ---------------------------------------------------------------------------------------
@@ -172,35 +124,3 @@ def test_search_options_come_from_the_initial_model(tiny, tmp_path) -> None:
     assert build_config(config).search == held.changed(max_length=7)
     assert build_config(config, search={"beam_size": 2}).search.beam_size == 2
     assert build_config(config, init_from=None).search.beam_size == TrainConfig().search.beam_size
-
-
-@pytest.mark.slow
-def test_train_warns_of_a_useless_model(training_settings, tmp_path, caplog) -> None:
-    settings = training_settings | {"training": SHORT | {"lr": 0.0}}
-
-    result = captioner.train(settings, run_folder=tmp_path / "run", progress=False)
-
-    assert result.score == 0
-    assert "the best model is of no use: " in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"traning": {}}, "unknown setting traning; did you mean training?"),
-        ({"training": {"epoch": 3}}, "training.epoch; did you mean training.epochs?"),
-        ({"training": {"lr": "fast"}}, "training.lr is 'fast'; give a number >= 0"),
-        ({"training": 5}, "training is 5; give its settings by name"),
-        ({"search": {"beam_size": 0}}, "search.beam_size is 0; give an integer >= 1"),
-        ({"data": {"images": 3}}, "data.images is 3; give a list"),
-        ({"run_folder": 3}, "run_folder is 3; give text"),
-        ({"config": "none.yaml"}, "cannot read none.yaml"),
-        ({"config": 5}, "the training config is 5; give a YAML file"),
-    ],
-)
-def test_train_errors(given, expected) -> None:
-    with pytest.raises(ConfigError) as caught:
-        captioner.train(**given)
-
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -14,12 +12,11 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 from pathlib import Path
 from threading import Thread
 
-import nbformat
 import pytest
 import yaml
 from playwright.sync_api import expect
 
-from captioner.cli.main import COMMANDS, OK, main
+from captioner.cli.main import COMMANDS
 from captioner.options import DataConfig, SearchOptions
 
 ROOT = Path(__file__).parents[2]
@@ -143,67 +140,3 @@ def test_site_in_a_browser(site, visit) -> None:
         tab.keyboard.type("label smoothing")
         expect(tab.locator(".md-search-result__link").first).to_be_visible()
         server.shutdown()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        ("1 / 0", "ZeroDivisionError"),
-        ("from IPython.display import Image; Image('../assets/page.png')", "needs an alt"),
-    ],
-)
-def test_broken_notebooks_fail_the_build(script, code, error) -> None:
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-
-    with pytest.raises(Exception, match=error):
-        script("site_pages").executed(nbformat.writes(notebook), "broken")
-
-
-# --- the COCO tutorial ---------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_coco_tutorial_runs(tiny, training_settings, tmp_path, monkeypatch) -> None:
-    """Its captioner commands as they are, on a few photos in COCO's layout and a small model."""
-    monkeypatch.chdir(tmp_path)
-    coco = tmp_path / "data" / "coco"
-    (coco / "annotations").mkdir(parents=True)
-    captions = json.loads(tiny.captions.read_text())
-    split = []
-    for year, numbers in (("train2014", (1, 2)), ("val2014", (3, 4))):
-        (coco / year).mkdir()
-        images = [image for image in captions["images"] if image["id"] in numbers]
-        said = [text for text in captions["annotations"] if text["image_id"] in numbers]
-        stored = {"images": images, "annotations": said}
-        (coco / "annotations" / f"captions_{year}.json").write_text(json.dumps(stored))
-        for image in images:
-            shutil.copy(tiny.photos / image["file_name"], coco / year)
-            split.append(
-                {
-                    "filepath": year,
-                    "filename": image["file_name"],
-                    "cocoid": image["id"],
-                    "split": {1: "train", 2: "val", 3: "restval", 4: "test"}[image["id"]],
-                    "sentences": [
-                        {"raw": one["caption"]} for one in said if one["image_id"] == image["id"]
-                    ],
-                }
-            )
-    (coco / "dataset_coco.json").write_text(json.dumps({"images": split}))
-    settings = yaml.safe_load((ROOT / "configs" / "coco_resnet101.yaml").read_text("utf-8"))
-    settings["data"] |= {"vocabulary_threshold": 1, "workers": 0}
-    settings["encoder"] |= training_settings["encoder"]
-    settings["decoder"] = training_settings["decoder"]
-    settings["search"] = training_settings["search"] | {"min_length": 3}
-    settings["training"] |= {"epochs": 5, "lr": 0.02, "ema_decay": 0, "sample_images": 0}
-    settings["training"] |= {"select": "loss"}  # CIDEr is 0 with so few photos
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "coco_resnet101.yaml").write_text(yaml.safe_dump(settings))
-    page = (ROOT / "docs" / "coco.md").read_text("utf-8")
-    shell = "\n".join(re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL))
-
-    for line in re.findall(r"^captioner .*", shell, flags=re.MULTILINE):
-        assert main(shlex.split(line)[1:]) == OK, line
-
-    assert json.loads((tmp_path / "coco_test.json").read_text())["images"] == 1
