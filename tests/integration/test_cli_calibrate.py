@@ -244,8 +244,8 @@ def test_confidence_in_json_and_csv(caption) -> None:
     ("arguments", "expected"),
     [
         (["--temperature", "0.7"], "the model is calibrated for temperature 0.0; leave out temp"),
-        (["--beam-size", "1"], "the model is calibrated for beam_size 2; leave out beam_size"),
-        (["--banned-words", "dog"], "the model is calibrated for banned_words none"),
+        (["--beam-size", "1"], "the model is calibrated for --beam-size 2; leave out --beam-size"),
+        (["--banned-words", "dog"], "the model is calibrated for --banned-words none"),
         (["--format", "coco"], "marks captions in text, JSON and CSV, not --format coco"),
         (["--sidecar", "txt"], "marks captions in text, JSON and CSV, not --sidecar"),
     ],
