@@ -63,8 +63,8 @@ Run = Callable[..., int]
 def run(config: str, tmp_path: Path) -> Run:
     """The command with this config, into ``tmp_path / "f"``."""
 
-    def prepare_features(*arguments: str) -> int:
-        options = ("-o", str(tmp_path / "f"), "--dtype", "float32", "--device", "cpu")
+    def prepare_features(*arguments: str, dtype: str = "float32") -> int:
+        options = ("-o", str(tmp_path / "f"), "--dtype", dtype, "--device", "cpu")
         return main(["prepare", "features", config, *options, *arguments])
 
     return prepare_features
@@ -129,4 +129,4 @@ def test_a_full_disk_is_reported_before_encoding(run, tmp_path, monkeypatch, cap
     line = only_line(capsys)
     assert "10,752 bytes are needed, but 10,000 are free" in line
     assert not (tmp_path / "f").exists()
-    assert run("--dtype", "bfloat16") == OK
+    assert run(dtype="bfloat16") == OK
