@@ -264,10 +264,12 @@ class Evaluation:
 
     def _faithfulness(self) -> Report:
         """Measure the explanations of generated or reference captions."""
-        from captioner.evaluation.faithfulness import measure  # imports torch
-
         annotations, folders = self.options.annotations, [self.options.images or ""]
         model, report = self._load()
+        model.stored.require_weights("faithfulness")
+
+        from captioner.evaluation.faithfulness import measure  # imports torch
+
         photos: dict[Path, str | None]
         if annotations is None:
             photos = dict.fromkeys(find_images(folders))
