@@ -1,14 +1,10 @@
 """Benchmark decoding from stored features against the loop that tutorials use.
 
     python scripts/benchmarks/decoding.py FOLDER_OF_PHOTOS [--beams 1 5] [--batches 1 64]
-    python scripts/benchmarks/decoding.py --sizes 196 2048 512 9490 [...]
 
 The photos are encoded once, then only the decoder runs. The loop decodes one photo at a time,
 copies its features for every beam, projects them again at every word, and keeps sentences in Python
 lists. Both run on the CPU with the same weights and threads.
-
-``--sizes`` (regions, feature size, layer size, vocabulary; the values above are those of the
-tutorials) uses a decoder with random weights on random features.
 """
 
 from __future__ import annotations
@@ -28,9 +24,8 @@ from captioner.data.images import open_image
 from captioner.hardware import Precision, autocast, keep_freed_memory
 from captioner.inference.captioner import Captioner, load
 from captioner.inference.stepper import DecoderStepper
-from captioner.model.build import build_decoder
 from captioner.model.decoder import Decoder
-from captioner.options import DecoderConfig, SearchOptions
+from captioner.options import SearchOptions
 from captioner.search.search import search
 from captioner.text.vocabulary import END, PAD, START, UNKNOWN
 
@@ -41,26 +36,15 @@ LOOP_PHOTOS = 16
 def main() -> None:
     """Measure and print a table."""
     given = parser(__doc__, rounds=3)
-    given.add_argument("folder", type=Path, nargs="?")
+    given.add_argument("folder", type=Path)
     given.add_argument("--model", default="shipped")
     given.add_argument("--precision", choices=get_args(Precision), default="auto")
-    given.add_argument("--sizes", type=int, nargs=4, help="regions, features, layers, words")
     given.add_argument("--beams", type=int, nargs="+", default=[1, 3, 5, 10])
     given.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     options = given.parse_args()
-    if (options.folder is None) == (options.sizes is None):
-        given.error("give a folder of photos or --sizes")
     keep_freed_memory()  # as the command line does
     needed = max(*options.batches, LOOP_PHOTOS)
     with torch.inference_mode():
-        if options.sizes:
-            regions, size, layers, words = options.sizes
-            torch.manual_seed(0)
-            config = DecoderConfig(embed_dim=layers, hidden_dim=layers, attention_dim=layers)
-            decoder = build_decoder(config, size, words, regions).eval()
-            decoder.cache_word_gates()
-            report(decoder, torch.rand(needed, regions, size), 20, options)
-            return
         model = load(options.model, device="cpu", precision=options.precision)
         photos = find_images([options.folder])[:needed]
         if len(photos) < needed:

@@ -1,19 +1,14 @@
-"""Benchmark a training step of the decoder against a textbook implementation.
+"""Benchmark a training step of the decoder, alone or against two published programs.
 
     python scripts/benchmarks/training_step.py [--sizes 196 2048 512 9490] [--photos 32]
         [--captions 5] [--projection] [--sgrvinod FOLDER] [--att2in2 FOLDER]
 
-The textbook step follows common tutorials: each caption has its own copy of the features, captions
-are sorted by length, and each word projects all regions again, runs the LSTM on word and context
-through one matrix, and scores the vocabulary, in float32. Our step shares the photo among its
-captions. Both start from stored features (frozen encoder), end with an optimizer step and use the
-same weights; the script checks that loss and gradients agree. Caption lengths are those of COCO
-(3,431 captions of train2017), batched by length as in training.
+A step starts from stored features (frozen encoder) and ends with an optimizer step. Caption lengths
+are those of COCO (3,431 captions of train2017), batched by length as in training.
 
-``--sgrvinod`` and ``--att2in2`` take checkouts of two published programs (see peers.py) and compare
-our step with theirs, on the same features and captions, instead of the textbook. ``--projection``
-also measures our step with a projection of the features to the size of the layers, the shape of
-Att2in2. Dropout is 0.5 in all of them.
+``--sgrvinod`` and ``--att2in2`` take checkouts of two published programs (see peers.py), which get
+the same features and captions. ``--projection`` also measures our step with a projection of the
+features to the size of the layers, the shape of Att2in2. Dropout is 0.5 in all of them.
 """
 
 from __future__ import annotations
@@ -52,63 +47,6 @@ BUCKET = 64
 """Batches that are sorted by caption length together, as ``data.bucket_batches``."""
 
 
-class Textbook(nn.Module):
-    """The decoder of the tutorials with the weights of one of ours.
-
-    Computes the same loss as ``caption_losses`` with a ``BahdanauDecoder``.
-    """
-
-    def __init__(self, decoder: BahdanauDecoder) -> None:
-        super().__init__()
-        self.decoder = decoder
-        embed, size = decoder.embedding.embedding_dim, decoder.feature_dim
-        self.lstm = nn.LSTMCell(embed + size, decoder.hidden_gates.in_features)
-        with torch.no_grad():
-            self.lstm.weight_ih[:, :embed] = decoder.word_gates.weight
-            self.lstm.weight_ih[:, embed:] = decoder.context_gates.weight
-            self.lstm.weight_hh.copy_(decoder.hidden_gates.weight)
-            self.lstm.bias_ih.copy_(decoder.word_gates.bias)
-            self.lstm.bias_hh.zero_()
-
-    def trainable(self) -> list[nn.Parameter]:
-        """Parameters for the optimizer; the LSTM has its own weights."""
-        ours = ("word_gates", "context_gates", "hidden_gates")
-        rest = [p for n, p in self.decoder.named_parameters() if not n.startswith(ours)]
-        return [*self.lstm.parameters(), *rest]
-
-    def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """Summed loss of captions (n, T + 1) with features (n, L, D)."""
-        decoder = self.decoder
-        scorer = decoder.attention.scorer
-        lengths = (tokens[:, 1:] != PAD).sum(dim=1)
-        lengths, order = lengths.sort(descending=True)
-        features, tokens = features[order], tokens[order]
-        embedded = decoder.dropout(decoder.embedding(tokens[:, :-1]))
-        mean = features.mean(dim=1)
-        hidden = torch.tanh(decoder.init_hidden(mean))
-        cell = torch.tanh(decoder.init_cell(mean))
-        alphas = features.new_zeros(len(tokens), int(lengths[0]), features.shape[1])
-        logits = features.new_zeros(len(tokens), int(lengths[0]), len(decoder.word_output.weight))
-        for t in range(int(lengths[0])):
-            n = int((lengths > t).sum())
-            words, h = embedded[:n, t], hidden[:n]
-            keys = scorer.key(features[:n])  # for every region and caption at every word
-            scores = scorer.energy(torch.tanh(keys + scorer.query(h).unsqueeze(1))).squeeze(2)
-            alpha = scores.softmax(dim=1)
-            context = (features[:n] * alpha.unsqueeze(2)).sum(dim=1)
-            context = torch.sigmoid(decoder.gate(h)) * context
-            hidden, cell = self.lstm(torch.cat([words, context], dim=1), (h, cell[:n]))
-            mixed = words + decoder.hidden_output(hidden) + decoder.context_output(context)
-            logits[:n, t] = decoder.word_output(decoder.dropout(torch.tanh(mixed)))
-            alphas[:n, t] = alpha
-        targets = tokens[:, 1 : 1 + int(lengths[0])]
-        loss = nn.functional.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=PAD
-        )
-        wanted = lengths.unsqueeze(1) / features.shape[1]
-        return loss + PENALTY * (wanted - alphas.sum(dim=1)).square().sum()
-
-
 def main() -> None:
     """Measure and print a table."""
     given = parser(__doc__, rounds=5)
@@ -136,12 +74,11 @@ def main() -> None:
         for precision in precisions
         for projection in ["", " projected"][: 1 + options.projection]
     ]
-    bases = [name for name in PEERS if getattr(options, name)] or ["textbook"]
+    bases = [name for name in PEERS if getattr(options, name)]
     print(
         f"{options.photos} photos x {options.captions} captions; L, D, A = E = N, V: "
         f"{', '.join(map(str, options.sizes))}; {device}, {torch.get_num_threads()} threads"
     )
-    agreement(options, device)
     jobs = {name: make_job(name, options, device) for name in (*bases, *ours_named)}
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     times = measure(jobs, options.rounds, clock=clock(options), wait=wait)
@@ -175,7 +112,7 @@ def captions(options: argparse.Namespace) -> Tensor:
 
 
 def at_random(
-    options: argparse.Namespace, device: torch.device, name: str = "", dropout: float = 0.0
+    options: argparse.Namespace, device: torch.device, name: str
 ) -> tuple[BahdanauDecoder, Tensor]:
     """A random decoder and random features of these sizes, for a step of this name."""
     torch.manual_seed(0)
@@ -185,7 +122,7 @@ def at_random(
         hidden_dim=layers,
         attention_dim=layers,
         projection_dim=layers if "projected" in name else 0,
-        dropout=dropout,
+        dropout=DROPOUT,
     )
     decoder = build_decoder(config, size, words, regions)
     assert isinstance(decoder, BahdanauDecoder)
@@ -197,23 +134,18 @@ def at_random(
 
 def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Callable[[], None]:
     """One training step: forward, backward, clip, optimizer."""
-    decoder, features = at_random(options, device, name, DROPOUT)
+    decoder, features = at_random(options, device, name)
     tokens = captions(options)
     if name in PEERS:
         return PEERS[name](getattr(options, name), options.sizes, features, tokens)
     precision = name.partition(" ")[0]
-    model = Textbook(decoder) if name == "textbook" else None
-    learned = list(model.trainable() if model else decoder.parameters())
-    # One item per caption, as from a loader of (photo, caption) pairs.
-    apart = features.repeat_interleave(options.captions, 0) if model else features
+    learned = list(decoder.parameters())
     optimizer = torch.optim.AdamW(learned, lr=1e-4, fused=True)
 
     def step() -> None:
-        if model is not None:
-            loss = model(apart, tokens.flatten(0, 1).to(device))
-        else:
-            with autocast(precision, device):
-                loss = ours(decoder, features, tokens)
+        with autocast(precision, device):
+            losses = caption_losses(decoder, decoder.memory(features), tokens)
+            loss = losses.total(TrainingConfig(attention_penalty=PENALTY))
         with float32_precision(precision, device):
             loss.backward()
         nn.utils.clip_grad_norm_(learned, 5.0)
@@ -221,32 +153,6 @@ def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Ca
         optimizer.zero_grad(set_to_none=True)
 
     return step
-
-
-def ours(decoder: BahdanauDecoder, features: Tensor, tokens: Tensor) -> Tensor:
-    """The loss as computed in training."""
-    losses = caption_losses(decoder, decoder.memory(features), tokens)
-    return losses.total(TrainingConfig(attention_penalty=PENALTY))
-
-
-def agreement(options: argparse.Namespace, device: torch.device) -> None:
-    """Print the relative differences of loss and gradients of both in float32."""
-    decoder, features = at_random(options, device)
-    tokens = captions(options)
-    textbook = Textbook(decoder)
-    apart = features.repeat_interleave(options.captions, 0)
-    theirs = textbook(apart, tokens.flatten(0, 1).to(device))
-    shared = [
-        decoder.attention.scorer.key.weight,
-        decoder.word_output.weight,
-        decoder.embedding.weight,
-    ]
-    wanted = torch.autograd.grad(theirs, [*shared, textbook.lstm.weight_hh])
-    found = ours(decoder, features, tokens)
-    given = torch.autograd.grad(found, [*shared, decoder.hidden_gates.weight])
-    apart_by = max(float((a - b).norm() / a.norm()) for a, b in zip(wanted, given, strict=True))
-    loss = abs(float((found / theirs).detach()) - 1)
-    print(f"relative difference of loss: {loss:.1e}, of gradients: {apart_by:.1e}")
 
 
 if __name__ == "__main__":

@@ -232,16 +232,10 @@ def test_the_tutorial_loop_equals_greedy_search(script: Any, tiny: Any) -> None:
 
 
 @pytest.mark.slow
-def test_our_training_step_equals_the_textbook(run: Any, capsys: Any) -> None:
+def test_a_training_step_is_measured(run: Any, capsys: Any) -> None:
     small = ("--sizes", 6, 8, 5, 40, "--photos", 4, "--captions", 2, "--rounds", 1)
     run("benchmarks/training_step", *small, "--precision", "fp32")
-    output = capsys.readouterr().out
-    differences = re.search(r"difference of loss: (\S+), of gradients: (\S+)", output)
-    assert differences is not None
-    assert float(differences[1]) < 1e-5
-    assert float(differences[2]) < 1e-4
-    assert re.search(r"^\| textbook \| [\d.,]+ \| 1 \| [\d,]+ \|", output, re.MULTILINE)
-    assert re.search(r"^\| fp32 \| [\d.,]+ \| [\d.]+ \| [\d,]+ \|", output, re.MULTILINE)
+    assert re.search(r"^\| fp32 \| [\d.,]+ \| [\d,]+ \|", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_jobs_rotate_within_rounds_and_ratios_are_per_round(script: Any) -> None:
