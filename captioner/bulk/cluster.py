@@ -1,6 +1,7 @@
 """Tasks on a Ray cluster that process the items of a job, whatever is killed.
 
-Ray gives an item whose process died to another one; after `RETRIES` deaths the job fails.
+Ray gives an item whose process died to another one; after `RETRIES` deaths the job fails. It is
+imported when it is known whether it may listen to other machines.
 """
 
 from __future__ import annotations
@@ -14,9 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-
-import ray
-from ray import cloudpickle
 
 from captioner.errors import CaptionerError, DataError, first_line
 from captioner.hardware import keep_freed_memory
@@ -65,6 +63,9 @@ def run_on_cluster(
     Raises:
         DataError: The task raised an error, or processes died too often.
     """
+    import ray
+    from ray import cloudpickle
+
     if not items:
         return
     count = min(workers.number or _room(workers), len(items))
@@ -122,12 +123,16 @@ def _loaded(task: bytes, folder: str) -> Callable[[Any], Any]:
     keep_freed_memory(threads=True)  # as the command line does
     if Path(folder).is_dir():
         os.chdir(folder)
+    from ray import cloudpickle
+
     loaded: Callable[[Any], Any] = cloudpickle.loads(task)  # from the driver
     return loaded
 
 
 def _room(workers: Workers) -> int:
     """How many processes the cluster has room for; at least 1."""
+    import ray
+
     held = ray.cluster_resources()
     room = [held.get("CPU", 0) / workers.cpus] if workers.cpus else []
     room += [held.get("GPU", 0) / workers.gpus] if workers.gpus else []
@@ -150,10 +155,15 @@ def cluster(address: str | None, workers: Workers) -> Iterator[None]:
     os.environ.setdefault("RAY_worker_niceness", "0")
     options: dict[str, Any] = {}
     if address == "local":
+        # Ray has no authentication. This variable, named for systems with a firewall that asks, lets
+        # it listen on 127.0.0.1 only; it is read when Ray is imported.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         options["include_dashboard"] = False
         if workers.number is not None:
             wanted = math.ceil(workers.number * workers.cpus)
             options["num_cpus"] = max(os.cpu_count() or 1, wanted)
+    import ray
+
     try:
         with _quiet():
             ray.init(address=address, logging_level="ERROR", log_to_driver=False, **options)

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
+from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 import fsspec
@@ -29,10 +30,13 @@ from fsspec.core import url_to_fs
 
 from captioner.data.folders import expand_pattern, natural
 from captioner.data.formats import format_by_name
+from captioner.data.images import MAX_STREAM_BYTES
 from captioner.data.prefetch import read_ahead
 from captioner.data.storage import is_local, unreadable
 from captioner.errors import ConfigError, DataError, counted, first_line
 
+STORAGE = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hdfs")
+"""Protocols of URLs in Parquet files."""
 READERS = 8
 """Photos of object storage that are downloaded at the same time."""
 
@@ -273,6 +277,8 @@ def read_part(part: Part) -> Iterator[Photo]:
 def _open(photo: tuple[str, Any]) -> Photo:
     """A photo whose source is a path, URL or bytes."""
     name, source = photo
+    if isinstance(source, RemoteFile):
+        return Photo(name, source)
     if source is None:
         return Photo(name, RemoteFile(name, "no image in this row"))
     if isinstance(source, bytes):
@@ -281,9 +287,24 @@ def _open(photo: tuple[str, Any]) -> Photo:
         return Photo(name, source)
     try:
         with fsspec.open(source, "rb") as file:
-            return Photo(name, RemoteFile(name, file.read()))
+            data = file.read(MAX_STREAM_BYTES + 1)
+            if len(data) > MAX_STREAM_BYTES:
+                raise ValueError(f"more than {MAX_STREAM_BYTES:,} bytes")
+            return Photo(name, RemoteFile(name, data))
     except Exception as error:  # each protocol has its own
         return Photo(name, RemoteFile(name, first_line(error)))
+
+
+def _checked(name: str) -> str | RemoteFile:
+    """A path or URL in a table, which may be a stranger's: what fetches nothing unexpected."""
+    protocol = "" if is_local(name) else name.partition("://")[0]
+    if is_local(name) and ".." in PurePath(name).parts:
+        problem = "a path in a table may not contain .."
+    elif "::" in name or (protocol and protocol not in STORAGE):
+        problem = f"a table may name paths and object storage ({', '.join(STORAGE)}), no other URLs"
+    else:
+        return name
+    return RemoteFile(name, f"{problem}; give --from-file a list of the photos instead")
 
 
 def _read_tar(name: str) -> Iterator[Photo]:
@@ -346,7 +367,7 @@ def _read_parquet(part: Part) -> Iterator[tuple[str, Any]]:
                             bytes_ = source["bytes"]
                             source = source["path"] if bytes_ is None else bytes_
                         if isinstance(source, str):
-                            name = source
+                            name, source = source, _checked(source)
                         if key and values[key] is not None:
                             name = str(values[key])
                         yield name, source

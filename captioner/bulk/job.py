@@ -1,17 +1,19 @@
 """The output folder of a bulk job: numbered parts, each written completely or not at all.
 
-    FOLDER/job.json          written first: settings, and a digest of the inputs and their parts
+    FOLDER/_job.json         written first: settings, and a digest of the inputs and their parts
     FOLDER/part-00000.jsonl  one row per photo of part 0, with captions or an error
-    FOLDER/done.json         written last: number of photos, and of those that failed
+    FOLDER/_done.json        written last: number of photos, and of those that failed
+
+Readers of a folder of Parquet files skip names that begin with an underscore.
 
 A part is renamed into place on a disk, and put in one request into object storage; both are atomic.
-What a part holds is fixed by ``job.json``, so a part that exists is finished, and one that is
+What a part holds is fixed by ``_job.json``, so a part that exists is finished, and one that is
 computed twice, after a worker or the driver was killed, replaces itself. The result has each photo
 exactly once.
 
 Two drivers: on a disk the second one is refused (a lock). In object storage only one can create
-``job.json``; if both resume the same job, they do the same work twice, with the same result. A
-worker writes only while ``job.json`` is its own, so one left over from a job that was started over
+``_job.json``; if both resume the same job, they do the same work twice, with the same result. A
+worker writes only while ``_job.json`` is its own, so one left over from a job that was started over
 (``--force``) writes nothing.
 """
 
@@ -33,7 +35,7 @@ from captioner.bulk.inputs import Part, digest
 from captioner.errors import ConfigError, DataError, counted, first_of
 from captioner.files import atomic_write, write_lock
 
-JOB, DONE = "job.json", "done.json"
+JOB, DONE = "_job.json", "_done.json"
 _PART = re.compile(r"part-([0-9]{5,})\.(jsonl|parquet)")
 
 Row = dict[str, Any]
@@ -102,7 +104,7 @@ class Output(NamedTuple):
         return {int(match[1]) for match in found if match}
 
     def clear(self) -> None:
-        """Remove a job; ``job.json`` last, so that an interruption leaves what can be resumed."""
+        """Remove a job; ``_job.json`` last, so that an interruption leaves what can be resumed."""
         fs, folder = self.file_system()
         names = [name for name in self.names() if name in (JOB, DONE) or _PART.fullmatch(name)]
         for name in sorted(names, key=lambda name: (name == JOB, name != DONE)):
@@ -128,7 +130,7 @@ class Job(NamedTuple):
         return f"missing: {first_of(names or ['nothing'])}"
 
     def finish(self, counts: Mapping[int, tuple[int, int]]) -> dict[str, int]:
-        """Write ``done.json`` once all parts exist; return what it holds.
+        """Write ``_done.json`` once all parts exist; return what it holds.
 
         Args:
             counts: For the parts of this run, the number of photos and of those that failed;

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 import tarfile
 import tempfile
 from collections import Counter
@@ -46,8 +49,8 @@ SAME = ("--batch-size", "4", "--precision", "fp32")
 """Options that the captions depend on."""
 
 
-def command(model: Path, *arguments: object) -> list[str]:
-    options = ["--engine", "ray", "--workers", "1", "--model", model, *SAME]
+def command(model: Path, *arguments: object, workers: int = 1) -> list[str]:
+    options = ["--engine", "ray", "--workers", workers, "--model", model, *SAME]
     return ["caption", *map(str, [*arguments, *options])]
 
 
@@ -125,18 +128,18 @@ def test_captions_equal_the_plain_command_s(photos, tiny, on_ray, tmp_path, monk
     out = tmp_path / "out"
     expected = plain_rows(tiny.model, "photos")
 
-    options = ("-o", out, "--part-photos", "8", "--workers", "2")
-    code, printed, err = on_ray(*command(tiny.model, "photos"), *options)
+    options = ("-o", out, "--part-photos", "8")
+    code, printed, err = on_ray(*command(tiny.model, "photos", workers=2), *options)
 
     rows = read_rows(out)
-    assert (code, printed) == (FAILED, "")
+    assert (code, printed) == (FAILED, ""), err
     assert f'{out}: 23 photos in 3 parts; 1 failed (rows with "error")' in err
     assert "part-00000.jsonl: photos/7.png: " in err
     assert [row["image"] for row in rows] == [f"photos/{number}.png" for number in range(PHOTOS)]
     assert [row for row in rows if "error" not in row] == expected
-    assert json.loads((out / "done.json").read_text()) == {"parts": 3, "photos": 23, "failed": 1}
+    assert json.loads((out / "_done.json").read_text()) == {"parts": 3, "photos": 23, "failed": 1}
     assert {path.name for path in out.iterdir()} == {
-        "job.json", "done.json", *(f"part-0000{number}.jsonl" for number in range(3)),
+        "_job.json", "_done.json", *(f"part-0000{number}.jsonl" for number in range(3)),
     }  # fmt: skip
 
 
@@ -151,7 +154,7 @@ def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, worker
 
     assert code == INTERRUPTED
     assert "1 of 3 parts are finished; to continue, run:\n  captioner caption " in err
-    assert {path.name for path in out.iterdir()} == {"job.json", "part-00000.jsonl"}
+    assert {path.name for path in out.iterdir()} == {"_job.json", "part-00000.jsonl"}
     first = (out / "part-00000.jsonl").stat().st_mtime_ns
     assert "give --resume to continue it, --force to start over" in caption(*same)[2]
     for changed, problem in (
@@ -263,7 +266,7 @@ def test_object_storage(*, bucket, photos, tiny, caption, workers_here) -> None:
 def test_only_one_driver_starts_a_job_in_object_storage(
     bucket, photos, caption, workers_here, *, monkeypatch
 ) -> None:
-    """Both find no job there, and only one can create ``job.json``."""
+    """Both find no job there, and only one can create ``_job.json``."""
     from captioner.bulk.job import Output
 
     workers_here.stop_after = 0
@@ -293,7 +296,7 @@ def run_with_kills(victims: list[str], model: Path, photos: Path, tmp_path: Path
     assert Counter(row["image"] for row in rows) == Counter(str(one) for one in photos.iterdir())
     assert texts(row for row in rows if "error" not in row) == texts(plain_rows(model, photos))
     assert sum("error" in row for row in rows) == 1
-    assert json.loads((out / "done.json").read_text())["photos"] == len(rows)
+    assert json.loads((out / "_done.json").read_text())["photos"] == len(rows)
 
 
 def texts(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
@@ -337,3 +340,25 @@ def test_a_photo_that_kills_every_worker_ends_the_job(photos, tiny, on_ray, tmp_
     assert 1 in missing
     message = {1: "missing: part-00001.jsonl)", 2: "missing: part-00000.jsonl (and 1 more))"}
     assert message[len(missing)] in err
+
+
+LISTENING = """
+import psutil
+from captioner.bulk.cluster import Workers, cluster, run_on_cluster
+
+with cluster(None, Workers(1)):
+    assert list(run_on_cluster(len, ["abc"], Workers(1), missing=str, again="")) == [3]
+    for process in psutil.Process().children(recursive=True):
+        for one in process.net_connections("inet"):
+            if one.status == "LISTEN":
+                print(one.laddr.ip.removeprefix("::ffff:"))
+"""
+
+
+@pytest.mark.slow
+def test_only_this_machine_can_reach_the_ray_that_we_start() -> None:
+    """It has no authentication: whoever reaches it can run code."""
+    command = [sys.executable, "-c", LISTENING]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert set(done.stdout.split()) == {"127.0.0.1"}, done.stderr

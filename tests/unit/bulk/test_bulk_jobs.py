@@ -88,6 +88,26 @@ def test_columns_of_parquet(tmp_path) -> None:
         divide([two], size=9)
 
 
+def test_tables_fetch_nothing_that_was_not_asked_for(tmp_path) -> None:
+    """They may come from strangers; a list is what the user has made."""
+    refused = ["http://127.0.0.1/x.jpg", "https://x.org/x.jpg", "file:///etc/passwd", "../x.jpg"]
+    refused += [
+        "simplecache::s3://bucket/x.jpg",
+        "zip://x.jpg::http://x.org/a.zip",
+        "ftp://x/y.jpg",
+    ]
+    table = pa.table({"path": [*refused, "photos/x.jpg"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+
+    *photos, good = read_part(divide([str(tmp_path)], size=99)[0])
+
+    assert [photo.name for photo in photos] == refused
+    for photo in photos:
+        with pytest.raises(OSError, match=r"a (path in a )?table may .*; give --from-file a list"):
+            photo.source.read()
+    assert good.source == "photos/x.jpg"
+
+
 def test_samples_of_tars(tmp_path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name in ("x/1.json", "x/1.jpg", "x/1.seg.png", "2.jpg", "2.txt", "notes", "3.cls"):
