@@ -6,13 +6,15 @@ grey lower half would get a confident, wrong caption. Grey values of more than 8
 where Pillow would clip them: see `captioner.data.pixels`. HEIC is read with ``pillow-heif``, if
 installed.
 
-What decoding costs is bounded by the header, before it begins: pixels, sides, and the scans of a
-progressive JPEG, each of which is a pass over all pixels and may take a few bytes.
+What decoding costs is bounded before it begins: pixels, sides, and the scans of a progressive JPEG,
+each of which is a pass over all pixels and may take a few bytes; and the parts of a file, which
+Pillow reads one by one.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import stat
@@ -257,9 +259,9 @@ def _identify(
     """Read the header; refuse unsupported and too large files."""
     too_large = f"the limit is {max_pixels:,} pixels; make the image smaller"
     head = file.read(256)
-    file.seek(0)
+    metered: Any = _MeteredFile(file)
     try:
-        image = Image.open(file, formats=_to_try(head, formats))
+        image = Image.open(metered, formats=_to_try(head, formats))
         pixels = image.width * image.height
     except Image.DecompressionBombError as error:
         problem = f"{first_line(error).rstrip('.')}; {too_large}"
@@ -278,9 +280,30 @@ def _identify(
     if image.format in {"EPS", "MPEG"} or isinstance(image, ImageFile.StubImageFile):
         kind = "PostScript" if image.format == "EPS" else image.format
         raise _error(called, f"{kind} is not supported; give {_READABLE}", NotAnImageError)
+    if image.format in {"BMP", "DIB", "QOI"}:  # their pixels are read one by one
+        metered.reads_left = math.inf
     if image.format == "TIFF" and _is_raw(image, head, called):
         raise _error(called, RAW.problem, NotAnImageError)
     return image
+
+
+class _MeteredFile:
+    """An image file of many parts of a few bytes (chunks, comments) would take a minute to read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        file.seek(0, os.SEEK_END)
+        self.reads_left: float = 100_000 + file.tell() // 64
+        file.seek(0)
+
+    def read(self, size: int = -1) -> bytes:
+        self.reads_left -= 1
+        if self.reads_left < 0:
+            raise OSError("it has too many small parts")
+        return self.file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
 
 
 def _count_scans(file: BinaryIO) -> int:

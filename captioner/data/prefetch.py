@@ -57,7 +57,8 @@ def read_batches(
     """Call a function on items, such as photos, in batches; while one is used, the next is read.
 
     Args:
-        function: See `read_ahead`; its ``ImageError`` is the result of its item.
+        function: See `read_ahead`; its ``ImageError`` is the result of its item, and so is a lack
+            of memory.
         items: Consumed as they are needed.
         size: Items per batch; the last batch may have fewer.
         threads: See `read_ahead`.
@@ -71,6 +72,10 @@ def read_batches(
             return item, function(item)
         except ImageError as error:
             return item, error
+        except MemoryError:
+            path = getattr(item, "path", item)
+            name = path if isinstance(path, str | os.PathLike) else "the photo"
+            return item, ImageError(f"{name}: out of memory; make the image smaller")
 
     with closing(read_ahead(call, items, ahead=size + threads - 1, threads=threads)) as results:
         while batch := list(islice(results, size)):

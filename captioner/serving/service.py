@@ -41,7 +41,7 @@ from captioner.serving.security import client_of
 T = TypeVar("T")
 
 DECODERS = 2  # photos decoded in parallel, beside a large one
-LARGE_PIXELS = 24_000_000  # larger ones are decoded one at a time: 16 bytes per pixel at most
+LARGE_PIXELS = 24_000_000  # larger ones are decoded one at a time: 27 bytes per pixel at most
 MAX_WAIT = 300  # most seconds of Retry-After
 
 

@@ -1,4 +1,4 @@
-"""Test photos in every format and mode, undamaged and damaged; reproducible from a seed."""
+"""Test photos in every format and mode, undamaged, damaged, and made to cost time or memory."""
 
 from __future__ import annotations
 
@@ -167,3 +167,52 @@ MUTATIONS: tuple[Mutation, ...] = (
     truncate, flip_bits, flip_bits, swap_header, claim_size, repeat_part, drop_part, zero_part,
     append,
 )  # fmt: skip
+
+
+# --- Bombs ---
+
+
+def png(size: tuple[int, int], *extra: bytes, rows: bytes = b"", after: int = 0) -> bytes:
+    """An RGBA PNG; ``after`` is the number of the further chunks that follow the pixels."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 6, 0, 0, 0))
+    before, behind = extra[: len(extra) - after], extra[len(extra) - after :]
+    pixels = chunk(b"IDAT", zlib.compress(rows or (b"\4" + bytes(4 * size[0])) * size[1], 1))
+    end = chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join((*before, pixels, *behind)) + end
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def progressive(size: tuple[int, int], more: int) -> bytes:
+    """A progressive JPEG of 10 scans, the last of which is repeated."""
+    jpeg = encoded(Image.new("RGB", size), "JPEG", progressive=True)
+    last = jpeg[jpeg.rindex(b"\xff\xda") : -2]
+    return jpeg[:-2] + more * last + jpeg[-2:]
+
+
+def bombs() -> dict[str, bytes]:
+    """Files of less than 3 MB that ask for far more time or memory than a photo."""
+    small, gif = (8, 8), encoded(Image.new("L", (8, 8)), "GIF")
+    text, private = chunk(b"tEXt", b"a\0b"), chunk(b"abCd", b"")
+    grey = Image.new("L", (8, 8))
+    pages = encoded(grey, "TIFF", save_all=True, append_images=[grey] * 500)
+    return {
+        "scans.jpg": progressive((6000, 4000), 3000),
+        "few-scans-of-many-pixels.jpg": progressive((8000, 8000), 60),
+        "wide.png": png((120_000_000, 1), rows=b"\0"),
+        "tall.png": png((1, 120_000_000), rows=b"\0"),
+        "chunks.png": png(small, *[text] * 200_000),
+        "chunks-at-the-end.png": png(small, *[text] * 200_000, after=200_000),
+        "unknown-chunks.png": png(small, *[private] * 200_000),
+        "empty-data.png": png(small, *[chunk(b"IDAT", b"")] * 200_000),
+        "texts.png": png(small, *[chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(900_000)))] * 1000),
+        "profile.png": png(small, chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(10**8)))),
+        "palette.png": png(small, chunk(b"PLTE", bytes(3 * 10**6))),
+        "extensions.gif": gif[:13] + b"\x21\xfe\0" * 1_000_000 + gif[13:],
+        "comment.gif": gif[:13] + b"\x21\xfe" + b"\1a" * 1_000_000 + b"\0" + gif[13:],
+        "frames.gif": gif[:-1] + gif[gif.index(b"\x2c") : -1] * 50_000 + b";",
+        "pages.tif": pages,
+        "comment.ppm": b"P6\n#" + b"a" * 3_000_000 + b"\n8 8 255\n" + bytes(192),
+    }

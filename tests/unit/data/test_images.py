@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mutated_photos import progressive
 from numpy.typing import NDArray
 from PIL import Image, TiffImagePlugin
 
@@ -327,15 +328,6 @@ def test_a_decompression_bomb_is_refused_before_decoding(tmp_path: Path, side: i
     file.write_bytes(png((side, side, 8, 2), b""))
     assert (side * side > images.MAX_PIXELS) == refused
     assert ("limit is 178,956,970 pixels" in failure(file)) == refused
-
-
-def progressive(size: tuple[int, int], more: int) -> bytes:
-    """A progressive JPEG of 10 scans, the last of which is repeated."""
-    file = io.BytesIO()
-    Image.new("RGB", size).save(file, "JPEG", progressive=True)
-    jpeg = file.getvalue()
-    last = jpeg[jpeg.rindex(b"\xff\xda") : -2]
-    return jpeg[:-2] + more * last + jpeg[-2:]
 
 
 def test_the_scans_of_a_progressive_jpeg_are_bounded(monkeypatch: pytest.MonkeyPatch):

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import gc
 import io
+import resource
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from mutated_photos import mutated_photos, original_photos
+from mutated_photos import bombs, mutated_photos, original_photos, png, progressive
 
 from captioner.data.formats import format_by_name
 from captioner.data.images import open_image
 from captioner.errors import ImageError, LargeImageError
 from captioner.model.preprocessing import Preprocessing
 
+SECONDS = 3.0
+"""Processor time in which any photo of a few megabytes must be read or refused."""
+
 CROP, SQUASH = Preprocessing(image_size=64), Preprocessing(image_size=64, resize="squash")
 
 
 def attempt(name: str, content: bytes) -> str:
-    """Decode and preprocess a photo; return "read" or the name of the error."""
+    """Decode and preprocess a photo in time; return "read" or the name of the error."""
+    start = time.process_time()
+    outcome = attempt_now(name, content)
+    assert time.process_time() - start < SECONDS, name
+    return outcome
+
+
+def attempt_now(name: str, content: bytes) -> str:
     try:
         image = open_image(io.BytesIO(content), name=name)
     except ImageError as error:
@@ -53,6 +65,31 @@ def test_a_hundred_mutated_photos():
     assert outcomes["read"] > 40
     assert outcomes["ImageError"] > 20
     assert outcomes["NotAnImageError"] > 3
+
+
+def test_bombs_are_refused_or_read_in_time():
+    before = peak()
+    outcomes = {name: attempt(name, content) for name, content in bombs().items()}
+
+    assert peak() - before < 200e6
+    read = {"profile.png", "palette.png", "frames.gif", "pages.tif"}
+    large = {"scans.jpg", "few-scans-of-many-pixels.jpg", "wide.png", "tall.png"}
+    assert {name for name, outcome in outcomes.items() if outcome == "read"} <= read
+    assert {name for name, outcome in outcomes.items() if outcome == "LargeImageError"} == large
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("content", [png((13_000, 13_000)), progressive((13_000, 13_000), 10)])
+def test_photos_at_the_limits_are_read_in_bounded_time(content: bytes):
+    start = time.process_time()
+    assert attempt_now("a", content) == "read"
+    assert time.process_time() - start < 20
+
+
+def peak() -> int:
+    """Largest resident memory so far in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def resident() -> int:
