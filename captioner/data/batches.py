@@ -233,9 +233,7 @@ def pad_captions(
 ) -> Tensor:
     """Pad each photo's captions (see ``EncodedImage.tokens``) to ``Batch.tokens``, (B, R, T + 1).
 
-    Args:
-        captions: Of each photo.
-        starts: Start token of each photo; None: ``START``.
+    ``starts`` are the photos' start tokens; None: ``START``.
     """
     longest = max((len(words) for photo in captions for words in photo), default=1)
     tokens = torch.full((len(captions), max(1, *map(len, captions)), 1 + longest), PAD)

@@ -103,12 +103,6 @@ def split_randomly(
     The same photos and seed give the same splits, in any order and on any machine. Photos that
     share a file name stay together. A split gets at least one photo, unless its fraction is 0.
 
-    Args:
-        photos: All photos.
-        validation: Fraction for val.
-        test: Fraction for test.
-        seed: Seed of the split.
-
     Returns:
         The non-empty splits, each sorted by file name.
 

@@ -96,12 +96,9 @@ class FeatureWriter:
     """Fills a folder; resuming an interrupted run gives the same bytes as an uninterrupted one."""
 
     def __init__(self, folder: str | Path, plan: FeaturePlan, *, force: bool = False) -> None:
-        """Inspect the folder; nothing is written yet.
+        """Inspect the folder, which is new, empty or has part of these features; write nothing yet.
 
-        Args:
-            folder: A new or empty folder, or one with part of these features.
-            plan: What to write.
-            force: Replace other or complete features; other files are kept.
+        With ``force``, other or complete features will be replaced, and other files kept.
 
         Raises:
             ConfigError: Two photos share an id, or the folder holds something else.
@@ -232,18 +229,10 @@ def encode_photos(
     flipped: int,
     dtype: str,
 ) -> Blocks:
-    """Encode photos, which threads read ahead.
+    """Encode photos, which threads read ahead; features that overflow the dtype are a DataError.
 
-    Args:
-        paths: The photos.
-        encode: The encoder.
-        preprocessing: Of the encoder.
-        batch_size: Photos encoded together; a block. Flipped photos are encoded by themselves.
-        flipped: Number of photos, from the first, that are also encoded flipped.
-        dtype: Storage type of the rows.
-
-    Raises:
-        DataError: Features overflow the dtype.
+    ``batch_size`` photos are encoded together and make a block; the first ``flipped`` photos are
+    also encoded flipped, by themselves.
     """
     read, threads = partial(_read_photo, preprocessing), reader_threads()
     with closing(read_batches(read, paths, batch_size, threads=threads)) as batches:

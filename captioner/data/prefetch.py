@@ -33,9 +33,6 @@ def read_ahead(
         items: Consumed as they are needed.
         ahead: Calls in flight, at least 1, the one that is waited for included.
         threads: Calls that run at the same time.
-
-    Yields:
-        The results.
     """
     source = iter(items)
     pending: deque[Future[R]] = deque()
@@ -62,9 +59,6 @@ def read_batches(
         items: Consumed as they are needed.
         size: Items per batch; the last batch may have fewer.
         threads: See `read_ahead`.
-
-    Yields:
-        Items with their results.
     """
 
     def call(item: T) -> tuple[T, R | ImageError]:

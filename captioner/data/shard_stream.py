@@ -46,21 +46,11 @@ class ShardStream(IterableDataset[list[Item]]):
         workers: int = 0,
         buffer: int = 1000,
     ) -> None:
-        """Check the settings.
+        """Stream for process ``rank`` of ``world``; too few shards are a ConfigError.
 
-        Args:
-            manifest: From `read_manifest`.
-            items: Encoded captions by image id; the captions in the shards are not used.
-            reader: Decodes the photos; its seed is that of shuffling too.
-            batch_size: Photos per step, over all processes.
-            rank: Index of this process.
-            world: Number of processes.
-            workers: Worker processes of this process's loader; 0: none.
-            buffer: Size of each worker's shuffle buffer (photos, not decoded).
-
-        Raises:
-            ConfigError: There are fewer shards than workers, or fewer photos per batch than
-                processes.
+        ``items`` are the captions by image id; those in the shards are not used. ``batch_size`` is
+        photos per step over all processes, ``buffer`` the undecoded photos that each of the
+        ``workers`` shuffles. The reader's seed is that of shuffling too.
         """
         self.streams = world * max(1, workers)
         if len(manifest.shards) < self.streams or batch_size < world:

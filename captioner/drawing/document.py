@@ -100,12 +100,7 @@ def document(
 
 
 def with_policy(page: str, rules: str | None = None) -> str:
-    """Add a policy to the document, for files, which have no server to send it.
-
-    Args:
-        page: From ``document``.
-        rules: The policy; None: that of ``policy``.
-    """
+    """Add a policy (default: that of ``policy``), for files, which have no server to send it."""
     content = escaped(rules or policy(page))
     rule = f'<meta http-equiv="Content-Security-Policy" content="{content}">'
     return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{rule}', 1)
@@ -114,11 +109,7 @@ def with_policy(page: str, rules: str | None = None) -> str:
 def policy(page: str, *, connect: str = "'none'", scripts: str = "", images: str = "") -> str:
     """The Content-Security-Policy that allows a document's own scripts and styles only.
 
-    Args:
-        page: From ``document``.
-        connect: Hosts to which scripts may send requests, as in ``connect-src``.
-        scripts: Further sources of ``script-src``.
-        images: Further sources of ``img-src``.
+    The others are further sources of ``connect-src``, ``script-src`` and ``img-src``.
     """
     return "; ".join(
         [

@@ -110,14 +110,7 @@ def panels_of(caption: Caption, masks: Masks, options: FigureOptions) -> list[Pa
 
 
 class Layout:
-    """Arrangement and lengths of a figure, in pixels.
-
-    Args:
-        panel: Width and height of a panel.
-        blocks: The captions.
-        across: Blocks side by side.
-        columns: Panels per row of a block.
-    """
+    """Lengths of a figure in pixels, with ``across`` blocks of ``columns`` panels side by side."""
 
     def __init__(
         self, panel: tuple[int, int], blocks: list[Block], across: int, columns: int
@@ -160,13 +153,7 @@ class Layout:
 
 
 def choose_layout(panel: tuple[int, int], blocks: list[Block], columns: int | None) -> Layout:
-    """The arrangement with the lowest penalty.
-
-    Args:
-        panel: Width and height of a panel.
-        blocks: The captions; two or three are always side by side.
-        columns: Panels per row of a block; None: automatic.
-    """
+    """The arrangement with the lowest penalty; two or three blocks are always side by side."""
     count, most = len(blocks), max(len(block.panels) for block in blocks)
     layouts = []
     for across in [count] if count <= 3 else range(2, min(count, 4) + 1):

@@ -41,14 +41,9 @@ def read_description(packet: bytes) -> str:
 
 
 def set_description(packet: bytes | None, text: str) -> bytes:
-    """Set the default description; those in other languages are kept.
+    """A packet or sidecar file (None: a new one) with another default description.
 
-    Args:
-        packet: An XMP packet or sidecar file in UTF-8; None: start a new one.
-        text: The description.
-
-    Returns:
-        The new packet.
+    Those in other languages are kept.
 
     Raises:
         DataError: The packet is damaged, or not in the form that photo programs write.

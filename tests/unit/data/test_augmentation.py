@@ -70,18 +70,6 @@ def test_crops_cover_the_whole_photo(gradient: Image.Image) -> None:
     assert (width > height).mean() == pytest.approx(0.5, abs=0.12)
 
 
-def test_brightness_stays_in_range() -> None:
-    grey = Image.new("RGB", (4, 4), (100, 100, 100))
-    shades = []
-    for epoch in range(100):
-        pixels = np.asarray(augmented(Augmentation(color_jitter=0.2), grey, epoch))
-        assert pixels.std() == 0  # grey stays grey
-        shades.append(int(pixels[0, 0, 0]))
-
-    assert 80 <= min(shades) < 84
-    assert 116 < max(shades) <= 120
-
-
 def test_colours_equal_torchvisions(gradient: Image.Image) -> None:
     """Brightness, then contrast, then saturation, by the sampled factors."""
     rng = random.Random("variation 0 3 1")

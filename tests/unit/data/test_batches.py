@@ -241,29 +241,3 @@ def test_an_unreadable_photo_is_skipped(
     assert len(batch.images) == 8
     captions = (batch.tokens != PAD).any(dim=2).sum(dim=1)
     assert sorted(captions.tolist()) == [0, *sorted(len(item.tokens) for item in items)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [2])
-def test_an_error_in_a_worker_ends_the_program(workers: int):
-    """Workers ignore SIGTERM, so the program must not wait for them to be terminated by it."""
-    import subprocess
-    import sys
-
-    code = """
-import sys
-from captioner.data.batches import EpochSampler, PhotoReader, training_loader
-from captioner.model.preprocessing import Preprocessing
-
-reader = PhotoReader(Preprocessing(32), max_captions=1)
-list(training_loader(reader, [], EpochSampler([[1]] * 9, 1, seed=0), int(sys.argv[1])))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(workers)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 1
-    assert "IndexError" in done.stderr
