@@ -155,8 +155,8 @@ def cluster(address: str | None, workers: Workers) -> Iterator[None]:
     os.environ.setdefault("RAY_worker_niceness", "0")
     options: dict[str, Any] = {}
     if address == "local":
-        # Ray has no authentication. This variable, named for systems with a firewall that asks, lets
-        # it listen on 127.0.0.1 only; it is read when Ray is imported.
+        # Ray has no authentication. This variable, meant for systems whose firewall asks, makes it
+        # listen on 127.0.0.1 only; it is read when Ray is imported.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         options["include_dashboard"] = False
         if workers.number is not None:

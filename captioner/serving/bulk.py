@@ -28,7 +28,8 @@ from captioner.serving.security import client_of
 from captioner.serving.service import Decoded, Service, disconnected, within
 
 NDJSON = "application/x-ndjson"
-MAX_RESULTS = 16 << 20  # bytes of a JSON response; NDJSON has no such limit
+MAX_RESULTS = 16 << 20  # bytes of a JSON response, or held back; NDJSON has no such limit
+HOLD = "x-hold-results"  # header of proxies that send no more of a request once a response begins
 
 
 class BulkResponse(Response):
@@ -42,6 +43,7 @@ class BulkResponse(Response):
         self._service = service
         self._query = query
         self._lines = "ndjson" in request.headers.get("accept", "").lower()
+        self._hold = HOLD in request.headers
         self._started = False
         self._received = asyncio.Event()  # the whole body
         self._request = Request(request.scope, self._receive)
@@ -83,21 +85,29 @@ class BulkResponse(Response):
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _send_lines(self, send: Send) -> None:
-        async def send_line(line: bytes) -> None:
+        async def send_lines(lines: list[bytes]) -> None:
             if not self._started:  # until then, an error has its own status
                 headers = [(b"content-type", NDJSON.encode())]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 self._started = True
-            await send({"type": "http.response.body", "body": line + b"\n", "more_body": True})
+            body = b"".join(line + b"\n" for line in lines)
+            lines.clear()
+            await send({"type": "http.response.body", "body": body, "more_body": True})
 
+        held: list[bytes] = []
+        size = 0
         try:
             async with aclosing(self._results()) as results:
                 async for line in results:
-                    await send_line(line)
+                    held.append(line)
+                    size += len(line)
+                    if not self._hold or self._received.is_set() or size > MAX_RESULTS:
+                        await send_lines(held)
         except RequestError as error:
-            if not self._started:
+            if not (self._started or held):
                 raise
-            await send_line(_failed({}, error))
+            held.append(_failed({}, error))
+        await send_lines(held)
         await send({"type": "http.response.body", "body": b""})
 
     async def _results(self) -> AsyncGenerator[bytes, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -74,6 +75,14 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tmp_path):  # noqa: F
             assert client.get("/captioner/healthz", headers=claimed).status_code == 200
             large = client.post("/captioner/v1/captions", content=b"x" * 33_000_000)
             assert large.status_code in (413, 502)
+            photo = GOOD[0] + bytes(17 << 20)  # what follows a PNG is not read
+            files = [("images", ("a.png", photo))] * 2
+            batch = client.post(
+                "/captioner/v1/batch", files=files, headers={"Accept": "application/x-ndjson"}
+            )
+            lines = [json.loads(line)["status"] for line in batch.iter_lines()]
+            assert (batch.status_code, lines) == (200, [200, 200]), batch.text
+            assert client.get("/captioner/metrics").status_code == 404
     finally:
         running.terminate()
         running.wait(30)

@@ -132,6 +132,18 @@ async def test_batches_leave_room_for_single_photos(serve, model):
     assert position <= 2
 
 
+async def test_results_are_held_back_for_a_proxy_that_asks_for_it(serve):
+    server = await serve()
+    body, kind = images(*photos(3))
+    headers = {**kind, **LINES, "x-hold-results": "1"}
+    exchange = server.open(PATH, headers=headers).send(body[:-60], more=True)
+    await until(lambda: len(server.model.batches) > 1)
+    await asyncio.sleep(0.05)
+    assert not exchange._sent
+    exchange.send(body[-60:])
+    assert len(lines((await exchange.response()).body)) == 3
+
+
 async def test_costly_batches_leave_room_for_others(serve, model):
     server = await serve(batch_size=4)
     model.held = 10
