@@ -100,8 +100,8 @@ class ServerError(CaptionerError):
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 part`` or ``2 parts``, for messages."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """``1 part`` or ``2,000 parts``, for messages."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def either(names: Iterable[object]) -> str:

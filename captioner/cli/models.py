@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shlex
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,8 +14,9 @@ from captioner.cli.arguments import command
 from captioner.cli.main import OK
 from captioner.cli.outputs import require_parent
 from captioner.data.folders import find_images
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, printable
 from captioner.option_fields import File, ModelName, Shown
+from captioner.options import SearchOptions
 
 # --- info ----------------------------------------------------------------------------------------
 
@@ -28,26 +28,30 @@ class InfoOptions:
     model: ModelName | None = None
     """Model or run folder, or hf:user/name[@revision] of the Hugging Face hub (default: the shipped
     model)."""
+    card: bool = False
+    """Print the model card too."""
     format: Literal["text", "json"] = "text"
-    """Output format."""
+    """text: the main facts; json: all of them."""
 
 
-@command("info", "[--model MODEL] [--format text|json]", InfoOptions)
+@command("info", "[--model MODEL] [--card] [--format text|json]", InfoOptions)
 def info(options: InfoOptions, *_: Any) -> int:
-    """Print the facts, then the model card if there is one."""
+    """Print the facts, and the model card on request."""
     from captioner.inference.card import readable
-    from captioner.inference.folder import CARD, SHIPPED_MODEL, find_model
+    from captioner.inference.folder import CARD, SHIPPED_MODEL, config_errors, find_model
 
     folder = find_model(options.model or SHIPPED_MODEL)
     facts = _facts(folder)
     if options.format == "json":
         print(json.dumps(facts, indent=2, ensure_ascii=False))
         return OK
-    for name, value in facts.items():
-        for line in _lines(name, value):
-            print(line)
+    with config_errors(folder):
+        summary = _summary(facts)
+    for name, value in summary.items():
+        if value:
+            print(f"{name:<12}{printable(value)}")
     card = folder / CARD
-    if card.is_file():
+    if options.card and card.is_file():
         print("\n" + readable(card.read_text(encoding="utf-8", errors="replace")))
     return OK
 
@@ -83,42 +87,35 @@ def _facts(folder: Path) -> dict[str, Any]:
     }
 
 
-_LABELS = {"size_mb": "size (MB)", "vocabulary": "vocabulary (words)"}
-
-
-def _lines(name: str, value: Any) -> Iterator[str]:
-    """A fact as text, with nested dictionaries on lines of their own."""
-    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
-        for part in value:
-            yield from _lines(name, part)
-        return
-    parts = value if isinstance(value, dict) else {"": value}
-    texts = [
-        f"{key} {_text(part)}".strip()
-        for key, part in parts.items()
-        if not (isinstance(part, dict) or part in (None, "", (), []))
+def _summary(facts: dict[str, Any]) -> dict[str, str]:
+    """The main facts in words; empty: not known."""
+    decoder, grid, graphs = facts["decoder"], facts["grid"], facts.get("exported")
+    search, data = SearchOptions(**facts["search"]), facts.get("data")
+    defaults = dataclasses.asdict(SearchOptions())
+    own = [f"{n} {v}" for n, v in dataclasses.asdict(search).items() if v != defaults[n]]
+    sizes = [f"{part} {count:,}" for part, count in facts.get("parameters", {}).items()]
+    measured = facts.get("scores", {}) | {"validation": facts.get("training", {})}
+    scores = [
+        f"{photos} CIDEr {100 * found['CIDEr']:.1f}, BLEU-4 {100 * found['Bleu_4']:.1f}"
+        for photos, found in measured.items()
+        if "CIDEr" in found
     ]
-    if texts:
-        yield f"{_LABELS.get(name, name.replace('_', ' ')):<22} " + ", ".join(texts)
-    for key, part in parts.items():
-        if isinstance(part, dict):
-            yield from _lines(f"{name} {key}", part)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 0.001 else f"{round(value, 4):g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if not isinstance(value, list | tuple):
-        return str(value)
-    if all(isinstance(part, float) for part in value) and len(value) == 2:
-        return f"({_text(value[0])} to {_text(value[1])})"  # an interval
-    kinds = {type(part) for part in value}
-    separator = {int: " x ", str: ", "}.get(kinds.pop(), " ") if len(kinds) == 1 else " "
-    return separator.join(map(_text, value))
+    confidence = facts["confidence"]
+    return {
+        "folder": f"{facts['folder']}, {facts['size_mb']} MB",
+        "graphs": f"{graphs['precision']}, opset {graphs['opset']}" if graphs else "",
+        "encoder": f"{facts['encoder']}, {grid[0]} x {grid[1]} regions at "
+        f"{facts['preprocessing']['image_size']} pixels",
+        "decoder": f"{decoder['attention']} attention ({decoder['selection']}), LSTM with "
+        f"{decoder['hidden_dim']} units, {decoder['order']} order",
+        "parameters": ", ".join(sizes),
+        "vocabulary": f"{facts['vocabulary']:,} {facts['tokenizer']}",
+        "styles": ", ".join(facts["styles"]),
+        "search": ", ".join(own),
+        "data": data if isinstance(data, str) else "",
+        "scores": "; ".join(scores),
+        "confidence": confidence if isinstance(confidence, str) else "calibrated",
+    }
 
 
 # --- export --------------------------------------------------------------------------------------

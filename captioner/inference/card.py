@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, counted
 from captioner.files import atomic_write
 from captioner.hardware import require_extra
 from captioner.inference.folder import (
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 Report = Mapping[str, Any]
 """What ``captioner evaluate -o`` writes."""
 
+USE_AND_LIMITS = Path(__file__).with_name("card.md")
 PICTURE = "attention.png"
 METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr", "CIDEr_D", "SPICE")
 _HUB_METRICS = {"Bleu": "bleu", "METEOR": "meteor", "ROUGE": "rouge", "CIDEr": "cider"}
@@ -146,11 +147,13 @@ def make_card(folder: Path, repo: str | None = None, options: CardOptions | None
         f"# {title}",
         _summary(folder, config),
         f"{shown}\n\n*{options.picture.caption}*" if options.picture else "",
-        _USE.format(
+        USE_AND_LIMITS.read_text(encoding="utf-8")
+        .strip()
+        .format(
             model=f"hf:{repo}" if repo else "FOLDER",
             package="'captioner[hub]'" if repo else "captioner",
+            grid=_grid(config),
         ),
-        _LIMITS.format(grid=_grid(config)),
         _scores(reports) if reports else _validation_scores(_training_row(config)),
         _training(folder, config),
     ]
@@ -196,12 +199,7 @@ def _run(folder: Path) -> Path | None:
 
 def _training_row(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the training recorded of its best epoch."""
-    row: Mapping[str, Any] = config.get("info", {}).get("training", {})
-    return row
-
-
-def _photos(count: int) -> str:
-    return f"{count:,} {'photo' if count == 1 else 'photos'}"
+    return dict(config.get("info", {}).get("training", {}))
 
 
 def _grid(config: Mapping[str, Any]) -> str:
@@ -230,7 +228,7 @@ def _header(
             task_type="image-to-text",
             task_name="Image captioning",
             dataset_type="captions",
-            dataset_name=f"{data}, {_photos(images)}" if images else data,
+            dataset_name=f"{data}, {counted(images, 'photo')}" if images else data,
             metric_type=kind,
             metric_name=metric,
             metric_value=round(100 * found[metric], 1),
@@ -273,33 +271,6 @@ def _summary(folder: Path, config: Mapping[str, Any]) -> str:
     )
 
 
-_USE = """## Use
-
-```bash
-pip install {package}
-captioner caption photo.jpg --model {model}
-captioner attend photo.jpg --model {model}
-```
-
-```python
-import captioner
-
-model = captioner.load("{model}")
-caption = model.caption("photo.jpg")
-captioner.overlay("photo.jpg", caption).save("photo_attention.png")
-```"""
-
-_LIMITS = """## Limits
-
-The model describes photos like those that it was trained on; of other images it writes a sentence
-all the same. It repeats the biases of its training captions. Do not use it to describe, identify
-or judge people where it matters who they are, where a wrong caption does harm, or for alternative
-texts without review.
-
-Attention shows where the decoder looked, on a coarse grid of {grid} regions; it does not explain
-why a word was chosen. If the gate of a word is near 0, its map was hardly used."""
-
-
 def _scores(reports: Mapping[str, Report]) -> str:
     found = [m for m in METRICS if any(m in report["metrics"] for report in reports.values())]
     notes = [
@@ -316,7 +287,7 @@ def _scores(reports: Mapping[str, Report]) -> str:
 def _validation_scores(row: Mapping[str, Any]) -> str:
     if "CIDEr" not in row:
         return ""
-    photos = f" on {_photos(row['val_photos'])}" if "val_photos" in row else ""
+    photos = f" on {counted(row['val_photos'], 'photo')}" if "val_photos" in row else ""
     return (
         "## Scores\n\n"
         f"Validation during training{photos}: CIDEr {100 * row['CIDEr']:.1f}, BLEU-4 "
@@ -356,7 +327,7 @@ def _training(folder: Path, config: Mapping[str, Any]) -> str:
     data = config.get("info", {}).get("data")
     lines = [f"{data}."] if isinstance(data, str) else []
     if "train_photos" in row:
-        lines.append(f"Trained on {_photos(row['train_photos'])}.")
+        lines.append(f"Trained on {counted(row['train_photos'], 'photo')}.")
     if "epoch" in row:
         lines.append(f"Weights of epoch {row['epoch']}, step {row['step']:,}.")
     if "average_of_epochs" in row:

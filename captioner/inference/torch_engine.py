@@ -1,4 +1,4 @@
-"""Runs a model with torch."""
+"""Runs a model with torch: encodes photos, and steps its decoder for the search."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+import array_api_compat.torch
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,13 +23,14 @@ from captioner.hardware import (
     upload,
 )
 from captioner.inference.engine import CaptionScores
-from captioner.inference.stepper import DecoderStepper
 from captioner.model.attention import Memory, widen
 from captioner.model.captioner import CaptionModel
 from captioner.model.decoder import Decoder
 from captioner.model.efficientnet_lite import fold_norms
 from captioner.model.explanations import WordScorer, relevance
 from captioner.options import ExplanationMethod
+from captioner.search.search import Advance
+from captioner.text.vocabulary import END, NEVER_GENERATED, START
 
 ENCODED_TOGETHER = 8
 """Photos that a CPU encodes at a time, whatever the batch: more need more memory."""
@@ -131,3 +133,50 @@ def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -
                 module.to(dtype)
     copied.decoder.cache_word_gates()
     return copied
+
+
+class DecoderStepper:
+    """Steps a decoder over the beams of a batch of photos.
+
+    Features and their projection are stored once per photo, not per beam. Nothing is recorded for
+    gradients.
+    """
+
+    xp: Any = array_api_compat.torch
+    end_token = END
+
+    def __init__(self, decoder: Decoder, memory: Memory, start_token: int | Tensor = START) -> None:
+        """Start with one beam per photo; the start token is one for all, or one per photo, (B,)."""
+        self.start_token = start_token
+        self.decoder = decoder
+        self.memory = memory
+        with torch.no_grad():
+            self.state = decoder.start(memory)
+        self.device = memory.summary.device
+
+    @property
+    def batch_size(self) -> int:
+        """Number of photos still searched."""
+        return self.memory.summary.shape[0]
+
+    @torch.no_grad()
+    def advance(self, tokens: Tensor) -> Advance:
+        """Score the next word of every beam; tokens of ``NEVER_GENERATED`` get -inf."""
+        embedded, word_gates = self.decoder.embed_with_gates(tokens)  # (B, K, E), (B, K, 4N)
+        step = self.decoder.step(word_gates, self.state, self.memory)
+        self.state = step.state
+        logits = self.decoder.readout(embedded, *step.outputs)
+        log_probs = widen(logits).log_softmax(dim=-1)
+        for token in NEVER_GENERATED:
+            log_probs[..., token].fill_(-torch.inf)
+        return Advance(log_probs, step.alphas, step.gate.squeeze(-1))
+
+    def reorder(self, parents: Tensor) -> None:
+        """See ``Stepper.reorder``."""
+        photos = torch.arange(len(parents), device=parents.device).unsqueeze(1)
+        self.state = self.state.select((photos, parents))
+
+    def keep(self, rows: Tensor) -> None:
+        """See ``Stepper.keep``."""
+        self.memory = self.memory.select(rows)
+        self.state = self.state.select(rows)

@@ -26,7 +26,7 @@ from captioner.errors import ConfigError, DataError
 from captioner.evaluation.reward import StyleRewards
 from captioner.hardware import upload
 from captioner.inference.folder import StoredModel
-from captioner.inference.stepper import DecoderStepper
+from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.captioner import CaptionModel
 from captioner.model.loss_variants import (
     Advantages,

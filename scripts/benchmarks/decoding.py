@@ -23,7 +23,7 @@ from captioner.data.folders import find_images
 from captioner.data.images import open_image
 from captioner.hardware import Precision, autocast, keep_freed_memory
 from captioner.inference.captioner import Captioner, load
-from captioner.inference.stepper import DecoderStepper
+from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.decoder import Decoder
 from captioner.options import SearchOptions
 from captioner.search.search import search

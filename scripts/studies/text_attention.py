@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 from tqdm import tqdm
 
-from captioner.inference.stepper import DecoderStepper
+from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.attention import Memory
 from captioner.model.build import build_decoder
 from captioner.model.losses import caption_losses

@@ -114,8 +114,8 @@ def command(name: str, folder: Path) -> str:
     if name == "embedded.sha256":
         return hashlib.sha256((folder.parent / "rocket.jpg").read_bytes()).hexdigest() + "\n"
     content = (folder / name).read_bytes().decode() if (folder / name).exists() else printed
-    if name == "info.txt":  # without the place of the model and its card
-        content = re.sub(r"^folder .*\n", "", content).split("\n\n")[0] + "\n"
+    if name == "info.txt":  # without the place of the model
+        content = re.sub(r"^folder .*\n", "", content)
     return re.sub(r"(captioner|pycocoevalcap) \d[\w.]*", r"\1", content)  # versions
 
 

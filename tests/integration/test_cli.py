@@ -113,7 +113,13 @@ def test_info_describes_the_model(capsys):
     assert max(weights, graphs) <= 40
     assert facts["size_mb"] == pytest.approx(weights + graphs, abs=0.1)
     assert main(["info"]) == OK
-    assert "Flickr8k" in capsys.readouterr().out
+    summary = capsys.readouterr().out
+    assert len(summary.splitlines()) <= 12
+    assert "Flickr8k" in summary
+    assert main(["info", "--card"]) == OK
+    shown = capsys.readouterr().out
+    assert shown.startswith(summary)
+    assert "Limits" in shown or "limits" in shown
 
 
 def test_train_refuses_a_folder_with_other_files(tmp_path, capsys):

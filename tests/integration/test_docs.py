@@ -19,7 +19,7 @@ from captioner.cli import train
 from captioner.cli.main import parser_of
 from captioner.evaluation.java import JAVA_METRICS
 from captioner.inference import captioner as api
-from captioner.inference.stepper import DecoderStepper
+from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.backbones import ENCODERS
 from captioner.model.build import SCORERS, build_decoder
 from captioner.model.losses import caption_losses

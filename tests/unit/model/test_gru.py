@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from captioner.inference.stepper import DecoderStepper
+from captioner.inference.torch_engine import DecoderStepper
 from captioner.model import build
 from captioner.model.decoder import Decoder
 from captioner.model.losses import caption_losses

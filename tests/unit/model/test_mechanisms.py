@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from captioner.errors import ConfigError
-from captioner.inference.stepper import DecoderStepper
+from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.build import SCORERS, WITHOUT_SCORER, build_decoder, check_attention
 from captioner.model.decoder import Decoder, Unrolled
 from captioner.model.losses import caption_losses

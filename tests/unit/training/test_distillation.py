@@ -16,7 +16,7 @@ from torch import Tensor
 
 from captioner.data.batches import Batch
 from captioner.inference.folder import StoredModel, load_model, save_model
-from captioner.inference.stepper import DecoderStepper
+from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.captioner import CaptionModel
 from captioner.model.losses import score_words
 from captioner.options import DistillationConfig, SelfCriticalConfig, TrainConfig

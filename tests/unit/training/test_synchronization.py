@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from captioner.data.batches import Batch
 from captioner.hardware import upload
-from captioner.inference.stepper import DecoderStepper
+from captioner.inference.torch_engine import DecoderStepper
 from captioner.options import SearchOptions
 from captioner.search.search import search
 from captioner.search.words import SearchTokens

@@ -17,7 +17,7 @@ from table_stepper import (
     random_table,
 )
 
-from captioner.inference.stepper import DecoderStepper
+from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.build import build_decoder
 from captioner.model.decoder import Decoder
 from captioner.options import DecoderConfig, SearchOptions
