@@ -169,17 +169,8 @@ class Captioner:
         Raises:
             ConfigError: It has no weights, or torch is not installed.
         """
-        return self._torch_engine.model if self._runs_torch else self.stored.model
-
-    @property
-    def _runs_torch(self) -> bool:
-        """Whether torch runs the models, not ONNX Runtime."""
-        return hasattr(self.engine, "model")
-
-    @property
-    def _torch_engine(self) -> TorchEngine:
-        """The (first) engine, if torch runs it."""
-        return cast("TorchEngine", self.engine)
+        own: CaptionModel | None = getattr(self.engine, "model", None)
+        return self.stored.model if own is None else own
 
     def in_torch(self) -> Captioner:
         """The model run by torch, in float32 unless it is so already, for what needs its weights.
@@ -187,7 +178,7 @@ class Captioner:
         Raises:
             ConfigError: It has no weights, torch is not installed, or there are several models.
         """
-        if self._runs_torch:
+        if hasattr(self.engine, "model"):
             return self
         if len(self.ensemble.engines) > 1:
             raise ConfigError("this needs a single model, not an ensemble")
@@ -260,7 +251,7 @@ class Captioner:
                 f"num_captions is {wanted!r}, but caption() returns one per photo; use captions()"
             )
         found: Any = self.captions(photo, **options)
-        return [best[0] for best in found] if isinstance(photo, list | tuple) else found[0]
+        return [best for best, *_ in found] if isinstance(photo, list | tuple) else found[0]
 
     @overload
     def captions(self, photo: Photo, **options: Any) -> list[PhotoCaption]: ...
@@ -273,13 +264,15 @@ class Captioner:
 
         For arguments and errors see ``caption``.
         """
-        if isinstance(photo, list | tuple):
-            results = self.stream(photo, **options)
-            return [_captions_of(result, number) for number, result in enumerate(results)]
-        (result,) = self.stream([photo], **options)
-        if result.error is not None:
-            raise result.error
-        return result.captions
+        several = isinstance(photo, list | tuple)
+        photos: Any = photo if several else [photo]
+        found = []
+        for number, result in enumerate(self.stream(photos, **options)):
+            if (error := result.error) is not None:
+                at = f"photos[{number}]: {error} (model.stream continues with the other photos)"
+                raise type(error)(at) if several else error
+            found.append(result.captions)
+        return found if several else found[0]
 
     def explain(
         self,
@@ -412,7 +405,7 @@ class Captioner:
             raise ConfigError("cached features belong to one encoder; use a single model")
         model = self.in_torch()
         with model.engine.running():
-            grid = model._torch_engine.encode_features(features)
+            grid = cast("TorchEngine", model.engine).encode_features(features)
         return model._search(_Encoded([grid], crop_boxes, seeds or range(len(features))), options)
 
     def explain_batch(
@@ -626,15 +619,6 @@ class Captioner:
             self.save(f"{folder}/model")
             files = files_to_push(Path(folder, "model"), target.repo, options)
             return push(files, target, **commit)
-
-
-def _captions_of(result: Result, number: int) -> list[PhotoCaption]:
-    """The captions of a photo in a list; raises its error with its position."""
-    if result.error is None:
-        return result.captions
-    raise type(result.error)(
-        f"photos[{number}]: {result.error} (model.stream continues with the other photos)"
-    ) from result.error
 
 
 def _engines(models: Sequence[StoredModel], device: str, precision: Precision) -> list[Engine]:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
 
 from captioner.errors import ConfigError, ModelError
 from captioner.inference.folder import CONFIG
 from captioner.model.backbones import ENCODERS
 from captioner.model.build import SCORERS
 from captioner.model.captioner import CaptionModel
-from captioner.model.efficientnet_lite import lite_size
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
 from captioner.model.registry import Registry, what_is_missing
 from captioner.options import DecoderConfig
 from captioner.text.vocabulary import Vocabulary
+
+_LOCK = threading.Lock()
 
 
 def to_bytes(model: CaptionModel) -> bytes:
@@ -67,44 +68,23 @@ def read_network(
             raise ModelError(f"cannot load {path.parent}: {error}") from error
     name = config["encoder"]["name"]
 
-    def build() -> CaptionModel:
+    with _no_initial_weights():
         encoder = Encoder(name, image_size=preprocessing.image_size)
         sizes = len(vocabulary), len(vocabulary.styles)
-        return CaptionModel(encoder, decoder, preprocessing, *sizes)
-
-    # Other libraries' encoders do not support the meta device.
-    network = build() if lite_size(name) is None else _without_weights(build)
+        network = CaptionModel(encoder, decoder, preprocessing, *sizes)
     _load_weights(network, path)
     return network.eval()
 
 
-def _without_weights(build: Callable[[], CaptionModel]) -> CaptionModel:
-    """Build a model without initial weights if possible.
-
-    Random weights take longer than captioning a photo; on the meta device they cost nothing. Models
-    with tensors that are not in the file, such as a table that a scorer computes, are built as
-    usual.
-    """
-    try:
-        with torch.device("meta"), _NoInitialization():
-            model = build()
-    except (NotImplementedError, RuntimeError):  # an operation that needs numbers
-        return build()
-    stored = model.state_dict().keys()
-    others = [name for name, _ in model.named_buffers() if name not in stored]
-    values = (value for module in model.modules() for value in vars(module).values())
-    return build() if others or any(isinstance(value, Tensor) for value in values) else model
-
-
-class _NoInitialization(TorchFunctionMode):
-    """Skips ``torch.nn.init``, whose first call on the meta device imports sympy."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else (kwargs or {})["tensor"]
-        return func(*args, **kwargs or {})
+@contextmanager
+def _no_initial_weights() -> Iterator[None]:
+    """Skip ``torch.nn.init``: random weights take longer than captioning a photo."""
+    names = [name for name in dir(nn.init) if name.endswith("_") and name[0] != "_"]
+    with _LOCK, ExitStack() as stack:
+        for name in names:
+            stack.callback(setattr, nn.init, name, getattr(nn.init, name))
+            setattr(nn.init, name, lambda tensor, *_, **__: tensor)
+        yield
 
 
 def _load_weights(model: CaptionModel, path: Path) -> None:
