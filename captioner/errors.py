@@ -16,7 +16,11 @@ Each message is one line: what was given, what is allowed, what to do. The comma
 message alone and exits with 1 or 2; ``--debug`` adds a traceback.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Control characters, halves of surrogate pairs, and what changes the direction of text."""
 
 
 class CaptionerError(Exception):
@@ -125,7 +129,4 @@ def printable(text: str, *, lines: bool = False) -> str:
 
     With ``lines``, ends of lines are kept.
     """
-    keep = "\n" if lines else ""
-    return "".join(
-        sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text
-    )
+    return _CONTROLS.sub(lambda c: c[0] if lines and c[0] == "\n" else ascii(c[0])[1:-1], text)

@@ -26,6 +26,7 @@ from captioner.text.tokenizer import normalize, tokenize
 
 Positive = Annotated[int, Ge(1)]
 NonNegative = Annotated[int, Ge(0)]
+Size = Annotated[int, Interval(ge=1, le=16_384)]
 Weight = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
 
@@ -205,11 +206,11 @@ class EncoderConfig:
 class DecoderConfig:
     """The LSTM that attends over the grid at every word."""
 
-    embed_dim: Positive = 512
+    embed_dim: Size = 512
     """Size of the word embeddings (E)."""
-    hidden_dim: Positive = 512
+    hidden_dim: Size = 512
     """Size of the LSTM's hidden state (N)."""
-    attention_dim: Positive = 512
+    attention_dim: Size = 512
     """Size to which query and keys are projected (A): additive, concat and multi_head only."""
     dropout: Fraction = 0.5
     """Dropout rate of the word embedding and of the output layer's input."""
@@ -221,9 +222,9 @@ class DecoderConfig:
     two give all words the same map, and need additive, dot or general attention."""
     selection: Literal["soft", "hard"] = "soft"
     """soft: the weighted mean of the regions; hard: a single region, sampled in training."""
-    heads: Positive = 8
+    heads: Size = 8
     """Number of heads of multi_head attention; attention_dim is split among them."""
-    projection_dim: NonNegative = 0
+    projection_dim: Annotated[int, Interval(ge=0, le=16_384)] = 0
     """Project features to this size before attention; 0: no projection. Attention dot and
     scaled_dot need the size of hidden_dim."""
     order: Literal["bahdanau", "luong"] = "bahdanau"

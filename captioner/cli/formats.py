@@ -44,8 +44,8 @@ def _write_text(file: IO[str], photos: Iterable[Entry]) -> None:
     for photo in photos:
         for caption in photo["captions"]:
             mark = f" (unsure: {caption['confidence']:.2f})" if caption.get("unsure") else ""
-            name = printable(str(photo["image"]))
-            print(f"{name}: {caption['text']}{mark}", file=file, flush=True)
+            line = f"{photo['image']}: {caption['text']}{mark}"
+            print(printable(line), file=file, flush=True)
 
 
 def _write_jsonl(file: IO[str], photos: Iterable[Entry]) -> None:

@@ -55,6 +55,10 @@ EXPORTED = "exported"
 """Entry of the config of a folder with graphs: opset, precision, special tokens and source."""
 SOURCE = "source"
 """Part of that entry: the digest of the weights that were exported."""
+LARGEST_IMAGE = 2048
+"""Largest height and width of an encoder's input (pixels)."""
+LARGEST_SEARCH = {"beam_size": 64, "num_captions": 64, "candidates": 64, "max_length": 256}
+"""What a model's own search may be; anyone may have made the folder."""
 BEST = "best"
 RUN_CONFIG = "config.yaml"
 """In a run folder: the folder of its best model, and its settings."""
@@ -74,6 +78,8 @@ class Graphs:
     preprocessing: Preprocessing
     grid: tuple[int, int]
     geometry: Geometry
+    words: int
+    """Size of the vocabulary."""
     exported: dict[str, Any]
     """Entry of the config, see ``EXPORTED``."""
 
@@ -204,13 +210,16 @@ def load_model(folder: str | Path) -> StoredModel:
         decoder = DecoderConfig(**config["decoder"])
         encoder = config["encoder"]
         preprocessing = Preprocessing.from_dict(config["preprocessing"])
+        if preprocessing.image_size > LARGEST_IMAGE:
+            raise ConfigError(f"image_size is {preprocessing.image_size}; at most {LARGEST_IMAGE}")
         geometry = Geometry.from_dict(encoder["geometry"])
-        search = SearchOptions(**config["search"])
+        search = _search_of(config)
         info = config.get("info", {})
         graphs = None
         if EXPORTED in config:
             grid, exported = tuple(encoder["grid"]), config[EXPORTED]
-            graphs = Graphs(path, encoder["name"], preprocessing, grid, geometry, exported)
+            words = len(vocabulary)
+            graphs = Graphs(path, encoder["name"], preprocessing, grid, geometry, words, exported)
 
     def read() -> CaptionModel:
         from captioner.inference.weights import read_network
@@ -249,7 +258,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     _require(path, CONFIG)
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ModelError(
             f"cannot read {path / CONFIG} ({error}); copy the whole folder again"
         ) from error
@@ -292,12 +301,22 @@ def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
     path = find_model(folder)
     config = read_config(path)
     with config_errors(path):
-        return SearchOptions(**config["search"]), read_vocabulary(path, config)
+        return _search_of(config), read_vocabulary(path, config)
+
+
+def _search_of(config: dict[str, Any]) -> SearchOptions:
+    """The model's default search; ConfigError: it would hardly end."""
+    search = SearchOptions(**config["search"])
+    for name, limit in LARGEST_SEARCH.items():
+        if getattr(search, name) > limit:
+            raise ConfigError(f"search.{name} is {getattr(search, name)}; at most {limit}")
+    return search
 
 
 def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
     """The vocabulary of a model folder; ModelError: its sub-word tokenizer cannot be used."""
     words, styles = config["vocabulary"], config.get("styles", ())
+    "".join(words).encode()  # raises an error for half of a surrogate pair
     if config.get("tokenizer", "words") == "words":
         return Vocabulary(words, styles)
     path = folder / TOKENIZER
@@ -318,7 +337,7 @@ def config_errors(folder: Path) -> Iterator[None]:
         yield
     except ModelError:
         raise
-    except (KeyError, TypeError, AttributeError, CaptionerError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, CaptionerError) as error:
         reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ModelError(f"{folder / CONFIG} is not a captioner model config: {reason}") from error
 

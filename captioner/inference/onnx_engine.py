@@ -64,6 +64,22 @@ class OnnxEngine:
         self.decoder = _session(graphs.folder / DECODER_GRAPH, providers)
         self.inputs = {one.name for one in self.decoder.get_inputs()}
         self.outputs = [one.name for one in self.decoder.get_outputs()]
+        self._check(graphs)
+
+    def _check(self, graphs: Graphs) -> None:
+        """Raise ModelError unless the graphs have the inputs and outputs of the config's model."""
+        photos, made = self.encoder.get_inputs()[0], self.encoder.get_outputs()
+        last = {one.name: one.shape[-1] for one in self.decoder.get_outputs()}
+        size, regions = self.preprocessing.image_size, self.grid[0] * self.grid[1]
+        sizes = {"log_probs": graphs.words, "alphas": regions}
+        needed = {*sizes, "gate", *(NEXT + name for name in STATE if name in self.inputs)}
+        if (
+            (photos.name, photos.shape[1:]) != ("pixels", [size, size, 3])
+            or not self.inputs <= {"tokens", *(one.name for one in made)}
+            or not needed <= last.keys()
+            or any(isinstance(last[name], int) and last[name] != n for name, n in sizes.items())
+        ):
+            raise ModelError(f"the graphs of {graphs.folder} do not match its config.json")
 
     def running(self) -> AbstractContextManager[object]:
         """See ``Engine.running``."""
@@ -72,7 +88,9 @@ class OnnxEngine:
     def encode(self, pixels: NDArray[np.uint8]) -> Arrays:
         """See ``Engine.encode``."""
         names = [one.name for one in self.encoder.get_outputs()]
-        return dict(zip(names, self.encoder.run(names, {"pixels": pixels}), strict=True))
+        found = _run(self.encoder, names, {"pixels": pixels})
+        _require_numbers(found[SUMMARY])
+        return found
 
     def memory(self, grids: Arrays) -> Arrays:
         """See ``Engine.memory``."""
@@ -115,8 +133,8 @@ class OnnxStepper:
 
     def step(self, tokens: NDArray[np.int64]) -> Advance:
         """Feed the last word of each beam, (B, K), and score the next."""
-        names = self.engine.outputs
-        found = dict(zip(names, self.engine.decoder.run(names, self.inputs(tokens)), strict=True))
+        found = _run(self.engine.decoder, self.engine.outputs, self.inputs(tokens))
+        _require_numbers(found["log_probs"][..., -1])  # of a softmax: all or none are NaN
         self.state = {name: found[NEXT + name] for name in self.state}
         return Advance(found["log_probs"], found["alphas"], found["gate"])
 
@@ -144,6 +162,18 @@ class OnnxStepper:
     def widen(self, captions: int) -> None:
         """Start ``captions`` captions for each photo instead of one."""
         self.state = {name: part.repeat(captions, axis=1) for name, part in self.state.items()}
+
+
+def _run(session: Any, names: list[str], given: Arrays) -> Arrays:
+    try:
+        return dict(zip(names, session.run(names, given), strict=True))
+    except Exception as error:  # its errors have no common class of their own
+        raise ModelError(f"the model's graph failed ({first_line(error):.120})") from error
+
+
+def _require_numbers(values: NDArray[Any]) -> None:
+    if np.isnan(values).any():
+        raise ModelError("the model computes no numbers (NaN); its weights are damaged")
 
 
 def _providers(device: str, folder: Path) -> list[str]:

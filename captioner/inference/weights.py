@@ -67,12 +67,22 @@ def read_network(
         except ConfigError as error:
             raise ModelError(f"cannot load {path.parent}: {error}") from error
     name = config["encoder"]["name"]
-
+    tensors = _read(path)
+    # Before memory is taken: the LSTM and the embedding alone would be larger than the file.
+    if max(decoder.hidden_dim**2, decoder.embed_dim * len(vocabulary)) > path.stat().st_size:
+        raise _mismatch(path, "its sizes")
     with _no_initial_weights():
         encoder = Encoder(name, image_size=preprocessing.image_size)
         sizes = len(vocabulary), len(vocabulary.styles)
         network = CaptionModel(encoder, decoder, preprocessing, *sizes)
-    _load_weights(network, path)
+    own = network.state_dict()
+    wrong = sorted(own.keys() ^ tensors.keys()) or [
+        name for name in own if own[name].shape != tensors[name].shape
+    ]
+    if wrong:
+        raise _mismatch(path, f"{len(wrong)} tensors, first: {wrong[0]}")
+    tensors = {name: tensor.to(own[name].dtype, copy=True) for name, tensor in tensors.items()}
+    network.load_state_dict(tensors, assign=True)
     return network.eval()
 
 
@@ -87,21 +97,21 @@ def _no_initial_weights() -> Iterator[None]:
         yield
 
 
-def _load_weights(model: CaptionModel, path: Path) -> None:
+def _read(path: Path) -> dict[str, Tensor]:
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise ModelError(
             f"{path} is damaged or not a safetensors file ({error}); copy the whole folder again"
         ) from error
-    own = model.state_dict()
-    wrong = sorted(own.keys() ^ tensors.keys()) or [
-        name for name in own if own[name].shape != tensors[name].shape
-    ]
-    if wrong:
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise ModelError(
-            f"{path} does not match its {CONFIG} ({len(wrong)} tensors, first: {wrong[0]}); copy "
-            "both files from the same model"
+            f"{path} has weights that are no numbers (NaN or infinite); train it again"
         )
-    tensors = {name: tensor.to(own[name].dtype, copy=True) for name, tensor in tensors.items()}
-    model.load_state_dict(tensors, assign=True)
+    return tensors
+
+
+def _mismatch(path: Path, what: str) -> ModelError:
+    return ModelError(
+        f"{path} does not match its {CONFIG} ({what}); copy both files from the same model"
+    )

@@ -225,6 +225,11 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
         pytest.param(lambda c: c.update(decoder={"size": 3}), id="unknown setting"),
         pytest.param(lambda c: c["decoder"].update(dropout=2), id="setting out of range"),
         pytest.param(lambda c: c["vocabulary"].append("a"), id="a word twice"),
+        pytest.param(lambda c: c["vocabulary"].append("\ud800"), id="half a surrogate pair"),
+        pytest.param(lambda c: c["preprocessing"].update(image_size=50_000), id="huge image"),
+        pytest.param(lambda c: c["search"].update(beam_size=100_000), id="huge beam"),
+        pytest.param(lambda c: c["search"].update(max_length=100_000), id="endless search"),
+        pytest.param(lambda c: c["decoder"].update(hidden_dim=10**9), id="huge decoder"),
     ],
 )
 def test_an_invalid_config_is_an_error(folder: Path, edit: Callable[[dict[str, Any]], object]):
@@ -246,6 +251,28 @@ def test_tensors_that_do_not_fit(folder: Path, what: str):
     assert_refused(
         folder, r"does not match its config\.json .*; copy both files from the same model"
     )
+
+
+@pytest.mark.parametrize("sizes", [{"hidden_dim": 16_000}, {"embed_dim": 16_000}])
+def test_a_decoder_larger_than_its_weights_takes_no_memory(
+    folder: Path, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("captioner.inference.weights.CaptionModel", None)
+    change(folder, lambda config: config["decoder"].update(sizes))
+    assert_refused(folder, r"does not match its config\.json")
+
+
+def test_nested_json(folder: Path):
+    (folder / "config.json").write_text("[" * 100_000)
+    assert_refused(folder, r"cannot read .*config\.json")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers(folder: Path, value: float):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["decoder.embedding.weight"][0, 0] = value
+    save_file(tensors, folder / "model.safetensors")
+    assert_refused(folder, r"weights that are no numbers \(NaN or infinite\)")
 
 
 # --- Writing ---

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import pytest
 import torch
 from PIL import Image
@@ -340,6 +341,38 @@ def test_a_damaged_graph_is_one_line(pair, tmp_path) -> None:
 
     with pytest.raises(ModelError, match=r"cannot load .*decoder.onnx .*export the model again"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", ["order", "grid", "words", "pixels"])
+def test_graphs_of_another_model_are_refused(pair, wrong, tmp_path) -> None:
+    shutil.copytree(pair[1], tmp_path / "model")
+    config = json.loads((tmp_path / "model" / CONFIG).read_text())
+    if wrong == "order":
+        (tmp_path / "model" / DECODER_GRAPH).write_bytes((pair[1] / ENCODER_GRAPH).read_bytes())
+    elif wrong == "grid":
+        config["encoder"]["grid"] = [7, 7]
+    elif wrong == "words":
+        config["vocabulary"].pop()
+    else:
+        config["preprocessing"]["image_size"] = 32
+    (tmp_path / "model" / CONFIG).write_text(json.dumps(config))
+
+    with pytest.raises(ModelError, match=r"graphs of .* do not match its config\.json"):
+        load(tmp_path / "model")
+
+
+def test_graphs_with_nan_are_one_line(pair, tmp_path) -> None:
+    shutil.copytree(pair[1], tmp_path / "model")
+    graph = onnx.load(tmp_path / "model" / DECODER_GRAPH)
+    for part in graph.graph.initializer:
+        values = onnx.numpy_helper.to_array(part)
+        if values.dtype == np.float32 and values.size > 4:
+            broken = onnx.numpy_helper.from_array(values * np.float32("nan"), part.name)
+            part.CopyFrom(broken)
+    onnx.save(graph, tmp_path / "model" / DECODER_GRAPH)
+
+    with pytest.raises(ModelError, match="computes no numbers"):
+        load(tmp_path / "model").caption(Image.new("RGB", (8, 8)))
 
 
 def test_graphs_that_compute_something_else_are_not_kept(pair, tmp_path, monkeypatch) -> None:
