@@ -105,9 +105,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"{path} is damaged or not a safetensors file ({error}); copy the whole folder again"
         ) from error
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-        raise ModelError(
-            f"{path} has weights that are no numbers (NaN or infinite); train it again"
-        )
+        raise ModelError(f"{path} has weights that are NaN or infinite; train the model again")
     return tensors
 
 

@@ -272,7 +272,7 @@ def test_weights_that_are_no_numbers(folder: Path, value: float):
     tensors = load_file(folder / "model.safetensors")
     tensors["decoder.embedding.weight"][0, 0] = value
     save_file(tensors, folder / "model.safetensors")
-    assert_refused(folder, r"weights that are no numbers \(NaN or infinite\)")
+    assert_refused(folder, "weights that are NaN or infinite")
 
 
 # --- Writing ---
