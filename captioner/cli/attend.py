@@ -33,7 +33,7 @@ from captioner.drawing.options import (
 )
 from captioner.drawing.pages import Entry, gallery, page
 from captioner.drawing.style import lacks_letters
-from captioner.errors import ConfigError, ImageError
+from captioner.errors import ConfigError, ImageError, printable
 from captioner.option_fields import File, ModelName, Shown, option_fields
 from captioner.options import METHOD_TITLES, ExplanationMethod, ModelOptions, SearchOptions
 
@@ -143,6 +143,8 @@ def targets(
     """
     file = output is not None and output.suffix and not output.is_dir()
     suffix = output.suffix.lower() if file and output else f".{(ending or 'png').lower()}"
+    if output == STDIN:
+        raise ConfigError("attend writes files, not standard output; give -o OUT.png or a folder")
     if suffix not in _KINDS:
         raise ConfigError(
             f"cannot write {suffix}; use a figure ({', '.join(FIGURES)}), an animation "
@@ -317,7 +319,7 @@ def _print_captions(one: _Captioned, options: AttendOptions) -> None:
     names, step = _model_names(options), len(options.methods)
     for number, caption in enumerate(one.captions[::step]):  # once, not for every method
         label = f" ({names[number]})" if names else ""
-        print(f"{one.name}: {caption.text}{label}", flush=True)
+        print(printable(f"{one.name}: {caption.text}{label}"), flush=True)
         if options.words:
             end = caption.log_prob - float(caption.log_probs.sum())
             each = [*zip(caption.words, caption.log_probs, strict=True), (END_NAME, end)]
@@ -370,10 +372,11 @@ def _draw(
             saved += drawn
             boxes |= any(lacks_letters(caption.text) for caption in one.captions)
             _print_captions(one, options)
-            if drawn and options.output is None:
-                print(f"  saved as {path}", flush=True)
+            if drawn:
+                print(f"  saved as {printable(str(path))}", flush=True)
     if gathered:
         _picture(suffix, gathered, options, drawing, instances).save(target)
+        print(f"saved as {printable(str(target))}")
     if boxes and suffix not in (".svg", *PAGES, *ARCHIVES):
         warn("the font of pictures lacks letters of the captions; write .svg or .html instead")
     return failures

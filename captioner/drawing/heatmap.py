@@ -16,6 +16,7 @@ Notation: a grid of Gh x Gw regions, row-major; a photo of W x H pixels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, get_args
 
@@ -83,13 +84,15 @@ def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
     return float(max(maps.max(), min(1.0, 2.0 * uniform)))
 
 
-def scale_of(caption: Caption) -> float:
-    """The ``shared_scale`` of a caption.
+def scale_of(caption: Caption, positions: Sequence[int] | None = None) -> float:
+    """The ``shared_scale`` of a caption, or of the words at some of its positions.
 
     All words count for methods that measure the effect on the word itself: one with a closed gate
     may have a strong effect, through the words before it.
     """
-    return shared_scale(caption.alphas, caption.gates if caption.method == "attention" else None)
+    shown = slice(None) if positions is None else list(positions)
+    gates = caption.gates[shown] if caption.method == "attention" else None
+    return shared_scale(caption.alphas[shown], gates)
 
 
 def above_scale(caption: Caption, scale_max: float) -> NDArray[np.bool_]:

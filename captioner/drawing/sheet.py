@@ -173,10 +173,11 @@ class Sheet(Canvas):
         self.layout, self.blocks, self.photo, self.options = layout, blocks, photo, options
         self.tops: dict[str, float] = {}
         """The brightest value of each method: their units differ."""
-        with_words = [block.caption for block in blocks if block.caption.words]
-        for one in with_words:
-            self.tops[one.method] = max(scale_of(one), self.tops.get(one.method, 0.0))
-        self.grids = sorted({one.alphas.shape[1:] for one in with_words})
+        for block in blocks:
+            if shown := sorted({i for panel in block.panels for i in panel.positions}):
+                one = block.caption
+                self.tops[one.method] = max(scale_of(one, shown), self.tops.get(one.method, 0.0))
+        self.grids = sorted({one.caption.alphas.shape[1:] for one in blocks if one.caption.words})
 
     def draw(self) -> Figure:
         """Draw everything, from top to bottom."""

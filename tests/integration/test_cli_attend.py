@@ -57,7 +57,8 @@ def test_two_models_are_drawn_side_by_side_with_labels(tiny, photo, tmp_path, ca
 
     captions = [load(folder).caption(photo) for folder in (tiny.model, tiny.stranger)]
     labels = [str(tiny.model), str(tiny.stranger)]
-    printed = capsys.readouterr().out.splitlines()
+    *printed, saved = capsys.readouterr().out.splitlines()
+    assert saved == f"  saved as {tmp_path / 'x.png'}"
     assert printed == [
         f"{photo}: {caption.text} ({label})"
         for caption, label in zip(captions, labels, strict=True)
@@ -72,7 +73,7 @@ def test_methods_are_drawn_side_by_side_with_labels(tiny, photo, tmp_path, capsy
 
     model = load(tiny.model)
     captions = [model.caption(photo, method=name) for name in ("attention", "grad_cam")]
-    assert capsys.readouterr().out.splitlines() == [f"{photo}: {captions[0].text}"]
+    assert capsys.readouterr().out.splitlines()[:-1] == [f"{photo}: {captions[0].text}"]
     assert same(tmp_path / "x.png", overlay(photo, captions, labels=["attention", "Grad-CAM"]))
 
 
@@ -138,7 +139,7 @@ def test_a_folder_becomes_a_gallery(tiny, tmp_path, capsys) -> None:
     printed, errors = capsys.readouterr()
     assert "broken.png" in errors
     lines = [f"{tiny.photos / e['title']}: {e['captions'][0]['text']}" for e in entries]
-    assert lines == printed.splitlines()
+    assert [*lines, f"saved as {tmp_path / 'all.html'}"] == printed.splitlines()
     assert len(entries) == len(list(tiny.photos.iterdir()))
 
 

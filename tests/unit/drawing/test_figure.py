@@ -228,6 +228,17 @@ def test_doubtful_words_and_words_above_the_scale_are_noted() -> None:
     assert not any("above the scale" in text or "doubtful" in text for text in rest)
 
 
+def test_the_scale_is_that_of_the_words_shown() -> None:
+    caption = make_caption(["a", "couple", "giraffes"])
+    caption.alphas[1, 0, 0], caption.alphas[2] = 0.9, 1 / caption.alphas[2].size
+    caption.alphas[2, 0, 0] = 0.3
+
+    figure = overlay(flat((200, 150)), caption, only=["giraffes"])
+
+    assert percent(0.3) in texts_of(figure)
+    assert percent(0.9) in texts_of(overlay(flat((200, 150)), caption))
+
+
 def test_alternatives_are_below_their_word_and_the_chosen_one_is_marked() -> None:
     others = (
         (Alternative("cat", -0.5), Alternative("dog", -1.0), Alternative("cow", -9.0)),
