@@ -6,7 +6,7 @@ See `captioner.option_fields` for who reads them. The text under a field is its 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -52,9 +52,11 @@ def check_method(method: object) -> None:
         raise OptionError("{method} is {given!r}; give one of {known}", given=method, known=known)
 
 
-def _refuse(problem: object, message: str) -> None:
-    if problem:
-        raise ConfigError(message)
+def _refuse(problems: Mapping[str, object]) -> None:
+    """Raise ConfigError with the first message whose condition holds."""
+    for message, found in problems.items():
+        if found:
+            raise ConfigError(message)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,29 +145,21 @@ class DataConfig:
             ("val_styles", "val_annotations"),
         ):
             given, expected = len(getattr(self, name)), len(getattr(self, files))
-            _refuse(
-                given not in (0, expected),
+            _refuse({
                 f"data.{name} has {given} entries and data.{files} {expected} files; give one "
-                "entry per file, or none",
-            )
-        _refuse(
-            set(self.val_styles) - set(self.styles),
+                "entry per file, or none": given not in (0, expected),
+            })  # fmt: skip
+        _refuse({
             f"data.val_styles is {self.val_styles}, data.styles {self.styles}; validate on styles "
-            "that are trained on",
-        )
-        _refuse(
-            self.karpathy_split and (self.styles or self.repeats),
-            "data.karpathy_split splits all files together; omit data.styles and data.repeats",
-        )
-        _refuse(
-            self.features and (self.min_crop < 1 or self.color_jitter),
+            "that are trained on": set(self.val_styles) - set(self.styles),
+            "data.karpathy_split splits all files together; omit data.styles and data.repeats":
+                self.karpathy_split and (self.styles or self.repeats),
             "data.features were computed from unchanged photos; omit data.min_crop and "
-            "data.color_jitter, or data.features",
-        )
-        _refuse(
-            self.features and self.shards,
-            "data.features and data.shards both replace the training photos; give one of the two",
-        )
+            "data.color_jitter, or data.features":
+                self.features and (self.min_crop < 1 or self.color_jitter),
+            "data.features and data.shards both replace the training photos; give one of the two":
+                self.features and self.shards,
+        })  # fmt: skip
 
 
 @dataclass
@@ -198,8 +192,8 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         check_options(self, "encoder")
         for name, value in (("mean", self.mean), ("std", self.std)):
-            wrong = value is not None and len(value) != 3
-            _refuse(wrong, f"encoder.{name} has {len(value or [])} numbers; give 3")
+            count = 3 if value is None else len(value)
+            _refuse({f"encoder.{name} has {count} numbers; give 3": count != 3})
 
 
 @dataclass
@@ -505,15 +499,12 @@ class SelfCriticalConfig:
 
     def __post_init__(self) -> None:
         check_options(self, "self_critical")
-        _refuse(
-            self.baseline == "leave_one_out" and self.samples == 1,
+        _refuse({
             "self_critical.samples is 1, but baseline leave_one_out compares several; give 2 or "
-            "more, or baseline greedy",
-        )
-        _refuse(
-            self.cider + self.bleu == 0,
-            "self_critical.cider and bleu are both 0; give one of them a weight > 0",
-        )
+            "more, or baseline greedy": self.baseline == "leave_one_out" and self.samples == 1,
+            "self_critical.cider and bleu are both 0; give one of them a weight > 0":
+                self.cider + self.bleu == 0,
+        })  # fmt: skip
 
 
 @dataclass
@@ -567,36 +558,29 @@ class TrainConfig:
     def __post_init__(self) -> None:
         training, distillation = self.training, self.distillation
         self_critical = training.objective == "self_critical"
-        _refuse(
-            training.photo_words and self_critical,
-            "training.photo_words is a term of objective cross_entropy; give 0 with self_critical",
-        )
-        _refuse(
-            training.photo_words and self.decoder.attention == "fixed_at_start",
-            "training.photo_words needs a context, but decoder.attention fixed_at_start has none; "
-            "give 0",
-        )
-        _refuse(
-            self_critical and distillation.active and self.self_critical.cross_entropy == 0,
-            "distillation sets the targets of the cross-entropy, but self_critical.cross_entropy "
-            "is 0; give a weight > 0",
-        )
-        if self_critical or distillation.active:
-            what = "training.objective self_critical" if self_critical else "distillation"
-            hard = self.decoder.selection == "hard"
-            _refuse(hard, f"{what} cannot train decoder.selection hard; give soft")
-            for name in ("label_smoothing", "scheduled_sampling"):
-                value = getattr(training, name)
-                _refuse(value, f"training.{name} is {value}, but {what} cannot use it; give 0")
-            _refuse(
-                self.init_from is None,
-                f"{what} needs a trained model to start from; give init_from, the folder of one",
-            )
+        targets = self_critical or distillation.active
+        what = "training.objective self_critical" if self_critical else "distillation"
+        unused = [n for n in ("label_smoothing", "scheduled_sampling") if getattr(training, n)]
         files = 1 if self.data.karpathy_split else len(self.data.train_annotations)
-        for name in ("guidance", "rare_words"):
-            given = len(getattr(distillation, name))
-            _refuse(
-                given not in (0, 1, files),
+        several = {name: len(getattr(distillation, name)) for name in ("guidance", "rare_words")}
+        _refuse({
+            "training.photo_words is a term of objective cross_entropy; give 0 with self_critical":
+                training.photo_words and self_critical,
+            "training.photo_words needs a context, but decoder.attention fixed_at_start has none; "
+            "give 0": training.photo_words and self.decoder.attention == "fixed_at_start",
+            "distillation sets the targets of the cross-entropy, but self_critical.cross_entropy "
+            "is 0; give a weight > 0":
+                self_critical and distillation.active and self.self_critical.cross_entropy == 0,
+            f"{what} cannot train decoder.selection hard; give soft":
+                targets and self.decoder.selection == "hard",
+            f"training.{', '.join(unused)} is given, but {what} cannot use it; give 0":
+                targets and unused,
+            f"{what} needs a trained model to start from; give init_from, the folder of one":
+                targets and self.init_from is None,
+            **{
                 f"distillation.{name} has {given} entries and data.train_annotations {files} "
-                "files; give one entry for all of them, one per file, or none",
-            )
+                "files; give one entry for all of them, one per file, or none":
+                    given not in (0, 1, files)
+                for name, given in several.items()
+            },
+        })  # fmt: skip
