@@ -54,7 +54,7 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
         OSError: The file cannot be written.
     """
     text: Any = {} if mode == "wb" else {"encoding": "utf-8", "errors": "backslashreplace"}
-    with _named_after(path):
+    with named_after(path):
         if Path(path).exists() and not Path(path).is_file():
             with Path(path).open(mode, **text) as special:
                 yield special  # must not be replaced by a file
@@ -93,7 +93,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     Raises:
         OSError: The folder cannot be written.
     """
-    with _named_after(path):
+    with named_after(path):
         target = Path(path).resolve()
         if target.exists() and not target.is_dir():
             raise NotADirectoryError(20, "Not a folder", str(path))
@@ -174,7 +174,7 @@ def _fsync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _named_after(path: str | Path) -> Iterator[None]:
+def named_after(path: str | Path) -> Iterator[None]:
     """Make OSErrors name the caller's path instead of the temporary, or of nothing."""
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 import time
@@ -74,9 +75,8 @@ def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str])
     run = _Run(options, search, kind, argv)
     if found or not failures:
         if store is not None:
-            failures += run.keep(
-                replace(store, subfolders=photos.subfolders), [p for p, _ in found]
-            )
+            store = replace(store, subfolders=photos.subfolders)
+            failures += run.keep(store, [photo for photo, _ in found], target)
         elif target and "-" not in options.photos and (target.is_file() or not target.exists()):
             failures += run.write(target, found)
         else:  # a pipe or a device, or a photo from one: cannot be continued
@@ -205,8 +205,8 @@ class _Run:
             warn(f"{target}: {counted(len(named) - failed, 'photo')} captioned")
         return failed
 
-    def keep(self, store: Store, photos: Sequence[Path]) -> int:
-        """Write captions in or beside the photos, and print them; return how many photos failed."""
+    def keep(self, store: Store, photos: Sequence[Path], target: Path | None) -> int:
+        """Write captions in or beside the photos, and to a file; return how many photos failed."""
         needed, existing = check_photos(store, photos, self.options)
         if existing:
             done = "copied as they are" if store.folder else "skipped"
@@ -225,14 +225,18 @@ class _Run:
                         written.append(photo)
                     yield one
                 except (DataError, OSError) as error:
+                    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EROFS):
+                        raise  # it would be the same for every photo
                     yield {"image": str(photo), "error": store.problem(photo, error)}
 
         def finished() -> str:
-            kept = to_continue(f"{len(written)} captions are written", self.argv, "--skip-existing")
+            kept = to_continue(
+                f"{counted(len(written), 'caption')} finished", self.argv, "--skip-existing"
+            )
             return kept if written and not self.options.force else ""
 
-        with hint(finished):
-            failed = self.print(sys.stdout, kept())
+        with hint(finished), output(target) as file:
+            failed = self.print(file, kept())
         return len(photos) - len(needed) - len(existing) + failed
 
 

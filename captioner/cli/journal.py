@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from captioner.cli.formats import Entry
 from captioner.errors import ConfigError, counted
-from captioner.files import write_lock
+from captioner.files import named_after, write_lock
 
 
 class Journal:
@@ -101,10 +101,11 @@ class Journal:
 
     def _append(self, line: Any) -> None:
         # ASCII: file names that are not valid Unicode are kept as they are.
-        self._file.seek(0, os.SEEK_END)
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with named_after(self._file.name):
+            self._file.seek(0, os.SEEK_END)
+            self._file.write(json.dumps(line).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def _cut(self, end: int) -> None:
         self._file.seek(end)

@@ -62,10 +62,10 @@ def to_continue(finished: str, argv: Sequence[str], option: str) -> str:
 
 @contextmanager
 def hint(finished: Callable[[], str]) -> Iterator[None]:
-    """When the block is interrupted, print what is finished, if anything, and how to continue."""
+    """If the block is interrupted, print what is finished, if anything, and how to continue."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OSError):
         if message := finished():
             warn(message)
         raise

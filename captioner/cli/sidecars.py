@@ -122,7 +122,7 @@ def choose_store(options: CaptionOptions) -> Store | None:
         if options.skip_existing:
             raise ConfigError("--skip-existing is for --sidecar, --embed and --in-place")
         return None
-    given += [name for name in ("output", "resume", "annotations") if getattr(options, name)]
+    given += [name for name in ("resume", "annotations") if getattr(options, name)]
     if len(given) > 1:
         one, other = map(flag, given[:2])
         raise ConfigError(f"{one} and {other} cannot be combined; give one of them")

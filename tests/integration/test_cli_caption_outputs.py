@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import errno
 import io
 import multiprocessing
 import os
@@ -102,7 +104,7 @@ def test_coco_results_have_one_caption_per_image_id(tmp_path, photos, caption) -
         ("-o x.xlsx", "unknown extension .xlsx; use .txt, .json, .jsonl, .csv or give --format"),
         ("-o new/x.csv", "the folder new does not exist; create it first (mkdir -p new)"),
         ("--resume", "--resume continues with an output file; give -o FILE too"),
-        ("--sidecar xmp -o x.csv", "--sidecar and --output cannot be combined"),
+        ("--sidecar xmp -o x.csv --resume", "--sidecar and --resume cannot be combined"),
         ("--sidecar txt --num-captions 2", "--sidecar has one caption per photo"),
         ("--in-place --skip-existing --force", "contradict each other"),
     ],
@@ -404,6 +406,33 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
     assert (album / "b.txt").read_text() != "mine"
 
 
+def test_sidecars_and_a_list_in_one_run(album, tmp_path, caption) -> None:
+    assert caption(album, "--sidecar", "txt", "-o", tmp_path / "x.csv") == (OK, "", "")
+    rows = list(csv.DictReader((tmp_path / "x.csv").open()))
+    assert len(rows) == 5
+    assert all(
+        f"{r['caption']}\n" == Path(r["image"]).with_suffix(".txt").read_text() for r in rows
+    )
+
+
+def test_a_full_disk_ends_the_run(album, monkeypatch, caption) -> None:
+    from captioner.cli import sidecars as caption_sidecars
+
+    write = caption_sidecars.atomic_write
+
+    def full(path: Path, data: bytes | str) -> None:
+        if path.name != "a.txt":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, data)
+
+    monkeypatch.setattr(caption_sidecars, "atomic_write", full)
+    code, out, err = caption(album, "--sidecar", "txt")
+    assert code == FAILED
+    assert len(out.splitlines()) == 1
+    assert "1 caption finished; to continue" in err
+    assert err.splitlines()[-1] == f"captioner: {album / 'b.txt'}: No space left on device"
+
+
 def test_xmp_sidecars_are_merged(album, caption) -> None:
     empty = set_description(None, "")
     (album / "a.xmp").write_bytes(empty.replace(b"<rdf:RDF", b"<!-- mine --><rdf:RDF"))
@@ -495,7 +524,7 @@ def test_an_interrupted_run_of_sidecars_continues(album, monkeypatch, caption) -
         patch.setattr(caption_sidecars, "atomic_write", interrupted)
         code, _, err = caption(album, "--sidecar", "txt", "--batch-size", 2)
     assert code == INTERRUPTED
-    assert "2 captions are written; to continue, run:\n  captioner caption" in err
+    assert "2 captions finished; to continue, run:\n  captioner caption" in err
     assert "--skip-existing" in err
 
     assert caption(album, "--sidecar", "txt", "--batch-size", 2, "--skip-existing")[0] == OK
