@@ -75,20 +75,3 @@ def test_attend_refuses_search_options_with_given_words(tiny, tmp_path, capsys) 
     assert "--words" in line
     assert "guard-endings" in line
     assert list(tmp_path.iterdir()) == []
-
-
-# --- contradictions ------------------------------------------------------------------------------
-
-
-def test_contradictions_are_one_line_naming_the_options(tiny, tmp_path, capsys) -> None:
-    photo = tiny.photos / "1.png"
-    scored = ["evaluate", "--annotations", tiny.captions, "--images", tiny.photos]
-    commands = [
-        ["caption", photo],
-        ["attend", photo, "-o", tmp_path / "x.png"],
-        [*scored, "-o", tmp_path / "r.json"],
-    ]
-    for command in commands:
-        assert run(*command, "--model", tiny.model, "--forced-words", "unicorn") == USAGE
-        assert "forced-words" in only_line(capsys)
-        assert list(tmp_path.iterdir()) == []

@@ -273,13 +273,6 @@ def test_a_stream_consumes_photos_lazily(captioner: Captioner):
     assert taken <= 24
 
 
-def test_a_single_photo_of_any_kind_is_a_stream(captioner: Captioner, photos: list[Path]):
-    content = photos[0].read_bytes()
-    for photo in (content, io.BytesIO(content), np.asarray(Image.open(photos[0]).convert("RGB"))):
-        (result,) = captioner.stream(photo)
-        assert_same(result.captions[0], captioner.caption(photos[0]))
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -333,17 +326,6 @@ def test_streamed_captions_equal_single_ones(
         for one, two in zip(alone, result.captions, strict=True):
             assert_same(one, two)
         assert all(len(caption.words) <= 6 for caption in alone)
-
-
-def test_forced_words_occur_and_banned_words_do_not(captioner: Captioner, photos: list[Path]):
-    for photo in photos:
-        found = captioner.captions(
-            photo, forced_words=["Red", "cat."], banned_words="DOG, zeppelin", num_captions=3
-        )
-        assert len(found) == 3
-        for caption in found:
-            assert {"red", "cat"} <= set(caption.words)
-            assert "dog" not in caption.words
 
 
 @pytest.mark.parametrize(
