@@ -142,7 +142,10 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             settings["action"] = argparse.BooleanOptionalAction if both else "store_true"
         else:
             settings |= {"type": _reader(field), "metavar": _placeholder(field)}
-            settings["action"] = _Extend if field.is_list else _Once
+            overridable = field.kind in (int, float) or "." in name  # the last value counts
+            settings["action"] = "store" if overridable else _Once
+            if field.is_list:
+                settings["action"] = _Extend
         group.add_argument(*(field.shown.flags or (flag(name),)), **settings)
 
     # --- help ------------------------------------------------------------------------------------

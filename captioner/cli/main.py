@@ -44,7 +44,7 @@ MODULES = {"calibrate": "evaluate", "export": "models", "info": "models", "push"
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-GRACE = 2.0
+GRACE = 5.0
 """Time to end by itself after SIGTERM (seconds)."""
 
 

@@ -183,10 +183,6 @@ class Calibrator:
     report: Mapping[str, Any] = field(default_factory=dict)
     """Cross-validated figures, for people to read."""
 
-    def features(self, seen: Observation) -> NDArray[np.float64]:
-        """The features of a caption, (F,); see ``FEATURES``."""
-        return features(seen, self.space, self.phrases)
-
     def strangeness(self, photo: _Array) -> float:
         """How unlike photos an image is, from its vector, (D,).
 
@@ -199,7 +195,7 @@ class Calibrator:
 
     def confidence(self, seen: Observation, style: str) -> float:
         """The confidence of a caption in one of the styles of ``intercepts``, 0 to 1."""
-        limited = np.clip(self.features(seen), self.lowest, self.highest)
+        limited = np.clip(features(seen, self.space, self.phrases), self.lowest, self.highest)
         sum_ = float(self.weights @ ((limited - self.mean) / self.scale)) + self.intercepts[style]
         start, end = self.familiar
         familiarity = (end - self.strangeness(seen.photo)) / (end - start)
