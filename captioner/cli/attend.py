@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -239,6 +240,8 @@ class _Captioned(NamedTuple):
     photo: Path | bytes
     title: str
     captions: list[Caption]
+    labels: list[str]
+    """Of each caption: its model's, its method's, or both; attention alone has none."""
 
 
 def _captioned(
@@ -248,10 +251,8 @@ def _captioned(
     from captioner.data.images import MAX_STREAM_BYTES
     from captioner.inference.captioner import load
 
-    models = [
-        load(*folders, device=options.device, precision=options.precision)
-        for folders in (options.model, *([folder] for folder in options.compare))
-    ]
+    folders = [options.model, *([folder] for folder in options.compare)]
+    models = [load(*one, device=options.device, precision=options.precision) for one in folders]
     # Standard input cannot be read twice.
     sources = [p if p != STDIN else sys.stdin.buffer.read(MAX_STREAM_BYTES + 1) for p in photos]
     results = [
@@ -259,13 +260,18 @@ def _captioned(
         for model in models
         for method in options.methods
     ]
-    titles = _titles(photos)
+    titles = [METHOD_TITLES[method] for method in options.methods]
+    kinds = [_model_names(options)] * bool(options.compare)
+    kinds += [titles] * (titles != [METHOD_TITLES["attention"]])
+    labels = [": ".join(label) for label in product(*kinds)]  # one for each of the results
+    shown = _titles(photos)
     for name, source, *found in zip(photos, sources, *results, strict=True):
         if isinstance(found[0], ImageError):
             yield ImageError(str(found[0]).replace("the given bytes", "<stdin>", 1))
-        else:
-            captions = [caption for captions in found for caption in captions]
-            yield _Captioned(name, source, titles[name], captions)
+            continue
+        pairs = [(one, label) for some, label in zip(found, labels, strict=True) for one in some]
+        captions, of = map(list, zip(*pairs, strict=True))
+        yield _Captioned(name, source, shown[name], captions, of if kinds else [])
 
 
 def _titles(photos: Sequence[Path]) -> dict[Path, str]:
@@ -301,24 +307,13 @@ def _results(
 
 def _model_names(options: AttendOptions) -> list[str]:
     """Names of the compared models: their folders."""
-    first = " + ".join(options.model) if options.model else "shipped model"
-    return [first, *options.compare] if options.compare else []
-
-
-def _labels(options: AttendOptions, count: int) -> list[str]:
-    """A name for each caption: its model's, its method's, or both; attention alone has none."""
-    methods = options.methods if options.methods != ["attention"] else []
-    titles = [METHOD_TITLES[method] for method in methods]
-    names = _model_names(options)
-    if names and titles:
-        return [f"{name}: {title}" for name in names for title in titles]
-    return names or (titles * count if len(titles) == 1 else titles)
+    return [" + ".join(options.model) or "shipped model", *options.compare]
 
 
 def _print_captions(one: _Captioned, options: AttendOptions) -> None:
     names, step = _model_names(options), len(options.methods)
     for number, caption in enumerate(one.captions[::step]):  # once, not for every method
-        label = f" ({names[number]})" if names else ""
+        label = f" ({names[number]})" if options.compare else ""
         print(printable(f"{one.name}: {caption.text}{label}"), flush=True)
         if options.words:
             end = caption.log_prob - float(caption.log_probs.sum())
@@ -391,7 +386,6 @@ def _picture(
 ) -> Any:
     """Something to save: of one photo, or a page or archive of several."""
     one = group[0]
-    labels = _labels(options, len(one.captions))
     if suffix in ARCHIVES:
         archive = MapArchive()
         for each in group:
@@ -401,14 +395,14 @@ def _picture(
     if suffix in ANIMATIONS:
         return animate(one.photo, one.captions[0], **drawing)
     if suffix in PAGES and len(group) > 1:
-        entries = [Entry(each.photo, each.captions, each.title, labels) for each in group]
+        entries = [Entry(each.photo, each.captions, each.title, each.labels) for each in group]
         return gallery(entries, **drawing)
     if suffix in PAGES:
-        return page(one.photo, one.captions, title=one.title, labels=labels, **drawing)
+        return page(one.photo, one.captions, title=one.title, labels=one.labels, **drawing)
     return overlay(
         one.photo,
         one.captions,
-        labels=labels,
+        labels=one.labels,
         outlines=() if instances is None else _outlines(one, instances),
         alternatives=options.alternatives or 0,
         **drawing,
