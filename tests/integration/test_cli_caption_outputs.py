@@ -408,7 +408,7 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
 
 def test_sidecars_and_a_list_in_one_run(album, tmp_path, caption) -> None:
     assert caption(album, "--sidecar", "txt", "-o", tmp_path / "x.csv") == (OK, "", "")
-    rows = list(csv.DictReader((tmp_path / "x.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines()))
     assert len(rows) == 5
     assert all(
         f"{r['caption']}\n" == Path(r["image"]).with_suffix(".txt").read_text() for r in rows
