@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -83,16 +83,15 @@ class EvaluateOptions(ModelOptions):
             raise OptionError(
                 "give either {images} (a folder of photos) or {results} (a file of captions)"
             )
-        if self.faithfulness:
-            self._check_faithfulness(search)
-        if self.results is not None:
-            self._check_results(search)
+        for why, unused in self._conflicts(search):
+            for name in unused:
+                raise OptionError(f"{why}; omit {{{name}}}")
         if not (self.faithfulness or self.annotations or self.instances):
             raise OptionError(
                 "give {annotations} (to score captions), {instances} (attention) or {faithfulness}"
             )
-        for name in _SCORING:
-            if getattr(self, name) and self.annotations is None:
+        if self.annotations is None:
+            for name in self._given(*_SCORING, "results"):
                 raise OptionError(f"{{{name}}} needs references; give {{annotations}} too")
         if search.get("num_captions", 1) != 1:
             raise OptionError(
@@ -103,26 +102,19 @@ class EvaluateOptions(ModelOptions):
             if reason := unavailable(metric):
                 raise OptionError(f"{{given}}, or omit {{{metric.lower()}}}", given=reason)
 
-    def _check_faithfulness(self, search: Mapping[str, Any]) -> None:
-        if self.images is None:
-            raise OptionError("{faithfulness} is measured on photos; give {images}, not {results}")
-        for name in ("instances", *_SCORING):
-            if getattr(self, name):
-                raise OptionError(f"{{faithfulness}} is measured alone; omit {{{name}}}")
-        for name in search.keys() - {"style"} if self.annotations is not None else ():
-            raise OptionError(f"{{annotations}} gives the captions; omit {{{name}}}")
+    def _given(self, *names: str) -> list[str]:
+        return [name for name in names if getattr(self, name)]
 
-    def _check_results(self, search: Mapping[str, Any]) -> None:
-        """No model runs if the captions are given."""
-        if self.annotations is None:
-            raise OptionError("{results} needs references; give {annotations} too")
-        if self.model:
-            raise OptionError("give either {model} (to caption photos) or {results}, not both")
-        # ``neutral`` is for the references.
-        for name in [*(search.keys() - {"neutral"}), *changed_device(self)]:
-            raise OptionError(
-                f"{{results}} contains the captions, so no model runs; omit {{{name}}}"
-            )
+    def _conflicts(self, search: Mapping[str, Any]) -> Iterator[tuple[str, Iterable[str]]]:
+        """Reasons why options have no effect, and these options."""
+        if self.results is not None:  # ``neutral`` is for the references
+            others = (*(search.keys() - {"neutral"}), *changed_device(self))
+            unused = [*self._given("faithfulness", "model"), *others]
+            yield "{results} contains the captions, so no model runs", unused
+        if self.faithfulness:
+            yield "{faithfulness} is measured alone", self._given("instances", *_SCORING)
+            if self.annotations is not None:
+                yield "{annotations} gives the captions", search.keys() - {"style"}
 
 
 def changed_device(options: DeviceOptions) -> list[str]:

@@ -19,7 +19,6 @@ from captioner.evaluation.deletion import (
     ORDERS,
     Faithfulness,
     Word,
-    area,
     measure_orders,
     region_orders,
 )
@@ -36,12 +35,6 @@ GRID, REGIONS = (2, 3), 6
 
 
 # --- curves --------------------------------------------------------------------------------------
-
-
-def test_area_is_the_mean_of_the_curve() -> None:
-    assert area(np.full((3, 5), 2.0)).tolist() == [2, 2, 2]
-    assert area(np.array([0.0, 1.0])) == 0.5
-    assert area(np.array([0.0, 0.0, -4.0])) == -1
 
 
 def additive_score(weights):

@@ -22,9 +22,7 @@ from captioner.errors import DataError
 from captioner.evaluation.bootstrap import resample_weights
 from captioner.evaluation.grounding import Occurrence, entropy, measure, movement
 from captioner.evaluation.masks import (
-    GridMasks,
     Instances,
-    Masks,
     at_centres,
     read_instances,
     region_coverage,
@@ -245,20 +243,6 @@ def test_coverage_is_the_common_area_of_pixels_and_regions(mask, region, grid) -
             expected[row, column] += down * across / (tall * wide)
 
     np.testing.assert_allclose(region_coverage(mask, even(grid, region), grid), expected, atol=1e-7)
-
-
-@given(st.integers(0, 999), grids, st.integers(1, 3), st.integers(1, 3))
-def test_correctness_equals_that_of_the_upsampled_map(seed, grid, tall, wide) -> None:
-    generator = np.random.default_rng(seed)
-    mask = generator.random((grid[0] * tall, grid[1] * wide)) < 0.4
-    alpha = generator.dirichlet(np.ones(grid[0] * grid[1])).reshape(grid)
-
-    found = GridMasks.from_masks(Masks(mask, ~mask & False), even(grid), grid).correctness(
-        alpha[None]
-    )
-
-    large = np.kron(alpha, np.ones((tall, wide)))
-    assert found == pytest.approx((large * mask).sum() / large.sum())
 
 
 def test_rounding_does_not_include_an_object_beside_the_crop() -> None:

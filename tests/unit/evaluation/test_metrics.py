@@ -5,13 +5,16 @@ test_java.py tests METEOR itself.
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from captioner.errors import DataError
+from captioner.evaluation import java
 from captioner.evaluation.metrics import CaptionEvaluator, Scores
 from captioner.evaluation.references import count_frequencies
 from captioner.text.tokenizer import caption_tokens
@@ -117,3 +120,27 @@ def test_cider_d_with_the_references_own_frequencies_is_cider():
     assert found.corpus["CIDEr_D"] == pytest.approx(found.corpus["CIDEr"], abs=1e-9)
     for values in found.images.values():
         assert values["CIDEr_D"] == pytest.approx(values["CIDEr"], abs=1e-9)
+
+
+def test_meteor_and_spice_are_scored_on_request(monkeypatch: pytest.MonkeyPatch):
+    calls = []
+
+    def spice(candidates, references):
+        calls.append((candidates, references))
+        return np.array([0.1, math.nan, 0.2, 0.3])
+
+    counts = np.arange(1.0, 1 + 4 * java.METEOR_COUNTS).reshape(4, -1)
+    monkeypatch.setattr(java, "spice", spice)
+    monkeypatch.setattr(java, "meteor_counts", lambda texts, truth: counts)
+
+    evaluator = CaptionEvaluator(REFERENCES, java=["METEOR", "SPICE"])
+    found = evaluator.score(CANDIDATES)
+
+    ((candidates, references),) = calls
+    assert candidates[0] == "two men ride their bikes"  # image 3, the first in order
+    assert references[0][2] == "two riders"
+    assert [found.images[i]["SPICE"] for i in (3, 7, 12)] == [0.1, 0.2, 0.3]
+    assert np.isnan(found.images[5]["SPICE"])
+    assert np.isnan(found.corpus["SPICE"])
+    assert found.corpus["METEOR"] == java.meteor_from_counts(counts.sum(axis=0))
+    assert "METEOR 1.5 | SPICE 1.0" in evaluator.signature(CANDIDATES)
