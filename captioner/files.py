@@ -26,7 +26,8 @@ FREQUENCIES = "document_frequencies.json.gz"
 def atomic_write(path: str | Path, data: bytes | str) -> None:
     """Write a file atomically: readers see either the old content or the new.
 
-    Missing parent folders are created, permissions are kept and symbolic links are followed.
+    Missing parent folders are created; owner, permissions and extended attributes are kept and
+    symbolic links are followed.
     Devices and pipes such as ``/dev/stdout`` are written to directly.
 
     Args:
@@ -66,7 +67,9 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
         try:
             with temporary.open(mode.replace("w", "x"), **text) as file:
                 if target.exists():
-                    shutil.copymode(target, temporary)
+                    shutil.copystat(target, temporary)  # the time is set again by writing
+                    with suppress(OSError):  # only root can give files away
+                        os.chown(temporary, target.stat().st_uid, target.stat().st_gid)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

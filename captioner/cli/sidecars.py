@@ -6,6 +6,7 @@ already has a caption is an error, or is skipped with ``--skip-existing``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,10 +99,12 @@ class Store:
         if self.sidecar == "txt":
             atomic_write(target, f"{text}\n")
         elif self.sidecar == "xmp":
-            before = target.read_bytes() if target.exists() else None
-            atomic_write(target, set_description(before, text))
+            packet = target.read_bytes() if target.exists() else None
+            atomic_write(target, set_description(packet, text))
         else:
+            before = photo.stat()
             atomic_write(target, embed_description(photo.read_bytes(), text))
+            os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))  # albums sort by it
 
     def copy(self, photo: Path) -> None:
         """Copy a photo that has a caption to the folder, if there is one."""

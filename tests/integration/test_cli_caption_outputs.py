@@ -496,11 +496,14 @@ def test_photos_with_a_description_are_copied_as_they_are(album, tmp_path, capti
 def test_originals_change_only_with_in_place(album, caption) -> None:
     (album / "e.gif").unlink()
     pixels = {path.name: Image.open(path).tobytes() for path in album.iterdir()}
+    for path in album.iterdir():
+        os.utime(path, ns=(10**18, 10**18))
 
     code, out, _ = caption(album, "--in-place")
 
     assert code == OK
     for path in album.iterdir():
+        assert path.stat().st_mtime_ns == 10**18
         assert embedded_description(path.read_bytes()) == printed(out)[path.name]
         assert Image.open(path).tobytes() == pixels[path.name]
     code, _, err = caption(album, "--in-place")

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,24 @@ def test_permissions_are_kept_and_new_files_follow_the_umask(tmp_path: Path):
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "old").stat().st_mode) == 0o640
     assert stat.S_IMODE((tmp_path / ("ä" * 127)).stat().st_mode) == 0o644
+
+
+def test_owner_and_attributes_are_kept_and_the_time_is_not(tmp_path: Path, monkeypatch):
+    file = tmp_path / "old"
+    file.write_text("old")
+    os.utime(file, ns=(10**18, 10**18))
+    attributes = hasattr(os, "setxattr")
+    with suppress(OSError):  # a file system without them
+        os.setxattr(file, "user.tag", b"red")
+    before = os.listxattr(file) if attributes else []
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "chown", lambda path, uid, gid: given.append((uid, gid)))
+
+    atomic_write(file, "new")
+
+    assert given == [(file.stat().st_uid, file.stat().st_gid)]
+    assert file.stat().st_mtime_ns > 10**18
+    assert (os.listxattr(file) if attributes else []) == before
 
 
 def test_links_and_pipes_are_written_to_and_not_replaced(tmp_path: Path):

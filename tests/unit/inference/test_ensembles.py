@@ -22,7 +22,6 @@ from captioner import load
 from captioner.data.images import open_image
 from captioner.errors import ConfigError, ModelError
 from captioner.inference.captioner import Captioner
-from captioner.options import SearchOptions
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +78,6 @@ def test_attention_is_the_first_models_if_grids_differ(
         np.testing.assert_allclose(caption.alphas, own.alphas, atol=1e-5)
         np.testing.assert_allclose(caption.gates, own.gates, atol=1e-5)
         assert caption.crop_box == own.crop_box
-
-
-def test_ensemble_options_are_the_first_models(photos: list[Path]):
-    short = SearchOptions(beam_size=1, max_length=2)
-    one, other = stored(search=short), stored(seed=81)
-    assert ensemble_of(one, other).options() == short
-    assert ensemble_of(other, one).options() == other.search
-    assert len(ensemble_of(one, other).caption(photos[0]).words) <= 2
 
 
 def test_models_with_different_vocabularies_raise():

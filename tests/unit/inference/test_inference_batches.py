@@ -58,32 +58,6 @@ def test_probabilities_equal_teacher_forcing(captioner: Captioner, photos: list[
     assert ended > 0
 
 
-def test_duplicate_photos_in_a_batch_get_the_same_samples(captioner: Captioner, photos: list[Path]):
-    options = captioner.options(temperature=1.0, num_captions=3)
-    prepared = [captioner.prepare(open_image(photos[n])) for n in (0, 1, 0)]
-    one, other, two = captioner.caption_batch(prepared, options)
-    assert [c.words for c in one] == [c.words for c in two]
-    assert [c.words for c in one] != [c.words for c in other]
-
-
-def test_batched_alternatives_equal_single_ones(captioner: Captioner, photos: list[Path]):
-    options = captioner.options(num_captions=3)
-    prepared = [captioner.prepare(open_image(photo)) for photo in photos]
-
-    batch = captioner.caption_batch(prepared, options, alternatives=2)
-
-    for photo, captions in zip(photos, batch, strict=True):
-        alone = captioner.captions(photo, num_captions=3, alternatives=2)
-        for one, two in zip(captions, alone, strict=True):
-            assert_same(one, two)
-            assert len(one.alternatives) == len(one.words)
-            for ours, theirs in zip(one.alternatives, two.alternatives, strict=True):
-                assert [o.word for o in ours] == [o.word for o in theirs]
-                assert [o.log_prob for o in ours] == pytest.approx(
-                    [o.log_prob for o in theirs], abs=1e-4
-                )
-
-
 def test_explain_batch_equals_explaining_single_photos(captioner: Captioner, photos: list[Path]):
     texts = ["a", "a dog runs on grass", "red cat"]
     prepared = [captioner.prepare(open_image(photo)) for photo in photos[:3]]
