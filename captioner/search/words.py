@@ -105,19 +105,9 @@ class SearchTokens(NamedTuple):
 
 def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> SearchTokens:
     """Look up the words of the search options; banned words outside the vocabulary are ignored."""
-    needing_words = (
-        options.forced_words
-        or options.banned_words
-        or options.block_repeats
-        or options.rare_words
-        or options.neutral
-    )
-    if vocabulary.subwords is not None and needing_words:
-        raise OptionError(
-            "{forced_words}, {banned_words}, {block_repeats}, {rare_words} and {neutral} need a "
-            "model of whole words, but this one writes pieces of words (tokenizer bpe); leave them "
-            "out"
-        )
+    for name in ("forced_words", "banned_words", "block_repeats", "rare_words", "neutral"):
+        if getattr(options, name):
+            check_whole_words(vocabulary, f"{{{name}}}")
     rarity = vocabulary.subwords is None and bool(options.rare_words or options.candidates)
     unknown = [word for word in options.forced_words if word not in vocabulary]
     if unknown:
@@ -140,6 +130,15 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
         rarities(len(vocabulary)) if rarity else (),
         people_tokens(vocabulary) if options.neutral else PeopleTokens(),
     )
+
+
+def check_whole_words(vocabulary: Vocabulary, option: str) -> None:
+    """Raise ConfigError if a vocabulary is one of pieces, which are not sorted by frequency."""
+    if vocabulary.subwords is not None:
+        raise OptionError(
+            f"{option} needs a model of whole words, but this one writes pieces of words "
+            "(tokenizer bpe); leave it out"
+        )
 
 
 def rarities(size: int) -> tuple[float, ...]:

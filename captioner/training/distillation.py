@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from captioner.data.batches import EncodedImage
-from captioner.errors import ConfigError
 from captioner.hardware import upload
 from captioner.model.attention import Memory
 from captioner.model.captioner import CaptionModel
@@ -23,7 +22,7 @@ from captioner.model.losses import ScoredWords, score_words
 from captioner.options import DistillationConfig
 from captioner.search.ensemble import mean_probability
 from captioner.search.guidance import guide
-from captioner.search.words import rarities
+from captioner.search.words import check_whole_words, rarities
 from captioner.text.vocabulary import NEVER_GENERATED, Vocabulary
 
 
@@ -49,11 +48,8 @@ class Teacher:
             photo.image.image_id: config.of_file(photo.image.source) for photo in photos
         }
         favours = any(config.rare_words)
-        if favours and vocabulary.subwords is not None:
-            raise ConfigError(
-                "distillation.rare_words needs a model of whole words, but this one writes pieces "
-                "of words (tokenizer bpe); leave it out"
-            )
+        if favours:
+            check_whole_words(vocabulary, "distillation.rare_words")
         self.device = next(models[0].parameters()).device
         rarity = rarities(len(vocabulary)) if favours else [0.0]
         self.rarity = upload(torch.tensor(rarity), self.device)

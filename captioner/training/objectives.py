@@ -22,7 +22,7 @@ from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 
 from captioner.data.batches import Batch, EncodedImage, pad_captions
 from captioner.data.coco import CaptionedImage
-from captioner.errors import ConfigError, DataError
+from captioner.errors import DataError
 from captioner.evaluation.reward import StyleRewards
 from captioner.hardware import upload
 from captioner.inference.folder import StoredModel
@@ -38,6 +38,7 @@ from captioner.model.loss_variants import (
 from captioner.model.losses import Losses, caption_losses
 from captioner.options import SearchOptions, SelfCriticalConfig, TrainConfig
 from captioner.search.search import Hypothesis, search
+from captioner.search.words import check_whole_words
 from captioner.text.tokenizer import caption_tokens, tokenize
 from captioner.text.vocabulary import (
     BAD_ENDINGS,
@@ -178,11 +179,7 @@ class WordsOfPhotos:
 
     def __init__(self, photos: Sequence[EncodedImage], vocabulary: Vocabulary) -> None:
         """Collect the words of the training photos."""
-        if vocabulary.subwords is not None:
-            raise ConfigError(
-                "training.photo_words needs a model of whole words, but this one writes pieces of "
-                "words (tokenizer bpe); give 0"
-            )
+        check_whole_words(vocabulary, "training.photo_words")
         function_words = set(vocabulary.whole_words(FUNCTION_WORDS))
         numbers = range(len(SPECIAL_NAMES), len(vocabulary))
         content = [token for token in numbers if token not in function_words]
