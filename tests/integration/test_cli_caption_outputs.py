@@ -5,15 +5,12 @@ from __future__ import annotations
 import csv
 import errno
 import io
-import multiprocessing
 import os
 import random
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,60 +283,6 @@ def test_two_runs_cannot_write_the_same_file(photos, tmp_path, monkeypatch, capt
     [(code, _, err)] = codes
     assert code == FAILED
     assert "another process is writing to" in err
-
-
-def run_command(arguments: list[str], log: str, stall: int | None = None) -> None:
-    """Run a command in its own process; with ``stall``, hang after this number of photos."""
-    # A background job of a shell without job control ignores Ctrl-C, and so do its children.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with Path(log).open("w", encoding="utf-8") as file:
-        os.dup2(file.fileno(), 2)
-    if stall is not None:
-        add = Journal.add
-
-        def stalled(self: Journal, batch: Any) -> None:
-            if len(self) == stall:
-                time.sleep(600)
-            add(self, batch)
-
-        Journal.add = stalled  # type: ignore[method-assign]
-    sys.exit(main(arguments))
-
-
-@pytest.fixture
-def processes() -> Any:
-    """Processes that start with torch imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["captioner.inference.captioner"])
-    return context
-
-
-def lines_of(part: Path) -> int:
-    return part.read_bytes().count(b"\n") if part.exists() else 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_keep_finished_captions(
-    number, *, photos, tiny, tmp_path, processes, caption
-) -> None:
-    target, log = tmp_path / "x.csv", tmp_path / "log"
-    # The precision of a process without conftest.py may be bf16.
-    arguments = [str(photos), "--batch-size", "4", "--precision", "fp32", "-o", str(target)]
-    command = ["caption", *arguments, "--model", str(tiny.model)]
-    process = processes.Process(target=run_command, args=(command, str(log), 8))
-    process.start()
-    while process.is_alive() and lines_of(journal_path(target)) < 3:  # header and two batches
-        time.sleep(0.05)
-    os.kill(process.pid, number)
-    process.join()
-
-    assert process.exitcode == INTERRUPTED, log.read_text()
-    assert "7 of 13 photos are finished" in log.read_text()
-    assert caption(*arguments, "--resume")[0] == FAILED
-    resumed = target.read_bytes()
-    assert caption(*arguments, "--force")[0] == FAILED
-    assert target.read_bytes() == resumed
 
 
 def test_sigterm_ends_a_command_whatever_is_being_decoded(tiny) -> None:

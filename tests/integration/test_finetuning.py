@@ -14,7 +14,6 @@ import pytest
 import yaml
 from PIL import Image
 
-from captioner.cli import train
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.inference import folder as folders
 from captioner.inference.folder import load_model
@@ -92,16 +91,6 @@ def test_data_and_images_prepare_and_train(own, capsys) -> None:
     assert "prepared from other captions" in capsys.readouterr().err
 
 
-def test_given_options_override_the_models(own) -> None:
-    config, flags = train.read(
-        ["--data=captions.csv", "--init-from", "shipped", "--search.beam_size", "5"]
-    )
-    assert (config.search.beam_size, config.search.guard_endings) == (5, True)
-    assert flags.captions == "captions.csv"
-    config, _ = train.read([])
-    assert (config.search.beam_size, config.search.guard_endings) == (3, False)
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -129,16 +118,6 @@ def test_errors_about_files_are_one_line_with_advice(own, arguments, expected, c
     [line] = capsys.readouterr().err.splitlines()
     assert re.search(expected, line)
     assert len(line) < 400
-
-
-def test_a_dry_run_writes_nothing_and_counts_missing_photos(own, capsys) -> None:
-    Path("photos/3.jpg").unlink()
-    before = sorted(own.folder.iterdir())
-    assert main(["train", "configs/finetune.yaml", *DATA, *SHORT, "--dry-run"]) == OK
-    shown = capsys.readouterr()
-    assert "total time" in shown.out
-    assert "captions.csv: dropped: 1 photos missing or unreadable" in shown.err
-    assert sorted(own.folder.iterdir()) == before
 
 
 def test_the_image_folder_of_hugging_face_needs_no_images_option(own, capsys) -> None:

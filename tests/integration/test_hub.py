@@ -6,13 +6,10 @@ A server on this machine implements the hub's API; see hub_server.py.
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import hub_server
@@ -25,7 +22,7 @@ from captioner.cli import train
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.errors import ConfigError, ModelError
 from captioner.inference import hub as hub_module
-from captioner.inference.folder import SHIPPED_MODEL, WEIGHTS, load_model
+from captioner.inference.folder import SHIPPED_MODEL, WEIGHTS
 
 # Of huggingface_hub's own upload of large files.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -348,77 +345,3 @@ def test_the_page_about_sharing_runs(hub, tiny, tmp_path, monkeypatch, capsys):
     hub.repos["user/name"].branches["v1.0"] = hub.repos["user/name"].branches["main"]
     run_all(shell[0])
     exec(compile(python[0], "docs/sharing.md", "exec"), names)
-
-
-# --- from another process ------------------------------------------------------------------------
-
-
-def run(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "captioner", *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])} | env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-
-
-@pytest.mark.slow
-def test_another_process_downloads_and_then_works_offline(hub, model, tmp_path):
-    main(["push", str(model), "hf:me/pets"])
-    home = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-    online = {**home, "HF_ENDPOINT": hub.url}
-    offline = {**home, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
-    caption = ["caption", str(PHOTO), "--model", "hf:me/pets"]
-
-    nothing = run(*caption, env=offline)
-    first, second = run(*caption, env=online), run(*caption, env=offline)
-
-    assert nothing.returncode == FAILED
-    assert nothing.stderr.startswith("captioner: hf:me/pets: ")
-    assert len(nothing.stderr.splitlines()) == 1
-    assert (first.returncode, first.stderr) == (OK, "")
-    assert (second.returncode, second.stdout, second.stderr) == (OK, first.stdout, "")
-    assert said(model) in first.stdout
-
-
-@pytest.mark.slow
-def test_training_starts_from_a_model_of_the_hub_and_writes_a_card(
-    hub, model, tmp_path, training_settings, monkeypatch
-):
-    main(["push", str(model), "hf:me/pets"])
-    settings = training_settings | {
-        "init_from": "hf:me/pets@main",
-        "run_folder": str(tmp_path / "runs" / "kennel"),
-        "training": {"epochs": 1, "sample_images": 0, "trackers": []},
-    }
-    for section in ("encoder", "decoder", "search"):
-        del settings[section]
-
-    result = captioner.train(settings, progress=False)
-
-    card = (result.model_folder / "README.md").read_text()
-    assert ModelCard(card).data.eval_results
-    assert card.count("\n# kennel\n") == 1
-    assert "Trained on 4 photos. Weights of epoch 1" in card
-    assert "on 4 photos: CIDEr" in card
-    assert "init_from: hf:me/pets@main" in card
-    assert "vocabulary_threshold: 1" in card
-    for private in (str(tmp_path), "photos/", "captions.json", "[]"):
-        assert private not in card
-    assert main(["push", str(tmp_path / "runs" / "kennel"), "hf:me/kennel"]) == OK
-    tree = hub.repos["me/kennel"].trees[hub.repos["me/kennel"].resolve("main")]
-    assert set(tree) == {
-        "config.json", "model.safetensors", "document_frequencies.json.gz", "README.md",
-    }  # fmt: skip
-    assert "--model hf:me/kennel" in tree["README.md"].decode()
-    assert load_model("hf:me/kennel").info["training"]["val_photos"] == 4
-    # A copy of the model, without its run folder, has a card that says the same of the training.
-    copy = shutil.copytree(result.model_folder, tmp_path / "copy")
-    picture = ["--picture", str(PHOTO)]
-    assert main(["push", str(copy), "hf:me/copy", *picture]) == OK
-    tree = hub.repos["me/copy"].trees[hub.repos["me/copy"].resolve("main")]
-    pushed = tree["README.md"].decode()
-    assert "(attention.png)" in pushed
-    assert pushed.partition("## Training")[2][:-90] == card.partition("## Training")[2][:-90]

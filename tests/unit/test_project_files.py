@@ -12,7 +12,6 @@ import captioner
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
@@ -49,27 +48,6 @@ def test_the_workflow_tests_every_python_that_is_supported():
 
     assert job["strategy"]["matrix"]["python"][0] == oldest
     assert f'python_version = "{oldest}"' in PROJECT
-
-
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
-def test_issue_templates_have_what_github_requires(path):
-    template = read(path)
-    if path.name == "config.yml":
-        assert set(template) <= {"blank_issues_enabled", "contact_links"}
-        return
-    assert {"name", "description", "body"} <= set(template)
-    for part in template["body"]:
-        assert part["type"] in ("markdown", "textarea", "input", "dropdown", "checkboxes")
-        assert part["type"] == "markdown" or part["attributes"]["label"]
-
-
-def test_the_citation_has_what_its_format_requires():
-    citation = read(ROOT / "CITATION.cff")
-
-    assert {"cff-version", "title", "message", "authors"} <= set(citation)
-    assert citation["license"] == re.search(r'^license = "(.+)"', PROJECT, re.MULTILINE)[1]
-    for reference in citation["references"]:
-        assert {"type", "title", "authors"} <= set(reference)
 
 
 def test_hooks_run_what_the_check_runs():
