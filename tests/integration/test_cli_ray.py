@@ -263,6 +263,20 @@ def test_object_storage(*, bucket, photos, tiny, caption, workers_here) -> None:
     assert fs.info(f"{folder}/part-00000.jsonl")["LastModified"] == first
 
 
+def test_only_one_driver_starts_a_job_in_object_storage(
+    bucket, photos, caption, workers_here, *, monkeypatch
+) -> None:
+    """Both find no job there, and only one can create ``_job.json``."""
+    from captioner.bulk.job import Output
+
+    workers_here.stop_after = 0
+    assert caption(photos, "-o", f"{bucket}/captions")[0] == INTERRUPTED
+    monkeypatch.setattr(Output, "read", lambda *_: None)
+
+    code, _, err = caption(photos, "-o", f"{bucket}/captions")
+    assert (code, "another process has just started a job there" in err) == (USAGE, True)
+
+
 # --- kills ---
 
 
