@@ -198,8 +198,9 @@ class _Run:
                 found = zip((photo for photo, _ in new), self.entries(new), strict=True)
                 while batch := list(islice(found, options.batch_size)):
                     journal.add(batch)
-                with output(target) as file:
-                    failed = self.print(file, journal.entries(photos))
+                known = zip(named, journal.entries(photos), strict=True)
+                with output(target) as file:  # names: annotations may be others than before
+                    failed = self.print(file, (one | {"image": name} for (_, name), one in known))
             journal.wrote(target)
         if time.monotonic() - start > 2:
             warn(f"{target}: {counted(len(named) - failed, 'photo')} captioned")
