@@ -19,6 +19,7 @@ import os
 import re
 import stat
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,6 +42,9 @@ MAX_SCANS = 100
 
 MAX_SCANNED = 20 * MAX_PIXELS
 """Pixels of all scans together."""
+
+MAX_TILES = 65_536
+"""Tiles or strips of a TIFF, each of which is a file of its own to the decoder."""
 
 MAX_STREAM_BYTES = 1 << 30
 """Limit for standard input and pipes (bytes), which may be endless."""
@@ -282,8 +286,13 @@ def _identify(
         raise _error(called, f"{kind} is not supported; give {_READABLE}", NotAnImageError)
     if image.format in {"BMP", "DIB", "QOI"}:  # their pixels are read one by one
         metered.reads_left = math.inf
-    if image.format == "TIFF" and _is_raw(image, head, called):
-        raise _error(called, RAW.problem, NotAnImageError)
+    if image.format == "TIFF":
+        tags = getattr(image, "tag_v2", {})
+        if _is_raw(tags, head, called):
+            raise _error(called, RAW.problem, NotAnImageError)
+        if (count := max(np.size(tags.get(tag, ())) for tag in (273, 324))) > MAX_TILES:
+            problem = f"{count:,} tiles or strips; the limit is {MAX_TILES:,}; save the image again"
+            raise _error(called, problem, LargeImageError)
     return image
 
 
@@ -324,7 +333,7 @@ def _to_try(head: bytes, formats: tuple[str, ...] | None) -> tuple[str, ...] | N
     return formats if formats is None else tuple(name for name in formats if name != "HEIF")
 
 
-def _is_raw(image: Image.Image, head: bytes, called: str) -> bool:
+def _is_raw(tags: Mapping[int, Any], head: bytes, called: str) -> bool:
     """Whether a TIFF is camera RAW, of which Pillow would read the small preview at best.
 
     DNG has a version tag (50706). The others are recognized by their name, or by a first image
@@ -332,7 +341,6 @@ def _is_raw(image: Image.Image, head: bytes, called: str) -> bool:
     """
     if format_by_content(head) is RAW or called.lower().endswith(RAW.extensions):
         return True
-    tags = getattr(image, "tag_v2", {})
     reduced = isinstance(tags.get(254), int) and tags[254] & 1 and 330 in tags
     return 50706 in tags or bool(reduced)
 

@@ -192,6 +192,27 @@ def progressive(size: tuple[int, int], more: int) -> bytes:
     return jpeg[:-2] + more * last + jpeg[-2:]
 
 
+def tiled(side: int) -> bytes:
+    """A TIFF of 16 x 16 uncompressed tiles, all of them the same bytes."""
+    tiles, pixels = (-(-side // 16)) ** 2, bytes(768)
+    bits, offsets = 8 + len(pixels), 8 + len(pixels) + 6
+    counts = offsets + 4 * tiles
+    long, short = 4, 3
+    tags = [
+        (256, long, 1, side), (257, long, 1, side), (258, short, 3, bits), (259, short, 1, 1),
+        (262, short, 1, 2), (277, short, 1, 3), (284, short, 1, 1), (322, short, 1, 16),
+        (323, short, 1, 16), (324, long, tiles, offsets), (325, long, tiles, counts),
+    ]  # fmt: skip
+    arrays = struct.pack("<3H", 8, 8, 8) + struct.pack("<I", 8) * tiles
+    arrays += struct.pack("<I", len(pixels)) * tiles
+    entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
+    start = 8 + len(pixels) + len(arrays)
+    return (
+        b"II*\0" + struct.pack("<I", start) + pixels + arrays
+        + struct.pack("<H", len(tags)) + entries + bytes(4)
+    )  # fmt: skip
+
+
 def bombs() -> dict[str, bytes]:
     """Files of less than 3 MB that ask for far more time or memory than a photo."""
     small, gif = (8, 8), encoded(Image.new("L", (8, 8)), "GIF")
@@ -214,5 +235,6 @@ def bombs() -> dict[str, bytes]:
         "comment.gif": gif[:13] + b"\x21\xfe" + b"\1a" * 1_000_000 + b"\0" + gif[13:],
         "frames.gif": gif[:-1] + gif[gif.index(b"\x2c") : -1] * 50_000 + b";",
         "pages.tif": pages,
+        "tiles.tif": tiled(5000),
         "comment.ppm": b"P6\n#" + b"a" * 3_000_000 + b"\n8 8 255\n" + bytes(192),
     }
