@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from captioner.model.build import build_decoder
-from captioner.model.decoder import BahdanauDecoder, Decoder
-from captioner.model.decoder_variants import LuongDecoder, PlainDecoder
+from captioner.model.decoder import Decoder
 from captioner.options import DecoderConfig
 from captioner.text.vocabulary import PAD
 
@@ -30,18 +29,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "luong, norms": {"order": "luong", "layer_norm": True},
     "plain, norms": {"attention": "fixed_at_start", "layer_norm": True},
 }
-CLASSES = {
-    "bahdanau": BahdanauDecoder,
-    "luong": LuongDecoder,
-    "luong, not fed": LuongDecoder,
-    "plain": PlainDecoder,
-    "bahdanau, norms": BahdanauDecoder,
-    "luong, norms": LuongDecoder,
-    "plain, norms": PlainDecoder,
-}
-with_attention = pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if CLASSES[kind] is not PlainDecoder]
-)
 
 
 def config_of(kind: str, **changes: Any) -> DecoderConfig:
@@ -203,7 +190,6 @@ def step_by_step(decoder: Decoder, features: Tensor, tokens: Tensor) -> Outputs:
 
 
 def test_decoder_matches_its_equations(kind, decoder, features, tokens) -> None:
-    assert isinstance(decoder, CLASSES[kind])
     logits, alphas, gates, hidden = (
         part.detach().numpy() for part in step_by_step(decoder, features, tokens)
     )
@@ -244,26 +230,6 @@ def test_padding_between_words_is_an_ordinary_step(decoder, features, tokens) ->
     torch.testing.assert_close(unrolled.alphas, expected.alphas)
     logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
     torch.testing.assert_close(logits, expected.logits)
-
-
-# --- Projections and masks -----------------------------------------------------------------------
-
-
-@with_attention
-def test_projection_equals_a_1_x_1_convolution(kind) -> None:
-    height, width, channels = 3, 2, 4
-    decoder = build(kind, projection_dim=channels)
-    grid = torch.randn(B, D, height, width)
-    convolution = nn.Conv2d(D, channels, kernel_size=1)
-    with torch.no_grad():
-        convolution.weight.copy_(decoder.projection.weight[:, :, None, None])
-        convolution.bias.copy_(decoder.projection.bias)
-
-    memory = decoder.memory(grid.flatten(2).transpose(1, 2))
-
-    expected = convolution(grid).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(memory.values, expected)
-    torch.testing.assert_close(memory.summary, expected.mean(dim=1, keepdim=True))
 
 
 # --- Dropout and initialization ------------------------------------------------------------------

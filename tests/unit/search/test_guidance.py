@@ -1,4 +1,4 @@
-"""Guidance with whole models: blank photos, and that batches and ensembles do not matter."""
+"""Guidance with whole models: a blank photo."""
 
 from __future__ import annotations
 

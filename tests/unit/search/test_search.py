@@ -1,4 +1,4 @@
-"""Beam search against brute force and a reference search; batching, ties and device syncs."""
+"""Beam search against brute force and a reference search; batching and ties."""
 
 from __future__ import annotations
 
@@ -174,19 +174,6 @@ def test_every_strategy_drops_finished_photos_and_keeps_order(options, tokens) -
     assert stepper.kept[0] < 5
     assert stepper.kept[-1] == 1
     assert stepper.kept == sorted(set(stepper.kept), reverse=True)
-
-
-@every_strategy
-def test_every_strategy_truncates_at_max_length(options, tokens) -> None:
-    table = constant_table(0.0, 0.5, 0.3, 0.2)
-
-    (found,) = search(TableStepper([table]), options, tokens)
-
-    assert len(found) == 2
-    for hypothesis in found:
-        assert not hypothesis.ended
-        assert len(hypothesis.tokens) == 6
-        assert_matches_table(hypothesis, table)
 
 
 @every_strategy
