@@ -87,7 +87,7 @@ class Store:
                     "--in-place to change the originals"
                 )
             return target
-        data = photo.read_bytes()
+        data = b"" if photo.is_fifo() else photo.read_bytes()
         if not can_embed(data[:HEAD]):
             with open_image(photo):  # raises an error if it is none
                 raise DataError("descriptions are embedded in JPEG and PNG only; use --sidecar xmp")

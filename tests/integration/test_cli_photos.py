@@ -94,6 +94,8 @@ def test_entries_that_cannot_be_read_cost_no_other(folder, caption, monkeypatch,
         "holiday/loop.jpg: cannot be opened (Too ",
         "holiday/pipe.jpg: a pipe, socket or devi",
     ]
+    assert caption("holiday", "--in-place") == FAILED
+    assert "pipe.jpg: a pipe, socket or device" in capsys.readouterr().err
 
 
 def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, monkeypatch, capsys):
