@@ -25,6 +25,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,11 +215,12 @@ def load_model(folder: str | Path) -> StoredModel:
             raise ConfigError(f"image_size is {preprocessing.image_size}; at most {LARGEST_IMAGE}")
         geometry = Geometry.from_dict(encoder["geometry"])
         search = _search_of(config)
-        info = config.get("info", {})
+        info = dict(config.get("info", {}))
         graphs = None
         if EXPORTED in config:
-            grid, exported = tuple(encoder["grid"]), config[EXPORTED]
-            words = len(vocabulary)
+            (rows, columns), exported = map(int, encoder["grid"]), dict(config[EXPORTED])
+            itemgetter("opset", "precision")(exported)  # raises an error for what is missing
+            grid, words = (rows, columns), len(vocabulary)
             graphs = Graphs(path, encoder["name"], preprocessing, grid, geometry, words, exported)
 
     def read() -> CaptionModel:

@@ -343,6 +343,23 @@ def test_a_damaged_graph_is_one_line(pair, tmp_path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"exported": "x"}, {"exported": {"opset": 18}}, {"encoder": {"grid": "ab"}}, {"info": 7}],
+    ids=str,
+)
+def test_an_impossible_config_of_graphs_is_one_line(pair, wrong, tmp_path) -> None:
+    shutil.copytree(pair[1], tmp_path / "model")
+    config = json.loads((tmp_path / "model" / CONFIG).read_text())
+    for name, value in wrong.items():
+        merged = isinstance(value, dict) and name == "encoder"
+        config[name] = config[name] | value if merged else value
+    (tmp_path / "model" / CONFIG).write_text(json.dumps(config))
+
+    with pytest.raises(ModelError, match="is not a captioner model config"):
+        load(tmp_path / "model")
+
+
 @pytest.mark.parametrize("wrong", ["order", "grid", "words", "pixels"])
 def test_graphs_of_another_model_are_refused(pair, wrong, tmp_path) -> None:
     shutil.copytree(pair[1], tmp_path / "model")
