@@ -178,10 +178,15 @@ def reduced_side(image_size: int) -> int:
     return max(2 * image_size, 640)
 
 
-def header_size(file: BinaryIO, formats: tuple[str, ...] | None = None) -> tuple[int, int]:
-    """Width and height in the header of an open file, which is read from its start again."""
+def header_work(file: BinaryIO, formats: tuple[str, ...] | None = None) -> float:
+    """Pixels that decoding an open file takes as long as, by its header; it is read again then.
+
+    Ten scans of a progressive JPEG take as long as another image of its size.
+    """
     try:
-        return _identify(file, "the photo", MAX_PIXELS, formats).size
+        image = _identify(file, "the photo", MAX_PIXELS, formats)
+        scans = _count_scans(file) if image.info.get("progressive") else 1
+        return math.prod(image.size) * max(1, scans / 10)
     finally:
         file.seek(0)
 

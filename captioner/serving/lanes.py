@@ -1,9 +1,10 @@
 """Work in turns: queues of jobs, and the threads that work on them.
 
-A free thread takes a job of the client that was served longest ago, so that nobody waits for more
-than one job of each of the others, however many those have sent. Captions are made in batches: the
-job takes others with it that can be captioned together, of any client. A lane never waits for a
-batch to fill up: an idle server responds at once, and batches fill under load.
+A free thread takes a job of the client that was served longest ago. Whoever has used a lot waits
+longer for the next turn, so that those who ask for little wait for hardly more than what is being
+worked on, however much the others have sent. Captions are made in batches: the job takes others
+with it that can be captioned together, of any client. A lane never waits for a batch to fill up: an
+idle server responds at once, and batches fill under load.
 
 Errors do not depend on the rest of the batch, nor do captions in fp32. In bf16 the rest can change
 the log-probabilities slightly.
@@ -12,13 +13,18 @@ the log-probabilities slightly.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 KNOWN_CLIENTS = 1000  # whose last turn is remembered
+SHARE = 10  # times as long as it was worked for, a client's next turn comes after those of others
 
 
 class ClosedError(Exception):
@@ -44,9 +50,18 @@ class Job:
             raise AbandonedError
 
 
+_Found = list[tuple[Job, Any, BaseException | None]]
+
+
 def call(jobs: Sequence[Job]) -> list[Any]:
     """Work on jobs that are functions."""
     return [job.item() for job in jobs]
+
+
+def _yield() -> None:
+    """Lower the priority of this thread, which is a process to Linux."""
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10))
 
 
 class Lane:
@@ -58,6 +73,7 @@ class Lane:
         work: Callable[[Sequence[Job]], list[Any]] = call,
         *,
         threads: int = 1,
+        yielding: bool = False,
         together: Callable[[Job, Iterable[Job]], list[Job]] = lambda first, _: [first],
     ) -> None:
         """Create an empty queue.
@@ -66,6 +82,7 @@ class Lane:
             name: Name of the threads.
             work: Returns the results of jobs.
             threads: How many work at the same time.
+            yielding: They leave the processor to the threads of other lanes (on Linux).
             together: The first job, and those of the waiting ones that a thread takes with it.
         """
         self.closed = False
@@ -73,7 +90,8 @@ class Lane:
         self._waiting: dict[Job, None] = {}  # an ordered set
         self._served: dict[str, float] = {}  # when each client had its last turn, the oldest first
         self._idle = threads
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"captioner-{name}")
+        start = _yield if yielding and sys.platform == "linux" else None
+        self._threads = ThreadPoolExecutor(threads, f"captioner-{name}", start)
 
     @property
     def waiting(self) -> int:
@@ -103,18 +121,21 @@ class Lane:
         loop = asyncio.get_running_loop()
         while self._idle and (waiting := [job for job in self._waiting if not job.future.done()]):
             first = min(waiting, key=lambda job: self._served.get(job.client, job.arrived))
-            self._served.pop(first.client, None)
-            self._served[first.client] = time.monotonic()
-            if len(self._served) > KNOWN_CLIENTS:
-                del self._served[next(iter(self._served))]
+            self._serve(first.client, time.monotonic())
             jobs = self._together(first, waiting)
             for job in jobs:
                 del self._waiting[job]
             self._idle -= 1
             running = loop.run_in_executor(self._threads, self._run, jobs)
-            running.add_done_callback(lambda done: self._finish(done.result()))
+            running.add_done_callback(partial(self._finish, time.monotonic()))
 
-    def _run(self, jobs: Sequence[Job]) -> list[tuple[Job, Any, BaseException | None]]:
+    def _serve(self, client: str, until: float) -> None:
+        self._served.pop(client, None)
+        self._served[client] = until
+        if len(self._served) > KNOWN_CLIENTS:
+            del self._served[next(iter(self._served))]
+
+    def _run(self, jobs: Sequence[Job]) -> _Found:
         """In a thread: the jobs with their results or errors."""
         try:
             return [(job, result, None) for job, result in zip(jobs, self._work(jobs), strict=True)]
@@ -123,7 +144,10 @@ class Lane:
                 return [(jobs[0], None, error)]
             return [found for job in jobs for found in self._run([job])]
 
-    def _finish(self, found: list[tuple[Job, Any, BaseException | None]]) -> None:
+    def _finish(self, start: float, running: asyncio.Future[_Found]) -> None:
+        found, now = running.result(), time.monotonic()
+        for job, _, _ in found:
+            self._serve(job.client, now + SHARE * (now - start) / len(found))
         self._idle += 1
         self._start()
         for job, result, error in found:

@@ -26,7 +26,7 @@ from fastapi import Request
 from PIL.Image import Image
 
 from captioner.caption import Caption
-from captioner.data.images import USUAL_FORMATS, header_size, open_reduced, reduced_side
+from captioner.data.images import USUAL_FORMATS, header_work, open_reduced, reduced_side
 from captioner.drawing.heatmap import fit_photo
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
 from captioner.inference.captioner import Captioner
@@ -92,10 +92,10 @@ class Service:
         self._completed = time.monotonic()  # the last request, or a busy time began
         self._closing = asyncio.Event()
         self.captions = Lane("captions", self._caption, together=self._batch)
-        self._costly = Lane("costly", self._caption)
+        self._costly = Lane("costly", self._caption, yielding=True)
         self._decoders = Lane("decoder", threads=DECODERS)
-        self._large = Lane("large")
-        self._painters = Lane("painter", threads=DECODERS)
+        self._large = Lane("large", yielding=True)
+        self._painters = Lane("painter", threads=DECODERS, yielding=True)
         # Photos of bulk requests that may wait.
         self.bulk_slots = {
             self.captions: asyncio.Semaphore(options.batch_size),
@@ -158,7 +158,7 @@ class Service:
     def _decode(self, data: Any, side: int | None, *, large: bool = False) -> Decoded | None:
         """None: the photo is large, and not meant to be."""
         with suppress(ImageError):  # which open_reduced raises again
-            if not large and math.prod(header_size(data, USUAL_FORMATS)) > LARGE_PIXELS:
+            if not large and header_work(data, USUAL_FORMATS) > LARGE_PIXELS:
                 return None
         image, size = open_reduced(
             data,

@@ -9,6 +9,10 @@ Starts `captioner serve` itself, restarts it by SIGTERM in the middle, and check
   log reports was lost on its way to a client;
 - resident memory and open descriptors do not grow.
 
+With ``--attackers 40``, clients of eight other addresses hold every slot they can get with bombs
+(scans, pixels) and costly searches and maps, while four ordinary clients send one photo after the
+other: 99 of 100 of these are answered within `ORDINARY` seconds.
+
 Prints the use of memory and the requests by kind and status. Exits with 1 if a check fails.
 """
 
@@ -47,6 +51,14 @@ SAMPLES = 12
 """How often memory and descriptors are measured, the restart being in the middle."""
 GROWTH = 1.1
 """Largest factor by which memory may grow before the restart, and after it."""
+
+
+ORDINARY = 2.0
+"""Seconds within which 99 of 100 ordinary requests are answered under attack."""
+ATTACKING = [f"127.0.1.{number}" for number in range(1, 9)]
+"""Addresses of the attackers."""
+PER_CLIENT = 4
+"""--max-per-client of the server under attack."""
 
 
 class Request(NamedTuple):
@@ -145,6 +157,43 @@ def make_request(name: str, chance: random.Random) -> Request:
     return requests[name]
 
 
+def scans(repeats: int) -> bytes:
+    """A progressive JPEG whose last scan is repeated."""
+    file = io.BytesIO()
+    Image.new("RGB", (4000, 3000), (9, 99, 9)).save(file, "JPEG", progressive=True, quality=30)
+    data = file.getvalue()
+    start = data.rindex(b"\xff\xda")
+    return data[:-2] + data[start:-2] * repeats + data[-2:]
+
+
+def pixels(width: int, height: int) -> bytes:
+    """A PNG of one colour."""
+    file = io.BytesIO()
+    Image.new("L", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+BOMBS = [lambda: scans(2000), lambda: scans(90), lambda: pixels(23_900, 1000),
+         lambda: pixels(11_000, 10_000), lambda: pixels(60_000, 20)]  # fmt: skip
+COSTLY = [
+    "captions?beam_size=20&num_captions=20&max_length=50&min_length=49&attention=true&method=occlusion",
+    "captions?beam_size=4&num_captions=4&max_length=50&min_length=49&attention=true&method=occlusion",
+    "captions?beam_size=4&num_captions=4&max_length=50&min_length=49&attention=true&method=grad_cam",
+    "captions?beam_size=20&num_captions=20&max_length=50&min_length=49&forced_words=a,dog,man,on,of",
+    "overlay.png?beam_size=5&num_captions=5&max_length=50&min_length=20&panel_size=640",
+    "overlay.html?beam_size=3&num_captions=3&method=occlusion",
+]
+
+
+def make_attack(chance: random.Random, bombs: Sequence[bytes]) -> Request:
+    """A request that costs the server as much as it lets it."""
+    if chance.random() < 0.5:
+        bomb = chance.choice(bombs)
+        return Request({200, 413, 422}, [head(len(bomb)), bomb])
+    photo = chance.choice(PHOTOS)
+    return Request({200, 422}, [head(len(photo), path=chance.choice(COSTLY)), photo])
+
+
 # --- clients -------------------------------------------------------------------------------------
 
 
@@ -174,6 +223,8 @@ class Soak:
         self.counts: Counter[tuple[str, str]] = Counter()
         """Responses by kind of request and outcome."""
         self.wrong: list[str] = []
+        self.seconds: list[float] = []
+        """Of ordinary requests under attack."""
         self.received: dict[str, Response] = {}
         """The responses to requests with an id."""
         self.restarting = False
@@ -196,9 +247,30 @@ class Soak:
             if response.status in BUSY or self.restarting:
                 await asyncio.sleep(chance.uniform(0, 1))
 
-    async def send(self, request: Request) -> Response:
+    async def attacker(self, seed: int, bombs: Sequence[bytes]) -> None:
+        """Attack until the end, each time with another of the address's connections."""
+        chance, address = random.Random(seed), ATTACKING[seed % len(ATTACKING)]
+        while time.monotonic() < self.end:
+            with suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+                request = make_attack(chance, bombs)
+                response = await asyncio.wait_for(self.send(request, address), 60)
+                self.check("attack", request, response)
+            await asyncio.sleep(0.02)
+
+    async def ordinary(self, seed: int) -> None:
+        """Send one photo after the other until the end."""
+        chance = random.Random(seed)
+        while time.monotonic() < self.end:
+            request, start = make_request("valid", chance), time.monotonic()
+            self.check("valid", request, await asyncio.wait_for(self.send(request), 60))
+            self.seconds.append(time.monotonic() - start)
+            await asyncio.sleep(0.2)
+
+    async def send(self, request: Request, address: str = "127.0.0.1") -> Response:
         """Send the parts over a new connection, until the response comes."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, local_addr=(address, 0)
+        )
         reading = asyncio.create_task(read_response(reader))
         try:
             with suppress(ConnectionError):  # the response may have come before
@@ -241,10 +313,13 @@ class Soak:
 class Server:
     """A server's process, which can be started again on its port."""
 
-    def __init__(self, port: int, model: str | None, log: Path) -> None:
+    def __init__(self, port: int, model: str | None, log: Path, *, attacked: bool) -> None:
         self.log = log
         self.command = [sys.executable, "-m", "captioner", "serve", "--port", str(port)]
-        self.command += ["--precision", "fp32", "--log-format", "json", "--max-queue", "48"]
+        self.command += ["--log-format", "json", "--max-queue", "48"]
+        self.command += (
+            ["--max-per-client", str(PER_CLIENT)] if attacked else ["--precision", "fp32"]
+        )
         self.command += ["--max-bytes", str(MAX_BYTES), "--timeout", str(TIMEOUT)]
         self.command += ["--model", model] if model else []
 
@@ -297,6 +372,30 @@ async def run(soak: Soak, server: Server, clients: int, seconds: float) -> datet
     return stopped
 
 
+async def attack(soak: Soak, server: Server, attackers: int, seconds: float) -> None:
+    """Run attackers and ordinary clients; print how long the latter wait."""
+    bombs = [make() for make in BOMBS]
+    clients = [soak.attacker(seed, bombs) for seed in range(attackers)]
+    running = asyncio.gather(*clients, *(soak.ordinary(seed) for seed in range(4)))
+    await asyncio.sleep(seconds / 2)
+    memory, descriptors = server.usage()
+    print(f"under attack: {memory:,} MiB, {descriptors} descriptors")
+    await running
+    used = sum(psutil.Process(server.process.pid).cpu_times()[:2])
+    print(f"processor time of the server, start included: {used:.0f} s")
+    found = [float(np.percentile(soak.seconds, share)) for share in (50, 95, 99, 100)]
+    print(f"{len(soak.seconds)} ordinary requests: 50%, 95%, 99%, all within ", end="")
+    print(", ".join(f"{one:.2f}" for one in found), "s")
+    if found[2] > ORDINARY:
+        soak.wrong.append(f"1 of 100 ordinary requests took more than {found[2]:.2f} s")
+    if refused := sum(
+        n
+        for (kind, outcome), n in soak.counts.items()
+        if (kind, outcome) != ("valid", "200") and kind == "valid"
+    ):
+        soak.wrong.append(f"{refused} ordinary requests were refused")
+
+
 def check_log(soak: Soak, lines: list[dict[str, Any]], stopped: datetime) -> None:
     """Compare the server's log with what the clients received."""
     for line in lines:
@@ -317,16 +416,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=900)
     parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--attackers", type=int, default=0)
     parser.add_argument("--model", help="model folder; default: the shipped model")
     options = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(port, options.model, Path(folder) / "log")
+        server = Server(port, options.model, Path(folder) / "log", attacked=bool(options.attackers))
         server.start()
         try:
             soak = Soak(port, options.seconds)
-            stopped = asyncio.run(run(soak, server, options.clients, options.seconds))
+            if options.attackers:
+                asyncio.run(attack(soak, server, options.attackers, options.seconds))
+                stopped = datetime.now(timezone.utc)
+            else:
+                stopped = asyncio.run(run(soak, server, options.clients, options.seconds))
             time.sleep(2 * TIMEOUT)  # idle connections are closed
             memory, descriptors = server.usage()
             if descriptors > 40:
@@ -339,7 +443,7 @@ def main() -> None:
     check_log(soak, [json.loads(line) for line in log if line.startswith("{")], stopped)
     print(f"| the clients have left | {memory:,} | {descriptors} |\n")
     print("| requests | number by status |\n|---|---|")
-    for kind in KINDS:
+    for kind in [*KINDS, "attack"]:
         found = sorted((outcome, n) for (one, outcome), n in soak.counts.items() if one == kind)
         print(f"| {kind} | {', '.join(f'{outcome}: {number:,}' for outcome, number in found)} |")
     for problem, count in Counter(soak.wrong).most_common(20):

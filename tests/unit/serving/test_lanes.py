@@ -79,7 +79,7 @@ async def test_methods_share_no_batch_and_costly_ones_get_smaller_batches(words)
 
 
 async def test_clients_take_turns():
-    """Whoever has sent much waits; nobody starves because others are new."""
+    """Whoever has used or sent much waits."""
     gate, done = threading.Event(), []
     lane = Lane("test")
     jobs = [lane.submit("many", gate.wait)]
@@ -89,10 +89,11 @@ async def test_clients_take_turns():
     dropped = lane.submit("c", lambda: done.append(("dropped", 0)))
     assert lane.waiting == 9
     dropped.cancel()
+    await asyncio.sleep(0.1)
     gate.set()
     await asyncio.gather(*jobs)
     order = [client for client, _ in done]
-    assert order == ["many", "b", "c", "many", "b", "many", "many", "many"]
+    assert order == ["b", "c", "b", *["many"] * 5]
     assert [n for client, n in done if client == "many"] == [1, 2, 3, 4, 5]
 
 
