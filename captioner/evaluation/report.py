@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.errors import DataError, counted
+from captioner.errors import DataError
 from captioner.evaluation.bootstrap import (
     MIN_IMAGES,
     RESAMPLES,
@@ -69,10 +69,13 @@ def build(
     resampled: Mapping[str, Any] = {}
     warnings = []
     if count < MIN_IMAGES_FOR_CIDER:
+        noisy = "of one image is always 0" if count == 1 else f"of {count} images is noisy"
+        hint = "use CIDEr_D"
+        if evaluator.frequencies is None:
+            more = f"score {MIN_IMAGES_FOR_CIDER} or more images"
+            hint = f"{more}, or {hint} (captioner prepare frequencies)"
         warnings.append(
-            f"CIDEr of {counted(count, 'image')} is noisy (of one, always 0), as its document "
-            f"frequencies come from the scored images; score {MIN_IMAGES_FOR_CIDER} or more, or "
-            "use CIDEr_D (captioner prepare frequencies)"
+            f"CIDEr {noisy}, as its document frequencies come from the scored images; {hint}"
         )
     if count < MIN_IMAGES:
         warnings.append(too_few(count, "images", "confidence intervals"))
