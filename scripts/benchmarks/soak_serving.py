@@ -57,6 +57,8 @@ ORDINARY = 2.0
 """Seconds within which 99 of 100 ordinary requests are answered under attack."""
 ATTACKING = [f"127.0.1.{number}" for number in range(1, 9)]
 """Addresses of the attackers."""
+WARM_UP = 20
+"""Seconds after which ordinary clients start."""
 PER_CLIENT = 4
 """--max-per-client of the server under attack."""
 
@@ -258,8 +260,9 @@ class Soak:
             await asyncio.sleep(0.02)
 
     async def ordinary(self, seed: int) -> None:
-        """Send one photo after the other until the end."""
+        """Send one photo after the other until the end, once torch and matplotlib are loaded."""
         chance = random.Random(seed)
+        await asyncio.sleep(WARM_UP)
         while time.monotonic() < self.end:
             request, start = make_request("valid", chance), time.monotonic()
             self.check("valid", request, await asyncio.wait_for(self.send(request), 60))
