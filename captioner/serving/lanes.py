@@ -3,8 +3,8 @@
 A free thread takes a job of the client that was served longest ago. Whoever has used a lot waits
 longer for the next turn, so that those who ask for little wait for hardly more than what is being
 worked on, however much the others have sent. Captions are made in batches: the job takes others
-with it that can be captioned together, of any client. A lane never waits for a batch to fill up: an
-idle server responds at once, and batches fill under load.
+with it that can be captioned together, one of each client before a second of any. A lane never
+waits for a batch to fill up: an idle server responds at once, and batches fill under load.
 
 Errors do not depend on the rest of the batch, nor do captions in fp32. In bf16 the rest can change
 the log-probabilities slightly.
@@ -17,13 +17,16 @@ import os
 import sys
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
+from operator import itemgetter
 from typing import Any
 
-KNOWN_CLIENTS = 1000  # whose last turn is remembered
+KNOWN_CLIENTS = 1000  # whose next turn is remembered: those served last
 SHARE = 10  # times as long as it was worked for, a client's next turn comes after those of others
 
 
@@ -88,7 +91,9 @@ class Lane:
         self.closed = False
         self._work, self._together = work, together
         self._waiting: dict[Job, None] = {}  # an ordered set
-        self._served: dict[str, float] = {}  # when each client had its last turn, the oldest first
+        self._turns: dict[
+            str, float
+        ] = {}  # when each client's next one is; served longest ago first
         self._idle = threads
         start = _yield if yielding and sys.platform == "linux" else None
         self._threads = ThreadPoolExecutor(threads, f"captioner-{name}", start)
@@ -119,21 +124,28 @@ class Lane:
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._idle and (waiting := [job for job in self._waiting if not job.future.done()]):
-            first = min(waiting, key=lambda job: self._served.get(job.client, job.arrived))
-            self._serve(first.client, time.monotonic())
-            jobs = self._together(first, waiting)
+        while self._idle and (waiting := self._in_turn()):
+            self._serve(waiting[0].client, time.monotonic())
+            jobs = self._together(waiting[0], waiting)
             for job in jobs:
                 del self._waiting[job]
             self._idle -= 1
             running = loop.run_in_executor(self._threads, self._run, jobs)
             running.add_done_callback(partial(self._finish, time.monotonic()))
 
+    def _in_turn(self) -> list[Job]:
+        """The waiting jobs, each client's first one before a second of any."""
+        waiting = [job for job in self._waiting if not job.future.done()]
+        waiting.sort(key=lambda job: self._turns.get(job.client, job.arrived))
+        ranks: defaultdict[str, count[int]] = defaultdict(count)
+        ranked = [(next(ranks[job.client]), job) for job in waiting]
+        return [job for _, job in sorted(ranked, key=itemgetter(0))]
+
     def _serve(self, client: str, until: float) -> None:
-        self._served.pop(client, None)
-        self._served[client] = until
-        if len(self._served) > KNOWN_CLIENTS:
-            del self._served[next(iter(self._served))]
+        """Others come first until then, or until what an earlier job has cost."""
+        self._turns[client] = max(until, self._turns.pop(client, until))
+        if len(self._turns) > KNOWN_CLIENTS:
+            del self._turns[next(iter(self._turns))]
 
     def _run(self, jobs: Sequence[Job]) -> _Found:
         """In a thread: the jobs with their results or errors."""
@@ -146,8 +158,8 @@ class Lane:
 
     def _finish(self, start: float, running: asyncio.Future[_Found]) -> None:
         found, now = running.result(), time.monotonic()
-        for job, _, _ in found:
-            self._serve(job.client, now + SHARE * (now - start) / len(found))
+        for client, jobs in Counter(job.client for job, _, _ in found).items():
+            self._serve(client, now + SHARE * (now - start) * jobs / len(found))
         self._idle += 1
         self._start()
         for job, result, error in found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from captioner.caption import CropBox
 from captioner.errors import ConfigError
 from captioner.inference.engine import Prepared
 from captioner.options import SearchOptions
+from captioner.serving import lanes
 from captioner.serving.lanes import ClosedError, Lane
 from captioner.serving.options import ServeOptions
 from captioner.serving.schema import CaptionRequest
@@ -95,6 +97,49 @@ async def test_clients_take_turns():
     order = [client for client, _ in done]
     assert order == ["b", "c", "b", *["many"] * 5]
     assert [n for client, n in done if client == "many"] == [1, 2, 3, 4, 5]
+
+
+async def test_each_client_has_a_place_in_a_batch_before_anyone_has_two():
+    gate, batches = threading.Event(), []
+
+    def work(jobs):
+        assert gate.wait(30)
+        batches.append([job.item for job in jobs])
+        return batches[-1]
+
+    lane = Lane("test", work, together=lambda _, waiting: list(waiting)[:3])
+    sent = ["held", "a1", "a2", "a3", "b1", "c1", "b2"]
+    jobs = [lane.submit(one[0], one) for one in sent]
+    gate.set()
+    await asyncio.gather(*jobs)
+    assert batches == [["held"], ["a1", "b1", "c1"], ["a2", "b2", "a3"]]
+
+
+async def test_jobs_of_a_batch_count_by_their_number_also_after_a_small_one(monkeypatch):
+    """Two thirds of a batch are not forgotten for a job that took no time."""
+    clock = 0.0
+    monkeypatch.setattr(lanes, "time", SimpleNamespace(monotonic=lambda: clock))
+    gate, order = threading.Event(), []
+
+    def work(jobs):
+        assert gate.wait(30)
+        order.extend(job.item for job in jobs)
+        return order[-len(jobs) :]
+
+    lane = Lane("test", work, together=lambda _, waiting: list(waiting)[:3])
+    first = lane.submit("x", "held")
+    batch = [lane.submit(one[0], one) for one in ("a1", "a2", "b1")]
+    gate.set()
+    await first
+    clock = 3.0  # the batch took three seconds
+    await asyncio.gather(*batch)
+    await lane.submit("a", "a3")
+    gate.clear()
+    lane._together = lambda first, _: [first]
+    rest = [lane.submit(one[0], one) for one in ("x2", "a4", "b2")]
+    gate.set()
+    await asyncio.gather(*rest)
+    assert order[-2:] == ["b2", "a4"]
 
 
 async def test_error_reaches_only_its_request(model):
