@@ -26,12 +26,10 @@ from itertools import count
 from operator import itemgetter
 from typing import Any
 
+from captioner.serving import schema
+
 KNOWN_CLIENTS = 1000  # whose next turn is remembered: those served last
 SHARE = 10  # times as long as it was worked for, a client's next turn comes after those of others
-
-
-class ClosedError(Exception):
-    """The lane was closed before the job's turn."""
 
 
 class AbandonedError(Exception):
@@ -106,7 +104,7 @@ class Lane:
     def submit(self, client: str, item: Any) -> asyncio.Future[Any]:
         """Queue a job; cancelling its result removes it from the queue."""
         if self.closed:
-            raise ClosedError
+            raise schema.closing()
         job = Job(client, item)
         self._waiting[job] = None
         job.future.add_done_callback(lambda _: self._waiting.pop(job, None))
@@ -114,11 +112,11 @@ class Lane:
         return job.future
 
     def close(self) -> None:
-        """Fail the waiting jobs with ``ClosedError``; those that are worked on are finished."""
+        """Refuse the waiting jobs; those that are worked on are finished."""
         self.closed = True
         for job in list(self._waiting):
             if not job.future.done():
-                job.future.set_exception(ClosedError())
+                job.future.set_exception(schema.closing())
         self._waiting.clear()
         self._threads.shutdown(wait=False)
 

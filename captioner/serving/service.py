@@ -32,7 +32,7 @@ from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImag
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
 from captioner.serving import schema
-from captioner.serving.lanes import ClosedError, Job, Lane
+from captioner.serving.lanes import Job, Lane
 from captioner.serving.options import ServeOptions
 from captioner.serving.photos import Upload, check_headers, read_photo
 from captioner.serving.schema import CaptionRequest, RequestError
@@ -144,8 +144,6 @@ class Service:
                 work = partial(self._decode, upload.data, side)
                 found: Decoded | None = await self._decoders.submit(client, work)
                 return found or await self._large.submit(client, partial(work, large=True))
-        except ClosedError as error:
-            raise schema.closing() from error
         except NotAnImageError as error:
             raise RequestError(415, "no_picture", str(error)) from error
         except LargeImageError as error:
@@ -181,8 +179,6 @@ class Service:
         try:
             found: list[Caption] = await self.lane(wanted).submit(client, (photo.prepared, wanted))
             return found
-        except ClosedError as error:
-            raise schema.closing() from error
         except ConfigError as error:
             raise RequestError(422, "options", str(error)) from error
 

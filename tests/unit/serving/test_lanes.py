@@ -16,9 +16,9 @@ from captioner.errors import ConfigError
 from captioner.inference.engine import Prepared
 from captioner.options import SearchOptions
 from captioner.serving import lanes
-from captioner.serving.lanes import ClosedError, Lane
+from captioner.serving.lanes import Lane
 from captioner.serving.options import ServeOptions
-from captioner.serving.schema import CaptionRequest
+from captioner.serving.schema import CaptionRequest, RequestError
 from captioner.serving.service import Decoded, Service
 
 
@@ -168,9 +168,9 @@ async def test_close_finishes_running_and_fails_waiting():
 
     lane.close()
 
-    with pytest.raises(ClosedError):
+    with pytest.raises(RequestError, match="shutting down"):
         await waiting
-    with pytest.raises(ClosedError):
+    with pytest.raises(RequestError, match="shutting down"):
         lane.submit("", gate.wait)
     assert not running.done()
     gate.set()
