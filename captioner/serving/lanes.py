@@ -20,6 +20,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -62,7 +63,8 @@ def call(jobs: Sequence[Job]) -> list[Any]:
 def _yield() -> None:
     """Lower the priority of this thread, which is a process to Linux."""
     thread = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10))
+    with suppress(OSError):  # a sandbox may refuse it, and an error would end the threads for good
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10))
 
 
 class Lane:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -175,6 +176,11 @@ async def test_close_finishes_running_and_fails_waiting():
     assert not running.done()
     gate.set()
     assert await running
+
+
+async def test_a_lane_works_where_priorities_are_refused(monkeypatch):
+    monkeypatch.setattr("os.setpriority", Mock(side_effect=PermissionError))
+    assert await Lane("test", yielding=True).submit("", lambda: 1) == 1
 
 
 async def test_responses_are_not_mixed_up_under_load(serve, model):
