@@ -55,6 +55,7 @@ MIN_LENGTH = 16  # characters of a key; shorter ones could be guessed
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST = re.compile(rf"{HOST_NAME}\.?(?::[0-9]+)?")
+_PORT = re.compile(r"^(\[.*\]|[^:]*):\d+$")
 
 
 # --- hosts and origins ---------------------------------------------------------------------------
@@ -244,7 +245,8 @@ def client_of(request: Request) -> str:
     if key := getattr(request.state, "api_key", None):
         return str(key)
     given = request.client.host if request.client else ""
-    address = _address(given)
-    return (
-        str(ipaddress.ip_network((given, 64), False)) if address and address.version == 6 else given
-    )
+    address = _address(_PORT.sub(r"\1", given))
+    address = getattr(address, "ipv4_mapped", None) or address  # of a server that listens on ::
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.IPv6Network((int(address), 64), strict=False))
+    return str(address or given)

@@ -8,11 +8,12 @@ import socket
 import openapi_spec_validator
 import pytest
 from colour_server import png
+from fastapi import Request
 from test_photos import file, parts
 
 from captioner.errors import ConfigError, OptionError
 from captioner.serving.options import ServeOptions
-from captioner.serving.security import HEADERS, AllowedHosts, ApiKeys, RateLimit
+from captioner.serving.security import HEADERS, AllowedHosts, ApiKeys, RateLimit, client_of
 
 UNKNOWN = ["evil.example", "localhost.evil.example", "evil.example#localhost", "192.168.1.2", "::1"]
 
@@ -164,6 +165,23 @@ async def test_root_path(serve, prefix):
     assert await server.metric(line) == 1
     response = await server.get("/captioner")
     assert (response.status, response.headers["location"]) == (308, "/captioner/")
+
+
+@pytest.mark.parametrize(
+    ("given", "client"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("10.0.0.1:5555", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("[::ffff:10.0.0.1]:5555", "10.0.0.1"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("[2001:db8::2]", "2001:db8::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("unknown", "unknown"),
+    ],
+)
+def test_clients_without_keys_are_known_by_address(given, client):
+    assert client_of(Request({"type": "http", "client": (given, 1)})) == client
 
 
 # --- API keys
