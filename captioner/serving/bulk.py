@@ -106,7 +106,7 @@ class BulkResponse(Response):
         except RequestError as error:
             if not (self._started or held):
                 raise
-            held.append(_failed({}, error))
+            held.append(self._failed({}, error))
         await send_lines(held)
         await send({"type": "http.response.body", "body": b""})
 
@@ -148,8 +148,8 @@ class BulkResponse(Response):
                         if error := (count() if number else None) or item.error:
                             raise error
                         task = await self._start(item, head, wanted, options.attention)
-                    except RequestError as error:
-                        await waiting.put(_failed(head, error))
+                    except Exception as error:  # of this photo alone
+                        await waiting.put(self._failed(head, error))
                     else:
                         tasks.add(task)
                         task.add_done_callback(tasks.discard)
@@ -177,21 +177,20 @@ class BulkResponse(Response):
         """The JSON of one photo's captions, or of its error."""
         service = self._service
         try:
-            work = service.caption_photo(self._by, photo, wanted)
-            captions = await within(service.options.timeout, work, service.too_slow(), [])
+            work, ends = service.caption_photo(self._by, photo, wanted), [service.closing()]
+            captions = await within(service.options.timeout, work, service.too_slow(), ends)
             head, least = {**head, "status": 200}, wanted.min_confidence
             return await asyncio.to_thread(
                 schema.captions_json, photo.size, captions, attention, head, least
             )
-        except RequestError as error:
-            return _failed(head, error)
-        except Exception as error:  # of this photo alone
+        except Exception as error:
+            return self._failed(head, error)
+
+    def _failed(self, head: dict[str, Any], error: Exception) -> bytes:
+        if not isinstance(error, RequestError):
             log_exception(error, self._request.scope)
-            return _failed(head, schema.internal_error())
-
-
-def _failed(head: dict[str, Any], error: RequestError) -> bytes:
-    return schema.json_line({**head, "status": error.status, "error": str(error)})
+            error = schema.internal_error()
+        return schema.json_line({**head, "status": error.status, "error": str(error)})
 
 
 _Waiting = asyncio.Queue[asyncio.Task[bytes] | bytes | Exception | None]

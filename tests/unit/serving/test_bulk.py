@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from colour_server import Exchange, png, until
+from PIL import Image
 from test_photos import as_json, file, option, parts, text
 
 from captioner.serving import bulk
@@ -193,6 +195,28 @@ async def test_shutdown_gives_each_photo_its_status(serve, model):
     assert all("shutting down" in one["error"] for one in results)
     model.gate.set()
     await blocked.response()
+
+
+async def test_finished_photos_are_sent_at_the_end_of_the_grace_period(serve, model):
+    server = await serve()
+    body, kind = images(*photos(2))
+    exchange = server.open(PATH, headers=kind).send(body[:-60], more=True)
+    slots = server.service.bulk_slots[server.service.captions]
+    await until(lambda: len(model.batches) == 1 and slots._value == 8)
+    model.gate.clear()
+    exchange.send(body[-60:])
+    await until(lambda: len(model.batches) == 2)
+    server.service.close()
+    results = (await exchange.response()).json["results"]
+    assert [one["status"] for one in results] == [200, 503]
+
+
+async def test_unexpected_error_while_decoding_fails_one_photo(serve, model, monkeypatch):
+    prepare = Mock(side_effect=[RuntimeError("secret"), model.prepare(Image.new("RGB", (1, 1)))])
+    monkeypatch.setattr(model, "prepare", prepare)
+    server = await serve()
+    results = (await open_batch(server, images(*photos(2))).response()).json["results"]
+    assert [one["status"] for one in results] == [500, 200]
 
 
 async def test_errors_of_the_whole_request(serve):
