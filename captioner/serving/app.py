@@ -161,9 +161,9 @@ def _add_probes(
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", responses=unavailable)
     async def healthz() -> schema.HealthResponse:
-        """Whether the process works; if not, restart it."""
+        """Whether the process responds; 503 only at the end of a shutdown."""
         if service.captions.closed:
-            raise RequestError(503, "closing", "the model is not running; restart the server")
+            raise schema.closing()
         return schema.HealthResponse()
 
     @app.head("/readyz", include_in_schema=False)
@@ -172,7 +172,6 @@ def _add_probes(
         """Whether to send requests to this server; 503 from the start of a shutdown."""
         if service.draining:
             raise schema.closing()
-        await healthz()
         return ready
 
     text = {"description": "Prometheus text format.", "content": {"text/plain": {}}}
