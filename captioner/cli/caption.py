@@ -6,9 +6,9 @@ import errno
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ from annotated_types import Interval
 from captioner.cli import ray
 from captioner.cli.arguments import checked_search, command, flag, model_folders, settings_of
 from captioner.cli.formats import WRITERS, Entry, IfUnsure, choose_format, entry
-from captioner.cli.journal import journal_path, open_journal
+from captioner.cli.journal import journal_path, open_journal, stamp
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, output, refuse_overwrite, require_parent, to_continue, warn
 from captioner.cli.photos import STDIN, PhotoOptions, find_photos, missing
@@ -76,7 +76,7 @@ def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str])
     if found or not failures:
         if store is not None:
             store = replace(store, subfolders=photos.subfolders)
-            failures += run.keep(store, [photo for photo, _ in found], target)
+            failures += run.keep(store, dict(found), target)
         elif target and "-" not in options.photos and (target.is_file() or not target.exists()):
             failures += run.write(target, found)
         else:  # a pipe or a device, or a photo from one: cannot be continued
@@ -194,10 +194,11 @@ class _Run:
             if len(journal):
                 warn(f"{target}: {journal.counts(photos)}")
             new = [one for one in named if not journal.has(one[0])]
+            stamps = {photo: stamp(photo) for photo, _ in new}  # before they are read
             with hint(finished):
                 found = zip((photo for photo, _ in new), self.entries(new), strict=True)
                 while batch := list(islice(found, options.batch_size)):
-                    journal.add(batch)
+                    journal.add(batch, stamps)
                 known = zip(named, journal.entries(photos), strict=True)
                 with output(target) as file:  # names: annotations may be others than before
                     failed = self.print(file, (one | {"image": name} for (_, name), one in known))
@@ -206,9 +207,9 @@ class _Run:
             warn(f"{target}: {counted(len(named) - failed, 'photo')} captioned")
         return failed
 
-    def keep(self, store: Store, photos: Sequence[Path], target: Path | None) -> int:
+    def keep(self, store: Store, names: Mapping[Path, str | int], target: Path | None) -> int:
         """Write captions in or beside the photos, and to a file; return how many photos failed."""
-        needed, existing = check_photos(store, photos, self.options)
+        needed, existing = check_photos(store, list(names), self.options)
         if existing:
             done = "copied as they are" if store.folder else "skipped"
             total = len(needed) + len(existing)
@@ -216,29 +217,31 @@ class _Run:
         written: list[Path] = []
 
         def kept() -> Iterator[Entry]:
-            for photo in existing:
-                store.copy(photo)
-            captioned = self.entries([(photo, str(photo)) for photo in needed])
-            for photo, one in zip(needed, captioned, strict=True):
+            copies = ((photo, None) for photo in existing)
+            captioned = self.entries([(photo, names[photo]) for photo in needed])
+            for photo, one in chain(copies, zip(needed, captioned, strict=True)):
                 try:
-                    if one.get("captions"):
-                        store.write(photo, one["captions"][0]["text"])
-                        written.append(photo)
-                    yield one
+                    if one is None:
+                        store.copy(photo)
+                    else:
+                        if one.get("captions"):
+                            store.write(photo, one["captions"][0]["text"])
+                            written.append(photo)
+                        yield one
                 except (DataError, OSError) as error:
                     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EROFS):
                         raise  # it would be the same for every photo
-                    yield {"image": str(photo), "error": store.problem(photo, error)}
+                    yield {"image": names[photo], "error": store.problem(photo, error)}
 
         def finished() -> str:
             kept = to_continue(
                 f"{counted(len(written), 'caption')} finished", self.argv, "--skip-existing"
             )
-            return kept if written and not self.options.force else ""
+            return kept if written and not self.options.force and target is None else ""
 
         with hint(finished), output(target) as file:
             failed = self.print(file, kept())
-        return len(photos) - len(needed) - len(existing) + failed
+        return len(names) - len(needed) - len(existing) + failed
 
 
 # --- image ids -----------------------------------------------------------------------------------

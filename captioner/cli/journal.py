@@ -36,6 +36,8 @@ class Journal:
         """The stamp of the output file as it was written last."""
         file.seek(0)
         header = file.readline()
+        if header and not header.startswith(b'{"--'):
+            raise ConfigError(f"{file.name} is not from captioner; remove it, or give another name")
         self.settings: Entry | None = json.loads(header) if header.endswith(b"\n") else None
         start = end = file.tell()
         for line in file:
@@ -50,10 +52,10 @@ class Journal:
         self._cut(0)
         self._append(settings)
 
-    def add(self, batch: Sequence[tuple[Path, Entry]]) -> None:
-        """Append photos that were captioned, or could not be read."""
+    def add(self, batch: Sequence[tuple[Path, Entry]], stamps: Mapping[Path, list[int]]) -> None:
+        """Append photos that were captioned, or could not be read; with their stamps before."""
         start = self._file.seek(0, os.SEEK_END)
-        line = [[str(photo), stamp(photo), one] for photo, one in batch]
+        line = [[str(photo), stamps[photo], one] for photo, one in batch]
         self._append(line)
         self._learn(line, start)
 
@@ -63,7 +65,7 @@ class Journal:
 
     def __len__(self) -> int:
         """Number of captioned photos, whether they are still wanted or not."""
-        return len(self._lines)
+        return sum(bool(state) for state, _ in self._lines.values())
 
     def entries(self, photos: Iterable[Path]) -> Iterator[Entry]:
         """What was found for photos; lines are read one at a time, however many there are."""
@@ -84,10 +86,12 @@ class Journal:
         """What of these photos is known, in words."""
         known = {str(photo) for photo in photos} & self._lines.keys()
         kept = sum(map(self.has, photos))
+        failed = sum(not self._lines[name][0] for name in known)
         parts = {
             "new": len(photos) - len(known),
-            "changed": len(known) - kept,
-            "gone": len(self) - len(known),
+            "changed": len(known) - kept - failed,
+            "failed before": failed,
+            "gone": len(self._lines) - len(known),
         }
         others = "".join(f", {count} {what}" for what, count in parts.items() if count)
         return f"{counted(kept, 'finished photo')} kept{others}"

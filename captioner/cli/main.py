@@ -163,7 +163,8 @@ def _end_at_sigterm() -> None:
             pass
         time.sleep(GRACE)
         if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
-            os.write(2, b"captioner: interrupted\n")
+            with suppress(OSError):  # standard error may be closed
+                os.write(2, b"captioner: interrupted\n")
             os._exit(INTERRUPTED)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -102,14 +102,17 @@ class Store:
             packet = target.read_bytes() if target.exists() else None
             atomic_write(target, set_description(packet, text))
         else:
-            before = photo.stat()
-            atomic_write(target, embed_description(photo.read_bytes(), text))
-            os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))  # albums sort by it
+            self._replace(photo, embed_description(photo.read_bytes(), text))
 
     def copy(self, photo: Path) -> None:
         """Copy a photo that has a caption to the folder, if there is one."""
         if self.folder is not None and not self.target(photo).exists():
-            atomic_write(self.target(photo), photo.read_bytes())
+            self._replace(photo, photo.read_bytes())
+
+    def _replace(self, photo: Path, data: bytes) -> None:
+        target, before = self.target(photo), photo.stat()
+        atomic_write(target, data)
+        os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))  # albums sort by it
 
     def problem(self, photo: Path, error: DataError | OSError) -> str:
         """An error of the methods in one line that names the file."""
@@ -133,6 +136,11 @@ def choose_store(options: CaptionOptions) -> Store | None:
         raise ConfigError(f"{flag(given[0])} needs files; standard input (-) has no name")
     if options.skip_existing:
         check_force(options.force)
+        if options.output is not None:
+            raise ConfigError(
+                "--skip-existing and -o cannot be combined: FILE would lack the photos that have a "
+                "caption; leave one of them out"
+            )
     folder = None if options.embed is None else Path(options.embed)
     if folder is not None:
         require_parent(folder)

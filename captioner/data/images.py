@@ -289,7 +289,7 @@ def _identify(
     if image.format in {"EPS", "MPEG"} or isinstance(image, ImageFile.StubImageFile):
         kind = "PostScript" if image.format == "EPS" else image.format
         raise _error(called, f"{kind} is not supported; give {_READABLE}", NotAnImageError)
-    if image.format in {"BMP", "DIB", "QOI"}:  # their pixels are read one by one
+    if image.format in {"BMP", "DIB", "PPM", "QOI"}:  # their pixels are read one by one
         metered.reads_left = math.inf
     if image.format == "TIFF":
         tags = getattr(image, "tag_v2", {})

@@ -117,6 +117,8 @@ class Evaluation:
         if options.train_annotations:
             _, training = read_captions(options.train_annotations, renumber=True)
             known = [text for texts in training.values() for text in texts]
+            if self.search.get("neutral"):
+                known = [neutral_caption(text) for text in known]
         confidences: dict[int, float] = {}
         if options.results is not None:
             captions = self._within(judge, options.results, self.captions)

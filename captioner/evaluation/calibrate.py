@@ -181,6 +181,8 @@ class _Work:
             paths = [Path(path).absolute() for path in self.given.annotations]
             stems = Counter(path.stem for path in paths)
             names = [p.stem if stems[p.stem] == 1 else f"{p.parent.name}/{p.stem}" for p in paths]
+        if len(set(names)) < len(names):
+            names = [str(path) for path in self.given.annotations]
         return {
             name: [replace(photo, style=style) for photo in read_dataset([file], self.given.images)]
             for name, style, file in zip(names, self.styles, self.given.annotations, strict=True)

@@ -294,7 +294,7 @@ def _compare(found: Mapping[str, Any]) -> list[str]:
     for name, one in found["metrics"].items():
         this, other, difference = (100 * one[key] for key in ("this", "other", "difference"))
         text = f"{this:6.2f} - {other:6.2f} = {difference:+6.2f}"
-        if one["interval"] is not None:
+        if one["interval"] is not None and not math.isnan(difference):
             low, high = one["interval"]
             verdict = "significant" if one["significant"] else "not significant"
             least = 2 / (RESAMPLES + 1)

@@ -85,7 +85,8 @@ def neutral_caption(text: str) -> str:
         if not age and word not in _NEVER.split():
             kept.append(word)
     pairs = zip(kept, [*kept[1:], ""], strict=True)  # "an elderly man" is "a person"
-    return " ".join("a" if one == "an" and after in _GROUPS else one for one, after in pairs)
+    nouns = {*_GROUPS, *_NOT_AFTER_AGES.split()}
+    return " ".join("a" if one == "an" and after in nouns else one for one, after in pairs)
 
 
 class SearchTokens(NamedTuple):

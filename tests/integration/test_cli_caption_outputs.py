@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import io
+import json
 import os
 import random
 import shlex
@@ -56,11 +57,11 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Make the run receive Ctrl-C after this number of photos, in the middle of a batch."""
     add, added = Journal.add, [0]
 
-    def interrupted(self: Journal, batch: Any) -> None:
+    def interrupted(self: Journal, batch: Any, stamps: Any) -> None:
         added[0] += len(batch)
         if added[0] > count:
             raise KeyboardInterrupt
-        add(self, batch)
+        add(self, batch, stamps)
 
     monkeypatch.setattr(Journal, "add", interrupted)
 
@@ -104,6 +105,7 @@ def test_coco_results_have_one_caption_per_image_id(tmp_path, photos, caption) -
         ("--sidecar xmp -o x.csv --resume", "--sidecar and --resume cannot be combined"),
         ("--sidecar txt --num-captions 2", "--sidecar has one caption per photo"),
         ("--in-place --skip-existing --force", "contradict each other"),
+        ("--in-place --skip-existing -o x.csv", "--skip-existing and -o cannot be combined"),
     ],
 )
 def test_usage_errors(arguments, problem, *, tiny, tmp_path, monkeypatch, caption) -> None:
@@ -163,7 +165,7 @@ def test_the_command_to_continue_is_printed(photos, tmp_path, monkeypatch, capti
 
     code, _, err = caption(*arguments)  # by mistake, without --resume
     assert code == USAGE
-    assert "my captions.csv.resume has 8 photos of an earlier run; give --resume" in err
+    assert "my captions.csv.resume has 7 photos of an earlier run; give --resume" in err
 
     program, *rest = shlex.split(command)
     assert program == "captioner"
@@ -272,8 +274,8 @@ def test_two_runs_cannot_write_the_same_file(photos, tmp_path, monkeypatch, capt
     arguments = (photos, "-o", tmp_path / "x.csv", "--batch-size", 4)
     add, codes = Journal.add, []
 
-    def second(self: Journal, batch: Any) -> None:
-        add(self, batch)
+    def second(self: Journal, *batch: Any) -> None:
+        add(self, *batch)
         if not codes:
             codes.append(caption(*arguments, "--resume"))
 
@@ -433,7 +435,20 @@ def test_photos_with_a_description_are_copied_as_they_are(album, tmp_path, capti
     assert code == OK
     assert sorted(printed(out)) == ["b.jpg", "c.jpg", "d.png"]
     assert "1 of 4 photos already have a caption; copied as they are" in err
-    assert (tmp_path / "copies" / "a.jpg").read_bytes() == (album / "a.jpg").read_bytes()
+    copied = tmp_path / "copies" / "a.jpg"
+    assert copied.read_bytes() == (album / "a.jpg").read_bytes()
+    assert copied.stat().st_mtime_ns == (album / "a.jpg").stat().st_mtime_ns
+
+
+def test_image_ids_are_written_beside_sidecars(album, tmp_path, caption) -> None:
+    for number, photo in enumerate(sorted(album.iterdir())):
+        photo.rename(album / f"{number + 7}{photo.suffix}")
+
+    code, _, err = caption(album, "--sidecar", "txt", "--format", "coco", "-o", tmp_path / "r.json")
+
+    assert (code, err) == (OK, "")
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert sorted(one["image_id"] for one in found) == [7, 8, 9, 10, 11]
 
 
 def test_originals_change_only_with_in_place(album, caption) -> None:

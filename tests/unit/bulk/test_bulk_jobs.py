@@ -198,7 +198,7 @@ def test_a_second_driver_and_a_changed_job_are_refused(tmp_path) -> None:
 def test_parts_without_a_job_are_not_mixed_with_new_ones(tmp_path) -> None:
     (tmp_path / "part-00000.jsonl").write_text("{}\n")
     with (
-        pytest.raises(ConfigError, match=r"1 part but no job\.json"),
+        pytest.raises(ConfigError, match=r"1 part but no _job\.json"),
         open_job(
             Output(str(tmp_path), "jsonl"), divide(["a.jpg"], size=1), {}, resume=True, force=False
         ),

@@ -321,6 +321,13 @@ def test_truncated_images_are_refused(tmp_path: Path, suffix: str, part: float):
         assert "the image is truncated (image file is truncated" in failure(file)
 
 
+def test_ten_bits_are_read_pixel_by_pixel_by_pillow(tmp_path: Path) -> None:
+    white = np.full((400, 400), 1023, ">u2")
+    (tmp_path / "x.pgm").write_bytes(b"P5 400 400 1023\n" + white.tobytes())
+
+    assert pixels(tmp_path / "x.pgm").min() == 255
+
+
 @pytest.mark.parametrize(("side", "refused"), [(13_377, False), (13_378, True), (60_000, True)])
 def test_a_decompression_bomb_is_refused_before_decoding(tmp_path: Path, side: int, refused: bool):
     # There is no pixel data: decoding would raise a different error.

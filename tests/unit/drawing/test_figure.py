@@ -115,7 +115,7 @@ def test_a_phrase_is_the_mean_or_maximum_of_its_words(combine: str) -> None:
     photo, caption = noisy((60, 40)), make_caption(WORDS)
     first, second = caption.alphas[1:3]
     by_hand = (first + second) / 2 if combine == "mean" else np.where(first > second, first, second)
-    top = scale_of(caption)
+    top = scale_of(caption, [1, 2])  # of the words shown
 
     figure = overlay(photo, caption, only=["brown dog"], combine=combine)
 

@@ -96,6 +96,7 @@ def test_models_of_pieces_are_refused() -> None:
         ("A man and his dog", "a person and their dog"),
         ("Two elderly women with old trees", "two people with old trees"),
         ("An old man near a young girl.", "a person near a young child"),
+        ("An elderly couple", "a couple"),
     ],
 )
 def test_references_are_treated_word_by_word(given, expected) -> None:
