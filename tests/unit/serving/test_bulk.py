@@ -209,6 +209,7 @@ async def test_finished_photos_are_sent_at_the_end_of_the_grace_period(serve, mo
     server.service.close()
     results = (await exchange.response()).json["results"]
     assert [one["status"] for one in results] == [200, 503]
+    assert "shutting down" in results[1]["error"]
 
 
 async def test_unexpected_error_while_decoding_fails_one_photo(serve, model, monkeypatch):
