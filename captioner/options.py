@@ -194,6 +194,8 @@ class EncoderConfig:
         for name, value in (("mean", self.mean), ("std", self.std)):
             count = 3 if value is None else len(value)
             _refuse({f"encoder.{name} has {count} numbers; give 3": count != 3})
+        low = min(self.std or [1.0])
+        _refuse({f"encoder.std contains {low}; give numbers > 0": low <= 0})
 
 
 @dataclass

@@ -121,7 +121,8 @@ def find_photos(options: PhotoOptions) -> Photos:
                 raise DataError("-: standard input; give it as an argument")
             if position:
                 _check_exists(name)
-            photos.add([name] if position else _expand(name), options.recursive)
+            names = [name] if position else _expand(name, photos.skipped)
+            photos.add(names, options.recursive)
         except DataError as error:  # e.g. an empty folder: continue with the others
             photos.problems += 1
             warn(f"{position}{error}")
@@ -148,7 +149,7 @@ def _check_exists(name: str) -> None:
         open_image(name)
 
 
-def _expand(argument: str) -> list[str]:
+def _expand(argument: str, skipped: Skipped) -> list[str]:
     """Expand a pattern that the shell left alone, as it would: to files, hidden ones excluded."""
     if Path(argument).suffix.lower() == ".txt" and Path(argument).is_file():
         raise DataError(f"{argument}: not a photo; if it lists photos, give --from-file {argument}")
@@ -156,7 +157,7 @@ def _expand(argument: str) -> list[str]:
         _check_exists(argument)
     if argument == "-" or os.path.lexists(argument) or not glob.has_magic(argument):
         return [argument]  # `missing` reports it
-    names = [name for name in expand_pattern(argument) if not Path(name).is_dir()]
+    names = [name for name in expand_pattern(argument, skipped) if not Path(name).is_dir()]
     if not names:
         raise DataError(f"{argument}: no file matches this pattern; check it and the folder")
     return names

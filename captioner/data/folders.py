@@ -94,7 +94,7 @@ def _search(folder: Path, recursive: bool, skipped: Skipped) -> list[Path]:
                 elif _is_photo(entry.name, skipped):
                     photos.append(entry.name)
     except OSError as error:
-        raise DataError(f"{folder}: this folder cannot be listed ({error.strerror})") from error
+        raise DataError(_unlisted(folder, error)) from error
     found = [folder / name for name in sorted(photos, key=natural)]
     for name in sorted(folders, key=natural):
         try:
@@ -104,6 +104,10 @@ def _search(folder: Path, recursive: bool, skipped: Skipped) -> list[Path]:
     return found
 
 
+def _unlisted(folder: Path, error: OSError) -> str:
+    return f"{folder}: this folder cannot be listed ({error.strerror})"
+
+
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
@@ -111,25 +115,34 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def expand_pattern(pattern: str) -> list[str]:
+def expand_pattern(pattern: str, skipped: Skipped | None = None) -> list[str]:
     """Files and folders that match a pattern of local names, as in a shell, in natural order.
 
     ``**`` stands for any subfolders. It does not follow links to folders, which may lead back.
+    Subfolders that cannot be listed are as for `find_images`.
     """
-    return sorted(dict.fromkeys(_expand(pattern)), key=natural)
+    counted = Skipped() if skipped is None else skipped
+    found = sorted(dict.fromkeys(_expand(pattern, counted)), key=natural)
+    if skipped is None and counted.unlisted:
+        raise DataError(counted.unlisted[0])
+    return found
 
 
-def _expand(pattern: str) -> list[str]:
+def _expand(pattern: str, skipped: Skipped) -> list[str]:
     parts = pattern.split("/")
     if "**" not in parts:
         return glob.glob(pattern)  # noqa: PTH207 (as the shell: a/../*.jpg)
     at = parts.index("**")
     rest, found = parts[at + 1 :] or ["*"], []
-    for top in _expand("/".join([*parts[:at], ""])) if at else [""]:
-        for folder, subfolders, _ in os.walk(top or "."):
+
+    def report(error: OSError) -> None:
+        skipped.unlisted.append(_unlisted(Path(error.filename), error))
+
+    for top in _expand("/".join([*parts[:at], ""]), skipped) if at else [""]:
+        for folder, subfolders, _ in os.walk(top or ".", onerror=report):
             subfolders[:] = [name for name in subfolders if not name.startswith(".")]
             inside = glob.escape(folder if top else folder[2:])
-            found += _expand(os.path.join(inside, *rest))  # noqa: PTH118 (keeps the spelling)
+            found += _expand(os.path.join(inside, *rest), skipped)  # noqa: PTH118 (keeps the spelling)
     return found
 
 

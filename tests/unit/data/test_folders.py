@@ -106,8 +106,8 @@ def test_an_entry_that_cannot_be_read_costs_no_other(folder: Path):
     listdir = os.scandir
 
     def scandir(path: Path) -> Any:  # root may list any folder
-        if path == closed:
-            raise PermissionError(13, "Permission denied")
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
         return listdir(path)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -117,6 +117,11 @@ def test_an_entry_that_cannot_be_read_costs_no_other(folder: Path):
             find_images([folder], recursive=True)
         with pytest.raises(DataError, match=r"closed: this folder cannot be listed"):
             find_images([closed], skipped=skipped)
+        with pytest.raises(DataError, match=r"closed: this folder cannot be listed"):
+            expand_pattern(f"{folder}/**/*.webp")
+        matched = Skipped()
+        assert expand_pattern(f"{folder}/**/*.webp", matched) == [f"{folder}/sub/1.webp"]
+    assert matched.unlisted == skipped.unlisted
     assert [path.name for path in found] == [
         "B1.png", "b2.jpg", "b10.JPG", "loop.jpg", "pipe.jpg", "1.webp"
     ]  # fmt: skip
