@@ -34,7 +34,7 @@ SHARE = 10  # times as long as it was worked for, a client's next turn comes aft
 
 
 class AbandonedError(Exception):
-    """Nobody waits for the result of a job."""
+    """A job's client has gone, or its deadline has passed."""
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class Job:
     future: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
     def check(self) -> None:
-        """Raise AbandonedError if nobody waits for the result; long work calls it in between."""
+        """Raise AbandonedError if the result is no longer wanted; called within long work."""
         if self.future.done():
             raise AbandonedError
 

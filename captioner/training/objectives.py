@@ -116,7 +116,7 @@ def build_objective(
     steps: int,
     teachers: Sequence[CaptionModel] = (),
 ) -> Objective:
-    """Build ``training.objective`` for a run of so many steps from the initial model.
+    """Build ``training.objective`` for a run of ``steps`` steps from the initial model.
 
     Without teachers, the models of ``distillation.models``, ``distillation`` learns from a copy of
     the initial model.

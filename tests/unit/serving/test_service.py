@@ -165,7 +165,7 @@ async def test_costly_requests_are_refused_or_worked_on_beside_others(serve, mod
 
 
 async def test_work_on_a_costly_request_ends_with_its_request(serve, model):
-    """Otherwise others of its kind would wait for what nobody reads."""
+    """An abandoned job must not keep the next ones waiting."""
     server = await serve()
     stopped = threading.Event()
 
