@@ -48,6 +48,8 @@ class CaptionOptions(ray.CaptionRayOptions, ModelOptions, SidecarOptions, PhotoO
     if_unsure: IfUnsure | None = None
     """What to do with unsure captions: mark them in text, JSON and CSV (the default), skip them, or
     hedge: write "perhaps a dog ..."."""
+    sentence_case: bool = False
+    """Begin captions with a capital letter and end them with a full stop."""
     resume: bool = False
     """Keep what an earlier run with the same -o FILE finished, and caption the photos that are new
     or changed since then."""
@@ -152,7 +154,7 @@ class _Run:
         bar = photo_bar(results, shown=len(named) > 1, total=len(named))
         for (_, name), result in zip(named, bar, strict=True):
             if result.error is None:
-                yield entry(name, result.captions, options.min_confidence, options.if_unsure)
+                yield entry(name, result.captions, options)
             else:
                 yield {"image": name, "error": str(result.error)}
 
@@ -179,7 +181,7 @@ class _Run:
     def write(self, target: Path, named: Sequence[Named]) -> int:
         """Write a file, or continue it; return how many photos failed."""
         options, photos = self.options, [photo for photo, _ in named]
-        names = ("annotations", "min_confidence", "if_unsure")
+        names = ("annotations", "min_confidence", "if_unsure", "sentence_case")
         settings = settings_of(options, self.search) | {"--format": self.kind}
         settings |= {flag(name): getattr(options, name) for name in names}
         start = time.monotonic()
@@ -209,7 +211,7 @@ class _Run:
 
     def keep(self, store: Store, names: Mapping[Path, str | int], target: Path | None) -> int:
         """Write captions in or beside the photos, and to a file; return how many photos failed."""
-        needed, existing = check_photos(store, list(names), self.options)
+        needed, existing = check_photos(store, list(names))
         if existing:
             done = "copied as they are" if store.folder else "skipped"
             total = len(needed) + len(existing)
@@ -237,7 +239,7 @@ class _Run:
             kept = to_continue(
                 f"{counted(len(written), 'caption')} finished", self.argv, "--skip-existing"
             )
-            return kept if written and not self.options.force and target is None else ""
+            return kept if written and store.existing in (None, "skip") and target is None else ""
 
         with hint(finished), output(target) as file:
             failed = self.print(file, kept())

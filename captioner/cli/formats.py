@@ -16,6 +16,7 @@ from captioner.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
+    from captioner.cli.caption import CaptionOptions
 
 Entry = dict[str, Any]
 """A photo's name in the output (path or COCO image id) and its captions."""
@@ -24,19 +25,19 @@ Entry = dict[str, Any]
 IfUnsure = Literal["mark", "skip", "hedge"]
 
 
-def entry(
-    name: str | int,
-    captions: Sequence[Caption],
-    min_confidence: float | None = None,
-    if_unsure: IfUnsure | None = None,
-) -> Entry:
+def entry(name: str | int, captions: Sequence[Caption], options: CaptionOptions) -> Entry:
     """Return one photo's captions as JSON data; ``unsure`` only if captions are marked."""
+    min_confidence, if_unsure = options.min_confidence, options.if_unsure
     least = min_confidence if if_unsure in (None, "mark") else None
     entries = [caption.as_dict(min_confidence=least) for caption in captions]
     if min_confidence is not None and if_unsure == "hedge":
         entries[0]["text"] = captions[0].hedged(min_confidence)
     if min_confidence is not None and if_unsure == "skip" and captions[0].unsure(min_confidence):
         entries = []
+    if options.sentence_case:
+        for one in entries:
+            end = "." if one["text"][-1:].isalnum() else ""
+            one["text"] = one["text"][:1].upper() + one["text"][1:] + end
     return {"image": name, "captions": entries}
 
 

@@ -15,6 +15,7 @@ from captioner.cli.arguments import flag, settings_of
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, to_continue, warn
 from captioner.cli.photos import read_names
+from captioner.cli.sidecars import SidecarOptions
 from captioner.errors import ConfigError, counted
 from captioner.hardware import require_extra
 from captioner.option_fields import Shown, option_fields
@@ -27,14 +28,8 @@ if TYPE_CHECKING:
 PART_PHOTOS = 1000
 FORMATS = ("jsonl", "parquet")
 _NOT_YET = (
-    "annotations",
-    "sidecar",
-    "embed",
-    "in_place",
-    "skip_existing",
-    "min_confidence",
-    "if_unsure",
-)
+    *option_fields(SidecarOptions), "annotations", "min_confidence", "if_unsure", "sentence_case",
+)  # fmt: skip
 """Options for the plain command only."""
 
 Share = Annotated[float, Interval(ge=0, lt=math.inf)]

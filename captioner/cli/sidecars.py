@@ -1,7 +1,7 @@
 """Captions kept with their photo: ``--sidecar txt|xmp``, ``--embed FOLDER`` and ``--in-place``.
 
-Nothing that captioner or a person wrote is replaced unless ``--force`` was given: a photo that
-already has a caption is an error, or is skipped with ``--skip-existing``.
+Nothing that captioner or a person wrote is replaced on its own: a photo that already has a caption
+is an error, unless ``--existing`` says what to do with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from captioner.cli.arguments import flag
 from captioner.cli.outputs import check_force, require_parent, warn
@@ -24,7 +24,7 @@ from captioner.data.metadata.embedding import (
 from captioner.data.metadata.xmp import read_description, set_description
 from captioner.errors import ConfigError, DataError, first_of
 from captioner.files import atomic_write
-from captioner.option_fields import Folder
+from captioner.option_fields import Folder, Shown
 
 if TYPE_CHECKING:
     from captioner.cli.caption import CaptionOptions
@@ -41,8 +41,18 @@ class SidecarOptions:
     caption as their description (XMP, IPTC)."""
     in_place: bool = False
     """Embed the description in the photos themselves."""
+    sidecar_name: Literal["photo.xmp", "photo.jpg.xmp"] | None = None
+    """Name of --sidecar xmp files (default: photo.jpg.xmp if the photo has one, else photo.xmp)."""
+    existing: Literal["skip", "replace", "append", "prepend"] | None = None
+    """What to do with photos that already have such a caption (default: refuse to run): skip them
+    (--embed copies them as they are), replace it (as --force does), or, of --sidecar txt, add to
+    it, after a comma."""
     skip_existing: bool = False
-    """Skip photos that already have such a caption; --embed copies them as they are."""
+    """Short for --existing skip."""
+    prefix: Annotated[str, Shown("TEXT")] = ""
+    """Text that --sidecar txt files begin with, such as a trigger word."""
+    suffix: Annotated[str, Shown("TEXT")] = ""
+    """Text that --sidecar txt files end with."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,11 @@ class Store:
 
     sidecar: str | None
     folder: Path | None
+    sidecar_name: str | None = None
+    existing: str | None = None
+    """What to do with captions that are there, see ``SidecarOptions``; None: refuse to run."""
+    prefix: str = ""
+    suffix: str = ""
     subfolders: Mapping[Path, Path] = field(default_factory=dict)
     """Where photos go in the folder."""
 
@@ -62,8 +77,9 @@ class Store:
         """
         if self.sidecar:
             long = photo.with_name(f"{photo.name}.{self.sidecar}")
-            xmp = self.sidecar == "xmp" and long.exists()
-            return long if xmp else photo.with_suffix(f".{self.sidecar}")
+            exists = self.sidecar == "xmp" and not self.sidecar_name and long.exists()
+            use_long = exists or self.sidecar_name == "photo.jpg.xmp"
+            return long if use_long else photo.with_suffix(f".{self.sidecar}")
         if self.folder is None:
             return photo
         return self.folder / self.subfolders.get(photo, "") / photo.name
@@ -97,12 +113,27 @@ class Store:
         """Write a caption; DataError or OSError: this photo cannot be written to."""
         target = self.target(photo)
         if self.sidecar == "txt":
-            atomic_write(target, f"{text}\n")
+            atomic_write(target, f"{self._with_other_text(text, target)}\n")
         elif self.sidecar == "xmp":
             packet = target.read_bytes() if target.exists() else None
             atomic_write(target, set_description(packet, text))
         else:
             self._replace(photo, embed_description(photo.read_bytes(), text))
+
+    def _with_other_text(self, text: str, target: Path) -> str:
+        """A caption with the text that the file has and its prefix and suffix, each once."""
+        if self.existing in ("append", "prepend") and target.exists():
+            try:
+                old = target.read_text(encoding="utf-8-sig").strip(" ,\r\n")
+            except UnicodeDecodeError:
+                raise DataError("the text is not in UTF-8; convert it, or move it away") from None
+            added = [text] if text not in old else []
+            text = ", ".join([old, *added] if self.existing == "append" else [*added, old])
+        if not text.startswith(self.prefix):
+            text = self.prefix + " " * (not self.prefix[-1].isspace()) + text
+        if not text.endswith(self.suffix):
+            text += " " * (self.suffix[0] not in " ,.;:!?)") + self.suffix
+        return text
 
     def copy(self, photo: Path) -> None:
         """Copy a photo that has a caption to the folder, if there is one."""
@@ -124,9 +155,14 @@ class Store:
 def choose_store(options: CaptionOptions) -> Store | None:
     """Where captions are kept; None if they are only printed or written to one file."""
     given = [name for name in ("sidecar", "embed", "in_place") if getattr(options, name)]
+    for names, kinds, where in (
+        (("existing", "skip_existing"), given, "--sidecar, --embed and --in-place"),
+        (("prefix", "suffix"), options.sidecar == "txt", "--sidecar txt"),
+        (("sidecar_name",), options.sidecar == "xmp", "--sidecar xmp"),
+    ):
+        if not kinds and (wrong := [name for name in names if getattr(options, name)]):
+            raise ConfigError(f"{flag(wrong[0])} is for {where}; add it, or leave this option out")
     if not given:
-        if options.skip_existing:
-            raise ConfigError("--skip-existing is for --sidecar, --embed and --in-place")
         return None
     given += [name for name in ("resume", "annotations") if getattr(options, name)]
     if len(given) > 1:
@@ -134,22 +170,33 @@ def choose_store(options: CaptionOptions) -> Store | None:
         raise ConfigError(f"{one} and {other} cannot be combined; give one of them")
     if "-" in options.photos:
         raise ConfigError(f"{flag(given[0])} needs files; standard input (-) has no name")
-    if options.skip_existing:
+    existing = options.existing or ("skip" if options.skip_existing else None)
+    if options.skip_existing and existing != "skip":
+        raise ConfigError(f"--skip-existing and --existing {existing} contradict each other")
+    if existing in ("append", "prepend") and options.sidecar != "txt":
+        raise ConfigError(f"--existing {existing} is for --sidecar txt; give skip or replace")
+    if existing == "skip":
         check_force(options.force)
         if options.output is not None:
+            skip = "--skip-existing" if options.skip_existing else "--existing skip"
             raise ConfigError(
-                "--skip-existing and -o cannot be combined: FILE would lack the photos that have a "
+                f"{skip} and -o cannot be combined: FILE would lack the photos that have a "
                 "caption; leave one of them out"
             )
     folder = None if options.embed is None else Path(options.embed)
     if folder is not None:
         require_parent(folder)
-    return Store(options.sidecar, folder)
+    return Store(
+        options.sidecar,
+        folder,
+        options.sidecar_name,
+        existing or ("replace" if options.force else None),
+        options.prefix,
+        options.suffix,
+    )
 
 
-def check_photos(
-    store: Store, photos: Sequence[Path], options: CaptionOptions
-) -> tuple[list[Path], list[Path]]:
+def check_photos(store: Store, photos: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """Check every photo before a model is loaded; warn about those that cannot be written to.
 
     Returns the photos to caption, and those that have a caption to keep.
@@ -158,18 +205,19 @@ def check_photos(
     existing: dict[Path, Path] = {}
     for photo in photos:
         try:
-            if (found := store.captioned(photo)) and not options.force:
+            if (found := store.captioned(photo)) and store.existing in (None, "skip"):
                 existing[photo] = found
         except (DataError, OSError) as error:
             warn(store.problem(photo, error))
             continue
         other = owners.setdefault(store.target(photo), photo)
         if other is not photo:
+            long = ", or give --sidecar-name photo.jpg.xmp" if store.sidecar == "xmp" else ""
             raise ConfigError(
                 f"{other} and {photo} would both get {store.target(photo)}; caption them "
-                "separately, or rename one"
+                f"separately, or rename one{long}"
             )
-    if existing and not options.skip_existing:
+    if existing and store.existing is None:
         photo, found = next(iter(existing.items()))
         where = "a description" if found == photo else f"a caption in {found}"
         keep = "keep it" if store.folder else "caption only the others"

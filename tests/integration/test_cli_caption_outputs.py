@@ -106,6 +106,11 @@ def test_coco_results_have_one_caption_per_image_id(tmp_path, photos, caption) -
         ("--sidecar txt --num-captions 2", "--sidecar has one caption per photo"),
         ("--in-place --skip-existing --force", "contradict each other"),
         ("--in-place --skip-existing -o x.csv", "--skip-existing and -o cannot be combined"),
+        ("--in-place --skip-existing --existing replace", "contradict each other"),
+        ("--in-place --existing append", "--existing append is for --sidecar txt"),
+        ("--existing skip", "--existing is for --sidecar, --embed and --in-place"),
+        ("--sidecar xmp --prefix x", "--prefix is for --sidecar txt"),
+        ("--sidecar txt --sidecar-name photo.xmp", "--sidecar-name is for --sidecar xmp"),
     ],
 )
 def test_usage_errors(arguments, problem, *, tiny, tmp_path, monkeypatch, caption) -> None:
@@ -351,6 +356,50 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
     assert (album / "b.txt").read_text() != "mine"
 
 
+@pytest.mark.parametrize(
+    ("options", "old", "new"),
+    [
+        (("--prefix", "ohwx,"), None, "ohwx, {}"),
+        (("--prefix", "ohwx, ", "--suffix", ", film grain"), None, "ohwx, {}, film grain"),
+        (("--suffix", "film grain"), None, "{} film grain"),
+        (("--existing", "skip", "--prefix", "ohwx"), "mine", "mine"),
+        (("--existing", "replace", "--prefix", "ohwx"), "mine", "ohwx {}"),
+        (("--existing", "append", "--prefix", "ohwx,"), "1dog, grass,\n", "ohwx, 1dog, grass, {}"),
+        (("--existing", "append", "--prefix", "ohwx,"), "ohwx, 1dog", "ohwx, 1dog, {}"),
+        (("--existing", "prepend", "--suffix", "."), "\ufeff1dog", "{}, 1dog."),
+        (("--existing", "append"), None, "{}"),
+    ],
+)
+def test_text_for_training_sets(options, old, new, *, album, caption) -> None:
+    captions = printed(caption(album)[1])
+    if old is not None:
+        (album / "a.txt").write_text(old, encoding="utf-8")
+
+    assert caption(album, "--sidecar", "txt", *options)[0] == OK
+
+    expected = new.format(captions["a.jpg"])
+    assert (album / "a.txt").read_text().strip() == expected
+    if "replace" not in options and "skip" not in options:  # again: nothing is added twice
+        again = () if "--existing" in options else ("--existing", "append")
+        assert caption(album, "--sidecar", "txt", *options, *again)[0] == OK
+        assert (album / "a.txt").read_text().strip() == expected
+
+
+def test_text_in_another_encoding_stays(album, caption) -> None:
+    (album / "a.txt").write_bytes(b"caf\xe9")
+
+    code, out, err = caption(album, "--sidecar", "txt", "--existing", "append")
+
+    assert (code, len(printed(out))) == (FAILED, 4)
+    assert "a.txt: the text is not in UTF-8" in err
+    assert (album / "a.txt").read_bytes() == b"caf\xe9"
+
+
+def test_sentence_case(album, caption) -> None:
+    plain, sentences = printed(caption(album)[1]), printed(caption(album, "--sentence-case")[1])
+    assert sentences == {name: f"{text[0].upper()}{text[1:]}." for name, text in plain.items()}
+
+
 def test_sidecars_and_a_list_in_one_run(album, tmp_path, caption) -> None:
     assert caption(album, "--sidecar", "txt", "-o", tmp_path / "x.csv") == (OK, "", "")
     rows = list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines()))
@@ -391,6 +440,15 @@ def test_xmp_sidecars_are_merged(album, caption) -> None:
         assert read_description((album / sidecar).read_bytes()) == printed(out)[name]
     assert b"<!-- mine -->" in (album / "a.xmp").read_bytes()
     assert not (album / "b.xmp").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("photo.xmp", "a.xmp"), ("photo.jpg.xmp", "a.jpg.xmp")]
+)
+def test_the_name_of_sidecars_can_be_chosen(name, other, *, album, caption) -> None:
+    (album / "a.jpg.xmp").write_bytes(set_description(None, ""))
+    expected = printed(caption(album / "a.jpg", "--sidecar", "xmp", "--sidecar-name", name)[1])
+    assert read_description((album / other).read_bytes()) == expected["a.jpg"]
 
 
 def test_photos_with_the_same_sidecar_are_refused(album, caption) -> None:
