@@ -78,6 +78,8 @@ class Photos:
         rest = {
             f"{others} {files} ({_by_extension(skipped.others)})": others,
             f"{counted(self.pictures, 'picture')} made by captioner attend": self.pictures,
+            f"{counted(skipped.twins, 'camera RAW file')} beside a photo of the same name":
+                skipped.twins,
             counted(skipped.hidden, "hidden photo"): skipped.hidden,
             f"{counted(skipped.subfolders, 'subfolder')} (give --recursive to search them)":
                 skipped.subfolders,

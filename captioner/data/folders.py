@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from captioner.data.formats import FORMATS, PhotoFormat, format_by_name
+from captioner.data.formats import FORMATS, RAW, PhotoFormat, format_by_name
 from captioner.errors import DataError
 
 
@@ -22,6 +22,8 @@ class Skipped:
     """Photos that cannot be decoded here, by format and extension."""
     others: Counter[str] = field(default_factory=Counter)
     """Files that are not photos, by extension in lower case; empty: no extension."""
+    twins: int = 0
+    """Camera RAW files beside a photo of the same name."""
     hidden: int = 0
     """Hidden photos; other hidden files are not counted."""
     subfolders: int = 0
@@ -33,19 +35,24 @@ class Skipped:
 
 
 def find_images(
-    paths: Iterable[str | Path], *, recursive: bool = False, skipped: Skipped | None = None
+    paths: Iterable[str | Path],
+    *,
+    recursive: bool = False,
+    skipped: Skipped | None = None,
+    formats: tuple[PhotoFormat, ...] = FORMATS,
 ) -> list[Path]:
     """List photos in the order given; a folder is replaced by its photos.
 
     Files and missing paths are returned as they are; `open_image` reports what is wrong with them.
     A folder's photos are found by their extension (see `FORMATS`) and sorted naturally (``2.jpg``
-    before ``10.jpg``); hidden files are skipped.
+    before ``10.jpg``); hidden files are skipped, and camera RAW beside a photo of the same name.
 
     Args:
         paths: Files and folders.
         recursive: Also search subfolders, after the folder's own photos; links are not followed.
         skipped: Counts what is left out of folders; None: a subfolder that cannot be listed is an
             error.
+        formats: What folders are searched for.
 
     Returns:
         The photos.
@@ -63,19 +70,24 @@ def find_images(
         if not path.is_dir():
             photos.append(path)
             continue
-        found = _search(path, recursive, counted)
+        found = _search(path, recursive, counted, formats)
         if skipped is None and counted.unlisted:
             raise DataError(counted.unlisted[0])
         if not found:
-            searched = ", ".join(kind.name for kind in FORMATS if kind.decodable)
+            searched = ", ".join(kind.name for kind in formats if kind.decodable)
+            noun = "photos" if formats == FORMATS else "videos"
             subfolders = "" if recursive else "; subfolders are not searched"
-            raise DataError(f"{path}: no photos in this folder ({searched}){subfolders}")
+            raise DataError(f"{path}: no {noun} in this folder ({searched}){subfolders}")
         photos += found
     return photos
 
 
-def _search(folder: Path, recursive: bool, skipped: Skipped) -> list[Path]:
-    photos, folders = [], []
+def _search(
+    folder: Path, recursive: bool, skipped: Skipped, formats: tuple[PhotoFormat, ...]
+) -> list[Path]:
+    photos: list[str] = []
+    raws: list[str] = []
+    folders: list[str] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -91,14 +103,20 @@ def _search(folder: Path, recursive: bool, skipped: Skipped) -> list[Path]:
                         folders.append(entry.name)
                 elif hidden:
                     skipped.hidden += format_by_name(entry.name) is not None
-                elif _is_photo(entry.name, skipped):
+                elif RAW in formats and format_by_name(entry.name) is RAW:
+                    raws.append(entry.name)
+                elif _is_photo(entry.name, skipped, formats):
                     photos.append(entry.name)
     except OSError as error:
         raise DataError(_unlisted(folder, error)) from error
+    stems = {Path(name).stem for name in photos}
+    alone = [name for name in raws if Path(name).stem not in stems]
+    skipped.twins += len(raws) - len(alone)
+    photos += [name for name in alone if _is_photo(name, skipped, formats)]
     found = [folder / name for name in sorted(photos, key=natural)]
     for name in sorted(folders, key=natural):
         try:
-            found += _search(folder / name, recursive, skipped)
+            found += _search(folder / name, recursive, skipped, formats)
         except DataError as error:  # the rest can be read
             skipped.unlisted.append(str(error))
     return found
@@ -146,10 +164,10 @@ def _expand(pattern: str, skipped: Skipped) -> list[str]:
     return found
 
 
-def _is_photo(name: str, skipped: Skipped) -> bool:
+def _is_photo(name: str, skipped: Skipped, formats: tuple[PhotoFormat, ...]) -> bool:
     """Whether the file is a photo that can be decoded here; counts it if not."""
-    kind = format_by_name(name)
     extension = Path(name).suffix.lower()
+    kind = next((kind for kind in formats if extension in kind.extensions), None)
     if kind is None:
         # What follows a dot may also be the rest of a sentence.
         skipped.others[extension if re.fullmatch(r"\.\w{1,10}", extension) else ""] += 1

@@ -1,7 +1,7 @@
 """Photo formats: their file name extensions, and whether they can be decoded here.
 
 Pillow decodes most of them, some only if it was built with the codec's library. HEIC needs
-``pillow-heif``. Camera RAW and JPEG XL are listed so that their photos are reported as photos.
+``pillow-heif``, camera RAW ``rawpy``. JPEG XL is listed so that its photos are reported as photos.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class PhotoFormat:
     """Pillow's feature that decodes it; None: built in."""
     unsupported: str | None = None
     """Why it cannot be decoded and what to do; follows the name."""
+    package: str | None = None
+    """The package that decodes it, if it is installed."""
     signature: re.Pattern[bytes] | None = None
     """First bytes, for formats that Pillow may not recognize."""
 
@@ -37,7 +39,7 @@ class PhotoFormat:
             known = {**features.modules, **features.codecs}
             return self.codec in known and bool(features.check(self.codec))
         return self.unsupported is None or (
-            self is HEIC and importlib.util.find_spec("pillow_heif") is not None
+            self.package is not None and importlib.util.find_spec(self.package) is not None
         )
 
     @property
@@ -51,6 +53,7 @@ HEIC = PhotoFormat(
     "HEIC",
     (".heic", ".heif", ".hif"),
     unsupported="needs pillow-heif; run: pip install 'captioner[heif]'",
+    package="pillow_heif",
     signature=re.compile(rb"....ftyp(heic|heix|heim|heis|hevc|hevx|mif1|msf1)", re.DOTALL),
 )
 
@@ -61,7 +64,8 @@ RAW = PhotoFormat(
         ".mef", ".mrw", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".rwl", ".sr2", ".srf",
         ".srw", ".x3f",
     ),
-    unsupported="is not supported; export it as JPEG with your photo software",
+    unsupported="needs rawpy; run: pip install 'captioner[raw]'",
+    package="rawpy",
     signature=re.compile(
         rb"FUJIFILMCCD-RAW|FOVb|II(RO|RS|U\0)|MMOR|\0MRM|....ftypcrx|II....HEAPCCDR|"
         rb"II\*\0....CR", re.DOTALL,

@@ -4,7 +4,7 @@ The format is detected from the content, not the extension. EXIF rotation is app
 pixels become white, and the first frame of an animation is used. Truncated images are refused: a
 grey lower half would get a confident, wrong caption. Grey values of more than 8 bits are scaled,
 where Pillow would clip them: see `captioner.data.pixels`. HEIC is read with ``pillow-heif``, if
-installed.
+installed, and of camera RAW the largest preview with ``rawpy``.
 
 What decoding costs is bounded before it begins: pixels, sides, and the scans of a progressive JPEG,
 each of which is a pass over all pixels and may take a few bytes; and the parts of a file, which
@@ -27,8 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from captioner.data.formats import HEIC, RAW, format_by_content, register_heif
+from captioner.data.formats import HEIC, RAW, PhotoFormat, format_by_content, register_heif
 from captioner.data.pixels import image_from_array, to_rgb
+from captioner.data.raw import raw_preview
 from captioner.errors import ImageError, LargeImageError, NotAnImageError, first_line
 
 MAX_PIXELS = 178_956_970
@@ -156,7 +157,7 @@ def open_reduced(
     image = _identify(file, name, max_pixels, formats)
     width, height = image.size
     if image.info.get("progressive"):
-        scans, most = _count_scans(file), min(MAX_SCANS, MAX_SCANNED // (width * height))
+        scans, most = _count_scans(image), min(MAX_SCANS, MAX_SCANNED // (width * height))
         if scans > most:
             problem = f"a JPEG of {scans:,} scans; the limit is {most} at this size; save it again"
             raise _error(name, problem, LargeImageError)
@@ -185,7 +186,7 @@ def header_work(file: BinaryIO, formats: tuple[str, ...] | None = None) -> float
     """
     try:
         image = _identify(file, "the photo", MAX_PIXELS, formats)
-        scans = _count_scans(file) if image.info.get("progressive") else 1
+        scans = _count_scans(image) if image.info.get("progressive") else 1
         return math.prod(image.size) * max(1, scans / 10)
     finally:
         file.seek(0)
@@ -265,7 +266,24 @@ def _plain(image: Image.Image, called: str) -> Image.Image:
 def _identify(
     file: BinaryIO, called: str, max_pixels: int, formats: tuple[str, ...] | None = None
 ) -> Image.Image:
-    """Read the header; refuse unsupported and too large files."""
+    """Read the header (of camera RAW, its preview's); refuse unsupported and too large files."""
+    try:
+        return _identify_image(file, called, max_pixels, formats)
+    except _RawError:
+        if file.seek(0, os.SEEK_END) > MAX_STREAM_BYTES:
+            problem = f"more than {MAX_STREAM_BYTES:,} bytes; give an image file"
+            raise _error(called, problem, LargeImageError) from None
+    try:
+        preview = raw_preview(file)
+    except (ValueError, MemoryError) as error:
+        problem = f"its preview cannot be read ({first_line(error)})"
+        raise _error(called, f"{problem}; export it as JPEG with your photo software") from error
+    return _identify_image(preview, called, max_pixels, USUAL_FORMATS)
+
+
+def _identify_image(
+    file: BinaryIO, called: str, max_pixels: int, formats: tuple[str, ...] | None
+) -> Image.Image:
     too_large = f"the limit is {max_pixels:,} pixels; make the image smaller"
     head = file.read(256)
     metered: Any = _MeteredFile(file)
@@ -294,11 +312,15 @@ def _identify(
     if image.format == "TIFF":
         tags = getattr(image, "tag_v2", {})
         if _is_raw(tags, head, called):
-            raise _error(called, RAW.problem, NotAnImageError)
+            raise _not_an_image(head, called, formats, RAW)
         if (count := max(np.size(tags.get(tag, ())) for tag in (273, 324))) > MAX_TILES:
             problem = f"{count:,} tiles or strips; the limit is {MAX_TILES:,}; save the image again"
             raise _error(called, problem, LargeImageError)
     return image
+
+
+class _RawError(NotAnImageError):
+    """The file is camera RAW, whose preview can be read."""
 
 
 class _MeteredFile:
@@ -320,10 +342,10 @@ class _MeteredFile:
         return getattr(self.file, name)
 
 
-def _count_scans(file: BinaryIO) -> int:
-    """The scans of a JPEG, up to the end of its first image."""
-    file.seek(0)
-    data, at, scans = file.read(), 2, 0
+def _count_scans(image: Any) -> int:
+    """The scans of a JPEG that is not loaded yet, up to the end of its first image."""
+    image.fp.seek(0)
+    data, at, scans = image.fp.read(), 2, 0
     while (marker := _MARKER.search(data, at)) and marker[1] != _END:
         scans += marker[1] == _SCAN
         at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
@@ -368,8 +390,10 @@ def _undecodable(error: Exception, called: str) -> ImageError:
     return _error(called, f"the image is {problem} ({reason}); {_AGAIN}")
 
 
-def _not_an_image(head: bytes, called: str, formats: tuple[str, ...] | None) -> ImageError:
-    kind = format_by_content(head)
+def _not_an_image(
+    head: bytes, called: str, formats: tuple[str, ...] | None, kind: PhotoFormat | None = None
+) -> ImageError:
+    kind = kind or format_by_content(head)
     if kind is None and called.lower().endswith(RAW.extensions):
         kind = RAW
     if kind is not None and formats is not None and not (kind is HEIC and "HEIF" in formats):
@@ -377,6 +401,8 @@ def _not_an_image(head: bytes, called: str, formats: tuple[str, ...] | None) -> 
         return _error(called, problem, NotAnImageError)
     if kind is not None and not kind.decodable:
         return _error(called, kind.problem, NotAnImageError)
+    if kind is RAW:
+        return _error(called, RAW.name, _RawError)
     if kind is not None or _SIGNATURES.match(head):
         name = f"{kind.name} " if kind else ""
         return _error(called, f"the {name}image header is truncated or damaged; {_AGAIN}")

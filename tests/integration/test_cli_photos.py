@@ -100,7 +100,8 @@ def test_entries_that_cannot_be_read_cost_no_other(folder, caption, monkeypatch,
 
 def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    for name in ("5.HEIC", "6.heic", "7.CR2", "8.nef", "9.nef", "10.jxl"):
+    monkeypatch.setitem(sys.modules, "rawpy", None)
+    for name in ("1.nef", "5.HEIC", "6.heic", "7.CR2", "8.nef", "9.nef", "10.jxl"):
         (folder / "holiday" / name).write_bytes(b"x")
 
     assert caption("holiday") == FAILED
@@ -108,11 +109,12 @@ def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, mo
     photos, notes = captioned(capsys)
     assert len(photos) == 4
     assert sorted(notes) == [
+        "captioner: skipped 1 camera RAW file beside a photo of the same name",
         "captioner: skipped 1 photo (1 .jxl): JPEG XL is not supported; convert it to JPEG",
         "captioner: skipped 2 photos (2 .heic): HEIC needs pillow-heif; run: pip install "
         "'captioner[heif]'",
-        "captioner: skipped 3 photos (2 .nef, 1 .cr2): camera RAW is not supported; export it as "
-        "JPEG with your photo software",
+        "captioner: skipped 3 photos (2 .nef, 1 .cr2): camera RAW needs rawpy; run: pip install "
+        "'captioner[raw]'",
     ]
 
 

@@ -16,6 +16,7 @@ import pytest
 from mutated_photos import progressive
 from numpy.typing import NDArray
 from PIL import Image, TiffImagePlugin
+from tiny_raw import tiny_dng
 
 from captioner.data import formats, images
 from captioner.data.images import (
@@ -237,10 +238,45 @@ def save_raw(path: Path, **tags: int) -> None:
         ("a.tif", {"t254": 1, "t330": 8}),  # NewSubfileType (reduced) and SubIFDs
     ],
 )
-def test_camera_raw_previews_are_refused(tmp_path: Path, name, tags):
+def test_camera_raw_without_rawpy_is_refused(tmp_path: Path, monkeypatch, name, tags):
+    """Pillow would read its smallest preview."""
+    monkeypatch.setitem(sys.modules, "rawpy", None)
     save_raw(tmp_path / name, **tags)
 
-    assert "camera RAW is not supported; export it as JPEG" in failure(tmp_path / name)
+    assert "camera RAW needs rawpy; run: pip install 'captioner[raw]'" in failure(tmp_path / name)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_the_largest_preview_of_camera_raw_is_read_upright(orientation, tmp_path: Path):
+    pytest.importorskip("rawpy")
+    large = Image.new("RGB", (480, 320), "red")
+    large.paste("blue", (0, 0, 160, 320))
+    file = tmp_path / "a.dng"
+    file.write_bytes(tiny_dng(Image.new("RGB", (96, 64)), large, orientation=orientation))
+    turns = {1: 0, 3: 2, 6: 3, 8: 1}[orientation]  # by 90 degrees, anticlockwise
+
+    made = pixels(file).astype(int)
+
+    assert np.abs(made - np.rot90(np.asarray(large), turns).astype(int)).mean() < 3
+    assert image_size(file) == made.shape[1::-1]
+    np.testing.assert_array_equal(pixels(file.read_bytes()), made)  # whatever its name
+    with pytest.raises(NotAnImageError, match="camera RAW is not supported here; give JPEG"):
+        open_image(file, formats=USUAL_FORMATS)
+    with pytest.raises(LargeImageError):
+        open_image(file, max_pixels=480 * 320 - 1)
+
+
+def test_camera_raw_that_cannot_be_read_is_one_line(tmp_path: Path):
+    pytest.importorskip("rawpy")
+    whole = tiny_dng(Image.new("RGB", (480, 320)))
+    for name, content in {
+        "none.dng": tiny_dng(),
+        "bitmap.dng": tiny_dng(Image.new("RGB", (480, 320)), jpeg=False),
+        "short.dng": whole[: len(whole) // 8],
+        "text.nef": b"not a RAW file",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        assert failure(tmp_path / name).startswith(f"{tmp_path / name}: ")
 
 
 def heic(**options: Any) -> bytes:
@@ -296,7 +332,7 @@ def test_missing_files_folders_and_urls(tmp_path: Path):
         (b"\xff\xd8\xff\xe0\0\x10JF", "truncated"),
         (b"\x89PNG\r\n\x1a\n", "truncated"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
-        (b"\0\0\0\x18ftypcrx \0\0\0\1crx isom", "camera RAW is not supported; export it as"),
+        (b"\0\0\0\x18ftypcrx \0\0\0\1crx isom", "camera RAW|its preview"),
         (b"\0\0\0\x1cftypavif\0\0\0\0avif", "AVIF"),
         (b"<!DOCTYPE html><title>404</title>", "a web page"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "PostScript"),
