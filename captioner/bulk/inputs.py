@@ -161,6 +161,8 @@ def _find(inputs: Iterable[str], recursive: bool) -> Iterator[str]:
             with _readable(name):
                 fs, path = url_to_fs(name)
                 folder = fs.isdir(path)
+                if not (folder or is_local(name) or fs.exists(path)):
+                    raise DataError(f"{name}: no such file or folder; check the bucket and path")
                 found = fs.find(path, maxdepth=None if recursive else 1) if folder else []
             if not folder:
                 yield name

@@ -291,7 +291,8 @@ def _identify_image(
         image = Image.open(metered, formats=_to_try(head, formats))
         pixels = image.width * image.height
     except Image.DecompressionBombError as error:
-        problem = f"{first_line(error).rstrip('.')}; {too_large}"
+        count = int(re.findall(r"\d+", str(error))[0])  # Pillow's own limit comes after it
+        problem = f"{count:,} pixels; {too_large}"
         raise _error(called, problem, LargeImageError) from error
     except UnidentifiedImageError as error:
         raise _not_an_image(head, called, formats) from error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from captioner.drawing.document import script_hashes
@@ -60,12 +61,23 @@ def request_body(options: type[BaseModel], example: str, *, several: bool = Fals
     return {"requestBody": {"required": True, "description": text, "content": content}}
 
 
-def add_api_pages(app: FastAPI) -> None:
-    """Add ``/docs`` (Swagger UI) and ``/redoc``, which need no network.
+def add_api_pages(app: FastAPI, *, keys: bool) -> None:
+    """Add ``/openapi.json``, ``/docs`` (Swagger UI) and ``/redoc``, which need no network.
 
+    The commands in it have the address that was requested and, with ``keys``, a header for one.
     FastAPI's own pages load scripts from another host; the package fastapi-offline has these files.
     Addresses are relative, so that they also hold below a proxy's prefix.
     """
+
+    async def schema(request: Request) -> Response:
+        address = json.dumps(str(request.base_url).rstrip("/"))[1:-1]
+        curl = "curl -H 'Authorization: Bearer KEY' " if keys else "curl "
+        text = json.dumps(app.openapi()).replace("http://localhost:8000", address)
+        prefix = request.scope.get("root_path")
+        servers = {"servers": [{"url": prefix}]} if prefix else {}
+        return JSONResponse(json.loads(text.replace("curl ", curl)) | servers)
+
+    app.add_route("/openapi.json", schema, include_in_schema=False)
     same: dict[str, Any] = {"openapi_url": "openapi.json", "title": "captioner API"}
     js, css, redoc_js = "swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js"
     swagger = get_swagger_ui_html(

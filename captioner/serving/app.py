@@ -18,10 +18,11 @@ from captioner.inference.captioner import Captioner
 from captioner.serving import schema, security
 from captioner.serving.api_docs import DESCRIPTION, add_api_pages, add_file, request_body
 from captioner.serving.bulk import NDJSON, BulkResponse
-from captioner.serving.observe import REQUEST_ID, AccessLog, Metrics
+from captioner.serving.observe import REQUEST_ID, AccessLog, Metrics, route_path
 from captioner.serving.options import ServeOptions
 from captioner.serving.outputs import CAPTIONS, OUTPUTS
 from captioner.serving.page import index_page, policy
+from captioner.serving.protocols import IGNORED, add_protocols, error_body
 from captioner.serving.schema import RequestError
 from captioner.serving.service import Output, Service
 from captioner.version import __version__
@@ -61,6 +62,7 @@ def create_app(
         version=__version__,
         docs_url=None,  # see add_api_pages
         redoc_url=None,
+        openapi_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
     )
@@ -69,7 +71,8 @@ def create_app(
     for output in OUTPUTS:
         _add_output(app, service, output, checks)
     _add_batch(app, service, checks)
-    add_api_pages(app)
+    add_protocols(app, service, checks, model_name)
+    add_api_pages(app, keys=keys is not None)
     page = index_page(options, model)
     add_file(app, "/", HTMLResponse(page, headers={"Content-Security-Policy": policy(page)}))
     add_file(app, "/favicon.ico", Response(status_code=204))
@@ -86,7 +89,7 @@ def create_app(
             allow_origins=options.allow_origin,
             allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["Authorization", security.KEY_HEADER, REQUEST_ID],
-            expose_headers=["Retry-After", REQUEST_ID, *versions],
+            expose_headers=["Retry-After", REQUEST_ID, IGNORED, *versions],
         )
     app.add_middleware(security.OriginCheck, options=options, metrics=metrics)
     routes = {route.path for route in app.routes if hasattr(route, "path")}
@@ -112,7 +115,8 @@ def _add_output(app: FastAPI, service: Service, output: Output, checks: list[Any
         example, model, content = "?num_captions=3", schema.CaptionsResponse, {}
     else:
         example, model = f"' -o 'photo.{output.path.rpartition('.')[2]}", None
-        content = {output.media_type: {"schema": {"type": "string", "format": "binary"}}}
+        binary = {} if output.media_type.startswith("text/") else {"format": "binary"}
+        content = {output.media_type: {"schema": {"type": "string", **binary}}}
     name = output.path.removeprefix("/v1/").replace(".", "_")
     query = schema.query_model(service.options, name, *output.options)
     endpoint.__annotations__["query"] = Annotated[query, Query()]
@@ -200,7 +204,7 @@ def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:
             message = _HTTP_ERRORS.get(status, str(error.detail))
             error = RequestError(status, f"http_{status}", message)
         metrics.refused.labels(error.reason).inc()
-        response: Response = error.response()
+        response: Response = error.response(error_body(route_path(request.scope), error))
         response.headers.update(headers)
         return response
 

@@ -51,9 +51,14 @@ Options = dict[str, Any]
 Photos = AsyncGenerator[Upload, None]  # as they arrive
 
 
-def check_headers(request: Request, limits: Limits, *, several: bool) -> int:
-    """Refuse what the headers alone rule out; returns the memory in units of ``max_bytes``."""
-    kind, encoding = _content_type(request), request.headers.get("content-encoding", "identity")
+def check_headers(
+    request: Request, limits: Limits, *, several: bool, kind: str | None = None
+) -> int:
+    """Refuse what the headers alone rule out; returns the memory in units of ``max_bytes``.
+
+    ``kind`` is the content type of the body; None: that of the headers.
+    """
+    kind, encoding = kind or _content_type(request), request.headers.get("content-encoding", "")
     if kind == FORM and not _boundary(request):
         hint = "leave the header out, and the client (fetch, requests, ...) sets it"
         message = f"the Content-Type of the form has no boundary; {hint}"
@@ -61,7 +66,7 @@ def check_headers(request: Request, limits: Limits, *, several: bool) -> int:
     if encoding.lower() not in ("identity", ""):
         message = f"Content-Encoding {shortened(encoding)} is not supported"
         raise RequestError(415, "encoding", f"{message}; send the body uncompressed")
-    most = _most_bytes(request, limits, several)
+    most = _most_bytes(kind, limits, several)
     length = request.headers.get("content-length", "")
     size = int(length) if length.isdecimal() else most
     if size > most:
@@ -98,8 +103,7 @@ def _boundary(request: Request) -> bytes:
     return parse_options_header(request.headers.get("content-type"))[1].get(b"boundary", b"")
 
 
-def _most_bytes(request: Request, limits: Limits, several: bool) -> float:
-    kind = _content_type(request)
+def _most_bytes(kind: str, limits: Limits, several: bool) -> float:
     if kind == JSON:
         return limits.max_bytes * 4 // 3 * (JSON_PHOTOS if several else 1) + _OVERHEAD
     if kind == FORM:
@@ -149,19 +153,27 @@ async def _read_bytes(request: Request, limits: Limits, _: Options, __: bool) ->
     yield Upload(body, alone=True)
 
 
-async def _read_json(request: Request, limits: Limits, options: Options, several: bool) -> Photos:
+async def read_object(request: Request, limits: Limits, *, several: bool) -> dict[str, Any]:
+    """The object of a JSON body, whatever its content type; call ``check_headers`` first."""
     body = bytearray()
-    async for chunk in _chunks(request, _most_bytes(request, limits, several), "the JSON"):
+    async for chunk in _chunks(request, _most_bytes(JSON, limits, several), "the JSON"):
         body += chunk
     try:
         data = await asyncio.to_thread(from_json, body, allow_inf_nan=False)
     except ValueError as error:
         raise RequestError(400, "json", f"not valid JSON: {error}") from error
-    del body
     if not isinstance(data, dict):
-        raise RequestError(422, "fields", 'the JSON is no object; give {"image": "<base64>"}')
+        raise RequestError(422, "fields", 'the JSON is no object, {"...": ...}; see /docs')
+    return data
+
+
+async def _read_json(request: Request, limits: Limits, options: Options, several: bool) -> Photos:
+    data = await read_object(request, limits, several=several)
     found = shortened(", ".join(data)) or "no fields"
+    nulls = [name for name in NAMES if data.get(name, "") is None]
     given = {name: value for name in NAMES if (value := data.pop(name, None)) is not None}
+    if nulls and not given:
+        raise RequestError(422, "fields", f"{nulls[0]} is null; give the photo in base64")
     if len(given) != 1:
         message = f"the JSON needs one field named {NAMES[several]}; found {found}"
         raise RequestError(422, "fields", message)
@@ -174,11 +186,11 @@ async def _read_json(request: Request, limits: Limits, options: Options, several
     options |= {option: value for option, value in data.items() if value is not None}
     del given
     while photos:  # each is freed when it has been decoded
-        yield await asyncio.to_thread(_from_base64, photos.pop(), limits.max_bytes)
+        yield await asyncio.to_thread(from_base64, photos.pop(), limits.max_bytes)
 
 
-def _from_base64(given: Any, most: int) -> Upload:
-    """Decode a photo; errors are the photo's own."""
+def from_base64(given: Any, most: int) -> Upload:
+    """Decode a photo of at most ``most`` bytes, in base64 or a data: URL; errors are its own."""
     text, error = given, None
     if isinstance(given, str) and given[:5].lower() == "data:":
         text = given.partition(";base64,")[2] or None
@@ -202,7 +214,7 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
     callbacks: Any = {name: getattr(form, name) for name in dir(form) if name.startswith("on_")}
     try:
         parser = MultipartParser(_boundary(request), callbacks)
-        async for chunk in _chunks(request, _most_bytes(request, limits, several), "the form"):
+        async for chunk in _chunks(request, _most_bytes(FORM, limits, several), "the form"):
             parser.write(chunk)
             while form.complete:
                 item = form.complete.pop(0)
@@ -246,12 +258,15 @@ class _Form:
         self._header = self._value = b""
 
     def on_headers_finished(self) -> None:
-        options = parse_options_header(self._headers.get(b"content-disposition"))[1]
+        disposition = self._headers.get(b"content-disposition", b"")
+        options = parse_options_header(disposition)[1]
         kind = self._headers.get(b"content-type", b"").lower()
         self._headers = {}
         self._name = options.get(b"name", b"").decode("utf-8", "replace")
         self._file_name = options.get(b"filename", b"").decode("utf-8", "replace")
-        self._is_photo = b"filename" in options or kind.startswith((b"image/", b"application/oct"))
+        # filename* is not for forms (RFC 7578, 4.2) and thus not parsed, but some clients send it.
+        self._is_photo = b"filename" in options or b"filename*=" in disposition.lower()
+        self._is_photo |= kind.startswith((b"image/", b"application/oct"))
         self._data = io.BytesIO()
         self._found[self._name] = None
         if self._is_photo and self._name not in self._names:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Interval
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from starlette.datastructures import QueryParams
 
 from captioner.caption import Caption
 from captioner.errors import ConfigError
@@ -29,6 +30,7 @@ MAX_LENGTH = 50  # of a caption (tokens)
 MAX_TEXT = 1000  # characters
 MAX_PANEL = 1280  # pixels
 
+_BEAMS = ("beam_size", "num_captions", "candidates", "beam_groups")
 _FREE = ("attention", "attention_gate")  # methods whose maps the decoder computes anyway
 _EXPLAINED_WORD = 250  # steps of the decoder that take as long as the maps of a word by the others
 
@@ -46,8 +48,8 @@ class RequestError(Exception):
         super().__init__(message)
         self.status, self.reason, self.retry_after = status, reason, retry_after
 
-    def response(self) -> JSONResponse:
-        """The HTTP response."""
+    def response(self, body: Mapping[str, Any] | None = None) -> JSONResponse:
+        """The HTTP response; its body is by default ``{"error": line}``."""
         headers = {}
         if self.status in (429, 503):
             headers["Retry-After"] = str(self.retry_after)
@@ -55,7 +57,7 @@ class RequestError(Exception):
             headers["Connection"] = "close"
         if self.status == 401:
             headers["WWW-Authenticate"] = 'Bearer realm="captioner"'
-        return JSONResponse({"error": str(self)}, self.status, headers)
+        return JSONResponse(body or {"error": str(self)}, self.status, headers)
 
 
 def internal_error() -> RequestError:
@@ -117,9 +119,7 @@ class RequestQuery(BaseModel):
 def query_model(limits: Limits, name: str, *options: type) -> type[RequestQuery]:
     """Create the pydantic model of the search options and those of other dataclasses."""
     most = {  # that only the server has, to limit the cost of a request
-        **dict.fromkeys(
-            ("beam_size", "num_captions", "candidates", "beam_groups"), limits.max_beam
-        ),
+        **dict.fromkeys(_BEAMS, limits.max_beam),
         **{"max_length": MAX_LENGTH, "min_length": MAX_LENGTH - 1, "block_ngrams": MAX_LENGTH},
         **{"temperature": 100, "diversity": 100, "top_k": 1_000_000, "seed": 2**32 - 1},
         **{"panel_size": MAX_PANEL, "columns": 50},
@@ -169,6 +169,14 @@ def _split_words(given: Any) -> Any:
     return _split(given, r"[,\s]")
 
 
+def check_once(given: QueryParams, query: RequestQuery) -> None:
+    """Refuse query parameters that are repeated but are not lists, of which one would count."""
+    for name in given:
+        count = len(given.getlist(name))
+        if count > 1 and not query.known[name].is_list:
+            raise RequestError(422, "options", f"{name} is given {count} times; give it once")
+
+
 def with_fields(query: RequestQuery, fields: Mapping[str, Any]) -> RequestQuery:
     """The query parameters together with the options of the body, which must be others."""
     model = type(query)
@@ -191,6 +199,8 @@ def query_error(errors: Iterable[Mapping[str, Any]], query: type[RequestQuery]) 
         return f"unknown parameter {shortened(', '.join(unknown))}; give {', '.join(query.known)}"
     name = next(part for part in errors[0]["loc"] if part in query.known)
     field, allowed = query.known[name], query.known[name].allowed
+    if name in _BEAMS:
+        allowed += " (the server's --max-beam)"
     if most := errors[0].get("ctx", {}).get("max_length"):
         allowed = f"at most {most} {'words' if field.is_list else 'characters'}"
     return f"{name} is {shortened(errors[0].get('input'))}; give {allowed}"

@@ -115,6 +115,7 @@ class Service:
 
         The body may contain further options beside those of the query.
         """
+        schema.check_once(request.query_params, query)
         memory = check_headers(request, self.options, several=False)
         client = client_of(request)
 
@@ -228,8 +229,12 @@ class Service:
         return RequestError(503, "time", message, retry_after=self.retry_after())
 
     def retry_after(self) -> int:
-        """Whole seconds in which the requests in flight should be completed."""
-        return min(MAX_WAIT, math.ceil(self._seconds * max(1, self.in_flight)))
+        """Whole seconds in which the requests in flight should be completed.
+
+        Each has the time limit once for its upload and once for its captions.
+        """
+        most = min(MAX_WAIT, 2 * self.options.timeout)
+        return math.ceil(min(most, self._seconds * max(1, self.in_flight)))
 
     @contextmanager
     def slots(self, count: int, client: str, *, several: bool = False) -> Iterator[None]:

@@ -39,6 +39,8 @@ def test_folders_lists_and_patterns(tmp_path, monkeypatch) -> None:
     assert names(divide(["p/*.jpg", "gone.jpg"], size=9)) == [["p/2.jpg", "p/10.jpg", "gone.jpg"]]
     with pytest.raises(DataError, match="no photos, Parquet or tar files; subfolders are not"):
         divide([str(tmp_path)], size=1)
+    with pytest.raises(DataError, match="memory://nobucket/photos/: no such file or folder; check"):
+        divide(["memory://nobucket/photos/"], size=1)
 
 
 def test_the_same_inputs_give_the_same_parts(tmp_path) -> None:

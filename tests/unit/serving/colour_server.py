@@ -22,6 +22,7 @@ from captioner.options import SearchOptions
 BAD = (255, 0, 0)
 """A photo of this colour can make its whole batch fail."""
 OWN = SearchOptions(beam_size=2, max_length=6)
+PATIENCE = 30  # seconds that a test waits for a server
 
 
 class ColourVocabulary:

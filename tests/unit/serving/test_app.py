@@ -53,6 +53,8 @@ INVALID = [
     ({"temperature": "nan"}, "temperature is nan; give a number from 0 to 100"),
     ({"attention": "maybe"}, "attention is maybe; give true or false"),
     ({"forced_words": "a,b,c,d,e,f,g,h,i,j,k"}, "'k']; give at most 10 words"),
+    ({"candidates": 128}, "give an integer from 0 to 20 (the server's --max-beam)"),
+    ({"beam_size": [1, 2]}, "beam_size is given 2 times; give it once"),
     ({"words": "zebra"}, "the model does not know zebra"),
     ({"words": "a", "beam_size": 2, "seed": 1}, "with search options (beam_size, seed)"),
     ({"num_captions": 3}, "num_captions is 3; give at most beam_size (2)"),
@@ -219,9 +221,14 @@ async def test_schema_describes_every_body_with_an_example(serve, schema):
     """The JSON examples are accepted as they are."""
     examples = {}
     for path, item in schema["paths"].items():
-        if not path.startswith("/v1/"):
+        if not path.startswith(("/v1/", "/api/")):
+            continue
+        if "post" not in item:
             continue
         body = item["post"]["requestBody"]
+        if "multipart/form-data" not in body["content"]:  # the protocols of other programs
+            examples[path] = body["content"]["application/json"]["example"]
+            continue
         assert "curl -F image" in body["description"]
         name = "images" if path == "/v1/batch" else "image"
         form = body["content"]["multipart/form-data"]

@@ -50,6 +50,9 @@ def text(data: bytes) -> str:
 BODIES = {
     "httpx": form({"image": png()}),
     "file name of other letters": form({"image": ("Füße 'x'.png", png(), "image/png")}),
+    "file name as in RFC 5987": parts(
+        ("Content-Disposition: form-data; name=image; filename*=UTF-8''a%20b.png", png())
+    ),
     "no file name": parts(
         ('Content-Disposition: form-data; name="image"\r\nContent-Type: image/png', png())
     ),
@@ -205,8 +208,8 @@ REFUSED = {
     "no boundary": ((b"", {"content-type": "multipart/form-data"}), 400, "has no boundary; leave"),
     "cut off": ((parts(file(png()))[0][:-40], parts()[1]), 400, "ends before its last boundary"),
     "deep JSON": ((b"[" * 70_000, JSON), 400, "not valid JSON: "),
-    "no object": (as_json(["abc"]), 422, "the JSON is no object"),
-    "null": (as_json({"image": None}), 422, "the JSON needs one field named image; found image"),
+    "no object": (as_json(["abc"]), 422, "the JSON is no object, "),
+    "null": (as_json({"image": None}), 422, "image is null; give the photo in base64"),
     "list": (as_json({"image": [text(png())]}), 422, "send several photos to POST /v1/batch"),
     "both": (
         as_json({"image": "", "images": []}),

@@ -226,19 +226,23 @@ async def test_captions_need_a_key(serve, model, keys, caplog):
 async def test_every_endpoint_for_photos_needs_a_key_and_the_schema_says_so(serve, keys):
     """``/docs`` then has a button for the key."""
     server = await serve(app={"keys": keys})
-    schema = (await server.get("/openapi.json")).json
+    schema = (await server.get("/openapi.json", host="localhost:1234")).json
+    assert (
+        "curl -H 'Authorization: Bearer KEY' -F image=@photo.jpg http://localhost:1234/v1/"
+        in (schema["info"]["description"])
+    )
     openapi_spec_validator.validate(schema)
     kinds = schema["components"]["securitySchemes"]
     assert kinds["HTTPBearer"] == {"type": "http", "scheme": "bearer"}
     assert kinds["APIKeyHeader"]["name"] == "X-Api-Key"
     for path, item in schema["paths"].items():
-        photos = path.startswith("/v1/")
-        for operation in item.values():
+        photos = path.startswith(("/v1/", "/api/"))
+        for verb, operation in item.items():
             assert operation.get("security", []) == [
                 {name: []} for name in (kinds if photos else ())
             ]
-        if photos:
-            assert (await server.open(path).response()).status == 401
+            if photos:
+                assert (await server.open(path, verb=verb.upper()).response()).status == 401
 
 
 def test_invalid_key_files(tmp_path):

@@ -2,67 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
-from colour_server import ColourModel, png
-
-from captioner.serving.app import create_app
-from captioner.serving.options import ServeOptions
-from captioner.serving.server import Running, free_address
+from colour_server import PATIENCE, png
 
 pytestmark = pytest.mark.slow  # they wait for timeouts of the server
 
-PATIENCE = 30  # seconds that a test waits for the server
-
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., SimpleNamespace]]:
+def serve(listening) -> Callable[..., SimpleNamespace]:
     """``serve(timeout=1)`` starts a server: connect(), app, model, stop(), thread."""
-    with ExitStack() as ending:
-
-        def start(**options: float) -> SimpleNamespace:
-            model, ready = ColourModel(), threading.Event()
-            app = create_app(model, ServeOptions(**options))  # type: ignore[arg-type]
-            address = free_address("127.0.0.1", 0)
-            found = SimpleNamespace(app=app, model=model)
-
-            async def main() -> None:
-                running = Running(app, address)
-                loop = asyncio.get_running_loop()
-                found.stop = lambda: loop.call_soon_threadsafe(running.stop)
-                serving = asyncio.create_task(running.serve())
-                await running.started.wait()
-                ready.set()
-                await serving
-
-            found.thread = threading.Thread(target=asyncio.run, args=(main(),))
-            found.thread.start()
-            assert ready.wait(PATIENCE)
-
-            def connect() -> socket.socket:
-                return ending.enter_context(socket.create_connection(address, timeout=PATIENCE))
-
-            def end() -> None:
-                model.gate.set()
-                with suppress(RuntimeError):  # it has ended
-                    found.stop()
-                    found.stop()
-                found.thread.join(PATIENCE)
-                assert not found.thread.is_alive()
-
-            ending.callback(end)
-            found.connect = connect
-            return found
-
-        yield start
+    return listening
 
 
 def head(length: int | None = None, path: str = "/v1/captions") -> bytes:

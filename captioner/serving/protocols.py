@@ -1,0 +1,342 @@
+"""Endpoints that other programs speak: those of Ollama, OpenAI and PhotoPrism's Vision API.
+
+A request has photos in base64 or as data: URLs, and much that a captioner has no use for: a prompt,
+sampling options, ... The latter is ignored, and the header ``X-Captioner-Ignored`` names it. Tools
+and output formats are refused, since the response would not be what the program expects; URLs of
+other servers too, since nothing is fetched from anywhere.
+
+Captions are those of ``/v1/captions`` without options; several photos get a line each. The model is
+``captioner`` or has the name of its folder, and a tag selects a style: ``captioner:flickr8k``. A
+stream has the whole caption in one part, as the search finds the best one only at its end.
+
+Sources: ollama/ollama, docs/api.md; OpenAI's API reference; photoprism/photoprism,
+internal/ai/vision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from captioner.caption import Caption
+from captioner.errors import either
+from captioner.serving import schema
+from captioner.serving.api_docs import EXAMPLE_PHOTO
+from captioner.serving.bulk import NDJSON
+from captioner.serving.photos import JSON, check_headers, from_base64, read_object
+from captioner.serving.schema import RequestError, json_line, shortened
+from captioner.serving.security import client_of
+from captioner.serving.service import Service, disconnected, within
+from captioner.version import __version__
+
+IGNORED = "X-Captioner-Ignored"  # header of responses: names of what a request has in vain
+NAME = "captioner"  # of any model
+
+# Fields that change what a response is, and their values that do not.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "functions": ([],),
+    "format": ("", "text"),
+    "response_format": ({"type": "text"},),
+    "schema": (),
+    "n": (1,),
+}
+_PLAIN = re.compile(r"[A-Za-z0-9_]{1,40}")  # names that may be in a header
+_CODES = {"model": "model_not_found", "key": "invalid_api_key", "rate": "rate_limit_exceeded"}
+
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+def _url(given: Any) -> Any:
+    return given.get("url") if isinstance(given, dict) else given
+
+
+def _parts(given: Any) -> Any:
+    return [{"type": "text"}] * bool(given) if isinstance(given, str) else given or []
+
+
+class Part(BaseModel):
+    """A part of a message to OpenAI: text, an image, ..."""
+
+    type: str
+    image_url: Annotated[str, BeforeValidator(_url)] = ""
+
+
+class Message(BaseModel):
+    """A message of a chat. Ollama's have images beside the text, OpenAI's among the parts."""
+
+    content: Annotated[list[Part], BeforeValidator(_parts)] = []
+    images: list[str] | None = None
+
+
+class Ask(BaseModel):
+    """A request in any of the protocols; fields that are not declared here are ignored."""
+
+    model_config = ConfigDict(extra="allow")
+    model: str = NAME
+    version: str = ""  # a tag of the model (PhotoPrism)
+    stream: bool
+    images: list[str] = []
+    url: str = ""
+    messages: list[Message] = []
+    id: str = ""
+
+    @property
+    def photos(self) -> list[str]:
+        """Photos in base64 or as URLs; of a chat the last ones, as programs repeat the earlier."""
+        if self.images or self.url:
+            return self.images or [self.url]
+        found = (
+            [*filter(None, (part.image_url for part in message.content)), *(message.images or ())]
+            for message in reversed(self.messages)
+        )
+        return next(filter(None, found), [])
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names of what the request has in vain."""
+        kinds = [part.type for message in self.messages for part in message.content]
+        names = ["prompt" if kind == "text" else kind for kind in kinds if kind != "image_url"]
+        names += [name for name, value in (self.model_extra or {}).items() if value]
+        return [name for name in dict.fromkeys(names) if _PLAIN.fullmatch(name)][:30]
+
+
+def _read(data: dict[str, Any], streams: bool) -> Ask:
+    given = {name: value for name, value in data.items() if value is not None}
+    try:
+        ask = Ask.model_validate({"stream": streams, **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field, problem = ".".join(map(str, first["loc"])), first["msg"]
+        problem = problem.replace("Input should be", "give")
+        message = f"{field} is {shortened(first['input'])}; {problem}"
+        raise RequestError(400, "fields", message) from error
+    for name, harmless in _UNSUPPORTED.items():
+        if name in given and given[name] not in harmless:
+            message = f"{name} is not supported: the response is a caption; leave {name} out"
+            raise RequestError(400, "unsupported", message)
+    return ask
+
+
+def _check_photos(photos: list[str], most: int) -> None:
+    if not 0 < len(photos) <= most:
+        problem = f"{len(photos)} photos; give 1 to {most}, in base64 or as data: URLs"
+        raise RequestError(413 if photos else 400, "fields", f"the request has {problem}")
+    for photo in photos:
+        if re.match("https?:", photo, re.IGNORECASE):
+            hint = "URLs are not fetched; send the photo in base64 or as a data: URL"
+            raise RequestError(400, "url", f"the photo is {shortened(photo)}; {hint}")
+
+
+# --- responses -----------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """What a response is made of."""
+
+    id: str = ""
+    text: str = ""
+    words: int = 0
+    confidence: float | None = None
+    seconds: float = 0
+
+
+Parts = list[dict[str, Any]]
+"""A response, or what a stream is made of."""
+
+
+def _ollama(field: Callable[[str], dict[str, Any]], ask: Ask, found: Found) -> Parts:
+    nanoseconds = round(found.seconds * 1e9)
+    counts = {"eval_count": found.words, "eval_duration": nanoseconds}
+    end = {"done": True, "done_reason": "stop", "total_duration": nanoseconds, **counts}
+    head = {"model": ask.model, "created_at": datetime.now(timezone.utc).isoformat()}
+    if not ask.stream:
+        return [head | field(found.text) | end]
+    return [head | field(found.text) | {"done": False}, head | field("") | end]
+
+
+def _openai(ask: Ask, found: Found) -> Parts:
+    kind = "chat.completion.chunk" if ask.stream else "chat.completion"
+    head = {"id": f"chatcmpl-{found.id}", "object": kind, "created": int(time.time())}
+    head["model"] = ask.model
+    usage = {"completion_tokens": found.words, "total_tokens": found.words}
+    end = {"usage": {"prompt_tokens": 0, **usage}}
+    message = {"role": "assistant", "content": found.text}
+
+    def choice(reason: str | None, **content: Any) -> dict[str, Any]:
+        return {"choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason}]}
+
+    if not ask.stream:
+        return [head | choice("stop", message={**message, "refusal": None}) | end]
+    return [head | choice(None, delta=message), head | choice("stop", delta={}) | end]
+
+
+def _photoprism(ask: Ask, found: Found) -> Parts:
+    caption: dict[str, Any] = {"text": found.text}
+    if found.confidence is not None:
+        caption["confidence"] = round(found.confidence, 4)
+    model = {"type": "caption", "name": ask.model, "version": ask.version or "latest"}
+    head = {"id": ask.id or found.id, "code": 200, "model": model}
+    return [{**head, "result": {"caption": caption}}]
+
+
+def _shown(_: Ask, __: Found) -> Parts:
+    info = {"details": _DETAILS, "model_info": {"general.architecture": NAME}}
+    return [{**info, "template": "", "capabilities": ["completion", "vision"]}]
+
+
+class Protocol(NamedTuple):
+    """An endpoint with requests in JSON."""
+
+    summary: str
+    example: dict[str, Any]
+    parts: Callable[[Ask, Found], Parts]
+    stream_type: str | None = None
+    """Content type of streams; None: there are none."""
+
+    def encode(self, ask: Ask, found: Found) -> tuple[bytes, str]:
+        """The body of a response, and its content type."""
+        lines = [*map(json_line, self.parts(ask, found))]
+        if not ask.stream or self.stream_type is None:
+            return lines[0], JSON
+        if self.stream_type == NDJSON:
+            return b"\n".join(lines) + b"\n", NDJSON
+        return b"".join(b"data: " + line + b"\n\n" for line in [*lines, b"[DONE]"]), SSE
+
+
+SSE = "text/event-stream"
+_DETAILS = {"format": NAME, "family": NAME, "families": [NAME]}
+_GENERATE = partial(_ollama, lambda text: {"response": text})
+_CHAT = partial(_ollama, lambda text: {"message": {"role": "assistant", "content": text}})
+_IMAGES: dict[str, Any] = {"images": [EXAMPLE_PHOTO]}
+_URL = f"data:image/png;base64,{EXAMPLE_PHOTO}"
+_PARTS = [{"type": "image_url", "image_url": {"url": _URL}}]
+SHOW, OPENAI, PHOTOPRISM = "/api/show", "/v1/chat/completions", "/api/v1/vision/caption"
+PROTOCOLS = {
+    "/api/generate": Protocol("Caption photos for Ollama's clients", _IMAGES, _GENERATE, NDJSON),
+    "/api/chat": Protocol("The same in a chat", {"messages": [_IMAGES]}, _CHAT, NDJSON),
+    SHOW: Protocol("Describe the model for Ollama's clients", {"model": NAME}, _shown),
+    OPENAI: Protocol(
+        "Caption photos for OpenAI's clients", {"messages": [{"content": _PARTS}]}, _openai, SSE
+    ),
+    PHOTOPRISM: Protocol("Caption a photo for PhotoPrism", {"images": [_URL]}, _photoprism),
+}
+
+
+def error_body(path: str, error: RequestError) -> dict[str, Any]:
+    """An error as the clients of a path expect it."""
+    if path == PHOTOPRISM:
+        return {"code": error.status, "error": str(error)}
+    if path in (OPENAI, "/v1/models"):
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        code = _CODES.get(error.reason, error.reason)
+        return {"error": {"message": str(error), "type": kind, "param": None, "code": code}}
+    return {"error": str(error)}
+
+
+# --- endpoints -----------------------------------------------------------------------------------
+
+
+class Models:
+    """The names of the model: any model's, with the tags of its styles, and its folder's."""
+
+    def __init__(self, model_name: str, styles: tuple[str, ...]) -> None:
+        """Take the folder's name with its fingerprint: ``name@0123456789ab``."""
+        self._folder = re.sub("@[0-9a-f]+", "", model_name)
+        self._digest = model_name.partition("@")[2]
+        self._styles, self._started = styles, datetime.now(timezone.utc)
+        tags = (f"{NAME}:{style}" for style in styles[1:])
+        self._names = [*dict.fromkeys((NAME, *tags, self._folder))]
+
+    def style(self, ask: Ask) -> str | None:
+        """The style of a request; None: the default."""
+        name, _, tag = ask.model.partition(":")
+        tag = tag or ask.version or "latest"
+        if name not in (NAME, self._folder) or tag not in ("latest", *self._styles):
+            given = shortened(repr(name if tag == "latest" else f"{name}:{tag}"))
+            message = f"model {given} not found; give {either(self._names)}"
+            raise RequestError(404, "model", message)
+        return tag if tag in self._styles else None
+
+    def listed(self) -> dict[str, dict[str, Any]]:
+        """The lists of Ollama and OpenAI by their path."""
+        ollama = {"modified_at": self._started.isoformat(), "size": 0, "digest": self._digest}
+        openai = {"created": int(self._started.timestamp()), "owned_by": NAME}
+        tags = [name if ":" in name else f"{name}:latest" for name in self._names]
+        models = [{"name": tag, "model": tag, **ollama, "details": _DETAILS} for tag in tags]
+        data = [{"id": name, "object": "model", **openai} for name in self._names]
+        return {"/api/tags": {"models": models}, "/v1/models": {"object": "list", "data": data}}
+
+
+def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name: str) -> None:
+    """Add the endpoints; ``checks`` and ``model_name`` as in `create_app`."""
+    models = Models(model_name, tuple(service.model.stored.vocabulary.styles))
+    query = schema.query_model(service.options, "protocols", schema.WordOptions)
+
+    async def caption(request: Request, ask: Ask) -> Found:
+        client, limits, photos = client_of(request), service.options, ask.photos
+        start, options = time.monotonic(), query.model_validate({"style": models.style(ask)})
+        wanted = schema.read_request(service.model, options, limits.max_cost)
+        _check_photos(photos, limits.max_batch)
+        captions: list[Caption] = []
+
+        async def caption_all() -> None:
+            for number, photo in enumerate(photos):
+                if number and (error := request.state.count_photo()):
+                    raise error
+                upload = await asyncio.to_thread(from_base64, photo, limits.max_bytes)
+                if upload.error:
+                    raise upload.error
+                decoded = await service.decode(client, upload)
+                captions.append((await service.caption_photo(client, decoded, wanted))[0])
+
+        ends = [(disconnected(request), schema.client_closed()), service.closing()]
+        await within(limits.timeout * len(photos), caption_all(), service.too_slow(), ends)
+        text = "\n".join(one.text for one in captions)
+        words = sum(len(one.words) for one in captions)
+        confidence = captions[0].confidence if len(captions) == 1 else None
+        return Found(request.state.request_id, text, words, confidence, time.monotonic() - start)
+
+    def add(path: str, protocol: Protocol) -> None:
+        async def endpoint(request: Request) -> Response:
+            memory = check_headers(request, service.options, several=True, kind=JSON)
+            with service.slots(memory, client_of(request)):
+                body = read_object(request, service.options, several=True)
+                data = await service.received(body, "the JSON")
+                ask = await asyncio.to_thread(_read, data, protocol.stream_type == NDJSON)
+                models.style(ask)
+                found = Found() if path == SHOW else await caption(request, ask)
+            content, media_type = protocol.encode(ask, found)
+            headers = {IGNORED: ", ".join(ask.ignored)} if ask.ignored else {}
+            return Response(content, media_type=media_type, headers=headers)
+
+        content = {JSON: {"schema": {"type": "object"}, "example": protocol.example}}
+        app.post(
+            path,
+            summary=protocol.summary,
+            operation_id=path.strip("/").replace("/", "_"),
+            dependencies=checks,
+            openapi_extra={"requestBody": {"required": True, "content": content}},
+        )(endpoint)
+
+    def add_fixed(path: str, body: dict[str, Any]) -> None:
+        async def endpoint() -> Response:
+            return JSONResponse(body)
+
+        summary = f"{'OpenAI' if path.startswith('/v1/') else 'Ollama'}'s GET {path}"
+        app.get(path, summary=summary, dependencies=checks)(endpoint)
+
+    for path, protocol in PROTOCOLS.items():
+        add(path, protocol)
+    for path, body in {**models.listed(), "/api/version": {"version": __version__}}.items():
+        add_fixed(path, body)

@@ -1,0 +1,330 @@
+"""Endpoints that other programs speak, with their Python clients and recorded requests."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from colour_server import OWN, ColourModel, ColourVocabulary, png
+
+from captioner.serving.protocols import IGNORED
+from captioner.serving.security import ApiKeys
+
+KEY = "alice-0123456789abcdef"
+RED, BLUE = png((250, 0, 0)), png((0, 0, 250))
+
+
+class StyledModel(ColourModel):
+    """Its captions begin with their style and have a confidence."""
+
+    stored = SimpleNamespace(vocabulary=ColourVocabulary())
+    stored.vocabulary.styles = ("coco", "flickr8k")
+
+    def caption_batch(self, photos, options, **how):
+        return [
+            [
+                dataclasses.replace(
+                    one, words=(options.style or "plain", *one.words), confidence=0.8
+                )
+                for one in captions
+            ]
+            for captions in super().caption_batch(photos, options, **how)
+        ]
+
+
+def text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def url(data: bytes) -> str:
+    return f"data:image/png;base64,{text(data)}"
+
+
+@pytest.fixture
+def server(listening, tmp_path):
+    """A server with keys, whose model is a folder named dogs."""
+    (tmp_path / "keys").write_text(f"alice {KEY}\n")
+    keys = ApiKeys(tmp_path / "keys")
+    return listening(of=StyledModel(), app={"keys": keys, "model_name": "dogs@0123456789ab"})
+
+
+# --- Ollama --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ollama(server):
+    package = pytest.importorskip("ollama")
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with package.Client(host=server.url, headers=headers, trust_env=False) as client:
+        client.ResponseError = package.ResponseError
+        yield client
+
+
+def test_ollama_describes_the_model(ollama):
+    names = [one.model for one in ollama.list().models]
+    assert names == ["captioner:latest", "captioner:flickr8k", "dogs:latest"]
+    for name in names:
+        assert "vision" in ollama.show(name).capabilities
+    with pytest.raises(ollama.ResponseError, match="model 'llava' not found; give captioner") as no:
+        ollama.show("llava")
+    assert no.value.status_code == 404
+
+
+def test_ollama_generates(ollama):
+    reply = ollama.generate("captioner", "Describe the image.", images=[RED])
+    assert reply.response == "plain 250-0-0 2 0"
+    assert (reply.done, reply.done_reason, reply.eval_count) == (True, "stop", 4)
+    assert reply.model == "captioner"
+    assert ollama.generate("dogs", images=[RED, BLUE]).response.splitlines() == [
+        "plain 250-0-0 2 0",
+        "plain 0-0-250 2 0",
+    ]
+    parts = list(ollama.generate("captioner:flickr8k", images=[text(BLUE)], stream=True))
+    assert "".join(part.response for part in parts) == "flickr8k 0-0-250 2 0"
+    assert [part.done for part in parts] == [False, True]
+
+
+def test_ollama_chats_about_the_last_photos(ollama):
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is it?", "images": [RED]},
+        {"role": "assistant", "content": "plain 250-0-0"},
+        {"role": "user", "content": "And this?", "images": [BLUE]},
+        {"role": "user", "content": "Shorter!"},
+    ]
+    assert ollama.chat("captioner", messages).message.content == "plain 0-0-250 2 0"
+    parts = list(ollama.chat("captioner:latest", messages, stream=True))
+    assert "".join(part.message.content for part in parts) == "plain 0-0-250 2 0"
+    assert parts[-1].done
+
+
+def test_ollama_gets_its_errors(ollama):
+    def look() -> str:
+        """Looks."""
+        return ""
+
+    ask = [{"role": "user", "content": "Look", "images": [RED]}]
+    for refused, status, message in (
+        (lambda: ollama.chat("captioner", ask, tools=[look]), 400, "tools is not supported"),
+        (lambda: ollama.chat("captioner", ask, format="json"), 400, "format is not supported"),
+        (
+            lambda: ollama.generate("captioner", images=[RED], format={"type": "object"}),
+            400,
+            "form",
+        ),
+        (lambda: ollama.generate("captioner", "Hello"), 400, "the request has 0 photos; give 1 to"),
+        (lambda: ollama.generate("captioner", images=[b"no photo"]), 415, "the photo"),
+        (
+            lambda: ollama.generate("captioner:coco2", images=[RED]),
+            404,
+            "'captioner:coco2' not fou",
+        ),
+    ):
+        with pytest.raises(ollama.ResponseError, match=message) as error:
+            refused()
+        assert error.value.status_code == status
+
+
+# --- OpenAI --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def openai(server):
+    package = pytest.importorskip("openai")
+    http = httpx.Client(trust_env=False)
+    with package.OpenAI(
+        base_url=f"{server.url}/v1", api_key=KEY, http_client=http, max_retries=0
+    ) as client:
+        yield client
+
+
+def content(*urls: str, prompt: str = "What is it?") -> list[dict[str, object]]:
+    images = [{"type": "image_url", "image_url": {"url": one, "detail": "low"}} for one in urls]
+    return [{"role": "user", "content": [{"type": "text", "text": prompt}, *images]}]
+
+
+def test_openai_completes_chats(openai):
+    assert [one.id for one in openai.models.list()] == ["captioner", "captioner:flickr8k", "dogs"]
+    create = openai.chat.completions.with_raw_response.create
+    raw = create(model="dogs", messages=content(url(RED)), temperature=0.7, max_tokens=300)
+    reply = raw.parse()
+    assert reply.choices[0].message.content == "plain 250-0-0 2 0"
+    assert (reply.choices[0].finish_reason, reply.usage.completion_tokens) == ("stop", 4)
+    assert sorted(raw.headers[IGNORED].split(", ")) == ["max_tokens", "prompt", "temperature"]
+
+    found = openai.chat.completions.create(
+        model="captioner:flickr8k", messages=content(url(RED), url(BLUE)), stream=True
+    )
+    parts = [chunk.choices[0] for chunk in found]
+    assert "".join(one.delta.content or "" for one in parts).splitlines() == [
+        "flickr8k 250-0-0 2 0",
+        "flickr8k 0-0-250 2 0",
+    ]
+    assert [one.finish_reason for one in parts] == [None, "stop"]
+
+
+def test_openai_gets_its_errors(openai):
+    import openai as package
+
+    create = openai.chat.completions.create
+    ask = {"model": "captioner", "messages": content(url(RED))}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+    away = content("https://example.org/a.jpg")
+    for given, error, code, message in (
+        ({"model": "gpt-4o"}, package.NotFoundError, "model_not_found", "'gpt-4o' not found; give"),
+        ({"messages": away}, package.BadRequestError, "url", "URLs are not fetched; send the"),
+        ({"tools": [tool]}, package.BadRequestError, "unsupported", "leave tools out"),
+        ({"response_format": schema}, package.BadRequestError, "unsupported", "leave response_f"),
+        ({"n": 2}, package.BadRequestError, "unsupported", "n is not supported"),
+        ({"messages": content("data:,x")}, package.UnprocessableEntityError, "base64", "base64"),
+    ):
+        with pytest.raises(error, match=message) as refused:
+            create(**ask | given)
+        assert refused.value.code == code
+        assert refused.value.type == "invalid_request_error"
+    with pytest.raises(package.AuthenticationError, match="unknown API key") as refused:
+        openai.with_options(api_key="wrong-0123456789abc").models.list()
+    assert refused.value.code == "invalid_api_key"
+
+
+# --- PhotoPrism ----------------------------------------------------------------------------------
+
+# As internal/ai/vision marshals its requests (api_request.go): for RequestFormat vision, which is
+# the default, and for ollama.
+VISION = {
+    "id": "b0db2187-7a09-438c-8649-a9c6c0f7b8a1",
+    "model": "captioner",
+    "version": "latest",
+    "prompt": "Write a caption.",
+    "suffix": "",
+    "options": {"temperature": 0.1},
+    "stream": False,
+    "images": [url(RED)],
+}
+OLLAMA = VISION | {"model": "captioner:latest", "images": [text(RED)], "think": False}
+del OLLAMA["version"]
+
+
+def post(server, path: str, body: object, **headers: str) -> httpx.Response:
+    given = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"} | headers
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return httpx.post(f"{server.url}{path}", content=data, headers=given, trust_env=False)
+
+
+def test_photoprism(server):
+    path = "/api/v1/vision/caption"
+    reply = post(server, path, VISION)
+    assert reply.json() == {
+        "id": VISION["id"],
+        "code": 200,
+        "model": {"type": "caption", "name": "captioner", "version": "latest"},
+        "result": {"caption": {"text": "plain 250-0-0 2 0", "confidence": 0.8}},
+    }
+    assert reply.headers[IGNORED] == "prompt, options"
+    styled = post(server, path, VISION | {"version": "flickr8k"}).json()
+    assert styled["result"]["caption"]["text"].startswith("flickr8k")
+    given = {
+        name: VISION[name] for name in ("id", "images", "stream")
+    }  # without Name in vision.yml
+    assert post(server, path, given).json()["code"] == 200
+
+    for body, status, message in (
+        (VISION | {"model": "kosmos-2"}, 404, "model 'kosmos-2' not found; give captioner, "),
+        (given | {"images": None, "url": "https://example.org/dl/1"}, 400, "URLs are not fetched"),
+        (given | {"images": "x"}, 400, "images is x; give a valid list"),
+        (b"{", 400, "not valid JSON"),
+    ):
+        error = post(server, path, body)
+        assert error.status_code == status
+        assert list(error.json()) == ["code", "error"]
+        assert error.json()["code"] == status
+        assert message in error.json()["error"]
+    denied = post(server, path, VISION, Authorization="Bearer x").json()
+    assert denied["code"] == 401
+
+    through_ollama = post(server, "/api/generate", OLLAMA).json()
+    assert through_ollama["response"] == "plain 250-0-0 2 0"
+
+
+# --- all of them ---------------------------------------------------------------------------------
+
+PATHS = {
+    "/api/generate": {"images": [text(RED)], "stream": False},
+    "/api/chat": {"messages": [{"content": "", "images": [text(RED)]}], "stream": False},
+    "/v1/chat/completions": {"messages": content(url(RED))},
+    "/api/v1/vision/caption": {"images": [url(RED)]},
+}
+
+
+async def test_limits_are_those_of_the_service(serve, model):
+    server = await serve(max_batch=2, rate_limit=3, max_bytes=100_000)
+    two = {"images": [text(RED), text(BLUE)], "stream": False}
+    three = {"images": [text(RED)] * 3}
+
+    async def ask(path, body, **headers):
+        exchange = server.open(path, headers=headers).send(json.dumps(body).encode())
+        return await exchange.response()
+
+    assert (await ask("/api/generate", two)).json["response"] == "250-0-0 2 0\n0-0-250 2 0"
+    assert (await ask("/api/generate", three)).status == 413
+    refused = await ask("/v1/chat/completions", PATHS["/v1/chat/completions"])
+    assert refused.status == 429
+    assert refused.json["error"]["code"] == "rate_limit_exceeded"
+    assert int(refused.headers["retry-after"]) > 0
+    assert server.service.in_flight == 0
+    long = server.open("/api/chat", headers={"content-length": "2000000"}, client="127.0.0.2")
+    assert (await long.send(b"").response()).status == 413
+
+
+async def test_a_photo_has_one_caption(serve, model, monkeypatch):
+    """Also if the model's own setting is to find several."""
+    monkeypatch.setattr(model, "options", lambda **changes: OWN.changed(num_captions=2))
+    server = await serve()
+    exchange = server.open("/api/chat").send(json.dumps(PATHS["/api/chat"]).encode())
+    assert (await exchange.response()).json["message"]["content"] == "250-0-0 2 0"
+
+
+async def test_cost_and_deadline(serve, model):
+    server = await serve(max_cost=5)
+    exchange = server.open("/api/generate").send(json.dumps(PATHS["/api/generate"]).encode())
+    assert "the limit is 5" in (await exchange.response()).error
+    server = await serve(timeout=0.05)
+    model.gate.clear()
+    exchange = server.open("/api/v1/vision/caption").send(
+        json.dumps(PATHS["/api/v1/vision/caption"]).encode()
+    )
+    assert (await exchange.response()).json["code"] == 503
+
+
+async def test_any_content_type_and_prefix(serve):
+    """curl -d declares a form; a proxy's prefix is part of the path or has been removed."""
+    server = await serve(root_path="/captioner")
+    for path, body in PATHS.items():
+        for prefix in ("", "/captioner"):
+            headers = {"content-type": "application/x-www-form-urlencoded"}
+            exchange = server.open(prefix + path, headers=headers)
+            response = await exchange.send(json.dumps(body).encode()).response()
+            assert response.status == 200, path
+            assert "250-0-0 2 0" in response.body.decode()
+    refused = await server.open("/captioner/api/v1/vision/caption").send(b"[]").response()
+    assert refused.json["code"] == 422
+    assert await server.metric('captioner_requests_total{route="/api/chat",status="200"}') == 2
+
+
+async def test_ignored_fields_are_named_safely(serve):
+    server = await serve()
+    body = {
+        "images": [text(RED)],
+        "a\r\nX-Evil: 1": 1,
+        "keep_alive": "5m",
+        "suffix": "",
+        "raw": False,
+    }
+    response = await server.open("/api/generate").send(json.dumps(body).encode()).response()
+    assert response.headers[IGNORED.lower()] == "keep_alive"
+    assert response.headers["content-type"] == "application/x-ndjson"
