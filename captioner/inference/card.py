@@ -147,17 +147,33 @@ def make_card(folder: Path, repo: str | None = None, options: CardOptions | None
         f"# {title}",
         _summary(folder, config),
         f"{shown}\n\n*{options.picture.caption}*" if options.picture else "",
+        _own_code(config),
         USE_AND_LIMITS.read_text(encoding="utf-8")
         .strip()
         .format(
             model=f"hf:{repo}" if repo else "FOLDER",
-            package="'captioner[hub]'" if repo else "captioner",
+            package=" ".join(["'captioner[hub]'" if repo else "captioner", *_own_packages(config)]),
             grid=_grid(config),
         ),
         _scores(reports) if reports else _validation_scores(_training_row(config)),
         _training(folder, config),
     ]
     return _marked("\n\n".join(part for part in parts if part) + "\n")
+
+
+def _own_packages(config: Mapping[str, Any]) -> list[str]:
+    """The packages of a scorer or encoder that is not built in."""
+    return [record["package"] for record in config.get("requires", ()) if "package" in record]
+
+
+def _own_code(config: Mapping[str, Any]) -> str:
+    """A note on a scorer or encoder that no package has."""
+    return "\n".join(
+        f"The {one['kind']} `{one['name']}` is code of the author, which is not in this folder; "
+        f"register it before loading the model (`captioner.register_{one['kind']}`)."
+        for one in config.get("requires", ())
+        if "package" not in one
+    )
 
 
 def _marked(text: str) -> str:

@@ -94,7 +94,12 @@ def _lite(size: int, pretrained: bool) -> Backbone:
 
 
 def _registered(name: str, pretrained: bool) -> Backbone:
-    network = ENCODERS[name](pretrained=pretrained)
+    try:
+        network = ENCODERS[name](pretrained=pretrained)
+    except TypeError as error:
+        raise ConfigError(
+            f"encoder {name!r} cannot be built with pretrained={pretrained} ({first_line(error)})"
+        ) from error
     if not isinstance(network, nn.Module):
         raise ConfigError(
             f"encoder {name!r} returned {network!r:.60}; it must return a torch.nn.Module"
@@ -163,9 +168,10 @@ def _torchvision(name: str, pretrained: bool, image_size: int | None) -> Backbon
 
     allowed = models.list_models(module=models)
     if name not in allowed:
+        close = difflib.get_close_matches(name.lower(), allowed, 3) or [*allowed[:6], "..."]
         raise ConfigError(
             f"encoder.name {name!r} is not a torchvision classification model; use one of "
-            f"{', '.join(allowed[:6])}, ..., timm/NAME or a registered encoder"
+            f"{', '.join(close)}, timm/NAME or a registered encoder"
         )
     known = models.get_model_weights(name).DEFAULT
     trained = known.transforms()

@@ -9,7 +9,9 @@ decoder.order       bahdanau (attend, then the LSTM), luong (the LSTM, then atte
 
 from __future__ import annotations
 
-from captioner.errors import ConfigError
+import torch
+
+from captioner.errors import ConfigError, first_line
 from captioner.model.attention import (
     AdditiveScorer,
     Attention,
@@ -39,17 +41,15 @@ WITHOUT_SCORER = ("multi_head", "fixed", "fixed_at_start")
 PHOTO_QUERIES = ("additive", "dot", "general")
 """Scorers that support ``decoder.query`` self and mean."""
 
-SCORERS: Registry[type[Scorer]] = Registry(
-    "scorer",
-    {
-        "additive": AdditiveScorer,
-        "concat": ConcatScorer,
-        "dot": DotScorer,
-        "general": GeneralScorer,
-        "location": LocationScorer,
-        "scaled_dot": ScaledDotScorer,
-    },
-)
+BUILT_IN: dict[str, type[Scorer]] = {
+    "additive": AdditiveScorer,
+    "concat": ConcatScorer,
+    "dot": DotScorer,
+    "general": GeneralScorer,
+    "location": LocationScorer,
+    "scaled_dot": ScaledDotScorer,
+}
+SCORERS: Registry[type[Scorer]] = Registry("scorer", BUILT_IN)
 """Scorers by their ``decoder.attention`` value."""
 
 DECODERS: dict[str, type[Decoder]] = {"bahdanau": BahdanauDecoder, "luong": LuongDecoder}
@@ -96,10 +96,30 @@ def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
             f"state ({sizes.query}) of the same size; set decoder.projection_dim to {sizes.query}, "
             "or use 'general'"
         )
-    scorer = scorer_class(sizes)
+    scorer = scorer_class(sizes) if config.attention in BUILT_IN else _added(scorer_class, sizes)
     if config.query != "hidden":
         return PhotoAttention(scorer, config.query)
     return HardAttention(scorer) if config.selection == "hard" else SoftAttention(scorer)
+
+
+def _added(scorer_class: type[Scorer], sizes: Sizes) -> Scorer:
+    """Build a scorer that is not built in; scores of another shape could mix photos unnoticed."""
+    query = torch.zeros(2, 3, sizes.query)
+    features = torch.zeros(2, sizes.regions, sizes.features)
+    expected, kind = (2, 3, sizes.regions), scorer_class.__name__
+    try:
+        scorer = scorer_class(sizes).eval()
+        with torch.no_grad():
+            shape = tuple(scorer(query, scorer.keys(features)).shape)
+    except Exception as error:  # its own code runs here
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(
+            f"scorer {kind} fails with features {tuple(features.shape)} and a query "
+            f"{tuple(query.shape)} ({reason}); see captioner.model.attention.Scorer"
+        ) from error
+    if shape != expected:
+        raise ConfigError(f"scorer {kind} returns {shape}; return (B, R, L), here {expected}")
+    return scorer.train()
 
 
 def check_attention(config: DecoderConfig) -> None:

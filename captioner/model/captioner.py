@@ -46,7 +46,7 @@ class CaptionModel(nn.Module):
     def encode(self, pixels: Tensor) -> Tensor:
         """Encode pixels (B, H, W, 3), uint8, from ``Preprocessing.pixels``: to (B, L, D)."""
         images = self.preprocessing.normalize(pixels)
-        dtype = next(self.encoder.parameters()).dtype
+        dtype = next(self.encoder.parameters(), images).dtype
         features: Tensor = self.encoder(images.to(dtype))[0]
         return features
 

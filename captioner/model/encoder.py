@@ -66,7 +66,8 @@ class Encoder(StagedEncoder):
         """
         if stage is None and isinstance(self.backbone, EfficientNetLite):
             return self.backbone.output_size(image_size)  # running it takes longer than loading
-        photo = torch.zeros(1, 3, image_size, image_size, device=next(self.parameters()).device)
+        device = next(self.parameters(), torch.empty(0)).device
+        photo = torch.zeros(1, 3, image_size, image_size, device=device)
         with size_errors(self.name, image_size):
             features, grid = self(photo) if stage is None else self.run_until(photo, stage)
         return features.shape[-1], grid
@@ -85,24 +86,25 @@ class Encoder(StagedEncoder):
 
     def as_grid(self, features: Any) -> tuple[Tensor, tuple[int, int]]:
         """A network's output as (B, L, D), and the grid (Gh, Gw)."""
-        if not isinstance(features, Tensor) or features.ndim not in (3, 4):
-            kind = f"{len(features)} outputs" if isinstance(features, list) else "another output"
-            raise ConfigError(
-                f"encoder {self.name} returns {kind}, not one feature grid; use another encoder, "
-                "such as timm/vit_tiny_patch16_224"
-            )
+        if not isinstance(features, Tensor):
+            raise self._no_grid(type(features).__name__)
         if features.ndim == 3:  # a transformer's tokens: (B, prefix + L, D)
             features = features[:, getattr(self.backbone, "num_prefix_tokens", 0) :]
             side = math.isqrt(features.shape[1])
             if side**2 != features.shape[1]:
-                raise ConfigError(
-                    f"encoder {self.name} returns {features.shape[1]} tokens, which do not form a "
-                    "square grid; use another encoder, such as timm/vit_tiny_patch16_224"
-                )
+                raise self._no_grid(f"{features.shape[1]} tokens, which do not form a square")
             return features, (side, side)
+        if features.ndim != 4:
+            raise self._no_grid(f"a tensor of shape {tuple(features.shape)}")
         if getattr(self.backbone, "output_fmt", "NCHW") == "NHWC":
             return features.flatten(1, 2), (features.shape[1], features.shape[2])
         return features.flatten(2).transpose(1, 2), (features.shape[2], features.shape[3])
+
+    def _no_grid(self, found: str) -> ConfigError:
+        return ConfigError(
+            f"encoder {self.name} returns {found}, not a feature grid (B, D, Gh, Gw) or tokens "
+            "(B, L, D); use another encoder, such as timm/vit_tiny_patch16_224"
+        )
 
 
 def build_encoder(name: str, weights: str, image_size: int | None = None) -> Encoder:

