@@ -13,7 +13,7 @@ from captioner.caption import Caption
 from captioner.data.coco import locate_photos, read_captions, read_dataset
 from captioner.data.folders import find_images
 from captioner.data.progress import photo_bar
-from captioner.errors import ConfigError, DataError, OptionError
+from captioner.errors import ConfigError, DataError, OptionError, either, first_of
 from captioner.evaluation.frequencies import GZIP, DocumentFrequencies
 from captioner.evaluation.grounding import measure as measure_attention
 from captioner.evaluation.hallucination import by_confidence, photo_objects
@@ -25,15 +25,15 @@ from captioner.evaluation.report import Report, build, difference, per_image, re
 from captioner.files import FREQUENCIES
 from captioner.inference.captioner import Captioner, load
 from captioner.inference.folder import find_model
-from captioner.option_fields import build_options, option_fields
-from captioner.options import FaithfulnessOptions
+from captioner.option_fields import build_options, option_fields, similar
+from captioner.options import FaithfulnessOptions, SearchOptions
 from captioner.search.words import neutral_caption
 
 
 def evaluate(
     *,
     model: Captioner | str | Path | Sequence[str | Path] | None = None,
-    results: str | Path | Mapping[int, str] | None = None,
+    results: str | Path | Mapping[int, str] | Sequence[Mapping[str, Any]] | None = None,
     faithfulness: bool | FaithfulnessOptions = False,
     progress: bool = True,
     **options: Any,
@@ -42,8 +42,8 @@ def evaluate(
 
     Args:
         model: A loaded model, a model folder, or several folders; None: the shipped model.
-        results: Captions of any system, instead of ``images``: a COCO results file, or captions by
-            image id.
+        results: Captions of any system, instead of ``images``: a COCO results file or its content,
+            or captions by image id.
         faithfulness: Measure instead whether explanations find the regions that words depend on,
             and how; see ``evaluation.faithfulness``.
         progress: Show a progress bar on standard error, if that is a terminal.
@@ -64,7 +64,12 @@ def evaluate(
     names = option_fields(EvaluateOptions).keys() - {"output", "force"}
     given = {name: options.pop(name) for name in names & options.keys()}
     loaded = None if isinstance(model, str | Path | Sequence | None) else model
-    captions = results if isinstance(results, Mapping) else None
+    known = option_fields(EvaluateOptions).keys() | option_fields(SearchOptions).keys()
+    for name in options.keys() - known:
+        close = similar(name, known)
+        hint = f"; did you mean {either(close)}?" if close else f"; give {', '.join(sorted(known))}"
+        raise ConfigError(f"unknown option {name}{hint}")
+    captions = None if isinstance(results, str | Path | None) else results
     given |= {
         "model": [repr(model)] if loaded else model or [],
         "results": results if captions is None else "given captions",
@@ -91,8 +96,8 @@ class Evaluation:
     """How to measure faithfulness."""
     model: Captioner | None = None
     """A loaded model, instead of that of the options."""
-    captions: Mapping[int, str] | None = None
-    """Captions by image id, instead of a results file."""
+    captions: Any = None
+    """The content of a results file, or captions by image id, instead of a file."""
     on_error: OnError = raise_error
     """By default the first error is raised."""
     progress: bool = True
@@ -164,18 +169,16 @@ class Evaluation:
             references, frequencies, self.options.java, objects, on_error=self.on_error
         )
 
-    def _within(
-        self, judge: CaptionEvaluator, source: str, captions: Mapping[int, str] | None = None
-    ) -> dict[int, str]:
-        """The captions of a file, unless given, of photos that have references.
+    def _within(self, judge: CaptionEvaluator, source: str, content: Any = None) -> dict[int, str]:
+        """The captions of a file, or of its content, of photos that have references.
 
         Raises:
             DataError: A photo is not in the annotations.
         """
-        captions = read_captions_of(source) if captions is None else captions
+        captions = read_captions_of(source, content)
         if unknown := captions.keys() - judge.references.keys():
             raise DataError(
-                f"{source}: image {min(unknown)} (and {len(unknown) - 1} more) is not in "
+                f"{source}: image {first_of(sorted(unknown))} is not in "
                 f"{self.options.annotations}; give the annotations that the results belong to"
             )
         return {i: text for i, text in captions.items() if judge.references[i]}

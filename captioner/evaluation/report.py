@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -161,24 +162,29 @@ def difference(
 _RESULTS = "give a COCO results file (captioner caption --annotations ... --format coco)"
 
 
-def read_captions_of(path: str | Path) -> dict[int, str]:
+def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
     """Read the captions of a COCO results file or of a report, by image id.
 
-    With or without a byte order mark, as captions files.
+    With or without a byte order mark, as captions files. ``content`` is that of the file, or the
+    captions by image id; ``path`` is then only a name.
 
     Raises:
         DataError: The file is missing, is neither, or has more than one caption of an image.
     """
-    data = read_input(path, "a COCO results file")
     captions: dict[int, str] = {}
     try:
-        content = json.loads(data.decode("utf-8-sig"))
-        entries = content["per_image"] if isinstance(content, dict) else content
-        found = [(entry["image_id"], entry["caption"]) for entry in entries]
+        if content is None:
+            content = json.loads(read_input(path, "a COCO results file").decode("utf-8-sig"))
+        if isinstance(content, Mapping) and "per_image" not in content:
+            found = list(content.items())
+        else:
+            entries = content["per_image"] if isinstance(content, Mapping) else content
+            found = [(entry["image_id"], entry["caption"]) for entry in entries]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise DataError(f"{path} is not a COCO results file ({error}); {_RESULTS}") from error
     for image_id, caption in found:
-        if type(image_id) is not int or not isinstance(caption, str):
+        number = isinstance(image_id, Integral) and not isinstance(image_id, bool)
+        if not (number and isinstance(caption, str)):
             raise DataError(
                 f"{path}: image_id {image_id!r} with caption {caption!r:.60} is invalid, they are "
                 f"an integer and a text; {_RESULTS}"
@@ -187,7 +193,7 @@ def read_captions_of(path: str | Path) -> dict[int, str]:
             raise DataError(
                 f"{path} has more than one caption of image {image_id}; give one per image"
             )
-        captions[image_id] = caption
+        captions[int(image_id)] = caption
     return captions
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 
 import captioner
 from captioner.cli.main import OK, main
-from captioner.errors import ConfigError, ImageError
+from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.evaluation.report import as_json
 from captioner.inference.folder import read_search
 from captioner.options import TrainConfig
@@ -52,10 +53,26 @@ def test_evaluate_scores_the_captions_of_any_system(tiny, tmp_path) -> None:
     words = ("--annotations", tiny.captions, "--compare", tiny.others)
     expected = by_command(tmp_path, *words, "--results", tiny.results)
 
-    for results in (tiny.results, str(tiny.results), captions):
+    for results in (tiny.results, str(tiny.results), captions, entries):
         report = captioner.evaluate(annotations=tiny.captions, compare=tiny.others, results=results)
         for name in ("metrics", "compare", "per_image", "statistics"):
             assert json.loads(as_json(report))[name] == expected[name]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"results": {74: None}}, "image_id 74 with caption None is invalid"),
+        ({"results": [1]}, "not a COCO results file"),
+        ({"annotations": {}}, "annotations is {}; give text"),
+        ({"metoer": True}, "unknown option metoer; did you mean meteor?"),
+    ],
+)
+def test_wrong_arguments_of_evaluate_are_one_line(tiny, options, expected) -> None:
+    given = {"annotations": str(tiny.captions), "results": {1: "a dog"}} | options
+    with pytest.raises(CaptionerError, match=re.escape(expected)) as caught:
+        captioner.evaluate(**given)
+    assert "\n" not in str(caught.value)
 
 
 def test_evaluate_raises_image_errors(tiny, tmp_path) -> None:
@@ -95,6 +112,19 @@ def test_train_returns_the_best_model(tiny, training_settings, tmp_path, capfd) 
     assert "epoch 2" in err
     again = captioner.train(settings, run_folder=run, force=True, progress=False)
     assert [row["epoch"] for row in again.metrics] == [1]
+
+
+def test_train_on_a_file_of_captions(tiny, training_settings, tmp_path) -> None:
+    table = tmp_path / "captions.csv"
+    rows = [f"{path.name},a dog runs" for path in sorted(tiny.photos.iterdir())]
+    table.write_text("\n".join(["file,caption", *rows]))
+    result = captioner.train(
+        training_settings, run_folder=tmp_path / "run", captions=table, images=tiny.photos, val=0.4,
+        training={**SHORT, "select": "loss"}, progress=False,
+    )  # fmt: skip
+    assert result.metrics[0]["epoch"] == 1
+    held = json.loads((tmp_path / "run" / "data" / "captions_val.json").read_text())
+    assert len(held["images"]) == round(0.4 * len(rows))
 
 
 def test_train_config_from_a_file_a_dictionary_or_a_config(tmp_path) -> None:
