@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from captioner.errors import ConfigError, either
+from captioner.errors import CaptionerError, ConfigError, either
 
 if TYPE_CHECKING:
     import torch
@@ -173,6 +174,20 @@ def peak_memory(device: torch.device) -> int:
         line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+@contextmanager
+def memory_errors(advice: str) -> Iterator[None]:
+    """Raise CaptionerError with advice if the memory of the GPU or of the machine is exhausted."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch has classes of its own for some
+        text = str(error)
+        if not (isinstance(error, MemoryError) or re.search("out of memory|alloc", text, re.I)):
+            raise
+        tried = re.search(r"tried to allocate ([\d.]+ \w+)", text, re.I)
+        needed = f" (tried to allocate {tried[1]})" if tried else ""
+        raise CaptionerError(f"out of memory{needed}; {advice}") from error
 
 
 # --- packages ------------------------------------------------------------------------------------

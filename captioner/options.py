@@ -566,6 +566,7 @@ class TrainConfig:
         files = 1 if self.data.karpathy_split else len(self.data.train_annotations)
         several = {name: len(getattr(distillation, name)) for name in ("guidance", "rare_words")}
         _refuse({
+            "run_folder is empty; give a folder": not self.run_folder,
             "training.photo_words is a term of objective cross_entropy; give 0 with self_critical":
                 training.photo_words and self_critical,
             "training.photo_words needs a context, but decoder.attention fixed_at_start has none; "

@@ -104,7 +104,7 @@ def parser_of(command: str) -> Any:
 
 
 def _run(command: str, arguments: list[str], debug: bool) -> int:
-    from captioner.hardware import keep_freed_memory, require_extra
+    from captioner.hardware import keep_freed_memory, memory_errors, require_extra
 
     keep_freed_memory()
     with warnings.catch_warnings():
@@ -112,7 +112,8 @@ def _run(command: str, arguments: list[str], debug: bool) -> int:
             warnings.simplefilter("ignore")  # meant for developers, not for users
         if not any(word in ("-h", "--help") for word in arguments):
             require_extra(command)
-        code: int = getattr(module_of(command), command)(arguments)
+        with memory_errors("give a smaller --batch-size or beam, or another --device"):
+            code: int = getattr(module_of(command), command)(arguments)
     sys.stdout.flush()
     return code
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 from captioner.cli.arguments import command
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, refuse_overwrite, warn
-from captioner.cli.own_data import ColumnOptions
 from captioner.cli.ray import RayOptions, check_engine, chosen_workers
 from captioner.cli.train import ConfigOptions
 from captioner.data.importers import IMPORTERS
@@ -21,6 +20,7 @@ from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError, counted, either
 from captioner.option_fields import Folder, Shown
 from captioner.options import Positive, TrainConfig
+from captioner.training.own_data import ColumnOptions
 
 KINDS = {
     "dataset": "convert captions from other formats to COCO",
@@ -71,9 +71,9 @@ class DatasetOptions(ColumnOptions):
     """Folder with the photos, to leave out captions of missing photos and to record the sizes of
     the others."""
     val: float = 0.1
-    """Fraction of photos for validation, if the source has no splits."""
+    """Fraction of the training photos for validation, if the source has no validation photos."""
     test: float = 0.0
-    """Fraction of photos for testing, if the source has no splits."""
+    """Fraction of the training photos for testing, if it has neither."""
     seed: int = 0
     """Random seed of the split."""
     first_id: int = 1
@@ -170,7 +170,7 @@ def shards(options: ShardsOptions, given: dict[str, Any], _: Any) -> int:
     from captioner.data.shards import write_shards
     from captioner.training.data import read_data
 
-    images, _ = read_data(replace(config.data, shards=None))
+    images, _ = read_data(replace(config.data, shards=None), validation=False)
     again = "the same command without --force" if options.force else "the same command"
     kept = f"complete shards are kept; run {again} to continue"
     with hint(lambda: kept), photo_bar(total=len(images), desc="writing shards") as bar:

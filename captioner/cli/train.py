@@ -14,11 +14,12 @@ from typing import Annotated, Any
 from captioner.cli.arguments import command
 from captioner.cli.main import FAILED, INTERRUPTED, OK
 from captioner.cli.outputs import warn
-from captioner.cli.own_data import OwnDataOptions, check_config_file, prepared
-from captioner.errors import ConfigError, counted
+from captioner.data.importers import detect_layout, find_source
+from captioner.errors import ConfigError, DataError, counted
 from captioner.option_fields import File, Shown
 from captioner.options import TrainConfig
 from captioner.training.api import build_config, check_run_folder, why_useless
+from captioner.training.own_data import OwnDataOptions, prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,30 @@ class ConfigOptions:
             print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
             sys.exit(OK)
         return config
+
+
+def check_config_file(path: str) -> None:
+    """Raise ConfigError if a file is no config: missing, captions, or a folder of photos."""
+    file = Path(path)
+    if not file.exists():
+        raise ConfigError(f"{path} does not exist; give a YAML config file")
+    try:
+        detect_layout(find_source(file))
+    except DataError as error:
+        if file.is_dir():
+            raise ConfigError(
+                f"{path} is a folder, not a config file; to train on its photos, give their "
+                f"captions too: captioner train --data captions.csv --images {path} "
+                "--init-from shipped"
+            ) from error
+        if ": not UTF-8" in str(error):
+            raise ConfigError(f"{path} is not a text file; give a YAML config file") from error
+        return
+    images = "" if file.is_dir() else " --images FOLDER"
+    raise ConfigError(
+        f"{path} holds captions, not settings; train on it with: captioner train --data {path}"
+        f"{images} --init-from shipped (or convert it with captioner prepare dataset)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,18 +105,17 @@ def train(options: TrainOptions, given: dict[str, Any], _: Any) -> int:
     config = options.read(given)
     folder = Path(config.run_folder)
     resume = check_run_folder(folder, resume=options.resume, force=options.force or options.dry_run)
-    main_process = os.environ.get("RANK", "0") == "0"  # set by torchrun; only one process prints
-    write = main_process and not options.dry_run
-    with prepared(config, options, resume=resume, write=write, quiet=not main_process) as complete:
-        return _train(complete, options, resume=resume, main_process=main_process)
+    with prepared(config, options, resume=resume, dry_run=options.dry_run) as complete:
+        return _train(complete, options, resume=resume)
 
 
-def _train(config: TrainConfig, options: TrainOptions, *, resume: bool, main_process: bool) -> int:
+def _train(config: TrainConfig, options: TrainOptions, *, resume: bool) -> int:
     from captioner.training.loop import Interrupted, start
     from captioner.training.run import METRICS, read_rows
     from captioner.training.setup import prepare
     from captioner.training.validation import describe_selection
 
+    main_process = os.environ.get("RANK", "0") == "0"  # set by torchrun; only one process prints
     folder, setup = Path(config.run_folder), prepare(config)
     if main_process:
         print(

@@ -165,8 +165,9 @@ def read_dataset(
     }
     source = ", ".join(Path(path).name for path in annotations)
     if not names:
-        in_split = " in this split" if ids is not None else ""
-        raise DataError(f"{source} has no captioned photos{in_split}; give a COCO captions file")
+        if ids is not None:
+            raise DataError(f"no captioned photo of {source} is in this part of karpathy_split")
+        raise DataError(f"{source} has no captioned photos; give a COCO captions file")
     if images is None:
         paths = {image_id: Path(name) for image_id, name in names.items()}
     else:
@@ -252,7 +253,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(read_input(path, "a JSON file").decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}); give a complete JSON file") from error
+        raise DataError(
+            f"{path} is not JSON ({error}); give a complete JSON file (captioner prepare dataset "
+            "converts tables)"
+        ) from error
     if not isinstance(data, dict):
         raise DataError(f"{path} holds a JSON {type(data).__name__}; give an object with 'images'")
     return data

@@ -76,8 +76,8 @@ def prepare_dataset(
 ) -> ImportSummary:
     """Convert captions in another layout to COCO captions files.
 
-    See `import_captions`, `write_coco` and, for a source without splits, `split_randomly`; a layout
-    of auto is that of `detect_layout`.
+    See `import_captions`, `write_coco` and, for a source without validation photos,
+    `split_randomly`, which splits its training photos; a layout of auto is that of `detect_layout`.
     """
     source = find_source(source, layout)
     layout = detect_layout(source, columns) if layout == "auto" else layout
@@ -86,8 +86,10 @@ def prepare_dataset(
             f"{source} ({layout}) has no columns; leave out --file-column and --caption-column"
         )
     splits = import_captions(source, layout, columns)
-    if set(splits) == {UNSPLIT}:
-        splits = split_randomly(splits[UNSPLIT], validation=validation, test=test, seed=seed)
+    if "val" not in splits and (whole := {UNSPLIT, "train"} & splits.keys()):
+        photos = [photo for name in whole for photo in splits.pop(name)]
+        test = 0.0 if "test" in splits else test
+        splits |= split_randomly(photos, validation=validation, test=test, seed=seed)
     return write_coco(splits, folder, images=images, force=force, first_id=first_id)
 
 

@@ -306,7 +306,7 @@ def _metadata_files(folder: Path) -> list[Path]:
 
 def _header(text: str, separator: str) -> list[str]:
     """The column names, in lower case."""
-    line = text.lstrip("\r\n").split("\n", 1)[0]
+    line = text.lstrip("\n").split("\n", 1)[0]
     return [_unquote(name).strip().lower() for name in line.split(separator)]
 
 
@@ -351,14 +351,14 @@ def _read_text(path: Path) -> str:
         raise DataError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from error
     if not text.strip():
         raise DataError(f"{path}: the file is empty")
-    return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Number and text of every non-blank line."""
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield number, line.rstrip("\r")
+            yield number, line
 
 
 # --- All layouts ----------------------------------------------------------------------------------

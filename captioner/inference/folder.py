@@ -35,6 +35,7 @@ from captioner.geometry import Geometry
 from captioner.hardware import has_gpu, require_extra
 from captioner.inference import hub
 from captioner.model.preprocessing import Preprocessing
+from captioner.option_fields import build_options
 from captioner.options import DecoderConfig, SearchOptions
 from captioner.text.subwords import Subwords
 from captioner.text.vocabulary import Vocabulary
@@ -208,7 +209,7 @@ def load_model(folder: str | Path) -> StoredModel:
     names = weight_files(path, config)
     with config_errors(path):
         vocabulary = read_vocabulary(path, config)
-        decoder = DecoderConfig(**config["decoder"])
+        decoder = build_options(DecoderConfig, config["decoder"])
         encoder = config["encoder"]
         preprocessing = Preprocessing.from_dict(config["preprocessing"])
         if preprocessing.image_size > LARGEST_IMAGE:
@@ -304,6 +305,20 @@ def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
     config = read_config(path)
     with config_errors(path):
         return _search_of(config), read_vocabulary(path, config)
+
+
+def read_settings(folder: str | Path) -> dict[str, Any]:
+    """What training that starts from a model inherits, as settings of ``TrainConfig``.
+
+    For errors see `read_config`.
+    """
+    path = find_model(folder)
+    config = read_config(path)
+    with config_errors(path):
+        decoder = dataclasses.asdict(build_options(DecoderConfig, config["decoder"]))
+        del decoder["dropout"]  # a setting of the run
+        tokenizer = config.get("tokenizer", "words")
+        return {"search": _search_of(config), "decoder": decoder, "data": {"tokenizer": tokenizer}}
 
 
 def _search_of(config: dict[str, Any]) -> SearchOptions:

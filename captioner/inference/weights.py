@@ -28,8 +28,19 @@ _LOCK = threading.Lock()
 
 def to_bytes(model: CaptionModel) -> bytes:
     """The content of a weights file."""
-    state = model.state_dict().items()
-    return save({name: to_float16(tensor).cpu().contiguous() for name, tensor in state})
+    return save(unshared({n: to_float16(tensor) for n, tensor in model.state_dict().items()}))
+
+
+def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, each in its own memory, which those of a module used twice share."""
+    places: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        held = tensor.detach().cpu().contiguous()
+        place = held.untyped_storage().data_ptr()
+        found[name] = held.clone() if place in places else held
+        places.add(place)
+    return found
 
 
 def to_float16(tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import re
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError, ModelError, OptionError
 from captioner.hardware import require_extra
-from captioner.inference.folder import read_search
-from captioner.option_fields import build_options, checked_settings
+from captioner.inference.folder import read_settings
+from captioner.option_fields import build_options, checked_settings, option_fields
 from captioner.options import TrainConfig
+from captioner.training.own_data import OwnDataOptions, prepared
 
 if TYPE_CHECKING:  # importing torch takes a second
     from captioner.training.setup import Setup
@@ -60,13 +62,16 @@ def train(
         force: Start over and replace the run in the run folder.
         progress: Show progress and validations on standard error.
         **changes: Settings that replace those of ``config``: ``run_folder="runs/mine"``, or some of
-            a section: ``training={"epochs": 3}``.
+            a section: ``training={"epochs": 3}``. And ``OwnDataOptions``, to train on a file of
+            captions: ``captions="captions.csv", images="photos"``.
 
     Raises:
         CaptionerError: Settings, data or weights cannot be used, the run folder contains a run, or
             the state cannot be saved.
         KeyboardInterrupt: By Ctrl-C or a termination signal; ``resume`` continues.
     """
+    own = {name: changes.pop(name) for name in option_fields(OwnDataOptions) if name in changes}
+    data = build_options(OwnDataOptions, own)
     settings = build_config(config, **changes)
     folder = Path(settings.run_folder)
     require_extra("train")
@@ -79,7 +84,7 @@ def train(
     with Path(os.devnull).open("w") as null, contextlib.ExitStack() as stack:
         if not progress:
             stack.enter_context(contextlib.redirect_stderr(null))
-        setup = prepare(settings)
+        setup = prepare(stack.enter_context(prepared(settings, data, resume=resume)))
         found = start(setup, folder, resume=resume)
     metrics = read_rows(folder / METRICS)
     if problem := why_useless(setup, found, metrics):
@@ -132,7 +137,8 @@ def build_config(
 ) -> TrainConfig:
     """Build a config from a file, a dictionary or another config, with some settings replaced.
 
-    Search options that are not given come from the model of ``init_from``, if there is one.
+    Decoder, tokenizer and search options that are not given come from the model of ``init_from``,
+    if there is one. Those of a ``TrainConfig`` that equal the default count as not given.
     """
     given: Any = config
     if isinstance(config, str | Path):
@@ -146,16 +152,26 @@ def build_config(
             f"the training config is {config!r:.60}; give a YAML file, a dictionary or a "
             "TrainConfig"
         )
-    settings = vars(given) if isinstance(given, TrainConfig) else given or {}
-    init_from = changes.get("init_from", settings.get("init_from"))
+    if isinstance(given, TrainConfig):
+        given = _changed(given, TrainConfig())
+    init_from = changes.get("init_from", (given or {}).get("init_from"))
     inherited: dict[str, Any] = {}
     if init_from:
         with contextlib.suppress(ModelError):  # raised when the model is loaded
-            inherited["search"] = read_search(init_from)[0]
+            inherited = read_settings(init_from)
     try:
         return build_options(TrainConfig, TrainConfig(), inherited, given, changes)
     except OptionError as error:
         raise ConfigError(error.spelled(lambda name: f"search.{name}")) from error
+
+
+def _changed(options: Any, default: Any) -> dict[str, Any]:
+    """The settings that are not the default, by name."""
+    changed = {}
+    for name, value in vars(options).items():
+        if value != (usual := getattr(default, name)):
+            changed[name] = _changed(value, usual) if dataclasses.is_dataclass(value) else value
+    return changed
 
 
 def _read_yaml(path: Path) -> Any:

@@ -15,11 +15,11 @@ import torch
 
 from captioner.errors import ConfigError
 from captioner.files import free_space
-from captioner.hardware import peak_memory
+from captioner.hardware import memory_errors, peak_memory
 from captioner.text.vocabulary import END, UNKNOWN
 from captioner.training.optim import warmup_steps
 from captioner.training.run import RunFolder
-from captioner.training.setup import Setup
+from captioner.training.setup import SMALLER, Setup
 from captioner.training.validation import decode
 
 if TYPE_CHECKING:  # it imports this module
@@ -71,6 +71,12 @@ def _validation(setup: Setup) -> Iterator[str]:
             "training.select loss compares with the reference captions, but the run learns from "
             "rewards or from a model, which raises that loss; use CIDEr or BLEU-4"
         )
+    trained = {photo.image.path for photo in setup.train}
+    if shared := [image.path.name for image in setup.validated if image.path in trained]:
+        yield (
+            f"{len(shared)} of {photos} validation photos are trained on too (first: {shared[0]}), "
+            "so their scores say nothing about other photos; validate on others"
+        )
     if photos == 1 and config.select == "CIDEr":
         yield (
             "the CIDEr of a single validation photo is always 0; validate on more photos, or give "
@@ -111,6 +117,7 @@ def _captions(setup: Setup) -> Iterator[str]:
 # --- Dry run --------------------------------------------------------------------------------------
 
 
+@memory_errors(SMALLER)
 def dry_run(setup: Setup, folder: Path) -> str:
     """Take a few steps and caption a few photos; weights change, but nothing is written.
 
@@ -121,8 +128,8 @@ def dry_run(setup: Setup, folder: Path) -> str:
     from captioner.training.trackers import Trackers
 
     config, run = setup.config, RunFolder(folder, setup.config)
-    Trackers(config.training.trackers, run)
     trainer = Trainer(setup, run)
+    Trackers(config.training.trackers, run)
     disk, free = disk_needed(trainer), free_space(folder)
     if disk > free:
         raise ConfigError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from captioner.data.batches import EncodedImage, warn_skipped
 from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
 from captioner.data.features import FeatureCache, feature_fingerprint, read_contents
-from captioner.data.images import image_size
+from captioner.data.images import image_size, open_image
 from captioner.data.prefetch import reader_threads
 from captioner.errors import ConfigError, ImageError
 from captioner.model.captioner import CaptionModel
@@ -29,11 +29,12 @@ Words = list[list[list[str]]]
 
 
 def read_data(
-    config: DataConfig, *, renumber: bool = False
+    config: DataConfig, *, renumber: bool = False, validation: bool = True
 ) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
     """Read the captions of the training and the validation photos, and locate the photos.
 
     Training photos have at least ``min_captions`` captions. ``renumber`` as for ``read_captions``.
+    Without ``validation``, there may be no validation photos.
     """
 
     def read(files: list[str], images: list[str] | None, styles: list[str]) -> list[CaptionedImage]:
@@ -46,14 +47,14 @@ def read_data(
         files = [*config.train_annotations, *config.val_annotations]
         train = read_dataset(files, folders, ids=ids["train"])
         val = read_dataset(files, config.images, ids=ids["val"])
-    elif not config.val_annotations:
+    elif validation and not config.val_annotations:
         raise ConfigError(
             "data.val_annotations is empty; give captions of your own (captioner train --data "
             "captions.csv --images photos/), a COCO captions file or data.karpathy_split"
         )
     else:
         train = read(config.train_annotations, folders, config.styles)
-        val = read(config.val_annotations, config.images, config.val_styles)
+        val = read(config.val_annotations, config.images, config.val_styles) if validation else []
     train = [photo for photo in train if len(photo.captions) >= config.min_captions]
     if not train:
         raise ConfigError(
@@ -91,11 +92,7 @@ def new_vocabulary(
         trained = Subwords.train(captions, config.vocabulary_size, config.vocabulary_threshold)
         vocabulary = Vocabulary(trained.pieces, styles, trained)
         return vocabulary, tokenized(photos, vocabulary)
-    if lacks_spaces(captions):
-        raise ConfigError(
-            f"the training captions have no spaces between words ({captions[0]!r:.60} would be one "
-            "word); use --data.tokenizer bpe"
-        )
+    check_spaces(captions)
     words = tokenized(photos, Vocabulary(()))
     vocabulary = Vocabulary.count(chain.from_iterable(words), config.vocabulary_threshold, styles)
     if not vocabulary.words:
@@ -104,6 +101,15 @@ def new_vocabulary(
             "data.vocabulary_threshold"
         )
     return vocabulary, words
+
+
+def check_spaces(captions: Sequence[str]) -> None:
+    """Raise ConfigError if captions cannot be split into words."""
+    if lacks_spaces(captions):
+        raise ConfigError(
+            f"the training captions have no spaces between words ({captions[0]!r:.60} would be one "
+            "word); train a new model with --data.tokenizer bpe"
+        )
 
 
 def encode_captions(
@@ -197,15 +203,19 @@ def features_key(
 
 
 def check_images(images: Sequence[CaptionedImage], cache: FeatureCache | None) -> None:
-    """Fail now, not after an epoch, if a validation photo is missing or is not an image.
-
-    Only headers are read; a file that is damaged further in fails when it is captioned.
-    """
+    """Fail now, not after an epoch, if a validation photo cannot be read."""
     for image in images:
         if cache is not None and not cache.has(image.image_id):
             raise ImageError(
                 f"{image.path}: unreadable when its features were computed; repair the photo or "
                 "remove it from the validation captions, then compute the features again"
             )
+
+    def check(image: CaptionedImage) -> None:
+        if cache is None:
+            open_image(image.path, min_side=1)  # JPEGs at an eighth of their size, which is fast
+        else:
+            image_size(image.path)
+
     with ThreadPoolExecutor(reader_threads()) as pool:
-        list(pool.map(image_size, (image.path for image in images)))  # raises the first error
+        list(pool.map(check, images))  # raises the first error

@@ -32,7 +32,13 @@ from tqdm import tqdm
 from captioner.data.batches import Batch
 from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
-from captioner.hardware import autocast, float32_precision, pick_precision, upload
+from captioner.hardware import (
+    autocast,
+    float32_precision,
+    memory_errors,
+    pick_precision,
+    upload,
+)
 from captioner.inference.captioner import Captioner
 from captioner.inference.card import write_card
 from captioner.inference.folder import CARD, StoredModel, save_model
@@ -48,7 +54,7 @@ from captioner.training.optim import (
     warmup_steps,
 )
 from captioner.training.run import METRICS, STEPS, RunFolder, stop_signals
-from captioner.training.setup import Setup
+from captioner.training.setup import SMALLER, Setup
 from captioner.training.state import EPOCH_SUMS, Progress, TrainingState, means, resume_settings
 from captioner.training.trackers import Trackers
 from captioner.training.validation import (
@@ -138,7 +144,8 @@ class Trainer:
         if ending := progress.ending(training):
             self._print(f"already complete: {ending}")
         else:
-            self._train()
+            with self.folder.locked() if self.main else nullcontext():
+                self._train()
         # Either is missing if an earlier session was killed just before its end.
         if training.keep_best > 1 and progress.kept and not folder.average.exists():
             self._save_average()
@@ -148,6 +155,7 @@ class Trainer:
 
     def _train(self) -> None:
         progress, training = self.progress, self.training
+        logs = Trackers(training.trackers, self.folder, active=self.main)
         self._start()
         with (
             tqdm(
@@ -158,7 +166,7 @@ class Trainer:
                 disable=not self.main,
                 dynamic_ncols=True,
             ) as bar,
-            Trackers(training.trackers, self.folder, active=self.main) as trackers,
+            logs as trackers,
             stop_signals() as stop,
             float32_precision(self.precision, self.device),
         ):
@@ -274,7 +282,8 @@ class Trainer:
 
     def _log(self, bar: tqdm[Any], trackers: Trackers) -> bool:
         """Update the progress bar and the training curves; return whether the sums were read."""
-        progress, every = self.progress, self.training.log_every
+        progress = self.progress
+        every = min(self.training.log_every, self.source.batches_in(progress.epoch))
         due = every > 0 and progress.step % every == 0
         if not (due or self.device.type == "cpu" or progress.step % COLLECT_EVERY == 0):
             return False
@@ -372,6 +381,7 @@ class Trainer:
             )
 
 
+@memory_errors(SMALLER)
 def start(setup: Setup, folder: Path, resume: bool) -> Progress:
     """Train in a run folder; see ``Trainer.run``."""
     trainer = Trainer(setup, RunFolder(folder, setup.config))

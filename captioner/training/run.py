@@ -29,7 +29,8 @@ import yaml
 from tqdm import tqdm
 
 from captioner.drawing.figure import overlay
-from captioner.files import atomic_write
+from captioner.errors import CheckpointError
+from captioner.files import atomic_write, write_lock
 from captioner.options import TrainConfig
 from captioner.training.validation import Sentence
 
@@ -42,8 +43,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    # A line without its end was being written when the process was killed.
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    try:  # a line without its end was being written when the process was killed
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({error}); repair or remove it") from error
 
 
 class RunFolder:
@@ -55,6 +58,18 @@ class RunFolder:
         self.best = self.path / "best"
         self.average = self.path / "average"
         self.settings = dataclasses.asdict(config)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Create the folder, and refuse a second run in it meanwhile."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot create {self.path} ({error.strerror}); give another --run-folder"
+            ) from error
+        with write_lock(self.path):
+            yield
 
     def open(self, epoch: int, step: int = 0, *, fresh: bool = False) -> None:
         """Write the settings and delete what a resumed run will write again.

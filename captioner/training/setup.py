@@ -20,7 +20,7 @@ from captioner.data.feature_writer import Encode, FeaturePlan
 from captioner.data.features import FeatureCache
 from captioner.errors import ConfigError
 from captioner.evaluation.references import count_frequencies
-from captioner.hardware import autocast, pick_device, pick_precision
+from captioner.hardware import autocast, memory_errors, pick_device, pick_precision
 from captioner.inference.engine import pixel_format
 from captioner.inference.folder import StoredModel, load_model
 from captioner.inference.weights import to_float16
@@ -34,6 +34,7 @@ from captioner.search.words import encode_search_words
 from captioner.text.vocabulary import UNKNOWN, Vocabulary, frequent_words
 from captioner.training.data import (
     check_images,
+    check_spaces,
     encode_captions,
     features_key,
     first_of_styles,
@@ -47,6 +48,13 @@ from captioner.training.data import (
 
 DEFAULT_ENCODER = "timm/tf_efficientnet_lite2"
 DEFAULT_IMAGE_SIZE = 224
+
+
+SMALLER = (
+    "lower training.micro_batch or set encoder.recompute true, which --resume accepts after the "
+    "first save; or train with a smaller training.batch_size or encoder.image_size"
+)
+"""What to do if memory is exhausted."""
 
 
 @dataclass
@@ -75,6 +83,7 @@ class Setup:
         return count_frequencies(captions).to_bytes()
 
 
+@memory_errors(SMALLER)
 def prepare(config: TrainConfig) -> Setup:
     """Read the data and build the model."""
     check_attention(config.decoder)  # fail on a misspelled setting before the data are read
@@ -88,6 +97,8 @@ def prepare(config: TrainConfig) -> Setup:
         config = _resolved(config, stored)
     else:
         stored = _load_initial_model(config)
+        if stored.vocabulary.subwords is None:
+            check_spaces([caption for photo in train for caption in photo.captions])
         words = tokenized(train, stored.vocabulary)
         config = _resolved(config, stored)  # checked again with the model's decoder
         counts = Counter(word for captions in words for caption in captions for word in caption)
@@ -203,10 +214,10 @@ def _load_initial_model(config: TrainConfig) -> StoredModel:
         "data.tokenizer": stored.vocabulary.tokenizer,
     }
     fixed |= {f"decoder.{n}": v for n, v in asdict(stored.decoder).items() if n != "dropout"}
-    given, default = asdict(config), asdict(TrainConfig())
+    given = asdict(config)
     for name, held in fixed.items():
         section, key = name.split(".")
-        if given[section][key] not in (held, default[section][key]):
+        if given[section][key] not in (held, None):
             raise ConfigError(
                 f"{name} is {given[section][key]!r}, but {config.init_from} has {held!r}; leave it "
                 "out, or train without init_from"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from captioner.data.shards import read_manifest
 from captioner.errors import CheckpointError
 from captioner.files import atomic_write
+from captioner.inference.weights import unshared
 from captioner.options import TrainingConfig
 from captioner.training.optim import RunningAverage
 from captioner.training.setup import Setup
@@ -163,9 +164,8 @@ class TrainingState:
             "progress": json.dumps(dataclasses.asdict(self.progress)),
             "scaler": json.dumps(self.scaler.state_dict()),
         }
-        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         try:
-            atomic_write(path, save(contiguous, metadata))
+            atomic_write(path, save(unshared(tensors), metadata))
         except OSError as error:
             raise CheckpointError(
                 f"cannot save {path} ({error.strerror}); the previous checkpoint is unchanged; "

@@ -10,7 +10,7 @@ import numpy as np
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
 from PIL import Image
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, first_line
 from captioner.training.run import METRICS, STEPS, RunFolder, read_rows
 from captioner.training.state import flatten
 
@@ -24,12 +24,13 @@ class Trackers:
         """Check that the trackers are available; only those of one process are ``active``."""
         known = sorted(map(str, LOGGER_TYPE_TO_CLASS))
         for name in names:
-            if name not in known or not filter_trackers([name], str(folder.path)):
-                problem = "is not installed" if name in known else "is unknown"
-                raise ConfigError(
-                    f"training.trackers: {name!r} {problem}; use any of {', '.join(known)}, or [] "
-                    "for none"
-                )
+            if name not in known:
+                problem = f"is unknown; use any of {', '.join(known)}, or [] for none"
+            elif not filter_trackers([name], str(folder.path)):
+                problem = f"is not installed; pip install {name}"
+            else:
+                continue
+            raise ConfigError(f"training.trackers: {name!r} {problem}")
         self.folder, self.names = folder, list(names) if active else []
         self.open: dict[str, Any] = {}
 
@@ -38,8 +39,13 @@ class Trackers:
         for name in self.names:
             kind = LOGGER_TYPE_TO_CLASS[name]
             local = {"logging_dir": str(folder.path)} if kind.requires_logging_directory else {}
-            tracker = kind(TENSORBOARD if name == TENSORBOARD else "captioner", **local)
-            getattr(tracker, "start", lambda: None)()  # older releases have no start
+            try:
+                tracker = kind(TENSORBOARD if name == TENSORBOARD else "captioner", **local)
+                getattr(tracker, "start", lambda: None)()  # older releases have no start
+            except Exception as error:  # of its own kind, such as for a missing key
+                raise ConfigError(
+                    f"training.trackers: {name} cannot be started ({first_line(error)})"
+                ) from error
             self.open[name] = tracker
             if name != TENSORBOARD:
                 tracker.store_init_configuration(flatten(folder.settings))

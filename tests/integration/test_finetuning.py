@@ -47,7 +47,7 @@ def own(tmp_path: Path, make_model: Any, monkeypatch: pytest.MonkeyPatch) -> Sim
 
 @pytest.mark.slow
 def test_every_command_of_the_page_runs(own, capsys) -> None:
-    assert len(COMMANDS) == 4
+    assert len(COMMANDS) == 5
     for command in COMMANDS:
         arguments = shlex.split(command)[1:]
         if arguments[0] == "train":  # twelve photos are too few for a CIDEr above 0
@@ -108,7 +108,7 @@ def test_data_and_images_prepare_and_train(own, capsys) -> None:
         (["photos/1.jpg"], "photos/1.jpg is not a text file; give a YAML"),
         (["--data", "photos"], "photos is a folder without captions .* CSV file"),
         (["--data", "none.csv"], "none.csv does not exist; give the file with the captions"),
-        (["--images", "photos"], "--images needs captions; give --data CAPTIONS"),
+        (["--images", "photos"], "--images needs captions; give --captions too"),
         ([*DATA, "--val", "0"], "captions.csv has no validation photos; give --val"),
         ([*DATA, "--caption-column", "words"], "no column 'words'; the columns are file, caption"),
     ],

@@ -10,9 +10,10 @@ import sys
 import pytest
 import torch
 
-from captioner.errors import ConfigError
+from captioner.errors import CaptionerError, ConfigError
 from captioner.hardware import (
     autocast,
+    memory_errors,
     pick_device,
     pick_precision,
 )
@@ -176,3 +177,24 @@ def test_freed_memory_is_kept() -> None:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_user_settings_are_kept() -> None:
     assert faults(keep=True, MALLOC_TRIM_THRESHOLD_="131072") > 500
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (None, r"out of memory \(tried to allocate 4611686018427387904 bytes\); lower it"),
+        (MemoryError(), "out of memory; lower it"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
+            r"out of memory \(tried to allocate 2.00 GiB\); lower it",
+        ),
+    ],
+)
+def test_exhausted_memory_is_one_line_with_advice(error, expected) -> None:
+    with pytest.raises(CaptionerError, match=f"^{expected}$"), memory_errors("lower it"):
+        raise error if error else torch.empty(1 << 62, dtype=torch.uint8)
+
+
+def test_other_errors_are_not_about_memory() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), memory_errors("lower it"):
+        raise RuntimeError("shapes differ")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from captioner.data.dataset import split_randomly, write_coco
+from captioner.data.dataset import prepare_dataset, split_randomly, write_coco
 from captioner.data.importers import UNSPLIT, ImportedPhoto, Splits, import_captions
 from captioner.errors import DataError
 
@@ -46,6 +46,14 @@ def test_splits_are_the_same_on_every_machine():
     assert names["val"] == ["2.jpg", "8.jpg"]
     assert names["test"] == ["9.jpg"]
     assert split_randomly(photos, seed=1) != split_randomly(photos, seed=2)
+
+
+def test_training_photos_are_split_where_there_are_none_for_validation(tmp_path: Path):
+    table = tmp_path / "captions.csv"
+    rows = [f"{n}.jpg,A dog.,{'test' if n > 9 else 'train'}" for n in range(12)]
+    table.write_text("\n".join(["file,caption,split", *rows]))
+    found = prepare_dataset(table, tmp_path / "out", validation=0.2, test=0.5)
+    assert found.photos == {"test": 2, "train": 8, "val": 2}
 
 
 # --- Writing ---

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate.state import AcceleratorState
 
 from captioner.errors import ConfigError
 from captioner.options import TrainingConfig
@@ -21,9 +23,9 @@ from captioner.training.setup import Setup, prepare
 
 @pytest.fixture
 def setup(configure: Any) -> Setup:
-    """Eight photos for training and twenty-four for validation."""
+    """Eight photos for training and twenty-four others for validation."""
     setup = prepare(configure())
-    setup.val = setup.val * 3
+    setup.val = [replace(image, path=Path("other.png")) for image in setup.val * 3]
     return setup
 
 
@@ -50,7 +52,7 @@ def test_settings_that_do_not_suit_the_data(
 
 def test_words_and_captions_that_are_left_out(configure: Any):
     setup = prepare(configure(data={"vocabulary_threshold": 5, "max_words": 2}))
-    setup.val = setup.val * 3
+    setup.val = [replace(image, path=Path("other.png")) for image in setup.val * 3]
     unknown, truncated = setting_warnings(setup, 1000)
     assert "data.vocabulary_threshold 5 leaves out 50% of the words" in unknown
     assert truncated.startswith("data.max_words 2 truncates 100% of the training captions")
@@ -76,6 +78,7 @@ def test_a_dry_run_writes_nothing_and_reports_estimates_and_warnings(
         r"total time: 0:\d\d:\d\d\nmemory: [0-9.]+ GB; checkpoints and models: 0\.",
         found,
     )
+    assert "\nwarning: 8 of 8 validation photos are trained on too (first: red.png" in found
     assert "\nwarning: scores of only 8 validation photos depend on chance" in found
 
 
@@ -97,3 +100,10 @@ def test_a_full_disk_fails_before_the_first_step(
     monkeypatch.setattr(Trainer, "step", lambda *given: pytest.fail("a step was taken"))
     with pytest.raises(ConfigError, match=r"needs 0\.\d+ GB in .*, but only 0\.00 GB are free"):
         dry_run(prepare(configure()), tmp_path / "run")
+
+
+def test_a_dry_run_names_a_tracker_that_is_not_installed(configure: Any, tmp_path: Path):
+    AcceleratorState._reset_state(reset_partial_state=True)  # as in a new process
+    setup = prepare(configure(training={"trackers": ["wandb"]}))
+    with pytest.raises(ConfigError, match="'wandb' is not installed; pip install wandb"):
+        dry_run(setup, tmp_path)

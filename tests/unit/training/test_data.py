@@ -6,7 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.data.coco import CaptionedImage
+from captioner.errors import ImageError
 from captioner.text.vocabulary import END
+from captioner.training.data import check_images, read_data
 from captioner.training.setup import prepare
 
 
@@ -48,3 +55,19 @@ def test_captions_are_encoded_and_truncated(configure: Any):
     setup = prepare(configure(data={"max_words": 3}))
     words = [setup.stored.vocabulary.decode(item.tokens[0]) for item in setup.train]
     assert words == [["a", item.image.path.stem, "square", "<end>"] for item in setup.train]
+
+
+def test_a_truncated_validation_photo_is_found_before_the_first_step(tmp_path: Path):
+    photo = tmp_path / "a.jpg"
+    noise = np.random.default_rng(0).integers(256, size=(64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(photo)
+    check_images([CaptionedImage(1, photo, ("a dog",))], None)
+    photo.write_bytes(photo.read_bytes()[:-1000])
+    with pytest.raises(ImageError, match=r"a\.jpg: the image is truncated"):
+        check_images([CaptionedImage(1, photo, ("a dog",))], None)
+
+
+def test_training_captions_alone_can_be_read(configure: Any):
+    config = configure(data={"val_annotations": []}).data
+    train, val = read_data(config, validation=False)
+    assert (len(train), val) == (8, [])

@@ -12,6 +12,7 @@ import torch
 from captioner.errors import ConfigError
 from captioner.inference.folder import load_model, save_model
 from captioner.text.vocabulary import UNKNOWN
+from captioner.training.api import build_config
 from captioner.training.setup import open_encoder, prepare
 
 # --- Model ---
@@ -59,6 +60,27 @@ def test_a_second_stage_with_another_encoder_is_refused(configure: Any, first_st
         prepare(other)
 
 
+def test_a_setting_of_the_initial_model_that_equals_the_default_is_refused_too(
+    configure: Any, tmp_path: Path
+):
+    first = stage_of(configure, tmp_path / "first", attention="general")
+    given = build_config(configure(init_from=str(first)), decoder={"attention": "additive"})
+    with pytest.raises(ConfigError, match=r"decoder.attention is 'additive', but .* has 'general'"):
+        prepare(given)
+
+
+def test_a_second_stage_of_words_refuses_captions_without_spaces(
+    configure: Any, first_stage: str, two_files: tuple[str, str]
+):
+    chinese = json.loads(Path(two_files[0]).read_text())
+    for entry in chinese["annotations"]:
+        entry["caption"] = "一只小狗在草地上跑"
+    Path(two_files[0]).write_text(json.dumps(chinese))
+    config = configure(init_from=first_stage, data={"train_annotations": [two_files[0]]})
+    with pytest.raises(ConfigError, match=r"no spaces between words .* --data.tokenizer bpe"):
+        prepare(config)
+
+
 def stage_of(configure: Any, folder: Path, **decoder: Any) -> Path:
     save_model(folder, prepare(configure(decoder=decoder)).stored)
     return folder
@@ -67,15 +89,14 @@ def stage_of(configure: Any, folder: Path, **decoder: Any) -> Path:
 def test_a_second_stage_keeps_its_models_attention(configure: Any, tmp_path: Path):
     settings = {"attention": "general", "selection": "hard", "order": "luong", "projection_dim": 5}
     first = stage_of(configure, tmp_path / "first", **settings)
-    config = configure(init_from=str(first), encoder={"image_size": 96}, decoder={"dropout": 0.4})
-    given = config.decoder
+    given = configure(init_from=str(first), encoder={"image_size": 96}, decoder={"dropout": 0.4})
+    config = build_config(given)
     setup = prepare(config)
     second = setup.stored
     for name, value in settings.items():
         assert getattr(second.decoder, name) == value
     assert setup.config.decoder == second.decoder  # saved in the run folder
-    assert config.decoder is given  # the caller's config is not changed
-    assert config.decoder.attention == "additive"
+    assert given.decoder.attention == "additive"  # the caller's config is not changed
     assert second.model.grid == (3, 3)  # only 'location' depends on the number of regions
 
 

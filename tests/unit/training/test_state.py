@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from torch import nn
 
 from captioner.errors import CheckpointError
 from captioner.model.captioner import CaptionModel
@@ -148,6 +149,16 @@ def test_a_full_disk_keeps_the_old_state(
             train(state, 4).save(path)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_shared_tensors_and_weights_without_gradients_are_restored(tmp_path: Path):
+    state, fresh = build(ema_decay=0.0), build(ema_decay=0.0)
+    for one in (state, fresh):  # a module that is used twice, and one that is not used
+        one.model.twice, one.model.unused = one.model.decoder.embedding, nn.Linear(2, 2)
+        one.optimizer.add_param_group({"params": [*one.model.unused.parameters()]})
+    train(state, 1).save(tmp_path / "state.safetensors")
+    fresh.load(tmp_path / "state.safetensors")
+    assert_same(train(state, 3), train(fresh, 3))
 
 
 # --- What must match ---

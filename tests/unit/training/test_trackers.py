@@ -10,6 +10,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from captioner.errors import ConfigError
+from captioner.training import trackers
 from captioner.training.run import METRICS, STEPS, RunFolder
 from captioner.training.trackers import Trackers
 
@@ -56,3 +57,15 @@ def test_unavailable_trackers(folder: RunFolder, name: str, expected: str):
     with pytest.raises(ConfigError, match=expected) as caught:
         Trackers([name], folder)
     assert "\n" not in str(caught.value)
+
+
+def test_a_tracker_that_cannot_be_started(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
+    class Tracker:
+        requires_logging_directory = False
+
+        def __init__(self, project: str) -> None:
+            raise KeyError("No API key configured")
+
+    monkeypatch.setitem(trackers.LOGGER_TYPE_TO_CLASS, "tensorboard", Tracker)
+    with pytest.raises(ConfigError, match=r"tensorboard cannot be started .*No API key"):
+        Trackers(["tensorboard"], folder).__enter__()

@@ -1,4 +1,4 @@
-"""``captioner train --data captions.csv --images photos/``: prepare a data set, then train on it.
+"""Training on a file of captions and a folder of photos: prepare a data set, then train on it.
 
 The captions are converted to COCO files in the run folder (``data/captions_train.json`` and
 ``data/captions_val.json``), which the settings of the run then name.
@@ -6,6 +6,7 @@ The captions are converted to COCO files in the run folder (``data/captions_trai
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from captioner.cli.arguments import flag
+from tqdm import tqdm
+
 from captioner.data.dataset import prepare_dataset
-from captioner.data.importers import Columns, detect_layout, find_source
-from captioner.errors import ConfigError, DataError
+from captioner.data.importers import Columns, find_source
+from captioner.errors import DataError, OptionError
 from captioner.files import atomic_write
 from captioner.option_fields import Folder, Shown
 from captioner.options import TrainConfig
@@ -43,48 +45,24 @@ class ColumnOptions:
 class OwnDataOptions(ColumnOptions):
     """Your own captions, to prepare and train on."""
 
-    captions: Annotated[str, Shown("FILE", ("--data",))] | None = None
+    captions: Annotated[str, Shown("FILE", ("--data", "--captions"))] | None = None
     """A CSV or JSON Lines file with the columns file and caption, or another source of captioner
     prepare dataset."""
     images: Folder | None = None
     """Folder with the photos of --data (default: the folder that the captions are in)."""
     val: float = 0.1
-    """Fraction of the photos of --data for validation, if it has no splits."""
+    """Fraction of the training photos of --data for validation, if it has no validation photos."""
 
     def __post_init__(self) -> None:
         for name in ("images", "file_column", "caption_column"):
             if self.captions is None and getattr(self, name) is not None:
-                also = "; for prepared captions, give --data.images" if name == "images" else ""
-                raise ConfigError(f"{flag(name)} needs captions; give --data CAPTIONS{also}")
-
-
-def check_config_file(path: str) -> None:
-    """Raise ConfigError if a file is no config: missing, captions, or a folder of photos."""
-    file = Path(path)
-    if not file.exists():
-        raise ConfigError(f"{path} does not exist; give a YAML config file")
-    try:
-        detect_layout(find_source(file))
-    except DataError as error:
-        if file.is_dir():
-            raise ConfigError(
-                f"{path} is a folder, not a config file; to train on its photos, give their "
-                f"captions too: captioner train --data captions.csv --images {path} "
-                "--init-from shipped"
-            ) from error
-        if ": not UTF-8" in str(error):
-            raise ConfigError(f"{path} is not a text file; give a YAML config file") from error
-        return
-    images = "" if file.is_dir() else " --images FOLDER"
-    raise ConfigError(
-        f"{path} holds captions, not settings; train on it with: captioner train --data {path}"
-        f"{images} --init-from shipped (or convert it with captioner prepare dataset)"
-    )
+                also = ", or data.images for prepared captions" if name == "images" else ""
+                raise OptionError(f"{{{name}}} needs captions; give {{captions}} too{also}")
 
 
 @contextmanager
 def prepared(
-    config: TrainConfig, data: OwnDataOptions, *, resume: bool, write: bool, quiet: bool
+    config: TrainConfig, data: OwnDataOptions, *, resume: bool, dry_run: bool = False
 ) -> Iterator[TrainConfig]:
     """Prepare captions for the run, and return the config that reads them.
 
@@ -92,29 +70,30 @@ def prepared(
         config: Settings of the run.
         data: What to prepare.
         resume: Continue a run; its captions must be the same.
-        write: Write into the run folder; otherwise the files exist only within the context.
-        quiet: Do not print what was prepared and what was left out.
+        dry_run: Do not write into the run folder; the files exist only within the context.
     """
     if data.captions is None:
         yield config
         return
     if not Path(data.captions).exists():
         raise DataError(f"{data.captions} does not exist; give the file with the captions")
-    source = find_source(data.captions)
+    main = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
+    source, write = find_source(data.captions), main and not dry_run
     images = data.images or (source if source.is_dir() else source.parent)
     with tempfile.TemporaryDirectory(prefix="captioner-") as folder:
         summary = prepare_dataset(
             source, folder, columns=data.columns, images=images, validation=data.val
         )
-        for split, what in (("train", "training"), ("val", "validation")):
-            if split not in summary.files:
-                raise DataError(
-                    f"{data.captions} has no {what} photos; give --val a fraction of the photos "
-                    "such as 0.1, or a column split with train and val"
-                )
-        if not quiet:
+        if "train" not in summary.files:
+            raise DataError(f"{data.captions} has no training photos; change its splits")
+        if "val" not in summary.files:
+            raise OptionError(
+                "{file} has no validation photos; give {val} a fraction of the photos such as 0.1",
+                file=data.captions,
+            )
+        if main:
             for line in str(summary).splitlines():
-                print(f"{data.captions}: {line}", file=sys.stderr)
+                tqdm.write(f"{data.captions}: {line}", file=sys.stderr)
         files = {}
         for split in ("train", "val"):
             made = summary.files[split]
