@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,11 +61,11 @@ class ShownCaptions:
     words: list[str] = field(default_factory=list)
     """Show the attention for your own caption; repeat for several."""
     compare: list[ModelName] = field(default_factory=list)
-    """Another model to show beside --model, on the same scale; repeat for several."""
+    """Another model to show beside --model; repeat for several."""
     method: list[ExplanationMethod] = field(default_factory=list)
     """How the maps are computed (default: attention); attention_gate: what reached the word;
-    occlusion: the effect of each region on the word's log-probability; repeat to show several side
-    by side."""
+    occlusion: the effect of each region on the word's log-probability; repeat to show several below
+    each other."""
     alternatives: Annotated[int, Interval(ge=0, le=50)] | None = None
     """Number of most probable words to show per position (default: pages 5, figures 0)."""
 
@@ -76,8 +79,8 @@ class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
     """
 
     output: Annotated[str, Shown("OUT", ("-o", "--output"))] | None = None
-    """Output file; for several photos a page (.html), an archive (.npz), or a folder for one file
-    per photo (default: NAME_attention.png beside each photo)."""
+    """Output file (-: standard output, in --format); for several photos a page (.html), an archive
+    (.npz), or a folder for one file per photo (default: NAME_attention.png beside each photo)."""
     format: str | None = None
     """Format of one file per photo, without -o or in a folder: png (default), svg, gif, html,
     ..."""
@@ -104,6 +107,17 @@ class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
 )  # fmt: skip
 def attend(options: AttendOptions, drawing: dict[str, Any], _: Sequence[str]) -> int:
     """Draw all photos; report those that failed."""
+    if options.output != str(STDIN):
+        return _attend(options, drawing)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        file = Path(folder, f"picture.{options.format or 'png'}")
+        code = _attend(replace(options, output=str(file), format=None), drawing)
+        written = file.read_bytes() if file.is_file() else b""
+    sys.stdout.buffer.write(written)
+    return code
+
+
+def _attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
     search = taken(drawing, SearchOptions)
     if options.words and (refused := search.keys() - {"style"}):
         raise ConfigError(
@@ -144,8 +158,6 @@ def targets(
     """
     file = output is not None and output.suffix and not output.is_dir()
     suffix = output.suffix.lower() if file and output else f".{(ending or 'png').lower()}"
-    if output == STDIN:
-        raise ConfigError("attend writes files, not standard output; give -o OUT.png or a folder")
     if suffix not in _KINDS:
         raise ConfigError(
             f"cannot write {suffix}; use a figure ({', '.join(FIGURES)}), an animation "
@@ -158,7 +170,7 @@ def targets(
             raise ConfigError(f"--format is for output folders; {output} is a file, so omit it")
         if len(photos) > 1 and suffix not in (*PAGES, *ARCHIVES):
             raise ConfigError(
-                f"cannot write {len(photos)} photos to {output}; give -o a folder (no file "
+                f"cannot write {len(photos)} photos to one {suffix}; give -o a folder (no file "
                 "extension), a page (.html) or an archive of maps (.npz)"
             )
         return [output] * len(photos)

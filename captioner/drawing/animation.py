@@ -6,9 +6,9 @@
     │ β ▬▬▬▬ 0.91  p 0.42 │  gate and probability of the word; the colour scale
     └─────────────────────┘
 
-A word's map fades into the next one's, all on the scale of the caption. The last frame shows the
-mean of all maps and the whole sentence. Frames are drawn by Pillow, which is fast and fits letters
-to whole pixels.
+The first frame shows the photo, the whole sentence and what the numbers mean; programs show it
+where the animation does not play. Then a word's map fades into the next one's. Frames are drawn by
+Pillow, which is fast and fits letters to whole pixels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ from captioner.caption import Caption
 from captioner.data.images import Photo, open_image
 from captioner.drawing import style
 from captioner.drawing.document import base64_uri, encoded
-from captioner.drawing.heatmap import above_scale, attention_image, fit_photo, scale_bar, scale_of
+from captioner.drawing.heatmap import (
+    attention_image,
+    fit_photo,
+    scale_bar,
+    scale_of,
+    shared_scale,
+)
 from captioner.drawing.options import (
     ANIMATIONS,
     AnimationOptions,
@@ -44,31 +50,29 @@ _MAX_SIDE = 16_382  # pixels; the largest even side that WebP supports
 _MAX_PIXELS = 3840 * 2160  # of a frame; about 80 frames are in memory while a file is written
 _MIN_WIDTH = 280  # pixels of the text below the photo
 _TRANSITION = 0.55  # of a word's time: the map moves, then it rests
-_PAUSE = 2.0  # seconds of the whole sentence at the end
-# Largest error of a GIF pixel, in levels of 255, while the map moves and while it rests.
-_MOVING_ERROR, _RESTING_ERROR = 16, 7
+_PAUSE = 2.0  # seconds of the whole sentence at the start
+# Levels of 255 by which a GIF pixel must change to be dithered anew: in a moving and a resting map.
+_MOVING_CHANGE, _RESTING_CHANGE = 16, 4
+_EXPLANATION = "β: use of the photo, p: probability"  # fits the smallest width
 
 
 class Shot(NamedTuple):
     """A distinct frame and how long it is shown."""
 
     word: int
-    """Index of the word; T, after the last of T words, is the whole caption."""
+    """Index of the word; -1 is the photo with the whole caption."""
     part: float
     """Progress from the word before, 0 to 1."""
     frames: int
 
 
 def plan_shots(words: int, seconds_per_word: float, rate: int) -> list[Shot]:
-    """The shots of T words and of the pause at the end; ``rate`` is in frames per second."""
-    last = max(1, round(_PAUSE * rate))
-    if not words:
-        return [Shot(0, 1.0, last)]
-    shots = []
-    for word in range(words + 1):
+    """The shots of the pause at the start and of T words; ``rate`` is in frames per second."""
+    shots = [Shot(-1, 1.0, max(1, round(_PAUSE * rate)))]
+    for word in range(words):
         # Measured from the start, so that rounding to frames does not accumulate.
         length = round((word + 1) * seconds_per_word * rate) - round(word * seconds_per_word * rate)
-        length = max(1, length) if word < words else last
+        length = max(1, length)
         moving = 0 if word == 0 else min(length - 1, round(_TRANSITION * seconds_per_word * rate))
         shots += [Shot(word, (step + 1) / (moving + 1), 1) for step in range(moving)]
         shots.append(Shot(word, 1.0, length - moving))
@@ -86,11 +90,9 @@ class Animation:
     def __init__(self, photo: Image.Image, caption: Caption, options: AnimationOptions) -> None:
         self.photo, self.caption, self.options = photo, caption, options
         self.theme = style.THEMES[options.theme]
-        alphas = caption.alphas
-        self.maps = [*alphas, alphas.mean(axis=0)] if caption.words else []
-        """The map of each word, and the mean of all."""
-        self.scale = scale_of(caption)
-        self.above = above_scale(caption, self.scale)
+        common = scale_of(caption) if options.scale == "common" else None
+        self.tops = [common or shared_scale(alpha) for alpha in caption.alphas]
+        """Attention drawn the brightest, of each word."""
         self.inner = max(photo.width, _MIN_WIDTH)
         self.text = max(13, min(22, round(self.inner / 26)))
         self.small = max(11, round(0.78 * self.text))
@@ -157,22 +159,24 @@ class Animation:
         return self._loop("GIF", self._indexed_frames(), 10, optimize=True, disposal=1)
 
     def _indexed_frames(self) -> Iterator[Image.Image]:
-        """The distinct frames, converted to the palette.
+        """The distinct frames in 256 colours, dithered.
 
-        A pixel keeps its colour while the error is small, which makes the file three times smaller.
-        There is no dithering, as its noise would move.
+        A pixel is kept until its colour changes, so that the noise of the dithering does not move,
+        and the file is smaller.
         """
         palette = self._palette()
-        colours = np.asarray(palette.getpalette(), dtype=np.int16).reshape(-1, 3)
         shown: NDArray[np.uint8] | None = None
+        drawn: NDArray[np.int16] = np.zeros((*self.size[::-1], 3), np.int16)
         for shot in self._shots:
             image = self._draw(shot)
-            indices = np.array(image.quantize(palette=palette, dither=Image.Dither.NONE))
+            pixels = np.asarray(image, dtype=np.int16)
+            indices = np.array(image.quantize(palette=palette))
             if shown is not None:
-                allowed = _RESTING_ERROR if shot.frames > 1 else _MOVING_ERROR
-                error = np.abs(colours[shown] - np.asarray(image, dtype=np.int16)).max(axis=2)
-                indices = np.where(error > allowed, indices, shown)
-            shown = indices
+                allowed = _RESTING_CHANGE if shot.frames > 1 else _MOVING_CHANGE
+                keep = np.abs(pixels - drawn).max(axis=2) <= allowed
+                indices = np.where(keep, shown, indices)
+                pixels = np.where(keep[..., None], drawn, pixels)
+            shown, drawn = indices, pixels
             frame = Image.fromarray(indices)
             frame.putpalette(palette.getpalette() or [])
             yield frame
@@ -183,13 +187,6 @@ class Animation:
         resting = [shot for shot in self._shots if shot.frames > 1] or self._shots
         places = np.linspace(0, len(resting) - 1, min(12, len(resting)))
         samples = [self._draw(resting[round(place)]) for place in places]
-        # High levels of attention, which are rare in frames, need colours too.
-        samples += [
-            attention_image(
-                self.photo, np.full((1, 1), level), scale_max=1.0, colormap=self.options.colormap
-            )
-            for level in (0.4, 0.65, 0.9)
-        ]
         part = min(1.0, 240 / max(self.size))
         tile = max(1, round(self.size[0] * part)), max(1, round(self.size[1] * part))
         sheet = Image.new("RGB", (tile[0], tile[1] * len(samples)))
@@ -230,30 +227,33 @@ class Animation:
         """Draw one frame, RGB."""
         frame = Image.new("RGB", self.size, self.theme.background)
         corner = self.margin + (self.inner - self.photo.width) // 2, self.margin
-        if not self.caption.words:
+        if shot.word < 0:
             frame.paste(self.photo, corner)
-            baseline = self.sentence_top + round(1.05 * self.text)
-            empty = self.caption.text or "no words"
-            self._text(frame, (self.margin, baseline), empty, self.text, colour=self.theme.muted)
-            return frame
-        before, after = self.maps[max(shot.word - 1, 0)], self.maps[shot.word]
-        panel = attention_image(
-            self.photo,
-            before + ease(shot.part) * (after - before),
-            scale_max=self.scale,
-            regions=self.caption.regions,
-            smooth=self.options.smooth,
-            colormap=self.options.colormap,
-        )
-        frame.paste(panel, corner)
-        self._sentence(frame, shot.word)
-        self._numbers(frame, shot)
+            if not self.caption.words:
+                baseline = self.sentence_top + round(1.05 * self.text)
+                empty = self.caption.text or "no words"
+                self._text(frame, (self.margin, baseline), empty, self.text, self.theme.muted)
+        else:
+            before = max(shot.word - 1, 0)
+            levels = [self.caption.alphas[i] / self.tops[i] for i in (before, shot.word)]
+            panel = attention_image(
+                self.photo,
+                levels[0] + ease(shot.part) * (levels[1] - levels[0]),
+                scale_max=1.0,
+                regions=self.caption.regions,
+                smooth=self.options.smooth,
+                colormap=self.options.colormap,
+            )
+            frame.paste(panel, corner)
+        if self.caption.words:
+            self._sentence(frame, shot.word)
+            self._numbers(frame, shot)
         return frame
 
     def _sentence(self, frame: Image.Image, current: int) -> None:
-        """The words so far, the current one highlighted."""
+        """The words so far, the current one highlighted; all words if there is none."""
         size = self.text
-        for position, (left, line, word) in enumerate(self.words[: current + 1]):
+        for position, (left, line, word) in enumerate(self.words[: current + 1 or None]):
             top, x = self.sentence_top + line * self.leading, self.margin + left
             if position == current:
                 pad, width = 0.22 * size, style.pillow_font(size).getlength(word)
@@ -269,34 +269,31 @@ class Animation:
 
     def _numbers(self, frame: Image.Image, shot: Shot) -> None:
         """Gate and probability of the current word on the left, the colour scale on the right."""
-        size, theme, words = self.small, self.theme, len(self.caption.words)
+        size, theme, gates, muted = self.small, self.theme, self.caption.gates, self.theme.muted
         baseline = self.numbers_top + round(1.1 * size)
         top, bottom = baseline - round(0.58 * size), baseline - round(0.1 * size) + 1
-        end, most = self.margin + self.inner, style.percent(self.scale)
-        if shot.word < words:
-            gates = self.caption.gates
-            gate, before = float(gates[shot.word]), float(gates[max(shot.word - 1, 0)])
-            level = before + (gate - before) * ease(shot.part)
-            left = round(self.margin + 1.0 * size)
-            right = left + round(3.2 * size)
-            draw = ImageDraw.Draw(frame)
-            draw.rectangle((left, top, right, bottom - 1), theme.track)
-            if level > 0:
-                length = round((right - left) * min(level, 1.0))
-                draw.rectangle((left, top, left + length, bottom - 1), theme.gate)
-            value = right + 0.45 * size
-            p = f"p {style.probability(float(self.caption.log_probs[shot.word]))}"
-            self._text(frame, (self.margin, baseline), "β", size, colour=theme.muted)
-            self._text(frame, (value, baseline), style.number(gate), size)
-            self._text(frame, (value + 3.1 * size, baseline), p, size)
-            most = f"≥ {most}" if self.above[shot.word] else most
-        else:
-            note = f"mean of all {words} words" if words > 1 else "all 1 word"
-            self._text(frame, (self.margin, baseline), note, size)
+        if shot.word < 0:
+            self._text(frame, (self.margin, baseline), _EXPLANATION, size, muted)
+            return
+        gate, before = float(gates[shot.word]), float(gates[max(shot.word - 1, 0)])
+        level = before + (gate - before) * ease(shot.part)
+        left = round(self.margin + 1.0 * size)
+        right = left + round(3.2 * size)
+        draw = ImageDraw.Draw(frame)
+        draw.rectangle((left, top, right, bottom - 1), theme.track)
+        if level > 0:
+            length = round((right - left) * min(level, 1.0))
+            draw.rectangle((left, top, left + length, bottom - 1), theme.gate)
+        value = right + 0.45 * size
+        p = f"p {style.probability(float(self.caption.log_probs[shot.word]))}"
+        self._text(frame, (self.margin, baseline), "β", size, muted)
+        self._text(frame, (value, baseline), style.number(gate), size)
+        self._text(frame, (value + 3.1 * size, baseline), p, size)
+        most, end = style.percent(self.tops[shot.word]), self.margin + self.inner
         right = round(end - style.text_width(most, size) - 0.4 * size)
         left = max(self.margin + round(14 * size), right - 9 * size)
-        self._text(frame, (end, baseline), most, size, colour=theme.muted, anchor="rs")
-        self._text(frame, (left - 0.4 * size, baseline), "0", size, colour=theme.muted, anchor="rs")
+        self._text(frame, (end, baseline), most, size, muted, anchor="rs")
+        self._text(frame, (left - 0.4 * size, baseline), "0", size, muted, anchor="rs")
         frame.paste(scale_bar(right - left, bottom - top, self.options.colormap), (left, top))
 
     def _text(
@@ -305,8 +302,8 @@ class Animation:
         at: tuple[float, float],
         text: str,
         size: int,
-        *,
         colour: str = "",
+        *,
         anchor: str = "ls",
     ) -> None:
         """Text whose baseline starts, or with another anchor of Pillow's ends, at a point."""
@@ -338,7 +335,7 @@ def animate(photo: Photo, caption: Caption, **options: Any) -> Animation:
 
     Args:
         photo: The captioned photo: a path, bytes, PIL image, array or binary file.
-        caption: The caption; all its maps share one colour scale.
+        caption: The caption.
         **options: Fields of ``AnimationOptions``, e.g. ``seconds_per_word=2``.
 
     Returns:

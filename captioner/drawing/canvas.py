@@ -1,16 +1,18 @@
 """A matplotlib figure at fixed positions, in pixels from the upper left corner.
 
-One pixel is one point (1/72 inch) of SVG and PDF, where text and lines are vectors and letters are
-text. Pictures are never resampled; SVG embeds them as JPEG.
+In SVG and PDF, text and lines are vectors, letters are text, and pictures are JPEG, resampled only
+if they have more dots per inch than needed.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, Literal
 
 import contourpy
@@ -26,7 +28,7 @@ from matplotlib.transforms import Affine2D, Bbox, TransformedBbox
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.drawing.document import data_uri
+from captioner.drawing.document import base64_uri, encoded
 from captioner.drawing.style import Theme, printable
 from captioner.version import __version__
 
@@ -38,6 +40,7 @@ _SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "captioner",
 }
+_QUALITY = 88  # of JPEG in SVG and PDF
 _LOCK = threading.Lock()  # matplotlib's settings are global
 
 
@@ -54,15 +57,28 @@ def matplotlib_settings() -> Iterator[None]:
 class Canvas:
     """Text, boxes, pictures and outlines, drawn in order on a background."""
 
-    def __init__(self, theme: Theme, text_size: float) -> None:
-        self.theme, self.text_size = theme, text_size
-        self.figure = Figure(dpi=72, facecolor=theme.background, edgecolor="none")
-        self._down = Affine2D()  # pixels from the top, once the height is known
+    def __init__(self, theme: Theme, text_size: float, dpi: float, max_dpi: float) -> None:
+        """An empty canvas.
+
+        Args:
+            theme: Its colours.
+            text_size: Usual size of text in pixels.
+            dpi: Pixels per inch of SVG and PDF.
+            max_dpi: Pixels per inch of the pictures in them, at most.
+        """
+        self.theme, self.text_size, self._max_dpi = theme, text_size, max_dpi
+        self.figure = Figure(dpi=dpi, facecolor=theme.background, edgecolor="none")
+        self._from_top = Affine2D()  # to pixels from the bottom, once the height is known
+        self._down = self._from_top + Affine2D().scale(1 / dpi) + self.figure.dpi_scale_trans
+        self._point = 72 / dpi  # points per pixel
 
     def set_size(self, width: int, height: int) -> None:
         """Set the size, after everything was added."""
-        self.figure.set_size_inches(width / 72, height / 72)
-        self._down.scale(1, -1).translate(0, height)
+        tiny = 1e-3  # matplotlib rounds down
+        self.figure.set_size_inches(
+            (width + tiny) / self.figure.dpi, (height + tiny) / self.figure.dpi
+        )
+        self._from_top.scale(1, -1).translate(0, height)
 
     def text(
         self,
@@ -80,7 +96,7 @@ class Canvas:
             font = FontProperties(
                 family="sans-serif",
                 weight="bold" if bold else "normal",
-                size=size or self.text_size,
+                size=self._point * (size or self.text_size),
             )
             self.figure.text(
                 x, y, text, color=colour or self.theme.text, ha=align, va="baseline",
@@ -102,7 +118,7 @@ class Canvas:
 
     def picture(self, x: int, y: int, image: Image.Image, title: str) -> None:
         """A picture with its alternative text."""
-        self._add(_Picture(x, y, image, title))
+        self._add(_Picture(x, y, image, title, min(1.0, self._max_dpi / self.figure.dpi)))
 
     def outline(
         self, x: int, y: int, size: tuple[int, int], mask: NDArray[np.bool_], hairline: float
@@ -120,7 +136,8 @@ class Canvas:
             paths = (Path(line * size + (x, y), closed=True) for line in lines)
             patch = PathPatch(
                 Path.make_compound_path(*paths),
-                fill=False, edgecolor=colour, linewidth=thick * hairline, joinstyle="round",
+                fill=False, edgecolor=colour, linewidth=thick * hairline * self._point,
+                joinstyle="round",
             )  # fmt: skip
             self._add(patch)
             patch.set_clip_box(TransformedBbox(Bbox.from_bounds(x, y, *size), self._down))
@@ -137,24 +154,34 @@ class Canvas:
 class _Picture(Artist):
     """An RGB picture at whole pixels."""
 
-    def __init__(self, x: int, y: int, image: Image.Image, title: str) -> None:
+    def __init__(self, x: int, y: int, image: Image.Image, title: str, shrink: float) -> None:
         super().__init__()
-        self.x, self.y, self.image, self.title = x, y, image, title
+        self.x, self.y, self.image, self.title, self.shrink = x, y, image, title, shrink
+
+    def jpeg(self) -> tuple[bytes, tuple[int, int]]:
+        """The picture in SVG and PDF, and its size."""
+        small = self.image
+        if self.shrink < 1:
+            small = small.resize([max(1, round(side * self.shrink)) for side in small.size])
+        return encoded(small, "JPEG", quality=_QUALITY, optimize=True), small.size
 
     def draw(self, renderer: Any) -> None:
         """Draw it with a renderer of matplotlib's, or write an element of an SVG."""
+        width, height = self.image.size
+        corners = [(self.x, self.y + height), (self.x + width, self.y)]
+        (left, bottom), (right, top) = self.get_transform().transform(corners)
         if (writer := getattr(renderer, "writer", None)) is not None:
-            sides = {"width": str(self.image.width), "height": str(self.image.height)}
-            uri = {"xlink:href": data_uri(self.image, quality=92, subsampling=0)}
-            writer.start("image", x=str(self.x), y=str(self.y), **sides, attrib=uri)
+            place = {"x": left, "y": renderer.height - top}
+            place |= {"width": right - left, "height": top - bottom}
+            shown = {name: f"{value:.6g}" for name, value in place.items()}
+            uri = {"xlink:href": base64_uri("jpeg", self.jpeg()[0])}
+            writer.start("image", **shown, attrib=uri)
             writer.element("title", printable(self.title))
             writer.end("image")
             return
-        figure: Any = self.get_figure()
-        bottom = round(figure.bbox.height) - self.y - self.image.height
         pixels = np.asarray(self.image.convert("RGBA"))[::-1].copy()  # from the bottom up
         context = renderer.new_gc()
-        renderer.draw_image(context, self.x, bottom, pixels)
+        renderer.draw_image(context, left, bottom, pixels)
         context.restore()
 
 
@@ -172,6 +199,28 @@ def to_vectors(figure: Figure, kind: str, title: str) -> bytes:
     date = "Date" if kind == "svg" else "CreationDate"
     about = {"Title": printable(title), "Creator": f"captioner {__version__}", date: None}
     with matplotlib_settings():
-        figure.savefig(buffer, format=kind, dpi=72, facecolor="auto", metadata=about)
-    # matplotlib measures SVG in points, with which browsers show it larger than the PNG.
-    return buffer.getvalue().replace(b'pt"', b'px"', 2 if kind == "svg" else 0)
+        figure.savefig(buffer, format=kind, dpi="figure", facecolor="auto", metadata=about)
+    if kind == "svg":
+        return buffer.getvalue()
+    pictures = [one.jpeg() for one in figure.get_children() if isinstance(one, _Picture)]
+    return _with_jpeg(buffer.getvalue(), pictures)
+
+
+def _with_jpeg(pdf: bytes, pictures: Sequence[tuple[bytes, tuple[int, int]]]) -> bytes:
+    """A PDF of matplotlib's whose images are replaced, in order, by JPEG, which it cannot write."""
+    start = int(pdf.rsplit(b"startxref\n", 1)[1].split()[0])
+    table, remaining, moved = pdf[start:], iter(pictures), {}
+    offsets = sorted(int(line[:10]) for line in table.splitlines() if line.endswith(b" n "))
+    result = pdf[: offsets[0]]
+    for begin, end in pairwise([*offsets, start]):
+        moved[begin], part = len(result), pdf[begin:end]
+        if b"/Subtype /Image" in part[:200]:
+            data, size = next(remaining)
+            part = (
+                b"%s 0 obj\n<< /Type /XObject /Subtype /Image /ColorSpace /DeviceRGB "
+                b"/BitsPerComponent 8 /Filter /DCTDecode /Width %d /Height %d /Length %d >>\n"
+                b"stream\n%s\nendstream\nendobj\n"
+            ) % (part.split(maxsplit=1)[0], *size, len(data), data)
+        result += part
+    table = re.sub(rb"\d{10}(?= \d{5} n )", lambda at: b"%010d" % moved[int(at[0])], table)
+    return result + table.replace(b"startxref\n%d" % start, b"startxref\n%d" % len(result))

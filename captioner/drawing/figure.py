@@ -1,7 +1,4 @@
-"""One figure for one or several captions: the photo and an attention map for each word.
-
-All maps of a figure share one colour scale, so that words and models can be compared.
-"""
+"""One figure for one or several captions: the photo and an attention map for each word."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from PIL import Image
 from captioner.caption import Caption
 from captioner.data.images import Photo, open_image
 from captioner.drawing.document import encoded
-from captioner.drawing.heatmap import fit_photo
+from captioner.drawing.heatmap import attention_map, fit_photo
 from captioner.drawing.options import (
     FIGURES,
     FigureOptions,
@@ -25,9 +22,10 @@ from captioner.drawing.options import (
 from captioner.drawing.word_queries import find, find_all
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
-from captioner.option_fields import build_options
+from captioner.option_fields import build_options, option_fields
 
 if TYPE_CHECKING:
+    import matplotlib.axes
     import matplotlib.figure
 
     from captioner.drawing.sheet import Masks
@@ -41,7 +39,7 @@ class Figure:
 
     def __init__(self, figure: matplotlib.figure.Figure, title: str) -> None:
         self.figure = figure
-        """The matplotlib figure, with 72 dots per inch."""
+        """The matplotlib figure."""
         self._title = title
 
     @property
@@ -88,25 +86,33 @@ def overlay(
     *,
     labels: Sequence[str] = (),
     outlines: Sequence[Masks] = (),
+    ax: matplotlib.axes.Axes | None = None,
     **options: Any,
 ) -> Figure:
     """Draw where the model looked for each word of one or several captions.
 
     Args:
         photo: The captioned photo: a path, bytes, PIL image, array or binary file.
-        captions: One caption, or several to compare side by side on one colour scale.
+        captions: One caption, or several to compare.
         labels: A name for each caption, such as its model's.
         outlines: For each caption, masks (H, W) of the photo's size by word position, counted
             from 0; their borders are drawn on the word's panel and on the photo.
+        ax: Axes of a figure of your own: the photo and over it, as images, the mean map of the
+            words of ``only`` (none: of all words) of one caption. Options are ``only``,
+            ``panel_size``, ``smooth`` and those of ``Axes.imshow``, such as ``cmap`` and ``alpha``.
         **options: Fields of ``FigureOptions``, e.g. ``only=["dog"]`` or ``theme="dark"``.
 
     Returns:
-        The figure: for each caption, the photo and one panel per word.
+        The figure: for each caption, the photo and one panel per word; or that of ``ax``.
 
     Raises:
         ConfigError: An option or a caption is invalid, or no caption has a word of ``only``.
         ImageError: The photo cannot be read.
     """
+    shown: dict[str, Any] = {"cmap": "inferno", "alpha": 0.6}
+    if ax is not None:
+        fields = option_fields(FigureOptions)
+        shown |= {name: options.pop(name) for name in [*options] if name not in fields}
     wanted = build_options(FigureOptions, options)
     given = check_captions(captions, labels)
     for caption in given:
@@ -121,6 +127,14 @@ def overlay(
         if not any(find_all(caption, [query]) for caption in given):
             find(given[0].words, query, given[0].pieces)  # raises
     resized = fit_photo(open_image(photo), wanted.panel_size)
+    if ax is not None:
+        found = find_all(given[0], wanted.only) or [tuple(range(len(given[0].words)))]
+        alpha = given[0].alphas[[i for positions in found for i in positions]].mean(axis=0)
+        regions = given[0].regions
+        ax.imshow(resized)
+        ax.imshow(attention_map(alpha, resized.size, regions, smooth=wanted.smooth), **shown)
+        own: Any = ax.figure
+        return Figure(own, given[0].text)
     from captioner.drawing.canvas import matplotlib_settings  # imports matplotlib
     from captioner.drawing.sheet import Block, Sheet, choose_layout, panels_of
 
@@ -129,7 +143,7 @@ def overlay(
         Block(caption, label, panels_of(caption, drawn, wanted))
         for caption, label, drawn in zip(given, names, masks, strict=True)
     ]
-    layout = choose_layout(resized.size, blocks, wanted.columns)
+    layout = choose_layout(resized.size, blocks, wanted.columns, wanted.width)
     check_size("figure", layout.width, layout.min_height, _MAX_SIDE, _MAX_PIXELS)
     with matplotlib_settings():
         figure = Sheet(layout, blocks, resized, wanted).draw()

@@ -1,15 +1,21 @@
-"""An attention map as a heatmap over a photo.
+"""An attention map over a photo.
 
-The photo is dimmed, and the heatmap is added by screen blending:
+In the photo's own colours, the attended part keeps its colours and brightness, the rest is dimmed:
 
-    s     = alpha / scale_max                          0: no attention, 1: the caption's maximum
+    s     = alpha / scale_max, at most 1               0: no attention, 1: fully lit
+    t     = s^1.5
+    dim   = (0.35 + 0.65 t) * photo, colours faded to 12% at t = 0
+    pixel = dim + 0.08 t * (1 - dim)                   which also shows on black
+
+With a colormap, the photo is dimmed everywhere and a heatmap is added by screen blending:
+
     dim   = 0.42 * photo, colours faded to 12% at s = 0
     heat  = 0.9 * colour(s) * (0.5 + 0.5 * grey)       grey: luma of the photo
     pixel = dim + heat * (1 - dim)
 
 The heatmap is modulated by the photo's luma, so that the photo stays recognizable. More attention
-never makes a pixel darker: the luma of dim does not depend on s, and the luma of every supported
-colormap increases with s (this proves it for grey pixels; tests cover other colours).
+never makes a pixel darker: the luma of dim does not decrease with s, and that of every supported
+colormap increases (this proves it for grey pixels; tests cover other colours).
 
 Notation: a grid of Gh x Gw regions, row-major; a photo of W x H pixels.
 """
@@ -18,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,12 +38,19 @@ from captioner.geometry import Geometry
 
 COLORMAPS: tuple[str, ...] = get_args(Colormap)
 
+_MIN_SIDE = 160  # pixels; smaller photos are enlarged
+_BAR_PHOTO, _BAR_HEATMAP = 208, 128  # grey levels under the colour scale
+
 
 class HeatmapStyle(NamedTuple):
     """Constants of the equations above, also used by the viewer in the browser."""
 
+    rest: float = 0.35
+    """Brightness of the photo where there is no attention, in its own colours."""
+    lift: float = 0.08
+    """White added at s = 1, in its own colours."""
     dim: float = 0.42
-    """Brightness of the photo under the heatmap."""
+    """Brightness of the photo under a heatmap."""
     saturation: float = 0.12
     """Saturation of the photo where there is no attention."""
     heat: float = 0.9
@@ -65,11 +78,23 @@ def closed_words(gates: ArrayLike) -> NDArray[np.bool_]:
     return closed & ~closed.all()
 
 
-def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
-    """Attention drawn in the brightest colour, shared by all maps of a caption.
+def most_attended(alpha: ArrayLike) -> tuple[float, float]:
+    """The tenth of the regions with the most attention (rounded, at least one).
 
-    The maximum, but at least twice the uniform share, so that uniform attention is drawn at the
-    middle of the scale rather than as a peak everywhere.
+    Returns:
+        The least attention of these regions, and the sum over them (the focus of the map).
+    """
+    values = np.sort(np.ravel(alpha))[::-1]
+    values = values[: max(1, int(len(values) / 10 + 0.5))]
+    return float(values[-1]), float(values.sum())
+
+
+def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
+    """Attention at which regions are fully lit, on the scale of one or several maps.
+
+    Of one map, a tenth of the regions reach it; see `most_attended`. Of several maps, it is the
+    greatest. It is at least twice the uniform share, so that uniform attention is drawn at the
+    middle of the scale rather than fully lit everywhere.
 
     Args:
         alphas: Attention maps, (T, Gh, Gw) or (Gh, Gw).
@@ -81,7 +106,8 @@ def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
     uniform = 1.0 / (maps.shape[-2] * maps.shape[-1])
     if gates is not None:
         maps = maps[~closed_words(gates)]
-    return float(max(maps.max(), min(1.0, 2.0 * uniform)))
+    levels = [most_attended(alpha)[0] for alpha in maps.reshape(-1, *maps.shape[-2:])]
+    return float(max(*levels, min(1.0, 2.0 * uniform)))
 
 
 def scale_of(caption: Caption, positions: Sequence[int] | None = None) -> float:
@@ -95,24 +121,18 @@ def scale_of(caption: Caption, positions: Sequence[int] | None = None) -> float:
     return shared_scale(caption.alphas[shown], gates)
 
 
-def above_scale(caption: Caption, scale_max: float) -> NDArray[np.bool_]:
-    """Which words were left out of the scale and exceed it, (T,)."""
-    exceeds: NDArray[np.bool_] = caption.alphas.max(axis=(1, 2), initial=0.0) > scale_max
-    return exceeds & closed_words(caption.gates) & (caption.method == "attention")
-
-
 def fit_photo(photo: Image.Image, panel_size: int = 640) -> Image.Image:
-    """Convert a photo to RGB and scale it down (never up) to ``panel_size``.
+    """Convert a photo to RGB and scale it to a longest side from 160 to ``panel_size`` pixels.
 
-    Transparent pixels are blended with white; ``panel_size`` is the longest side in pixels (0:
-    never scale).
+    Transparent pixels are blended with white. With a ``panel_size`` of 0 it is never scaled.
     """
     if photo.mode != "RGB":
         photo = to_rgb(photo)
     longer = max(photo.size)
-    if panel_size == 0 or longer <= panel_size:
+    wanted = min(max(longer, _MIN_SIDE), panel_size or longer)
+    if longer == wanted:
         return photo
-    width, height = (max(1, round(side * panel_size / longer)) for side in photo.size)
+    width, height = (max(1, round(side * wanted / longer)) for side in photo.size)
     return photo.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
@@ -158,29 +178,30 @@ def attention_image(
     scale_max: float | None = None,
     regions: Geometry | None = None,
     smooth: bool = True,
-    colormap: str = "inferno",
+    colormap: str = "photo",
 ) -> Image.Image:
-    """Draw one attention map as a heatmap over a photo.
+    """Draw one attention map over a photo.
 
     Args:
         photo: The photo; the result has its size.
         alpha: Attention, (Gh, Gw).
-        scale_max: Attention drawn in the brightest colour; None: from this map alone. Pass
+        scale_max: Attention that is fully lit; None: from this map alone. Pass
             ``shared_scale(caption.alphas, caption.gates)`` to make the words of a caption
             comparable.
         regions: Where the regions lie in the photo, such as ``caption.regions``; None: equal
             cells. What the encoder does not see is dark and hatched.
         smooth: Interpolate the map; False shows regions as blocks.
-        colormap: One of ``COLORMAPS``.
+        colormap: One of ``COLORMAPS``; ``photo``: the photo's own colours.
     """
     values = attention_map(alpha, photo.size, regions, smooth=smooth)
     top = shared_scale(alpha) if scale_max is None else scale_max
     return _blend(fit_photo(photo, 0), values / np.float32(top), colormap)
 
 
-def scale_bar(width: int, height: int, colormap: str = "inferno") -> Image.Image:
-    """Draw the colour scale over mid-grey, from 0 (left) to ``scale_max`` (right)."""
-    grey = Image.new("RGB", (width, height), (128, 128, 128))
+def scale_bar(width: int, height: int, colormap: str = "photo") -> Image.Image:
+    """Draw the colour scale over grey, from 0 (left) to ``scale_max`` (right)."""
+    level = _BAR_PHOTO if colormap == "photo" else _BAR_HEATMAP
+    grey = Image.new("RGB", (width, height), (level, level, level))
     levels = np.broadcast_to(np.linspace(0.0, 1.0, width, dtype=np.float32), (height, width))
     return _blend(grey, levels, colormap)
 
@@ -201,15 +222,20 @@ def _interpolate_rows(
 
 def _blend(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Image.Image:
     """Blend ``levels`` (H, W), 0 to 1 or NaN where nothing is seen, with the photo."""
-    colours = _colours(colormap)
     outside = np.isnan(levels)
     strength = np.clip(np.where(outside, np.float32(0.0), levels), 0.0, 1.0)
     entry = (strength * 255.0 + 0.5).astype(np.uint8)
     planes = [np.asarray(band, dtype=np.float32) / np.float32(255.0) for band in photo.split()]
     grey = 0.299 * planes[0] + 0.587 * planes[1] + 0.114 * planes[2]
     style = HEATMAP_STYLE
+    colours = None if colormap == "photo" else _colours(colormap)
+    light: Any = style.dim
     heat = style.heat * (style.floor + (1.0 - style.floor) * grey)
-    saturation = style.dim * (style.saturation + (1.0 - style.saturation) * strength)
+    if colours is None:
+        strength *= np.sqrt(strength)
+        light = style.rest + (1.0 - style.rest) * strength
+        heat = style.lift * strength
+    saturation = light * (style.saturation + (1.0 - style.saturation) * strength)
     hatched = None
     if outside.any():  # thin diagonal lines
         period = max(4, round(max(grey.shape) / 50))
@@ -218,9 +244,10 @@ def _blend(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Im
         hatched = style.outside * grey + style.hatch * lines
     bands = []
     # Channel by channel, several times faster than arrays with a last axis of three.
-    for plane, colour in zip(planes, colours, strict=True):
-        dim = style.dim * grey + saturation * (plane - grey)
-        pixels = dim + heat * np.take(colour, entry) * (1.0 - dim)
+    for channel, plane in enumerate(planes):
+        pixels = light * grey + saturation * (plane - grey)
+        colour = 1.0 if colours is None else np.take(colours[channel], entry)
+        pixels += heat * colour * (1.0 - pixels)
         if hatched is not None:
             pixels = np.where(outside, hatched, pixels)
         bands.append(Image.fromarray((pixels * 255.0 + 0.5).astype(np.uint8)))
@@ -228,7 +255,12 @@ def _blend(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Im
 
 
 def palette(colormap: str = "inferno") -> str:
-    """The 256 colours of a colormap as concatenated ``rrggbb``, from no attention to the most."""
+    """The 256 colours of a colormap as concatenated ``rrggbb``, from no attention to the most.
+
+    Empty for ``photo``, which has none.
+    """
+    if colormap == "photo":
+        return ""
     colours: NDArray[np.uint8] = np.rint(_colours(colormap).T * 255.0).astype(np.uint8)
     return colours.tobytes().hex()
 

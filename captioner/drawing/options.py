@@ -19,8 +19,8 @@ ANIMATIONS = (".gif", ".webp", ".mp4")
 PAGES = (".html", ".htm")
 ARCHIVES = (".npz",)
 
-Colormap = Literal["inferno", "magma", "plasma", "viridis", "cividis", "gray"]
-"""matplotlib's perceptually uniform colormaps with increasing luminance."""
+Colormap = Literal["photo", "inferno", "magma", "plasma", "viridis", "cividis", "gray"]
+"""The photo's own colours, or matplotlib's perceptually uniform colormaps of rising luminance."""
 
 Combine = Literal["mean", "max"]
 
@@ -30,13 +30,17 @@ class DrawingOptions:
     """Options of every picture."""
 
     panel_size: Annotated[int, Ge(0)] = 640
-    """Longest side of a photo in pixels; larger photos are scaled down, smaller ones are kept (0:
-    never scale)."""
+    """Longest side of a photo in pixels; larger photos are scaled down, those below 160 pixels up
+    (0: never scale)."""
     smooth: Annotated[bool, Shown(hidden=True)] = True
     """Interpolate the maps; false shows regions as blocks."""
-    colormap: Colormap = "inferno"
-    """Colours of the maps. All are perceptually uniform with increasing luminance, and so readable
-    in greyscale and by colour-blind readers."""
+    scale: Literal["word", "common"] = "word"
+    """Scale of the maps: word, each on its own, with the share of its brightest tenth beside it
+    (focus), or common, one for all words and captions, for comparing them."""
+    colormap: Colormap = "photo"
+    """Colours of the maps: photo dims the photo where there is no attention; the others add a
+    heatmap, perceptually uniform with increasing luminance. All are readable in greyscale and by
+    colour-blind readers."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -59,7 +63,13 @@ class FigureOptions(DrawingOptions):
     alternatives: Annotated[int, Ge(0)] = 0
     """Number of most probable words to show below each word."""
     columns: Annotated[int, Ge(1)] | None = None
-    """Panels per row of a caption; none: automatic."""
+    """Panels per row of a caption; none: as many as leave room for text of 6 points at this width.
+    """
+    width: Annotated[float, Interval(ge=1, le=100)] = 6.5
+    """Width of .svg and .pdf in inches, such as that of the text of a paper. Text is laid out for
+    it in every format."""
+    dpi: Annotated[int, Ge(1)] = 300
+    """Largest resolution of the photos in .svg and .pdf, in pixels per inch."""
     theme: Literal["light", "dark"] = "light"
     """Background of the figure."""
 
@@ -73,8 +83,8 @@ class AnimationOptions(DrawingOptions):
     frames_per_second: Annotated[int, Interval(ge=1, le=50)] = 15
     """Frame rate."""
     panel_size: Annotated[int, Ge(0)] = 480
-    """Longest side of the photo in pixels; larger photos are scaled down, smaller ones are kept (0:
-    never scale)."""
+    """Longest side of the photo in pixels; larger photos are scaled down, those below 160 pixels up
+    (0: never scale)."""
     theme: Literal["light", "dark"] = "light"
     """Background of the frames."""
 
@@ -86,8 +96,8 @@ class PageOptions(DrawingOptions):
     title: Annotated[str, Shown(hidden=True)] = ""
     """Title of the page."""
     panel_size: Annotated[int, Ge(0)] = 1280
-    """Longest side of an embedded photo in pixels; larger photos are scaled down, smaller ones are
-    kept (0: never scale)."""
+    """Longest side of an embedded photo in pixels; larger photos are scaled down, those below 160
+    pixels up (0: never scale)."""
     theme: Literal["auto", "light", "dark"] = "auto"
     """Background; auto follows the reader's system."""
 

@@ -46,7 +46,7 @@ class Entry:
 
     photo: Photo
     captions: Sequence[Caption]
-    """Shown below each other on one colour scale."""
+    """Shown below each other."""
     title: str = ""
     """Title of the photo, e.g. its file name."""
     labels: Sequence[str] = ()
@@ -126,7 +126,7 @@ def _page(entries: Iterable[Entry], options: PageOptions) -> Page:
         raise ConfigError("a page needs at least one photo")
     heading = options.title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
     only_attention = all(c.get("method") is None for entry in data for c in entry["captions"])
-    look = viewer_look(options.colormap, smooth=options.smooth)
+    look = viewer_look(options.colormap, options.scale, smooth=options.smooth)
     parts = {
         "kind": "single" if len(items) == 1 else "many",
         "title": escaped(heading or "captioner"),
@@ -170,13 +170,16 @@ def viewer_scripts() -> list[str]:
     return [asset(name) for name in VIEWER_ASSETS if name.endswith(".js")]
 
 
-def viewer_look(colormap: str = "inferno", *, smooth: bool = True) -> dict[str, Any]:
+def viewer_look(
+    colormap: str = "photo", scale: str = "word", *, smooth: bool = True
+) -> dict[str, Any]:
     """Settings with which the viewer draws heatmaps as ``heatmap`` does."""
     return {
         "palette": palette(colormap),
         "heatmap": HEATMAP_STYLE._asdict(),
         "closed_gate": CLOSED_GATE,
         "doubtful_below": DOUBTFUL,
+        "scale": scale,
         "smooth": smooth,
     }
 

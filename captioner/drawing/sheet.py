@@ -3,15 +3,17 @@
     ┌──────────────────────────┬──────────────────────────┐
     │ label                    │ label                    │  header of a block (one per caption)
     │ the sentence             │ the sentence             │
-    │ photo   word 1   word 2  │ photo   word 1   word 2  │  cells: above a panel its word, gate β
-    │ ▒▒▒▒▒   ▓▒▒▒▒▒   ▒▒▓▒▒▒  │ ▒▒▒▒▒   ▓▒▒▒▒▒   ▒▒▓▒▒▒  │  and probability p; below it the
-    │         ▸ dog ▬▬ ▸ on ▬  │         ▸ cat ▬▬ ▸ on ▬  │  alternatives
+    │ photo   word 1   word 2  │ photo   word 1   word 2  │  cells: above a panel its word with the
+    │ ▒▒▒▒▒   ▓▒▒▒▒▒   ▒▒▓▒▒▒  │ ▒▒▒▒▒   ▓▒▒▒▒▒   ▒▒▓▒▒▒  │  probability p, gate β and focus; below
+    │         ▸ dog ▬▬ ▸ on ▬  │         ▸ cat ▬▬ ▸ on ▬  │  it the alternatives
     ├──────────────────────────┴──────────────────────────┤
-    │ 0 ▒▒▓▓ 31%   β …   p …                              │  legend
+    │ 0 ▒▒▓▓ …      β …   p …                             │  legend
     └─────────────────────────────────────────────────────┘
 
+Blocks with the same words, such as those of several methods, are rows whose words are columns.
+
 All lengths are multiples of the text size, which follows from the size of a panel and the width of
-the figure, so that text is readable when printed 7 inches wide.
+the figure, so that no text is smaller than 6 points where the figure is printed.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ from captioner.drawing import style
 from captioner.drawing.canvas import Canvas
 from captioner.drawing.heatmap import (
     CLOSED_GATE,
-    above_scale,
     attention_image,
+    closed_words,
+    most_attended,
     scale_bar,
     scale_of,
+    shared_scale,
 )
 from captioner.drawing.options import FigureOptions
 from captioner.drawing.word_queries import find_all
@@ -42,16 +46,19 @@ from captioner.options import METHOD_TITLES
 
 _ASPECT = 1.5  # target width / height
 _MAX_COLUMNS = 8  # over all blocks, unless columns is given
-_MIN_TEXT, _MIN_CELL, _MIN_CELL_NOTED = 14, 160, 250  # pixels
-_PRINT_WIDTH, _PRINT_TEXT = 7 * 72, 5.2  # points: two columns of a paper, smallest text there
-_READABLE = 0.0135  # text size / figure width: 6.8 points at a width of 7 inches
+_MIN_TEXT, _MIN_CELL = 14, 160  # pixels
+_SMALL = 0.82  # size of numbers and notes, in text sizes
+_MOST_TEXT = 0.092  # text size / width of a cell, which has room for its numbers
+_READABLE = 6.1 / 72  # inches: smallest text where the figure is printed
 
 _METHOD_NOTES = {
-    "attention": "attention: weight of the region",
+    "attention": "attention: weight of the region; all regions sum to 100%",
     "attention_gate": "attention × gate: the attention that reached the word; all regions sum to β",
-    "gradient_input": "gradient × input: first-order effect of the region on the word's log p",
-    "grad_cam": "Grad-CAM: features of the region that raise the word's log p",
-    "occlusion": "occlusion: drop of the word's log p without the region",
+    "gradient_input": "gradient × input: first-order effect of the region on the word's log p, "
+    "in % of the sum over all regions that support it",
+    "grad_cam": "Grad-CAM: features of the region that raise the word's log p, in % of all regions",
+    "occlusion": "occlusion: drop of the word's log p without the region, "
+    "in % of the sum of all drops",
 }
 
 
@@ -64,11 +71,12 @@ class Panel:
     """The photo (no positions), or the map of one or several words."""
 
     title: str
-    note: str
     positions: tuple[int, ...]
     alpha: NDArray[np.float32] | None
     masks: list[NDArray[np.bool_]]
     alternatives: tuple[Alternative, ...] = ()
+    unused: bool = False
+    """Whether the gates of all the words are nearly closed."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,8 @@ class Block:
 def panels_of(caption: Caption, masks: Masks, options: FigureOptions) -> list[Panel]:
     """The photo, all or the selected words, and on request the whole caption."""
     words, count = caption.words, len(caption.words)
-    panels = [Panel("photo", "", (), None, [m for at in sorted(masks) for m in masks[at]])]
+    closed = closed_words(caption.gates) & (caption.method == "attention")
+    panels = [Panel("photo", (), None, [m for at in sorted(masks) for m in masks[at]])]
     shown = find_all(caption, options.only) if options.only else [(i,) for i in range(count)]
     for positions in shown:
         single = len(positions) == 1
@@ -95,17 +104,16 @@ def panels_of(caption: Caption, masks: Masks, options: FigureOptions) -> list[Pa
         if caption.pieces and not single:
             title = "".join(caption.pieces[i] for i in positions).strip()
         chosen = caption.alphas[list(positions)]
-        kind, alpha = "mean", chosen.mean(axis=0)
-        if options.combine == "max":  # not renormalized: regions keep the colour of the word's map
-            kind, alpha = "greatest", chosen.max(axis=0)
-        note = "" if single else f"{kind} of {len(positions)} words"
+        # The maximum is not renormalized: regions keep the value of the word's map.
+        alpha = chosen.max(axis=0) if options.combine == "max" else chosen.mean(axis=0)
         outlined = [mask for i in positions for mask in masks.get(i, ())]
         others = caption.alternatives[positions[0]] if single and options.alternatives else ()
         others = others[: options.alternatives]
-        panels.append(Panel(title, note, positions, alpha, outlined, others))
+        unused = bool(closed[list(positions)].all())
+        panels.append(Panel(title, positions, alpha, outlined, others, unused))
     if options.coverage and words:
-        title = f"all {count} words" if count > 1 else "all 1 word"
-        panels.append(Panel(title, "mean", tuple(range(count)), caption.alphas.mean(axis=0), []))
+        mean = caption.alphas.mean(axis=0)
+        panels.append(Panel("mean of all words", tuple(range(count)), mean, []))
     return panels
 
 
@@ -113,16 +121,19 @@ class Layout:
     """Lengths of a figure in pixels, with ``across`` blocks of ``columns`` panels side by side."""
 
     def __init__(
-        self, panel: tuple[int, int], blocks: list[Block], across: int, columns: int
+        self, panel: tuple[int, int], blocks: list[Block], across: int, columns: int, inches: float
     ) -> None:
         panels = [one for block in blocks for one in block.panels]
-        noted = any(one.note for one in panels)
-        self.across, self.columns = across, columns
-        cell = max(panel[0], _MIN_CELL_NOTED if noted else _MIN_CELL)
-        fitting = max(0.06 * math.sqrt(math.prod(panel)), _READABLE * cell * columns * across)
-        self.text = max(_MIN_TEXT, round(min(fitting, 0.092 * cell)))
+        self.across, self.columns, self.inches = across, columns, inches
+        cell = max(panel[0], _MIN_CELL)
+        # Text of this part of the figure's width is readable; the gaps grow with it.
+        part = _READABLE / _SMALL / inches
+        gaps = (0.9 * columns - 0.9 + 2.4) * across
+        readable = part * cell * columns * across / max(1 - part * gaps, 0.1)
+        fitting = max(0.06 * math.sqrt(math.prod(panel)), readable)
+        self.text = max(_MIN_TEXT, math.ceil(min(fitting, _MOST_TEXT * cell)))
         em = self.em
-        self.small = em(0.82)  # text size of numbers and notes
+        self.small = em(_SMALL)
         self.line = round(1.4 * self.small)  # height of an alternative
         self.title = em(2.8)  # height of the title above a panel
         lines = max(len(one.alternatives) for one in panels)
@@ -145,21 +156,24 @@ class Layout:
         return round(factor * self.text)
 
     def penalty(self) -> float:
-        """Penalty for a bad aspect ratio, empty cells and small text in print."""
+        """Penalty for a bad aspect ratio, empty cells and text that is too small in print."""
         height = sum(r * (self.cell_height + self.gap) + 4 * self.text for r in self.rows)
         aspect = abs(math.log(self.width / (height + 4 * self.text) / _ASPECT))
-        printed = _PRINT_WIDTH * self.small / self.width
-        return aspect + 0.8 * self.empty + 0.5 * max(0.0, _PRINT_TEXT - printed)
+        printed = self.inches * self.small / self.width
+        return aspect + 0.8 * self.empty + 100 * max(0.0, 1 - printed / _READABLE)
 
 
-def choose_layout(panel: tuple[int, int], blocks: list[Block], columns: int | None) -> Layout:
-    """The arrangement with the lowest penalty; two or three blocks are always side by side."""
+def choose_layout(
+    panel: tuple[int, int], blocks: list[Block], columns: int | None, inches: float
+) -> Layout:
+    """The arrangement with the lowest penalty; blocks with the same words are below each other."""
     count, most = len(blocks), max(len(block.panels) for block in blocks)
+    same = count > 1 and len({block.caption.words for block in blocks}) == 1
     layouts = []
-    for across in [count] if count <= 3 else range(2, min(count, 4) + 1):
+    for across in range(1, 2 if same else min(count, 4) + 1):
         widest = max(1, min(most, _MAX_COLUMNS // across))
         for n in [columns] if columns else range(1, widest + 1):
-            layouts.append(Layout(panel, blocks, across, n))
+            layouts.append(Layout(panel, blocks, across, n, inches))
     return min(layouts, key=Layout.penalty)
 
 
@@ -169,15 +183,17 @@ class Sheet(Canvas):
     def __init__(
         self, layout: Layout, blocks: list[Block], photo: Image.Image, options: FigureOptions
     ) -> None:
-        super().__init__(style.THEMES[options.theme], layout.small)
+        dpi = layout.width / options.width
+        super().__init__(style.THEMES[options.theme], layout.small, dpi, options.dpi)
         self.layout, self.blocks, self.photo, self.options = layout, blocks, photo, options
         self.tops: dict[str, float] = {}
-        """The brightest value of each method: their units differ."""
+        """The common scale of each method: their units differ."""
         for block in blocks:
             if shown := sorted({i for panel in block.panels for i in panel.positions}):
                 one = block.caption
                 self.tops[one.method] = max(scale_of(one, shown), self.tops.get(one.method, 0.0))
         self.grids = sorted({one.caption.alphas.shape[1:] for one in blocks if one.caption.words})
+        self.common = options.scale == "common"
 
     def draw(self) -> Figure:
         """Draw everything, from top to bottom."""
@@ -213,13 +229,19 @@ class Sheet(Canvas):
         return bottom
 
     def _header(self, block: Block, left: int, y: int) -> int:
-        """Draw label, sentence and confidence, wrapped to the block; returns their bottom."""
+        """Draw label, sentence and confidence, wrapped to the block; returns their bottom.
+
+        The sentence of several methods stands above the first.
+        """
         layout, muted, caption = self.layout, self.theme.muted, block.caption
         text, small, width = layout.text, layout.small, layout.block_width
         if block.label:
             label = style.truncate(style.printable(block.label), text, width, bold=True)
             self.text(left, y + text, label, text, muted, bold=True)
             y += layout.em(1.5)
+        first = self.blocks[0].caption
+        if caption is not first and repr(caption) == repr(first):
+            return y
         size, colour = (layout.em(1.5), None) if caption.words else (text, muted)
         sentence = caption.text or "No words, so no attention to show."
         for line in style.wrap([sentence], size, width):
@@ -245,7 +267,7 @@ class Sheet(Canvas):
             picture = attention_image(
                 self.photo,
                 panel.alpha,
-                scale_max=self.tops[caption.method],
+                scale_max=self._top(caption, panel.alpha),
                 regions=caption.regions,
                 smooth=self.options.smooth,
                 colormap=self.options.colormap,
@@ -259,17 +281,24 @@ class Sheet(Canvas):
             chosen = other.word == caption.words[panel.positions[0]]
             self._alternative(other, chosen, x, y + line * layout.line)
 
+    def _top(self, caption: Caption, alpha: NDArray[np.float32]) -> float:
+        """The value that is fully lit in a panel."""
+        return self.tops[caption.method] if self.common else shared_scale(alpha)
+
     def _title(self, caption: Caption, panel: Panel, x: int, y: int) -> None:
-        """Draw the words, their gate and their probability."""
+        """Draw the words and their probability, above their gate and the focus of the map."""
         layout, theme, positions = self.layout, self.theme, list(panel.positions)
         small, right = layout.small, x + layout.cell_width
         word_line, number_line = y + layout.em(1.15), y + layout.em(2.25)
-        room = float(layout.cell_width)
-        if panel.note:
-            self.text(right, word_line, panel.note, colour=theme.muted, align="right")
-            room -= style.text_width(panel.note, small) + layout.text
-        word, size = style.fit(panel.title, layout.em(1.2), room, bold=True)
-        self.text(x, word_line, word, size, bold=True)
+        log_prob = float(np.minimum(caption.log_probs[positions], 0.0).sum(dtype=np.float64))
+        p = f"p {style.probability(log_prob)}"
+        self.text(right, word_line, p, align="right")
+        before = right - style.text_width(p, small) - layout.em(0.4)
+        if len(positions) == 1 and positions[0] in caption.doubtful:
+            self.text(before, word_line, "?", bold=True, align="right")
+            before -= style.text_width("?", small, bold=True) + layout.em(0.4)
+        word, size = style.fit(panel.title, layout.em(1.2), before - x, bold=True)
+        self.text(x, word_line, word, size, theme.muted if panel.unused else None, bold=True)
         gate = float(caption.gates[positions].mean(dtype=np.float64))
         start, end = x + layout.em(0.9), x + layout.em(0.9) + layout.em(2.3)
         upper = number_line - layout.em(0.46)
@@ -277,12 +306,9 @@ class Sheet(Canvas):
         self.text(x, number_line, "β", colour=theme.muted)
         self.bar((start, upper, end, lower), gate, theme.gate)
         self.text(end + layout.em(0.4), number_line, style.number(gate))
-        log_prob = float(np.minimum(caption.log_probs[positions], 0.0).sum(dtype=np.float64))
-        p = f"p {style.probability(log_prob)}"
-        self.text(right, number_line, p, align="right")
-        if len(positions) == 1 and positions[0] in caption.doubtful:
-            before = right - style.text_width(p, small) - layout.em(0.4)
-            self.text(before, number_line, "?", bold=True, align="right")
+        assert panel.alpha is not None
+        focus = f"focus {style.percent(most_attended(panel.alpha)[1])}"
+        self.text(right, number_line, focus, align="right")
 
     def _alternative(self, other: Alternative, chosen: bool, x: int, y: int) -> None:
         """Draw a candidate word and its probability."""
@@ -293,8 +319,8 @@ class Sheet(Canvas):
         if chosen:
             self.text(x, baseline, "▸", size, theme.chosen)
         name = "(end)" if other.word == END_NAME else other.word
-        word, fitted = style.fit(name, size, middle - x - 1.4 * size, bold=chosen)
-        self.text(x + size, baseline, word, fitted, colour, bold=chosen)
+        word = style.truncate(style.printable(name), size, middle - x - 1.4 * size, bold=chosen)
+        self.text(x + size, baseline, word, size, colour, bold=chosen)
         upper, lower = baseline - round(0.52 * size), baseline - round(0.12 * size)
         end = max(right - round(3.9 * size), middle + 1)
         self.bar((middle, upper, end, lower), math.exp(min(other.log_prob, 0.0)), fill)
@@ -318,47 +344,49 @@ class Sheet(Canvas):
 
     def _notes(self) -> list[str]:
         """The lines of the legend."""
-        panels = [panel for block in self.blocks for panel in block.panels]
-        several = any(panel.note for panel in panels)
-        above: dict[str, None] = {}  # an ordered set of words that exceed the scale
-        for block in self.blocks:
-            caption = block.caption
-            exceeds = above_scale(caption, self.tops.get(caption.method, 1.0))
-            above |= dict.fromkeys(f"“{caption.words[p]}”" for p in block.single() if exceeds[p])
+        drawn = [(b.caption, p) for b in self.blocks for p in b.panels if p.alpha is not None]
+        several = any(len(panel.positions) > 1 for _, panel in drawn)
+        greatest = several and self.options.combine == "max"
         doubtful = any({*block.single()} & {*block.caption.doubtful} for block in self.blocks)
         whole = all(block.caption.regions.covers_photo for block in self.blocks)
+        kind = "attention" if [*self.tops] == ["attention"] else "relevance"
+        even = sorted({most_attended(np.full(g, 1 / math.prod(g)))[1] for g in self.grids})
         notes = {
-            "β  gate: weight of the photo for the word"
+            f"focus: share of {kind} on the brightest tenth of the photo (spread evenly: "
+            f"{' and '.join(map(style.percent, even))})": True,
+            "maps of several words: their " + ("maximum" if greatest else "mean"): several,
+            "β: gate, the weight of the photo for the word"
             + (" (several words: mean)" if several else ""): True,
-            "p  probability of the word, given the previous words"
+            f"grey words: β below {CLOSED_GATE}, so the map hardly counts": any(
+                panel.unused for _, panel in drawn
+            ),
+            "p: probability of the word, given the previous words"
             + (" (several words: product)" if several else ""): True,
-            f"?  doubtful word: p below {DOUBTFUL}": doubtful,
-            "▸  the chosen word, among the most probable at its position": any(
-                panel.alternatives for panel in panels
+            f"?: doubtful word, p below {DOUBTFUL}": doubtful,
+            "▸: the chosen word, among the most probable at its position": any(
+                panel.alternatives for _, panel in drawn
             ),
             "white line: objects named by the words, from the given masks": any(
-                panel.masks for panel in panels
+                panel.masks for _, panel in drawn
             ),
             "hatched: not seen by the model": not whole,
-            f"above the scale: {', '.join(above)} (β below {CLOSED_GATE}, so it hardly counts)": (
-                bool(above)
-            ),
         }
-        if list(self.tops) != ["attention"]:
-            notes |= {_METHOD_NOTES[method]: True for method in self.tops}
+        for method, top in self.tops.items() if kind == "relevance" else ():
+            scale = f"; scale to {style.percent(top)}" if self.common else ""
+            notes[_METHOD_NOTES[method] + scale] = True
         grids = " and ".join(f"{rows} × {columns}" for rows, columns in self.grids)
         notes[f"grid sizes differ ({grids}), so shares per region do too"] = len(self.grids) > 1
         return [note for note, applies in notes.items() if applies]
 
     def _scale(self, x: int, y: int, width: int) -> int:
-        """Draw the colour bar with zero, the uniform share and the maximum; returns its bottom."""
-        layout, muted = self.layout, self.theme.muted
-        size, several = layout.small, len(self.tops) > 1
-        kind = "attention" if list(self.tops) == ["attention"] else "relevance"
-        title = "each method on its own scale" if several else f"share of {kind} per region"
-        self.text(x, y + size, title, colour=muted)
+        """Draw the colour bar of the maps and what it spans; returns its bottom."""
+        layout, size, several = self.layout, self.layout.small, len(self.tops) > 1
+        title, most = "each word on its own scale", "brightest tenth"
+        if self.common:
+            title = f"one scale for all words{' of a method' if several else ', share per region'}"
+            most = "max" if several else f"≥ {style.percent(*self.tops.values())}"
+        self.text(x, y + size, title, colour=self.theme.muted)
         upper, lower = y + round(1.75 * size), y + round(1.75 * size) + round(0.75 * layout.text)
-        most = "max" if several else style.percent(max(self.tops.values()))
         left = x + round(style.text_width("0", size) + 0.4 * layout.text)
         right = x + round(width - style.text_width(most, size) - 0.4 * layout.text)
         middle = (upper + lower) / 2 + 0.36 * size
@@ -366,22 +394,4 @@ class Sheet(Canvas):
         self.text(x + width, middle, most, align="right")
         bar = scale_bar(right - left, lower - upper, self.options.colormap)
         self.picture(left, upper, bar, "scale")
-        baseline = lower + layout.em(0.35) + size
-        if several:
-            for method, top in self.tops.items():
-                text = f"max of {METHOD_TITLES[method]}: {style.percent(top)}"
-                self.text(x, baseline, text, colour=muted)
-                baseline += round(1.45 * size)
-            return baseline - round(1.2 * size)
-        thick, ticks = max(1, layout.em(0.08)), []
-        shares = sorted({1.0 / (rows * columns) for rows, columns in self.grids})
-        for share in shares:
-            part = min(share / max(self.tops.values()), 1.0)
-            tick = left + round((right - left - thick) * part)
-            self.box(tick, lower, tick + thick, lower + layout.em(0.28), self.theme.text)
-            ticks.append(tick + thick / 2)
-        label = f"uniform {' and '.join(style.percent(share) for share in shares)}"
-        half = style.text_width(label, size) / 2
-        centre = min(max(sum(ticks) / len(ticks), x + half), x + width - half)
-        self.text(centre, baseline, label, align="center")
-        return baseline + round(0.25 * size)
+        return lower

@@ -95,14 +95,14 @@ def wrap(texts: Sequence[str], size: float, width: float) -> list[str]:
 
 
 def fit(word: str, size: float, width: float, *, bold: bool = False) -> tuple[str, float]:
-    """Shrink a word to a width, down to 0.6 of its size, then truncate it.
+    """Shrink a word to a width, down to 0.7 of its size, then truncate it.
 
     Returns:
         The word and its size.
     """
     word = printable(word)
     wanted = text_width(word, size, bold)
-    size = max(0.6 * size, min(size, size * width / max(wanted, 1.0)))
+    size = max(0.7 * size, min(size, size * width / max(wanted, 1.0)))
     return truncate(word, size, width, bold=bold), size
 
 

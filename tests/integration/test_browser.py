@@ -21,7 +21,7 @@ from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
 
 from captioner.caption import END_NAME, Alternative, Caption, CropBox
-from captioner.drawing.heatmap import attention_image
+from captioner.drawing.heatmap import attention_image, scale_of
 from captioner.drawing.notebook import shown_photo, with_photo
 from captioner.drawing.pages import Entry, gallery, page
 
@@ -71,8 +71,7 @@ def inside(made: str) -> Image.Image:
 
 def expected(made: str, alpha: Any, caption: Caption, **options: Any) -> NDArray[np.int64]:
     """The heatmap as Python draws it."""
-    top = float(caption.alphas.max())
-    image = attention_image(inside(made), alpha, scale_max=top, regions=caption.regions, **options)
+    image = attention_image(inside(made), alpha, regions=caption.regions, **options)
     return np.asarray(image).astype(np.int64)
 
 
@@ -115,9 +114,25 @@ def test_each_method_is_drawn_on_its_own_scale(visit) -> None:
             assert (
                 np.abs(drawn(tab) - expected(made.html, caption.alphas[place], caption)).max() <= 3
             )
-    expect(tab.get_by_text("attention: share of attention per region")).to_be_visible()
-    expect(tab.get_by_text("grad cam: share of relevance per region")).to_be_visible()
-    expect(tab.get_by_text("above the scale")).to_have_count(0)
+    expect(tab.get_by_text("each word on its own scale; focus: share of relevance")).to_be_visible()
+
+
+@pytest.mark.parametrize("colormap", ["photo", "inferno"])
+def test_words_can_be_shown_on_one_scale(visit, colormap) -> None:
+    caption = make()
+    caption.alphas[1] = caption.alphas[1] * np.float32(0.2) + np.float32(0.8 / 12)
+    caption.gates[:] = 0.5
+    made = page(photo(), caption, colormap=colormap)
+    tab = visit(made)
+
+    tab.get_by_label("one scale for all words").check()
+
+    for place, text in enumerate(WORDS):
+        word(tab, text).hover()
+        options = {"scale_max": scale_of(caption), "colormap": colormap}
+        wanted = expected(made.html, caption.alphas[place], caption, **options)
+        assert np.abs(drawn(tab) - wanted).max() <= 3
+    expect(tab.locator(".legend")).to_contain_text("share of attention per region, one scale")
 
 
 # --- keys and screen readers ---------------------------------------------------------------------
@@ -157,7 +172,7 @@ def test_arrow_keys_move_the_map(visit) -> None:
     assert np.abs(drawn(tab) - expected(made.html, caption.alphas[0], caption)).max() <= 3
     tab.keyboard.press("ArrowRight")
     # Word 2 attends to row 1 of 3, column 3 of 4; its map is announced to screen readers.
-    text = "dog: strongest at the top centre, 99% in one region"
+    text = "dog: strongest at the top centre, focus 99%"
     expect(tab.locator("[aria-live]")).to_have_text(text)
     word(tab, "on").click(modifiers=["Shift"])
     mean = caption.alphas[1:4].mean(axis=0)

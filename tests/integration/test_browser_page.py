@@ -33,7 +33,7 @@ from playwright.sync_api import Page as Tab
 from captioner import load
 from captioner.cli.formats import WRITERS
 from captioner.data.images import open_image
-from captioner.drawing.heatmap import attention_image, scale_of
+from captioner.drawing.heatmap import attention_image
 from captioner.drawing.pages import Entry, gallery
 from captioner.serving.app import create_app
 from captioner.serving.options import ServeOptions
@@ -122,9 +122,8 @@ def test_photos_are_captioned_and_explored(open_page, page, tiny) -> None:
     caption = page.model.caption(photos[0], alternatives=5)
     options = tab.get_by_role("listbox").get_by_role("option")
     options.nth(1).hover()
-    scale = scale_of(caption)
     image, regions = open_image(photos[0]), caption.regions
-    wanted = attention_image(image, caption.alphas[1], scale_max=scale, regions=regions)
+    wanted = attention_image(image, caption.alphas[1], regions=regions)
     assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
     words = [one.word.replace("<end>", "end of the sentence") for one in caption.alternatives[1]]
     assert tab.locator(".choices li span:first-child").all_inner_texts() == words
@@ -132,7 +131,7 @@ def test_photos_are_captioned_and_explored(open_page, page, tiny) -> None:
     tab.keyboard.press("ArrowLeft")
     expect(options.first).to_have_attribute("aria-selected", "true")
     tab.get_by_label("maps").select_option("attention_gate")
-    expect(tab.locator(".legend")).to_contain_text("share of relevance per region")
+    expect(tab.locator(".legend")).to_contain_text("share of relevance")
     tab.get_by_role("button", name="next photo").click()
     expect(status).to_have_text(texts[1])
 
@@ -441,10 +440,9 @@ def test_overlays_are_downloaded(chosen, tab, served, tmp_path) -> None:
     numbers = range(len(caption.words)) if chosen is None else [chosen]
     image = Image.open(png)
     assert image.size == (int(root.get("width", "")), int(root.get("height", "")))
-    scale = scale_of(caption)
     photo, regions = open_image(tmp_path / "colours.png"), caption.regions
     for number, panel in zip(numbers, panels, strict=True):
-        wanted = attention_image(photo, caption.alphas[number], scale_max=scale, regions=regions)
+        wanted = attention_image(photo, caption.alphas[number], regions=regions)
         x, y, width, height = (int(panel.get(name, "")) for name in ("x", "y", "width", "height"))
         embedded = base64.b64decode(panel.get("href", "").partition(",")[2])
         cropped = image.crop((x, y, x + width, y + height))
@@ -472,13 +470,13 @@ def test_maps_of_another_method(tab, served, tiny) -> None:
     upload(tab, tiny.photos / "1.png")
     method, status = tab.get_by_label("maps"), tab.get_by_role("status")
     titles = ["attention", "attention × gate", "gradient × input", "Grad-CAM", "occlusion"]
-    expect(tab.locator(".legend")).to_contain_text("share of attention per region")
+    expect(tab.locator(".legend")).to_contain_text("share of attention")
     assert method.locator("option").all_inner_texts() == titles
     sent = posts(tab)
 
     method.select_option("occlusion")
 
-    expect(tab.locator(".legend")).to_contain_text("share of relevance per region")
+    expect(tab.locator(".legend")).to_contain_text("share of relevance")
     assert [one.endswith("&method=occlusion") for one in sent] == [True]
     html = saved(tab, "HTML", "Download the overlay").read_text("utf-8")
     [entry] = content(html)[1]["entries"]
@@ -486,7 +484,7 @@ def test_maps_of_another_method(tab, served, tiny) -> None:
     np.testing.assert_allclose(entry["captions"][0]["alphas"], wanted.alphas, atol=2e-3)
 
     method.select_option("attention")  # which the page has already
-    expect(tab.locator(".legend")).to_contain_text("share of attention per region")
+    expect(tab.locator(".legend")).to_contain_text("share of attention")
     assert len(sent) == 1
     tab.route("**/v1/captions**", lambda route: route.fulfill(status=500, json={"error": "broken"}))
     method.select_option("grad_cam")

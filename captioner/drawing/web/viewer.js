@@ -7,7 +7,8 @@
              methods: {name: title}, onMethod: (name) => ...}
             `image` is a loaded <img>; `actions` is optional. With `methods`, the reader can choose
             how the maps are computed; `onMethod` gets them and calls `replaceMaps`.
-     look   {palette: "rrggbb" x 256, heatmap: {...}, smooth: true}
+     look   {palette: "rrggbb" x 256 (empty: the photo's own colours), heatmap: {...},
+             scale: "word" or "common", smooth: true}
 
    Heatmaps are drawn exactly as in captioner/drawing/heatmap.py. Needs zoom.js. */
 
@@ -27,8 +28,9 @@ class Heatmap {
     this.frame = this.context.createImageData(canvas.width, canvas.height);
     this.frame.data.fill(255);
     this.style = look.heatmap;
-    this.colours = new Float32Array(768);
-    for (let i = 0; i < 768; i++) {
+    this.own = look.palette === "";
+    this.colours = new Float32Array(768).fill(1);
+    for (let i = 0; i < look.palette.length / 2; i++) {
       this.colours[i] = parseInt(look.palette.slice(2 * i, 2 * i + 2), 16) / 255;
     }
   }
@@ -72,7 +74,7 @@ class Heatmap {
   }
 
   drawLine(y, line, across, columns) {
-    const { dim, saturation, heat, floor, outside, hatch } = this.style;
+    const { rest, lift, dim, saturation, heat, floor, outside, hatch } = this.style;
     const { width, height } = this.frame;
     const from = this.photo.data;
     const to = this.frame.data;
@@ -91,11 +93,13 @@ class Heatmap {
       const left = across.lower[x];
       const part = across.part[x];
       const level = line[left] * (1 - part) + line[Math.min(left + 1, columns - 1)] * part;
-      const s = Math.min(Math.max(level, 0), 1);
+      let s = Math.min(Math.max(level, 0), 1);
       const entry = 3 * ((s * 255 + 0.5) | 0);
-      const added = heat * (floor + (1 - floor) * grey);
-      const colour = dim * (saturation + (1 - saturation) * s);
-      const shade = dim * grey;
+      if (this.own) s *= Math.sqrt(s);
+      const added = this.own ? lift * s : heat * (floor + (1 - floor) * grey);
+      const light = this.own ? rest + (1 - rest) * s : dim;
+      const colour = light * (saturation + (1 - saturation) * s);
+      const shade = light * grey;
       const red = shade + colour * (r - grey);
       const green = shade + colour * (g - grey);
       const blue = shade + colour * (b - grey);
@@ -105,11 +109,11 @@ class Heatmap {
     }
   }
 
-  /** The colour scale over mid-grey. */
+  /** The colour scale over grey. */
   bar() {
     const canvas = element("canvas", { class: "bar", width: "256", height: "1", "aria-hidden": "true" });
     const context = canvas.getContext("2d");
-    context.fillStyle = "rgb(128, 128, 128)";
+    context.fillStyle = this.own ? "rgb(208, 208, 208)" : "rgb(128, 128, 128)";
     context.fillRect(0, 0, 256, 1);
     const { photo, frame } = this;
     this.photo = context.getImageData(0, 0, 256, 1);
@@ -121,6 +125,12 @@ class Heatmap {
     context.putImageData(this.frame, 0, 0);
     Object.assign(this, { photo, frame });
     return canvas;
+  }
+
+  /** Least value and sum of the tenth of the regions with the most; heatmap.py's `most_attended`. */
+  static tenth(map) {
+    const most = [...map].sort((a, b) => b - a).slice(0, Math.max(1, Math.round(map.length / 10)));
+    return { level: most.at(-1), focus: most.reduce((a, b) => a + b, 0) };
   }
 
   /** Positions of the pixel centres of one axis among the regions; geometry.py's `samples`. */
@@ -167,6 +177,7 @@ class CaptionViewer {
   constructor(root, entry, look) {
     this.captions = entry.captions.filter((caption) => caption.words.length > 0);
     this.smooth = look.smooth;
+    this.common = look.scale === "common"; // one scale for all words of a method
     this.closedGate = look.closed_gate;
     this.doubtfulBelow = look.doubtful_below;
     this.selected = null; // {caption, start, end}: words start to end inclusive; null: the photo
@@ -301,6 +312,12 @@ class CaptionViewer {
       this.smooth = smooth.checked;
       this.draw();
     });
+    const common = element("input", { type: "checkbox", checked: this.common });
+    common.addEventListener("change", () => {
+      this.common = common.checked;
+      this.fillLegend();
+      if (this.shown) this.show(this.shown);
+    });
     this.several = element("input", { type: "checkbox" });
     const choosable = entry.methods && this.captions.length > 0;
     return element(
@@ -310,35 +327,41 @@ class CaptionViewer {
       this.button,
       element("label", {}, "heatmap ", this.opacity),
       element("label", {}, smooth, " smooth"),
+      element("label", {}, common, " one scale for all words"),
       element("label", { class: "by-touch" }, this.several, " select several words"),
     );
   }
 
-  /** The colour scale of each method with the uniform share of each grid size. */
+  /** The scale of the maps: that of every word, or of each method with its uniform shares. */
   fillLegend() {
     const methods = this.methods();
     this.tops = Object.fromEntries(methods.map((method) => [method, this.scale(method)]));
     this.legend.replaceChildren();
-    for (const method of methods) {
+    for (const method of this.common ? methods : []) {
       const name = methods.length > 1 ? `${method.replaceAll("_", " ")}: ` : "";
       const kind = method === "attention" ? "attention" : "relevance";
-      const text = `${name}share of ${kind} per region, same scale for all words`;
+      const text = `${name}share of ${kind} per region, one scale for all words`;
       this.legend.append(element("span", {}, text), this.scaleBar(this.tops[method]));
+    }
+    if (!this.common && methods.length > 0) {
+      const kind = methods.every((method) => method === "attention") ? "attention" : "relevance";
+      const even = new Set(this.captions.map((_, number) => {
+        const cells = this.cells(number);
+        return percent(Heatmap.tenth(new Array(cells).fill(1 / cells)).focus);
+      }));
+      const text = `each word on its own scale; focus: share of ${kind} on the brightest tenth of the photo (spread evenly: ${[...even].join(", ")})`;
+      this.legend.append(element("span", {}, text), this.scaleBar(null));
     }
     if (this.captions.some(({ doubtful }) => doubtful?.length)) {
       const below = percent(this.doubtfulBelow);
       this.legend.append(element("span", {}, `wavy underline: doubtful word (probability below ${below})`));
     }
-    const above = [...new Set(this.aboveScale())];
-    if (above.length > 0) {
-      const names = above.map((word) => `“${word}”`).join(", ");
-      const why = `gate below ${this.closedGate}, so the map hardly counts`;
-      this.legend.append(element("span", {}, `above the scale: ${names} (${why})`));
-    }
   }
 
+  /** The bar from 0 to `top`, with ticks at the uniform shares; null: to each word's own. */
   scaleBar(top) {
     const bar = this.heatmap.bar();
+    if (top === null) return element("div", { class: "scale" }, "0", element("div", {}, bar), "brightest tenth");
     const sizes = new Set(this.captions.map((_, number) => this.grid(number).join(" x ")));
     const ticks = [...sizes].map((size) => {
       const [rows, columns] = size.split(" x ").map(Number);
@@ -351,7 +374,7 @@ class CaptionViewer {
       tick.classList.toggle("before", position > 0.5);
       return tick;
     });
-    return element("div", { class: "scale" }, "0", element("div", {}, bar, ...ticks), percent(top));
+    return element("div", { class: "scale" }, "0", element("div", {}, bar, ...ticks), `≥ ${percent(top)}`);
   }
 
   /* --- numbers --------------------------------------------------------------------------------- */
@@ -359,6 +382,11 @@ class CaptionViewer {
   grid(caption) {
     const { alphas } = this.captions[caption];
     return [alphas[0].length, alphas[0][0].length];
+  }
+
+  cells(caption) {
+    const [rows, columns] = this.grid(caption);
+    return rows * columns;
   }
 
   /** How the maps of a caption were computed; see Caption.method. */
@@ -370,15 +398,21 @@ class CaptionViewer {
     return [...new Set(this.captions.map((_, number) => this.method(number)))];
   }
 
-  /** Value drawn in the brightest colour; heatmap.py's `shared_scale` over the captions of a method. */
+  /** Value that is fully lit in a map; heatmap.py's `shared_scale`. */
+  top(map, caption) {
+    if (this.common) return this.tops[this.method(caption)];
+    return Math.max(Heatmap.tenth(map).level, Math.min(1, 2 / map.length));
+  }
+
+  /** The common scale: heatmap.py's `shared_scale` over the captions of a method. */
   scale(method) {
     let top = 0;
     for (const [number, { alphas }] of this.captions.entries()) {
       if (this.method(number) !== method) continue;
-      const [rows, columns] = this.grid(number);
-      top = Math.max(top, Math.min(1, 2 / (rows * columns)));
+      top = Math.max(top, Math.min(1, 2 / this.cells(number)));
       const closed = this.closed(number);
-      for (const value of alphas.filter((_, i) => !closed[i]).flat(2)) top = Math.max(top, value);
+      const open = alphas.filter((_, i) => !closed[i]);
+      for (const map of open) top = Math.max(top, Heatmap.tenth(map.flat()).level);
     }
     return top || 1;
   }
@@ -388,15 +422,6 @@ class CaptionViewer {
     const attention = this.method(number) === "attention";
     const closed = this.captions[number].gates.map((gate) => attention && gate < this.closedGate);
     return closed.every(Boolean) ? closed.map(() => false) : closed;
-  }
-
-  /** Words above the scale, which only words with a nearly closed gate can be. */
-  aboveScale() {
-    return this.captions.flatMap(({ words, alphas }, number) =>
-      words.filter(
-        (_, i) => this.closed(number)[i] && Math.max(...alphas[i].flat()) > this.tops.attention,
-      ),
-    );
   }
 
   /** The mean map of the words, row-major. */
@@ -420,7 +445,7 @@ class CaptionViewer {
     const down = ["at the top", "in the middle", "at the bottom"][row];
     const across = ["left", "centre", "right"][third(at % columns, geometry.x)];
     const area = down === "in the middle" && across === "centre" ? "in the centre" : `${down} ${across}`;
-    return `strongest ${area}, ${percent(most)} in one region`;
+    return `strongest ${area}, focus ${percent(Heatmap.tenth(map).focus)}`;
   }
 
   /* --- display --------------------------------------------------------------------------------- */
@@ -527,7 +552,8 @@ class CaptionViewer {
 
   /** Move the heatmap from the current map to another. */
   moveTo(map, caption) {
-    const target = Float32Array.from(map, (value) => value / this.tops[this.method(caption)]);
+    const top = this.top(map, caption);
+    const target = Float32Array.from(map, (value) => value / top);
     const from = this.levels?.length === target.length ? this.levels : null;
     this.caption = caption;
     cancelAnimationFrame(this.moving);

@@ -14,7 +14,7 @@ class Figure {
     const caption = selected?.caption ?? 0;
     const { words } = viewer.captions[caption];
     this.method = viewer.method?.(caption) ?? "attention"; // of the maps of the caption
-    this.top = viewer.scale(this.method);
+    this.most = viewer.common ? `≥ ${percent(viewer.scale(this.method))}` : "brightest tenth";
     const each = words.map((_, index) => ({ caption, start: index, end: index }));
     const all = selected === null;
     this.columns = all ? Math.min(4, words.length) : 1;
@@ -43,7 +43,9 @@ class Figure {
     const { viewer } = this;
     const canvas = document.createElement("canvas");
     const heatmap = new Heatmap(canvas, viewer.photo, this.look, Math.max(this.panel.width, this.panel.height));
-    const levels = Float32Array.from(viewer.map(where), (value) => value / this.top);
+    const map = viewer.map(where);
+    const top = viewer.top(map, where.caption);
+    const levels = Float32Array.from(map, (value) => value / top);
     heatmap.draw(levels, viewer.grid(where.caption), viewer.captions[where.caption].geometry, viewer.smooth);
     return canvas;
   }
@@ -52,7 +54,10 @@ class Figure {
     each.forEach((where, index) => {
       const x = Figure.GAP + (index % this.columns) * (this.panel.width + Figure.GAP);
       this.picture(x, this.y, this.render(where));
+      const focus = `focus ${percent(Heatmap.tenth(this.viewer.map(where)).focus)}`;
       this.label(x, this.y + this.panel.height + 22, this.viewer.words(where), 16, true);
+      const left = x + this.panel.width - this.measure(focus, 13, false);
+      this.label(left, this.y + this.panel.height + 22, focus, 13, false, "#5b5b67");
       const last = index % this.columns === this.columns - 1 || index === each.length - 1;
       if (last) this.y += this.panel.height + 22 + Figure.GAP;
     });
@@ -94,13 +99,15 @@ class Figure {
   scale() {
     const size = 13;
     const wide = Math.min(240, this.width - 2 * Figure.GAP - 80);
-    const top = percent(this.top);
     const kind = this.method === "attention" ? "attention" : "relevance";
     this.label(Figure.GAP, this.y + 12, "0", size, false, "#5b5b67");
     const x = Figure.GAP + 14;
     this.shapes.push({ picture: this.viewer.heatmap.bar(), x, y: this.y, width: wide, height: 12 });
-    this.label(x + wide + 6, this.y + 12, top, size, false, "#5b5b67");
-    this.label(Figure.GAP, this.y + 34, `share of ${kind} per region`, size, false, "#5b5b67");
+    this.label(x + wide + 6, this.y + 12, this.most, size, false, "#5b5b67");
+    const note = this.viewer.common
+      ? `share of ${kind} per region`
+      : `each word on its own scale; focus: share of ${kind} on the brightest tenth`;
+    this.label(Figure.GAP, this.y + 34, note, size, false, "#5b5b67");
     this.y += 34 + Figure.GAP;
   }
 

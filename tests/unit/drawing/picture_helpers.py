@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import Alternative, Caption, CropBox
-from captioner.drawing.heatmap import attention_image, scale_of
+from captioner.drawing.heatmap import attention_image, fit_photo
 
 WHOLE = CropBox()
 LUMA = np.array([0.299, 0.587, 0.114])
@@ -99,13 +99,12 @@ def panels_of(
     page: Image.Image, caption: Caption, photo: Image.Image, **options: object
 ) -> list[tuple[int, int]]:
     """Corners of the photo and of each word's panel, each of which occurs exactly once."""
-    scale = scale_of(caption)
+    photo = fit_photo(photo)
     places = positions_of(page, photo)
     for alpha in caption.alphas:
         panel = attention_image(
             photo,
             alpha,
-            scale_max=scale,
             regions=caption.regions,
             **options,  # type: ignore[arg-type]
         )

@@ -26,7 +26,7 @@ from PIL import Image, ImageSequence
 
 from captioner.caption import CropBox
 from captioner.drawing.animation import Animation, Shot, animate, ease, plan_shots
-from captioner.drawing.heatmap import attention_image, scale_of
+from captioner.drawing.heatmap import attention_image, scale_of, shared_scale
 from captioner.errors import ConfigError
 
 GRID, CELLS = (3, 5), [(0, 4), (2, 0), (1, 2)]
@@ -40,11 +40,11 @@ def panel_of(frame: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def still_frames(words: int, seconds: float = 1.0) -> list[int]:
-    """Index of the last frame of each word, and of the pause."""
+    """Index of the last frame of each word."""
     ends, last = [], -1
     for shot in plan_shots(words, seconds, 15):
         last += shot.frames
-        if shot.part == 1.0:
+        if shot.part == 1.0 and shot.word >= 0:
             ends.append(last)
     return ends
 
@@ -52,18 +52,20 @@ def still_frames(words: int, seconds: float = 1.0) -> list[int]:
 # --- frames --------------------------------------------------------------------------------------
 
 
-def test_every_frame_interpolates_between_two_words_maps() -> None:
-    photo, caption = noisy((70, 50)), make_caption(["a", "dog", "runs"], crop_box=CropBox(0.1))
-    animation = animate(photo, caption, seconds_per_word=0.4)
-    scale = scale_of(caption)
-    ends = [*caption.alphas, caption.alphas.mean(0)]
+@pytest.mark.parametrize("scale", ["word", "common"])
+def test_every_frame_interpolates_between_two_words_maps(scale: str) -> None:
+    photo, caption = noisy((170, 50)), make_caption(["a", "dog", "runs"], crop_box=CropBox(0.1))
+    animation = animate(photo, caption, seconds_per_word=0.4, scale=scale)
+    common = scale_of(caption)
+    maps = [a / (common if scale == "common" else shared_scale(a)) for a in caption.alphas]
     frames = list(animation.frames())
     shots = [shot for shot in plan_shots(3, 0.4, 15) for _ in range(shot.frames)]
     assert len(frames) == len(shots) == round(animation.duration * 15)
     for frame, shot in zip(frames, shots, strict=True):
-        start, end = ends[max(shot.word - 1, 0)], ends[shot.word]
+        start, end = maps[max(shot.word - 1, 0)], maps[shot.word]
         alpha = start + ease(shot.part) * (end - start)
-        expected = attention_image(photo, alpha, scale_max=scale, regions=caption.regions)
+        expected = attention_image(photo, alpha, scale_max=1.0, regions=caption.regions)
+        expected = photo if shot.word < 0 else expected
         assert panel_of(frame, photo.size).tobytes() == expected.tobytes()
         assert (frame.mode, frame.size) == ("RGB", animation.size)
 
@@ -77,7 +79,9 @@ def test_the_sentence_grows_without_moving_earlier_words() -> None:
     ends = still_frames(len(words), 0.2)
     below = 80 + round(0.9 * 13) + 5
     dark = [luma(Image.fromarray(frames[end][below:-35])) < 90 for end in ends]
-    for before, after in pairwise(dark[:-1]):
+    whole = luma(Image.fromarray(frames[0][below:-35])) < 90
+    assert (dark[-1] & ~whole).sum() < 0.1 * whole.sum()  # the first frame has all words
+    for before, after in pairwise(dark):
         assert after.sum() > before.sum()
         # Earlier words stay, but for the edges of the letters on another background.
         assert (before & ~after).sum() < 0.1 * before.sum()
@@ -93,14 +97,14 @@ def test_the_duration_follows_the_options(seconds: float, rate: int) -> None:
     assert duration == pytest.approx(max(7 * seconds, 7 / rate) + 2.0, abs=1.5 / rate)
     options = {"seconds_per_word": seconds, "frames_per_second": rate}
     assert animate(flat((20, 20)), make_caption(["a"] * 7), **options).duration == duration
-    assert plan_shots(0, seconds, rate) == [Shot(0, 1.0, 2 * rate)]
+    assert plan_shots(0, seconds, rate) == [Shot(-1, 1.0, 2 * rate)]
 
 
 # --- files ---------------------------------------------------------------------------------------
 
 
 def saved(tmp_path: Path, ending: str, **options: Any) -> tuple[Animation, Path]:
-    animation = animate(flat((150, 60), 140), one_hot(GRID, *CELLS), **options)
+    animation = animate(flat((300, 120), 140), one_hot(GRID, *CELLS), **options)
     path = tmp_path / f"animation{ending}"
     animation.save(path)
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
@@ -125,11 +129,25 @@ def test_gif_and_webp_match_the_frames(tmp_path: Path, ending: str, theme: str) 
     for end, cell in zip(still_frames(3), CELLS, strict=False):
         at = (end + 0.5) * 1000 / 15  # milliseconds, within the frame
         page = pages[next(i for i, until in enumerate(ends) if until > at)]
-        assert brightest_cell(panel_of(page, (150, 60)), GRID) == cell
+        assert brightest_cell(panel_of(page, (300, 120)), GRID) == cell
         difference = np.abs(np.asarray(page, float) - np.asarray(frames[end], float))
         assert difference.mean() < 4
     corners = [np.array(page.getpixel((0, 0))) for page in (pages[3], frames[0])]
     assert np.abs(corners[0] - corners[1]).max() <= 4  # the background
+
+
+def test_a_gif_has_no_contours(tmp_path: Path) -> None:
+    """Dithered: on average over a few pixels, the error of 256 colours is small everywhere."""
+    ramp = np.linspace(60, 250, 300, dtype=np.uint8)[None, :, None]
+    photo = Image.fromarray(np.broadcast_to(ramp * np.uint8(1), (200, 300, 3)).copy())
+    animation = animate(photo, make_caption(["a", "dog"]), seconds_per_word=0.3)
+    animation.save(tmp_path / "a.gif")
+    frames = list(animation.frames())
+    with Image.open(tmp_path / "a.gif") as file:
+        pages = [panel_of(page, photo.size) for page in ImageSequence.Iterator(file)]
+    for page, frame in ((pages[0], frames[0]), (pages[-1], frames[-1])):
+        error = luma(page) - luma(panel_of(frame, photo.size))
+        assert np.abs(error.reshape(20, 10, 30, 10).mean(axis=(1, 3))).max() < 4
 
 
 @pytest.mark.slow
@@ -149,7 +167,7 @@ def test_mp4_plays_in_browsers(tmp_path: Path) -> None:
     frames = list(animation.frames())
     assert len(pages) == len(frames)
     for end, cell in zip(still_frames(3), CELLS, strict=False):
-        assert brightest_cell(panel_of(pages[end], (150, 60)), GRID) == cell
+        assert brightest_cell(panel_of(pages[end], (300, 120)), GRID) == cell
         difference = np.abs(np.asarray(pages[end], float) - np.asarray(frames[end], float))
         assert difference.mean() < 6
 
@@ -189,7 +207,7 @@ def test_notebooks_show_animations() -> None:
 
 
 def test_an_empty_caption_is_the_photo_and_a_note(tmp_path: Path) -> None:
-    photo = noisy((60, 40))
+    photo = noisy((160, 40))
     animation = animate(photo, make_caption([]))
     frame = next(animation.frames())
     assert len(positions_of(frame, photo)) == 1

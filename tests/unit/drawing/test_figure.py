@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.text import Text
@@ -30,7 +31,7 @@ from PIL import Image
 
 from captioner.caption import END_NAME, Alternative, Caption
 from captioner.drawing.figure import Figure, overlay
-from captioner.drawing.heatmap import attention_image, scale_of
+from captioner.drawing.heatmap import attention_image, attention_map, scale_of
 from captioner.drawing.style import percent, probability
 from captioner.errors import ConfigError
 from captioner.geometry import Axis, Geometry
@@ -54,9 +55,11 @@ def svg_of(figure: Figure) -> ET.Element:
 
 def pictures_of(figure: Figure) -> list[Shown]:
     """The pictures whose places the SVG tells, cut out of the PNG."""
-    page, found = figure.image(), []
-    for element in svg_of(figure).iter(f"{SVG}image"):
-        x, y, width, height = (int(element.attrib[n]) for n in ("x", "y", "width", "height"))
+    root, page, found = svg_of(figure), figure.image(), []
+    scale = page.width / float(root.attrib["width"].removesuffix("pt"))
+    for element in root.iter(f"{SVG}image"):
+        sides = (scale * float(element.attrib[n]) for n in ("x", "y", "width", "height"))
+        x, y, width, height = map(round, sides)
         title = element.findtext(f"{SVG}title", "")
         found.append(Shown(title, x, y, page.crop((x, y, x + width, y + height))))
     return found
@@ -80,19 +83,19 @@ def test_a_one_hot_map_is_brightest_in_its_region_of_a_rotated_photo(
     grid, cells = (3, 5), [(0, 4), (2, 0), (1, 2)]
     exif = Image.Exif()
     exif[0x112] = 6  # stored rotated: shown turned by 90 degrees clockwise
-    stored = flat((150, 60)).transpose(Image.Transpose.ROTATE_90)
+    stored = flat((300, 120)).transpose(Image.Transpose.ROTATE_90)
     stored.save(tmp_path / "photo.jpg", exif=exif)
 
     maps = maps_of(overlay(tmp_path / "photo.jpg", one_hot(grid, *cells), smooth=smooth))
 
     assert [one.title for one in maps] == [f"attention: word{i}" for i in range(3)]
-    assert [one.image.size for one in maps] == [(150, 60)] * 3
+    assert [one.image.size for one in maps] == [(300, 120)] * 3
     assert [brightest_cell(one.image, grid) for one in maps] == cells
 
 
 @pytest.mark.parametrize(
     ("size", "options"),
-    [((120, 90), {}), ((60, 240), {"smooth": False}), ((120, 80), {"colormap": "viridis"})],
+    [((180, 90), {}), ((60, 240), {"smooth": False}), ((120, 80), {"colormap": "viridis"})],
 )
 def test_panels_are_exact_and_in_reading_order(size: tuple[int, int], options: Any) -> None:
     photo, caption = noisy(size), make_caption(["a", "dog", "on", "it"], (5, 9))
@@ -112,74 +115,88 @@ def test_panels_are_exact_and_in_reading_order(size: tuple[int, int], options: A
 
 @pytest.mark.parametrize("combine", ["mean", "max"])
 def test_a_phrase_is_the_mean_or_maximum_of_its_words(combine: str) -> None:
-    photo, caption = noisy((60, 40)), make_caption(WORDS)
+    photo, caption = noisy((180, 120)), make_caption(WORDS)
     first, second = caption.alphas[1:3]
     by_hand = (first + second) / 2 if combine == "mean" else np.where(first > second, first, second)
-    top = scale_of(caption, [1, 2])  # of the words shown
 
     figure = overlay(photo, caption, only=["brown dog"], combine=combine)
 
     (panel,) = maps_of(figure)
     assert panel.title == "attention: brown dog"
-    assert panel.image.tobytes() == attention_image(photo, by_hand, scale_max=top).tobytes()
+    assert panel.image.tobytes() == attention_image(photo, by_hand).tobytes()
     p = probability(float(caption.log_probs[1:3].sum()))
-    kind = "mean" if combine == "mean" else "greatest"
-    assert {f"{kind} of 2 words", f"p {p}", f"{caption.gates[1:3].mean():.2f}"} <= set(
-        texts_of(figure)
-    )
+    kind = "mean" if combine == "mean" else "maximum"
+    texts = {f"p {p}", f"{caption.gates[1:3].mean():.2f}", f"maps of several words: their {kind}"}
+    assert texts <= set(texts_of(figure))
 
 
-def test_each_method_has_its_own_scale_and_an_explanation() -> None:
+@pytest.mark.parametrize("scale", ["word", "common"])
+def test_each_method_has_its_own_scale_and_an_explanation(scale: str) -> None:
     """Attention and relevance are not comparable, so neither may dim the other."""
-    photo, attention = noisy((60, 40)), make_caption(WORDS)
+    photo, attention = noisy((180, 120)), make_caption(WORDS)
     cam = replace(make_caption(WORDS, seed=1), method="grad_cam")
     cam.alphas[2] = 0  # no region supports the word
 
-    figure = overlay(photo, [attention, cam], labels=["attention", "Grad-CAM"])
+    figure = overlay(photo, [attention, cam], labels=["attention", "Grad-CAM"], scale=scale)
 
     expected = [
-        attention_image(photo, alpha, scale_max=scale_of(one))
+        attention_image(photo, alpha, scale_max=scale_of(one) if scale == "common" else None)
         for one in (attention, cam)
         for alpha in one.alphas
     ]
     assert [one.image.tobytes() for one in maps_of(figure)] == [one.tobytes() for one in expected]
     texts = " ".join(texts_of(figure))
-    assert "each method on its own scale" in texts
+    kind = "one scale for all words of a method" if scale == "common" else "each word on its own"
+    assert kind in texts
     assert "Grad-CAM: features of the region that raise the word's log p" in texts
-    assert "share of relevance per region" in " ".join(texts_of(overlay(photo, cam)))
+    assert "focus: share of relevance" in " ".join(texts_of(overlay(photo, cam)))
     plain = " ".join(texts_of(overlay(photo, attention)))
-    assert "share of attention per region" in plain
+    assert "focus: share of attention" in plain
     assert "attention: weight" not in plain
     overlay(photo, replace(cam, alphas=0 * cam.alphas)).image()  # nothing is relevant
 
 
-def test_captions_are_side_by_side_on_one_scale_with_labels() -> None:
+def test_methods_are_rows_and_words_columns() -> None:
+    """One sentence, and each word at the same place of every row."""
+    caption = make_caption(["a", "dog"])
+    other = replace(make_caption(["a", "dog"], seed=1), method="occlusion")
+    figure = overlay(noisy((160, 90)), [caption, replace(other, log_probs=caption.log_probs,
+                     log_prob=caption.log_prob)], labels=["attention", "occlusion"])  # fmt: skip
+
+    (a, dog), (a2, dog2) = maps_of(figure)[:2], maps_of(figure)[2:]
+    assert (a.x, dog.x) == (a2.x, dog2.x)
+    assert a.y == dog.y < a2.y == dog2.y
+    assert [text.get_text() for text in figure.figure.texts].count("a dog") == 1
+
+
+def test_captions_are_apart_on_a_common_scale_with_labels() -> None:
     photo, strong = noisy((160, 90)), one_hot((2, 2), (0, 0), (1, 1))
     weak = replace(strong, words=("a", "cat"), alphas=np.full((2, 2, 2), 0.25, np.float32))
 
-    figure = overlay(photo, [strong, weak], labels=["ours", "theirs"])
+    figure = overlay(photo, [strong, weak], labels=["ours", "theirs"], scale="common")
 
-    left, right = maps_of(figure)[:2], maps_of(figure)[2:]
-    assert max(m.x for m in left) + 160 < min(m.x for m in right)
-    assert [m.y for m in left] == [m.y for m in right]
+    first, second = maps_of(figure)[:2], maps_of(figure)[2:]
+    assert max(m.y for m in first) + 90 < min(m.y for m in second)
+    assert [m.x for m in first] == [m.x for m in second]
     expected = attention_image(photo, weak.alphas[0], scale_max=1)
-    assert right[0].image.tobytes() == expected.tobytes()
+    assert second[0].image.tobytes() == expected.tobytes()
     texts = texts_of(figure)
-    assert texts["ours"].get_position()[0] == min(m.x for m in left)
-    assert texts["theirs"].get_position()[1] == texts["ours"].get_position()[1] < left[0].y
+    assert texts["ours"].get_position()[1] < first[0].y
+    assert first[0].y < texts["theirs"].get_position()[1] < second[0].y
     assert {"word0 word1", "a cat"} <= set(texts)
 
 
 def test_many_captions_wrap_and_different_grids_are_noted() -> None:
     captions = [make_caption(["a", "dog"], (3, 3 + i), seed=i) for i in range(5)]
-    figure = overlay(noisy((90, 60)), captions, labels=[f"model {i}" for i in range(5)])
+    photo = noisy((180, 120))
+    figure = overlay(photo, captions, labels=[f"model {i}" for i in range(5)])
     assert len({m.y for m in maps_of(figure)}) >= 2
     assert "3 × 3 and 3 × 4" in " ".join(texts_of(figure))
-    assert len(positions_of(figure.image(), noisy((90, 60)))) == 5
+    assert len(positions_of(figure.image(), photo)) == 5
 
 
 def test_maps_are_drawn_at_the_regions_positions() -> None:
-    photo, caption = noisy((90, 90)), make_caption(["dog"], (3, 3))
+    photo, caption = noisy((180, 180)), make_caption(["dog"], (3, 3))
     moved = replace(caption, geometry=Geometry(Axis(0.3, 0.3), Axis(0.01, 0.3, 0.0, 0.9)))
     panels_of(overlay(photo, moved).image(), moved, photo)
     assert "hatched: not seen by the model" in texts_of(overlay(photo, moved))
@@ -204,39 +221,44 @@ def test_small_probabilities_do_not_become_zero(log_prob: float, text: str) -> N
     assert probability(log_prob) == text
 
 
-def test_the_scale_shows_zero_uniform_and_maximum() -> None:
-    alphas = np.full((1, 5, 10), 0.75 / 49, np.float32)
-    alphas[0, 2, 3] = 0.25
-    one = np.ones(1, np.float32)
-    figure = overlay(flat((90, 60)), Caption(("a",), -one, alphas, one, -1.0, confidence=0.374))
-    assert {"0", "uniform 2%", "25%", "confidence 37%"} <= set(texts_of(figure))
+def test_the_focus_of_each_word_and_what_an_even_map_has() -> None:
+    alphas = np.full((1, 5, 10), 0.6 / 45, np.float32)
+    alphas[0, 2, 3:8] = 0.08
+    caption = Caption(("a",), -np.ones(1, np.float32), alphas, np.ones(1, np.float32), -1.0)
+    figure = overlay(flat((200, 150)), replace(caption, confidence=0.374))
+    texts = texts_of(figure)
+    assert {"focus 40%", "each word on its own scale", "confidence 37%"} <= set(texts)
+    assert "spread evenly: 10%" in " ".join(texts)
 
 
-def test_doubtful_words_and_words_above_the_scale_are_noted() -> None:
+def test_doubtful_words_and_words_that_hardly_use_the_photo_are_noted() -> None:
     caption = make_caption(["a", "dog", "runs"])
     caption = replace(caption, gates=np.array([0.01, 0.9, 0.5], np.float32))
     caption.log_probs[:] = [-0.1, -3.0, -0.1]
-    caption.alphas[0] = 0.0
-    caption.alphas[0, 3, 3] = 1.0
     figure = overlay(flat((200, 150)), caption)
     texts = texts_of(figure)
-    assert percent(float(caption.alphas[1:].max())) in texts
-    assert any("above the scale: “a” (β below 0.1" in text for text in texts)
+    assert texts["a"].get_color() != texts["dog"].get_color() == texts["runs"].get_color()
+    assert any("grey words: β below 0.1" in text for text in texts)
     assert any("doubtful word" in text for text in texts)
-    assert maps_of(figure)[1].x < texts["?"].get_position()[0] < maps_of(figure)[1].x + 200
+    dog = maps_of(figure)[1]
+    assert dog.x < texts["?"].get_position()[0] < dog.x + dog.image.width
     rest = texts_of(overlay(flat((200, 150)), caption, only=["runs"]))
-    assert not any("above the scale" in text or "doubtful" in text for text in rest)
+    assert not any("grey words" in text or "doubtful" in text for text in rest)
 
 
-def test_the_scale_is_that_of_the_words_shown() -> None:
-    caption = make_caption(["a", "couple", "giraffes"])
-    caption.alphas[1, 0, 0], caption.alphas[2] = 0.9, 1 / caption.alphas[2].size
-    caption.alphas[2, 0, 0] = 0.3
+def test_the_common_scale_is_that_of_the_words_shown() -> None:
+    photo, caption = noisy((200, 150)), make_caption(["a", "couple", "giraffes"])
+    caption.alphas[1] = 0
+    caption.alphas[1, :, 0] = 1 / 7
 
-    figure = overlay(flat((200, 150)), caption, only=["giraffes"])
+    some = overlay(photo, caption, only=["a", "giraffes"], scale="common")
+    every = overlay(photo, caption, scale="common")
 
-    assert percent(0.3) in texts_of(figure)
-    assert percent(0.9) in texts_of(overlay(flat((200, 150)), caption))
+    for figure, shown in ((some, [0, 2]), (every, [0, 1, 2])):
+        top = scale_of(caption, shown)
+        assert f"≥ {percent(top)}" in texts_of(figure)
+        expected = [attention_image(photo, caption.alphas[i], scale_max=top) for i in shown]
+        assert [one.image.tobytes() for one in maps_of(figure)] == [e.tobytes() for e in expected]
 
 
 def test_alternatives_are_below_their_word_and_the_chosen_one_is_marked() -> None:
@@ -303,11 +325,13 @@ def test_the_extension_selects_the_format(tmp_path: Path, ending: str) -> None:
 
 
 def test_the_svg_has_text_pictures_and_no_requests() -> None:
-    photo, words = noisy((60, 40)).resize((120, 80)), ["a", '<dog> & "cat"', "$x^2$", "猫"]
+    photo, words = noisy((18, 12)).resize((180, 120)), ["a", '<dog> & "cat"', "$x^2$", "猫"]
     figure = overlay(photo, make_caption(words), theme="dark")
     root = svg_of(figure)
     assert root.findtext(f"{SVG}title") == " ".join(words)
-    assert (root.attrib["width"], root.attrib["height"]) == tuple(f"{s}px" for s in figure.size)
+    width, height = (float(root.attrib[side].removesuffix("pt")) for side in ("width", "height"))
+    assert width == pytest.approx(6.5 * 72, abs=0.01)
+    assert height / width == pytest.approx(figure.size[1] / figure.size[0], abs=0.001)
     assert set(words) <= {text.text for text in root.iter(f"{SVG}text")}  # letters, no outlines
     svg = figure.encode(".svg").decode()
     assert re.findall(r"(?:href=\"|url\()(?!data:)[^\")]*", svg) == []
@@ -317,10 +341,44 @@ def test_the_svg_has_text_pictures_and_no_requests() -> None:
         assert np.abs(np.asarray(image, float) - np.asarray(shown.image, float)).mean() < 6
 
 
+@pytest.mark.parametrize(("width", "dpi"), [(6.5, 300), (3.25, 300), (20.0, 9), (3.25, 40)])
+def test_pdf_and_svg_are_as_wide_as_asked_and_legible_there(width: float, dpi: int) -> None:
+    words = ["a", "pneumonoultramicroscopicsilicovolcanoconiosis", "on", "a", "street"]
+    photo, caption = noisy((180, 120)), make_caption(words, alternatives=3)
+    figure = overlay(photo, caption, alternatives=3, width=width, dpi=dpi)
+    root, pdf = svg_of(figure), figure.encode(".pdf")
+    assert float(root.attrib["width"].removesuffix("pt")) == pytest.approx(72 * width, abs=0.01)
+    box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ([\d.]+) \]", pdf)
+    assert box
+    assert float(box[1]) == pytest.approx(72 * width, abs=0.01)
+    assert min(text.get_size() for text in figure.figure.texts) >= 6
+    largest = 72 * 180 / max(float(e.attrib["width"]) for e in root.iter(f"{SVG}image"))
+    resolution = min(dpi, largest)
+    sizes = [Image.open(io.BytesIO(jpeg)).size for jpeg in jpegs_of(pdf)]
+    assert len(sizes) == 2 + len(words)  # the photo, the words and the scale
+    assert max(w for w, _ in sizes[:-1]) == pytest.approx(180 * resolution / largest, abs=1)
+
+
+def jpegs_of(pdf: bytes) -> list[bytes]:
+    """The pictures of a PDF, whose table of objects leads to them."""
+    start = int(pdf.split()[-2])
+    table = re.findall(rb"(\d{10}) \d{5} n", pdf[start:])
+    found = []
+    for number, offset in enumerate(map(int, table), 1):
+        head = re.match(rb"(\d+) 0 obj\s*", pdf[offset:])
+        assert head
+        assert int(head[1]) == number
+        image = re.match(rb".*/DCTDecode.*/Length (\d+) >>\nstream\n", pdf[offset + head.end() :])
+        if image:
+            begin = offset + head.end() + image.end()
+            found.append(pdf[begin : begin + int(image[1])])
+    return found
+
+
 def test_the_pdf_has_text_and_every_panel_at_full_resolution() -> None:
-    pdf = overlay(noisy((90, 60)), make_caption(["a", "dog"])).encode(".pdf")
+    pdf = overlay(noisy((180, 120)), make_caption(["a", "dog"])).encode(".pdf")
     assert pdf.startswith(b"%PDF")
-    assert len(re.findall(rb"/Width 90\b", pdf)) == len(re.findall(rb"/Height 60\b", pdf)) == 3
+    assert len(re.findall(rb"/Width 180\b", pdf)) == len(re.findall(rb"/Height 120\b", pdf)) == 3
     assert b"/Subtype /CIDFontType2" in pdf  # TrueType: letters are stored as text
     assert b"/Type3" not in pdf
 
@@ -350,6 +408,23 @@ def test_threads_draw_equal_figures() -> None:
     expected = [all_formats(photo) for photo in photos]
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(all_formats, photos)) == expected
+
+
+def test_a_map_is_drawn_in_axes_of_the_users_own() -> None:
+    photo, caption = noisy((200, 100)), make_caption(["a", "dog", "runs"])
+    ours, ax = plt.subplots()
+
+    figure = overlay(photo, caption, ax=ax, only=["dog"], cmap="jet", alpha=0.3)
+
+    assert figure.figure is ours
+    below, above = ax.get_images()
+    np.testing.assert_array_equal(below.get_array(), np.asarray(photo))
+    expected = attention_map(caption.alphas[1], (200, 100), caption.regions)
+    np.testing.assert_array_equal(above.get_array(), expected)
+    assert (above.get_cmap().name, above.get_alpha()) == ("jet", 0.3)
+    with pytest.raises(ConfigError, match="unknown setting cmap"):
+        overlay(photo, caption, cmap="jet")
+    plt.close(ours)
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -406,12 +481,12 @@ def test_an_empty_caption_is_the_photo_and_a_note() -> None:
 
 
 def test_any_word_can_be_drawn() -> None:
-    photo, caption = noisy((120, 80)), make_caption(UNUSUAL, alternatives=1)
+    photo, caption = noisy((180, 120)), make_caption(UNUSUAL, alternatives=1)
     figure = overlay(photo, caption, labels=["\ud800"], alternatives=1)
     figure.encode(".jpg")
     svg_of(figure)
     pdf = figure.encode(".pdf")
-    assert len(re.findall(rb"/Width 120\b", pdf)) == 1 + len(UNUSUAL)
+    assert len(re.findall(rb"/Width 180\b", pdf)) == 1 + len(UNUSUAL)
 
 
 # --- inputs --------------------------------------------------------------------------------------
@@ -420,7 +495,7 @@ def test_any_word_can_be_drawn() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"colormap": "jet"}, "colormap is 'jet'; give inferno, magma, plasma"),
+        ({"colormap": "jet"}, "colormap is 'jet'; give photo, inferno, magma"),
         ({"labels": ["a", "b"]}, "2 labels for 1 captions"),
     ],
 )

@@ -69,17 +69,20 @@ def data_of(text: str) -> Any:
 def test_the_page_embeds_the_caption() -> None:
     caption = make()
 
-    data = data_of(page(photo(), caption, title="x.jpg").html)
+    data = data_of(page(photo(), caption, title="x.jpg", colormap="magma", scale="common").html)
+    plain = data_of(page(photo(), caption).html)["look"]
 
+    assert (plain["palette"], plain["scale"]) == ("", "word")
     assert data["entries"] == [
         {"title": "x.jpg", "labels": [], "captions": [caption.as_dict(attention=True)]}
     ]
     assert np.allclose(data["entries"][0]["captions"][0]["alphas"], caption.alphas, atol=1e-6)
     assert data["look"] == {
-        "palette": palette(),
+        "palette": palette("magma"),
         "heatmap": HEATMAP_STYLE._asdict(),
         "closed_gate": CLOSED_GATE,
         "doubtful_below": DOUBTFUL,
+        "scale": "common",
         "smooth": True,
     }
 
