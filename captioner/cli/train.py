@@ -50,10 +50,8 @@ class ConfigOptions:
 
 
 def check_config_file(path: str) -> None:
-    """Raise ConfigError if a file is no config: missing, captions, or a folder of photos."""
+    """Raise ConfigError if a file is no config: captions, or a folder of photos."""
     file = Path(path)
-    if not file.exists():
-        raise ConfigError(f"{path} does not exist; give a YAML config file")
     try:
         detect_layout(find_source(file))
     except DataError as error:
@@ -63,8 +61,6 @@ def check_config_file(path: str) -> None:
                 f"captions too: captioner train --data captions.csv --images {path} "
                 "--init-from shipped"
             ) from error
-        if ": not UTF-8" in str(error):
-            raise ConfigError(f"{path} is not a text file; give a YAML config file") from error
         return
     images = "" if file.is_dir() else " --images FOLDER"
     raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -18,7 +18,7 @@ Fields: TypeAlias = Mapping[str, Mapping[str, tuple[type, ...]]]
 
 CAPTION_FIELDS: Fields = {
     "images": {"id": (int,), "file_name": (str,)},
-    "annotations": {"id": (int,), "image_id": (int,), "caption": (str,)},
+    "annotations": {"image_id": (int,), "caption": (str,)},
 }
 
 
@@ -125,8 +125,8 @@ def _read_files(annotations: Sequence[str | Path], renumber: bool) -> dict[int, 
             image_id = ids.get(entry["image_id"], entry["image_id"])
             if image_id not in found:
                 raise DataError(
-                    f"{path}: caption {entry['id']} belongs to image {entry['image_id']}, "
-                    "which is not in the file; remove the caption or add the image"
+                    f"{path}: a caption belongs to image {entry['image_id']}, which is not in the "
+                    "file; remove the caption or add the image"
                 )
             if caption := entry["caption"].strip():
                 found[image_id].captions.append(caption)
@@ -137,7 +137,7 @@ def read_dataset(
     annotations: Sequence[str | Path],
     images: Sequence[str | Path] | None,
     *,
-    ids: set[int] | None = None,
+    ids: Container[int] | None = None,
     renumber: bool = False,
 ) -> list[CaptionedImage]:
     """Join captions with the photos on disk.
@@ -146,7 +146,7 @@ def read_dataset(
         annotations: COCO captions files.
         images: Image folders, searched in order. None: the photos are in shards, and their paths
             are their file names.
-        ids: Image ids to keep, e.g. one split of ``karpathy_ids``; None: all.
+        ids: Image ids to keep; None: all.
         renumber: See `read_captions`.
 
     Returns:
@@ -222,26 +222,6 @@ def locate_photos(
             f"(first: {missing[0]}); give the image folders"
         )
     return found
-
-
-def karpathy_ids(path: str | Path) -> dict[str, set[int]]:
-    """Image ids of ``train`` (with ``restval``, as is usual), ``val`` and ``test``.
-
-    Args:
-        path: Karpathy's ``dataset_coco.json``.
-
-    Raises:
-        DataError: The file is missing or is not Karpathy's.
-    """
-    data = read_json(Path(path))
-    splits: dict[str, set[int]] = {"train": set(), "val": set(), "test": set()}
-    try:
-        for image in data["images"]:
-            split = "train" if image["split"] == "restval" else image["split"]
-            splits.setdefault(split, set()).add(int(image["cocoid"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} is not Karpathy's dataset_coco.json ({error})") from error
-    return splits
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from captioner.data.coco import Fields, read_coco, read_json
+from captioner.data.coco import CAPTION_FIELDS, read_coco, read_json
 from captioner.errors import DataError
 from captioner.files import read_input
 
@@ -99,14 +99,9 @@ def import_captions(path: str | Path, layout: str, columns: Columns = USUAL) -> 
 
 # --- JSON files -----------------------------------------------------------------------------------
 
-_COCO_FIELDS: Fields = {
-    "images": {"id": (int,), "file_name": (str,)},
-    "annotations": {"image_id": (int,), "caption": (str,)},
-}
-
 
 def _read_coco(path: Path, _: Columns) -> Iterator[Row]:
-    data = read_coco(path, _COCO_FIELDS, "captions")
+    data = read_coco(path, CAPTION_FIELDS, "captions")
     captions: dict[int, list[str]] = {image["id"]: [] for image in data["images"]}
     for number, entry in enumerate(data["annotations"]):
         if entry["image_id"] not in captions:

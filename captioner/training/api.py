@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError, ModelError, OptionError
+from captioner.files import read_input
 from captioner.hardware import require_extra
 from captioner.inference.folder import read_settings
 from captioner.option_fields import build_options, checked_settings, option_fields
@@ -140,21 +141,15 @@ def build_config(
     Decoder, tokenizer and search options that are not given come from the model of ``init_from``,
     if there is one. Those of a ``TrainConfig`` that equal the default count as not given.
     """
-    given: Any = config
-    if isinstance(config, str | Path):
-        given = _read_yaml(Path(config))
-        try:
-            checked_settings(TrainConfig, given)
-        except ConfigError as error:
-            raise ConfigError(f"{config}: {error}") from error
-    if not (given is None or isinstance(given, Mapping | TrainConfig)):
-        raise ConfigError(
-            f"the training config is {config!r:.60}; give a YAML file, a dictionary or a "
-            "TrainConfig"
-        )
+    given: Any = _read_yaml(Path(config)) if isinstance(config, str | Path) else config
     if isinstance(given, TrainConfig):
         given = _changed(given, TrainConfig())
-    init_from = changes.get("init_from", (given or {}).get("init_from"))
+    try:
+        given = checked_settings(TrainConfig, given)
+    except ConfigError as error:
+        name = f"{config}: " if isinstance(config, str | Path) else ""
+        raise ConfigError(f"{name}{error}") from error
+    init_from = changes.get("init_from", given.get("init_from"))
     inherited: dict[str, Any] = {}
     if init_from:
         with contextlib.suppress(ModelError):  # raised when the model is loaded
@@ -183,13 +178,7 @@ def _read_yaml(path: Path) -> Any:
     number = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
     try:
-        settings = yaml.load(path.read_text(encoding="utf-8"), Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot read {path} ({reason}); give a YAML config file") from error
+        return yaml.load(read_input(path, "a YAML config file"), Loader)
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).replace('in "<byte string>", ', "at ").split())
         raise ConfigError(f"{path} is not valid YAML: {reason}") from error
-    if settings is not None and not isinstance(settings, Mapping):
-        raise ConfigError(f"{path} contains no settings; give a YAML config file")
-    return settings

@@ -107,11 +107,14 @@ def _captions(setup: Setup) -> Iterator[str]:
             f"({len(vocabulary.words)} words are left){hint}"
         )
     truncated = sum(END not in caption for caption in captions)
-    if truncated > MAX_SHARE * len(captions):
-        yield (
-            f"data.max_words {config.data.max_words} truncates {truncated / len(captions):.0%} of "
-            "the training captions; raise it"
-        )
+    longer = sum(len(caption) > config.search.max_length for caption in captions)
+    for name, count in (
+        (f"data.max_words {config.data.max_words} truncates", truncated),
+        (f"search.max_length {config.search.max_length} is too short for", longer),
+    ):
+        if count > MAX_SHARE * len(captions):
+            share = f"{count / len(captions):.0%}"
+            yield f"{name} {share} of the training captions; raise {name.split()[0]}"
 
 
 # --- Dry run --------------------------------------------------------------------------------------

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from captioner.data.batches import EncodedImage, warn_skipped
-from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
+from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.features import FeatureCache, feature_fingerprint, read_contents
 from captioner.data.images import image_size, open_image
+from captioner.data.importers import IMPORTERS, USUAL
 from captioner.data.prefetch import reader_threads
 from captioner.errors import ConfigError, ImageError
 from captioner.model.captioner import CaptionModel
@@ -43,7 +44,9 @@ def read_data(
 
     folders = None if config.shards else config.images  # of the training photos
     if config.karpathy_split is not None:
-        ids = karpathy_ids(config.karpathy_split)
+        ids: dict[str, set[Any]] = {"train": set(), "val": set()}
+        for row in IMPORTERS["karpathy"](Path(config.karpathy_split), USUAL):
+            ids.setdefault(row.split, set()).add(row.image_id)
         files = [*config.train_annotations, *config.val_annotations]
         train = read_dataset(files, folders, ids=ids["train"])
         val = read_dataset(files, config.images, ids=ids["val"])
@@ -129,19 +132,6 @@ def encode_captions(
         EncodedImage(photo, tuple(map(encode, captions)), vocabulary.start(photo.style))
         for photo, captions in zip(photos, words, strict=True)
     ]
-
-
-def warn_truncated(words: Words, max_words: int, max_length: int) -> None:
-    """Warn of captions that are too long to be learned or generated, whose pieces may be short."""
-    lengths = [len(caption) for captions in words for caption in captions]
-    for option, most in (("data.max_words", max_words), ("search.max_length", max_length - 1)):
-        longer = sum(length > most for length in lengths)
-        if longer:
-            logging.getLogger(__name__).warning(
-                "%d of %d training captions are longer than %d pieces, the longest has %d; give a "
-                "larger --%s",
-                longer, len(lengths), most, max(lengths), option,
-            )  # fmt: skip
 
 
 def repeat_photos(photos: Sequence[EncodedImage], config: DataConfig) -> list[EncodedImage]:

@@ -75,8 +75,6 @@ def prepared(
     if data.captions is None:
         yield config
         return
-    if not Path(data.captions).exists():
-        raise DataError(f"{data.captions} does not exist; give the file with the captions")
     main = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
     source, write = find_source(data.captions), main and not dry_run
     images = data.images or (source if source.is_dir() else source.parent)

@@ -43,7 +43,6 @@ from captioner.training.data import (
     read_data,
     repeat_photos,
     tokenized,
-    warn_truncated,
 )
 
 DEFAULT_ENCODER = "timm/tf_efficientnet_lite2"
@@ -103,8 +102,6 @@ def prepare(config: TrainConfig) -> Setup:
         config = _resolved(config, stored)  # checked again with the model's decoder
         counts = Counter(word for captions in words for caption in captions for word in caption)
         stored = _reconfigured(stored, config, counts)
-    if stored.vocabulary.subwords is not None:
-        warn_truncated(words, config.data.max_words, config.search.max_length)
     stored.search = config.search
     encode_search_words(config.search, stored.vocabulary)  # fail on unknown words now
     stored.vocabulary.start(config.search.style)  # and on an unknown style

@@ -105,7 +105,7 @@ def test_data_and_images_prepare_and_train(own, capsys) -> None:
             "--init-from shipped",
         ),
         (["mine.yml"], "^captioner: mine.yml does not exist; give a YAML config file$"),
-        (["photos/1.jpg"], "photos/1.jpg is not a text file; give a YAML"),
+        (["photos/1.jpg"], "photos/1.jpg is not valid YAML: "),
         (["--data", "photos"], "photos is a folder without captions .* CSV file"),
         (["--data", "none.csv"], "none.csv does not exist; give the file with the captions"),
         (["--images", "photos"], "--images needs captions; give --captions too"),

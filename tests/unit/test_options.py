@@ -228,7 +228,7 @@ def test_an_error_in_a_config_file_names_it(tmp_path) -> None:
         ("training: {epochs: 0}", "bad.yaml: training.epochs is 0; give an integer >= 1"),
         ("training: {epoch: 0}", "bad.yaml: unknown setting training.epoch"),
         ("search: {temperature: 0.5}", "search.temperature 0.5 is for sampling, search.beam_size"),
-        ("- a", "bad.yaml contains no settings"),
+        ("- a", "bad.yaml: config is ['a']; give its settings by name"),
         ("a: [", "bad.yaml is not valid YAML"),
     ):
         path.write_text(text)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
+from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.errors import DataError
 
 IMAGES = [{"id": 9, "file_name": "nine.jpg"}, {"id": 2, "file_name": "two.jpg"}]
@@ -140,7 +140,7 @@ def test_missing_files_and_folders(tmp_path: Path, photos: Path):
         (coco(annotations=[{"id": 1, "image_id": 2}]), r"\[0\] lacks a valid 'caption'"),
         (
             coco(annotations=[{"id": 5, "image_id": 77, "caption": "x"}]),
-            r"caption 5 belongs to image 77, which is not in the file; remove",
+            r"a caption belongs to image 77, which is not in the file; remove",
         ),
     ],
 )
@@ -154,30 +154,3 @@ def test_missing_photos_are_counted_and_named(tmp_path: Path, photos: Path):
     assert_refused(
         r"1 of 2 photos of a\.json are not in .*photos \(first: two\.jpg\)", [file], [photos]
     )
-
-
-# --- Karpathy's split ---
-
-
-def test_karpathys_split(tmp_path: Path):
-    images = [
-        {"cocoid": 1, "split": "train"},
-        {"cocoid": 2, "split": "restval"},
-        {"cocoid": "3", "split": "val"},
-        {"cocoid": 4, "split": "test"},
-    ]
-    file = put(tmp_path / "dataset_coco.json", {"images": images, "dataset": "coco"})
-    assert karpathy_ids(file) == {"train": {1, 2}, "val": {3}, "test": {4}}
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ({}, "is not Karpathy's dataset_coco.json"),
-        ({"images": [{"imgid": 0, "split": "val"}]}, "is not Karpathy's .*'cocoid'"),
-    ],
-)
-def test_files_that_are_not_karpathys(tmp_path: Path, content: Any, expected: str):
-    with pytest.raises(DataError, match=expected) as caught:
-        karpathy_ids(put(tmp_path / "a.json", content))
-    assert "\n" not in str(caught.value)

@@ -32,7 +32,10 @@ def test_the_karpathy_split_overrides_the_files(
     configure: Any, two_files: tuple[str, str], tmp_path: Path
 ):
     splits = ["val", "train", "restval", "test", "train", "val", "test", "restval"]
-    images = [{"cocoid": number, "split": split} for number, split in enumerate(splits, start=1)]
+    images = [
+        {"cocoid": number, "split": split, "filename": "a.png", "sentences": []}
+        for number, split in enumerate(splits, start=1)
+    ]
     split_file = tmp_path / "dataset_coco.json"
     split_file.write_text(json.dumps({"images": images}))
     data = {
