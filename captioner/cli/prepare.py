@@ -186,7 +186,8 @@ def shards(options: ShardsOptions, given: dict[str, Any], _: Any) -> int:
         warn(problem)
     gigabytes = sum(shard.bytes for shard in manifest.shards) / 1e9
     print(
-        f"{options.output}: {manifest.photos} photos in {len(manifest.shards)} shards, "
+        f"{options.output}: {counted(manifest.photos, 'photo')} in "
+        f"{counted(len(manifest.shards), 'shard')}, "
         f"{gigabytes:.2f} GB"
     )
     return FAILED if skipped else OK

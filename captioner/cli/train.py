@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from captioner.cli.arguments import command
+from captioner.cli.arguments import command, flag
 from captioner.cli.main import FAILED, INTERRUPTED, OK
 from captioner.cli.outputs import warn
 from captioner.data.importers import detect_layout, find_source
@@ -98,6 +98,9 @@ def read(argv: Sequence[str]) -> tuple[TrainConfig, TrainOptions]:
 @command("train", "[CONFIG.yaml] [options]", TrainOptions, TrainConfig, shown=SHOWN)
 def train(options: TrainOptions, given: dict[str, Any], _: Any) -> int:
     """Train to the end, or until interrupted; fails if the best model captions nothing."""
+    replaced = {"train_annotations", "val_annotations", "images", "karpathy_split"}
+    for name in replaced & given.get("data", {}).keys() if options.captions else ():
+        raise ConfigError(f"--data takes the place of {flag(f'data.{name}')}; give one of them")
     config = options.read(given)
     folder = Path(config.run_folder)
     resume = check_run_folder(folder, resume=options.resume, force=options.force or options.dry_run)

@@ -27,8 +27,10 @@ from captioner.data.importers import (
     find_source,
     import_captions,
 )
-from captioner.errors import ConfigError, DataError, ImageError
+from captioner.errors import ConfigError, DataError, ImageError, counted
 from captioner.files import atomic_write
+
+_EMPTY = ("", "nan")  # as pandas writes a missing caption
 
 
 @dataclass
@@ -40,7 +42,7 @@ class ImportSummary:
     photos: dict[str, int] = field(default_factory=dict)
     captions: dict[str, int] = field(default_factory=dict)
     empty_captions: int = 0
-    """Left out: only white space."""
+    """Left out: white space, or nan."""
     photos_without_captions: int = 0
     """Left out: no captions, or only empty ones."""
     missing_photos: list[str] = field(default_factory=list)
@@ -48,7 +50,7 @@ class ImportSummary:
 
     def __str__(self) -> str:
         lines = [
-            f"{split}: {count} photos, {self.captions[split]} captions"
+            f"{split}: {counted(count, 'photo')}, {counted(self.captions[split], 'caption')}"
             for split, count in self.photos.items()
         ]
         if self.empty_captions:
@@ -218,7 +220,7 @@ def _usable(
     """Image records (ids may be None) with captions; counts what is dropped in the summary."""
     kept = []
     for photo in photos:
-        captions = [caption.strip() for caption in photo.captions if caption.strip()]
+        captions = [text for text in map(str.strip, photo.captions) if text.lower() not in _EMPTY]
         summary.empty_captions += len(photo.captions) - len(captions)
         record: dict[str, Any] = {"id": photo.image_id, "file_name": photo.file_name}
         if not captions:

@@ -271,7 +271,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if version != FORMAT_VERSION:
         raise ModelError(
             f"{path} was written by a newer captioner (format {version}, supported: "
-            f"{FORMAT_VERSION}); pip install --upgrade captioner"
+            f"{FORMAT_VERSION}); update captioner"
         )
     _require(path, *(GRAPHS if EXPORTED in config else (WEIGHTS,)))
     return dict(config)

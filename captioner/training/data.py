@@ -167,8 +167,8 @@ def open_features(
     ):
         raise ConfigError(
             f"data.features holds {f'the input of {stage}' if stage else 'the output'} of the "
-            f"encoder, and encoder.finetune_from {finetune_from} changes it; run captioner prepare "
-            f"features with encoder.finetune_from {finetune_from}"
+            f"encoder, and encoder.finetune_from {finetune_from} changes it; leave data.features "
+            "out, or for EfficientNet-Lite run captioner prepare features with that setting"
         )
     key = features_key(encoder, model.preprocessing, stage)
     cache = FeatureCache.open(config.data.features, key)

@@ -72,7 +72,7 @@ def test_pycocotools_reads_the_files(tmp_path: Path):
     assert set(train.dataset) == {"info", "licenses", "images", "annotations"}
     assert val.getImgIds() == [3]
     assert not set(train.anns) & set(val.anns)
-    assert str(summary) == "train: 2 photos, 3 captions\nval: 1 photos, 1 captions"
+    assert str(summary) == "train: 2 photos, 3 captions\nval: 1 photo, 1 caption"
 
 
 def test_written_files_can_be_imported_again(tmp_path: Path):
@@ -109,7 +109,7 @@ def test_dropped_photos_and_captions_are_counted(tmp_path: Path):
     exif[0x0112] = 6
     Image.new("RGB", (6, 4)).save(folder / "0.jpg", exif=exif)
     (folder / "1.jpg").write_text("no picture")
-    photos = [photo(f"{number}.jpg", "one", "", " \t") for number in range(5)]
+    photos = [photo(f"{number}.jpg", "one", "", "NaN") for number in range(5)]
     summary = write_coco(
         {"train": [*photos, photo("empty.jpg", " "), photo("x", "")]}, tmp_path, images=folder
     )
@@ -118,7 +118,7 @@ def test_dropped_photos_and_captions_are_counted(tmp_path: Path):
     assert (summary.empty_captions, summary.photos_without_captions) == (12, 2)
     assert summary.missing_photos == ["1.jpg", "2.jpg", "3.jpg", "4.jpg"]
     assert str(summary) == (
-        "train: 1 photos, 1 captions\n"
+        "train: 1 photo, 1 caption\n"
         "dropped: 12 empty captions\n"
         "dropped: 2 photos without captions\n"
         "dropped: 4 photos missing or unreadable in the image folder (first: 1.jpg)"

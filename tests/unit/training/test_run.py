@@ -14,6 +14,8 @@ from PIL import Image
 
 from captioner.caption import Caption
 from captioner.data.coco import CaptionedImage
+from captioner.errors import CheckpointError, DataError
+from captioner.options import TrainConfig
 from captioner.training.run import METRICS, STEPS, RunFolder, read_rows
 from captioner.training.validation import Sentence
 
@@ -95,3 +97,20 @@ def test_samples_with_the_same_name_do_not_overwrite_each_other(
     )
     figures = list((folder.path / "samples" / "epoch_001").glob("*.png"))
     assert len(figures) == 2
+
+
+def test_a_second_run_in_the_same_folder_is_refused(folder: RunFolder, tmp_path: Path):
+    with folder.locked(), pytest.raises(DataError, match="another process is writing to"):
+        folder.locked().__enter__()
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        CheckpointError, match=r"cannot create .* \(Not a directory\); give another"
+    ):
+        RunFolder(tmp_path / "file" / "run", TrainConfig()).locked().__enter__()
+
+
+def test_damaged_metrics_are_one_line(folder: RunFolder):
+    folder.append(METRICS, row(1))
+    (folder.path / METRICS).write_text("{broken\n")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged"):
+        read_rows(folder.path / METRICS)
