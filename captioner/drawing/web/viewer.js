@@ -332,49 +332,32 @@ class CaptionViewer {
     );
   }
 
-  /** The scale of the maps: that of every word, or of each method with its uniform shares. */
+  /** The scale of the maps: one for every word, or one for each method. */
   fillLegend() {
     const methods = this.methods();
     this.tops = Object.fromEntries(methods.map((method) => [method, this.scale(method)]));
+    const kind = methods.every((method) => method === "attention") ? "attention" : "relevance";
+    const each = (share) => [...new Set(this.captions.map((_, n) => percent(share(this.cells(n)))))].join(", ");
     this.legend.replaceChildren();
+    const add = (text, end) => {
+      const bar = element("div", {}, this.heatmap.bar());
+      this.legend.append(element("span", {}, text), element("div", { class: "scale" }, "0", bar, end));
+    };
     for (const method of this.common ? methods : []) {
       const name = methods.length > 1 ? `${method.replaceAll("_", " ")}: ` : "";
-      const kind = method === "attention" ? "attention" : "relevance";
-      const text = `${name}share of ${kind} per region, one scale for all words`;
-      this.legend.append(element("span", {}, text), this.scaleBar(this.tops[method]));
+      const uniform = each((cells) => 1 / cells);
+      const text = `${name}share of ${kind} per region, one scale for all words (spread evenly: ${uniform})`;
+      add(text, `≥ ${percent(this.tops[method])}`);
     }
     if (!this.common && methods.length > 0) {
-      const kind = methods.every((method) => method === "attention") ? "attention" : "relevance";
-      const even = new Set(this.captions.map((_, number) => {
-        const cells = this.cells(number);
-        return percent(Heatmap.tenth(new Array(cells).fill(1 / cells)).focus);
-      }));
-      const text = `each word on its own scale; focus: share of ${kind} on the brightest tenth of the photo (spread evenly: ${[...even].join(", ")})`;
-      this.legend.append(element("span", {}, text), this.scaleBar(null));
+      const even = each((cells) => Heatmap.tenth(new Array(cells).fill(1 / cells)).focus);
+      const focus = `focus: share of ${kind} on the brightest tenth of the photo (spread evenly: ${even})`;
+      add(`each word on its own scale; ${focus}`, "brightest tenth");
     }
     if (this.captions.some(({ doubtful }) => doubtful?.length)) {
       const below = percent(this.doubtfulBelow);
       this.legend.append(element("span", {}, `wavy underline: doubtful word (probability below ${below})`));
     }
-  }
-
-  /** The bar from 0 to `top`, with ticks at the uniform shares; null: to each word's own. */
-  scaleBar(top) {
-    const bar = this.heatmap.bar();
-    if (top === null) return element("div", { class: "scale" }, "0", element("div", {}, bar), "brightest tenth");
-    const sizes = new Set(this.captions.map((_, number) => this.grid(number).join(" x ")));
-    const ticks = [...sizes].map((size) => {
-      const [rows, columns] = size.split(" x ").map(Number);
-      const uniform = 1 / (rows * columns);
-      const grid = sizes.size > 1 ? ` (${size})` : "";
-      const text = `uniform${grid}: ${percent(uniform)}`;
-      const tick = element("span", { class: "tick" }, element("span", {}, text));
-      const position = Math.min(1, uniform / top);
-      tick.style.left = `${100 * position}%`;
-      tick.classList.toggle("before", position > 0.5);
-      return tick;
-    });
-    return element("div", { class: "scale" }, "0", element("div", {}, bar, ...ticks), `≥ ${percent(top)}`);
   }
 
   /* --- numbers --------------------------------------------------------------------------------- */
