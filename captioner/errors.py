@@ -108,6 +108,13 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def clock(seconds: float) -> str:
+    """A time as ``00:01:05.000``, as in WebVTT."""
+    minutes, milliseconds = divmod(round(seconds * 1000), 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{milliseconds / 1000:06.3f}"
+
+
 def either(names: Iterable[object]) -> str:
     """``a, b or c``, for messages."""
     *most, last = map(str, names)

@@ -202,6 +202,7 @@ EXTRAS = {
     "export": ("torch", "onnx", "onnxscript"),
     "hub": ("huggingface_hub",),
     "ray": ("ray", "pyarrow", "fsspec"),
+    "video": ("av",),
 }  # fmt: skip
 """Modules by extra. An extra that only one command needs has the command's name."""
 

@@ -1,4 +1,4 @@
-"""``captioner caption``: caption photos and folders of photos."""
+"""``captioner caption``: caption photos, folders of photos, and videos."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, output, refuse_overwrite, require_parent, to_continue, warn
 from captioner.cli.photos import STDIN, PhotoOptions, find_photos, missing
 from captioner.cli.sidecars import SidecarOptions, Store, check_photos, choose_store
+from captioner.cli.videos import VideoOptions, interval, video_entries
+from captioner.data.formats import FORMATS, VIDEO
 from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError, counted
 from captioner.option_fields import File, Shown
@@ -32,13 +34,15 @@ Named = tuple[Path, str | int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptionOptions(ray.CaptionRayOptions, ModelOptions, SidecarOptions, PhotoOptions):
-    """Caption photos, folders of photos, or a photo from standard input (-)."""
+class CaptionOptions(
+    ray.CaptionRayOptions, ModelOptions, VideoOptions, SidecarOptions, PhotoOptions
+):
+    """Caption photos, folders of photos, a photo from standard input (-), or videos."""
 
     output: Annotated[str, Shown("FILE", ("-o", "--output"))] | None = None
-    """Output file; its extension selects the format: .txt, .json, .jsonl, .csv; with --engine ray a
-    folder (default: standard output, which is also -)."""
-    format: Literal["text", "json", "jsonl", "csv", "coco", "parquet"] | None = None
+    """Output file; its extension selects the format: .txt, .json, .jsonl, .csv, or .vtt for a
+    video; with --engine ray a folder (default: standard output, which is also -)."""
+    format: Literal["text", "json", "jsonl", "csv", "coco", "vtt", "parquet"] | None = None
     """Output format (default: by the extension, or text; --engine ray: jsonl or parquet)."""
     annotations: File | None = None
     """COCO annotations file that maps file names to image ids, for --format coco."""
@@ -67,21 +71,26 @@ def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str])
     store = choose_store(options)
     target = None if options.output in (None, "-") else Path(str(options.output))
     kind = _checked_format(options, target)
+    if options.every:
+        interval(options)
     search = checked_search(options.model, given)
-    _check_search(options, search, kind if kind == "coco" else None)
+    _check_search(options, search, kind if kind in ("coco", "vtt") else None)
 
-    photos = find_photos(options)
+    photos = find_photos(options, (VIDEO,) if options.every else FORMATS)
+    if kind == "vtt" and len(photos.paths) > 1:
+        raise ConfigError(f"--format vtt is for one video, not {len(photos.paths)}; give .json")
     named, unnamed = _names(photos.paths, options, kind)
     found = [(photo, name) for photo, name in named if not missing(photo)]
     failures = photos.failures + unnamed + len(named) - len(found)
     run = _Run(options, search, kind, argv)
+    lasting = "-" not in options.photos and not options.every
     if found or not failures:
         if store is not None:
             store = replace(store, subfolders=photos.subfolders)
             failures += run.keep(store, dict(found), target)
-        elif target and "-" not in options.photos and (target.is_file() or not target.exists()):
+        elif target and lasting and (target.is_file() or not target.exists()):
             failures += run.write(target, found)
-        else:  # a pipe or a device, or a photo from one: cannot be continued
+        else:  # a pipe or a device, or a photo from one, or videos: cannot be continued
             with output(target) as file:
                 failures += run.print(file, run.entries(found))
     photos.report_skipped()
@@ -95,6 +104,8 @@ def _checked_format(options: CaptionOptions, target: Path | None) -> str:
     kind = choose_format(options.format, target)
     if options.annotations and kind != "coco":
         raise ConfigError(f"--annotations is for --format coco, not {kind}; leave it out")
+    if (kind == "vtt") != bool(options.every) and kind in ("vtt", "coco"):
+        raise ConfigError("--format coco is for photos, vtt for videos with --every 5s")
     if options.resume and target is None:
         raise ConfigError("--resume continues with an output file; give -o FILE too")
     if target is not None:
@@ -103,10 +114,10 @@ def _checked_format(options: CaptionOptions, target: Path | None) -> str:
     return kind
 
 
-def _check_search(options: CaptionOptions, search: SearchOptions, coco: str | None) -> None:
+def _check_search(options: CaptionOptions, search: SearchOptions, single: str | None) -> None:
     """Check that there is room for all captions, and that they have a confidence if needed."""
     beside = [flag(name) for name in ("sidecar", "embed", "in_place") if getattr(options, name)]
-    beside += ["--format coco"] if coco else []
+    beside += [f"--format {single}"] if single else []
     if beside and search.num_captions > 1:
         raise ConfigError(f"{beside[0]} has one caption per photo; give --num-captions 1")
     if options.min_confidence is None:
@@ -149,6 +160,9 @@ class _Run:
 
         options = self.options
         model = load(*options.model, device=options.device, precision=options.precision)
+        if options.every:
+            yield from video_entries(model, named, options, self.search)
+            return
         sources = (sys.stdin.buffer if photo == STDIN else photo for photo, _ in named)
         results = model.stream(sources, batch_size=options.batch_size, **vars(self.search))
         bar = photo_bar(results, shown=len(named) > 1, total=len(named))

@@ -1,4 +1,4 @@
-"""Output formats of ``captioner caption``: text, JSON, JSON Lines, CSV and COCO results.
+"""Output formats of ``captioner caption``: text, JSON, JSON Lines, CSV, COCO results and WebVTT.
 
 A writer takes photos as JSON data, as `entry` returns them, so that captions can also be written
 from a file of finished ones.
@@ -7,12 +7,13 @@ from a file of finished ones.
 from __future__ import annotations
 
 import csv
+import html
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from captioner.errors import ConfigError, printable
+from captioner.errors import ConfigError, clock, printable
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
@@ -45,7 +46,8 @@ def _write_text(file: IO[str], photos: Iterable[Entry]) -> None:
     for photo in photos:
         for caption in photo["captions"]:
             mark = f" (unsure: {caption['confidence']:.2f})" if caption.get("unsure") else ""
-            line = f"{photo['image']}: {caption['text']}{mark}"
+            time = f" {clock(photo['start'])} --> {clock(photo['end'])}" if "start" in photo else ""
+            line = f"{photo['image']}{time}: {caption['text']}{mark}"
             print(printable(line), file=file, flush=True)
 
 
@@ -54,20 +56,31 @@ def _write_jsonl(file: IO[str], photos: Iterable[Entry]) -> None:
         print(json.dumps(photo, ensure_ascii=False), file=file, flush=True)
 
 
+def _write_vtt(file: IO[str], photos: Iterable[Entry]) -> None:
+    """WebVTT; source: https://www.w3.org/TR/webvtt1/."""
+    print("WEBVTT", file=file)
+    for photo in photos:
+        for caption in photo["captions"]:
+            text = html.escape(caption["text"], quote=False)
+            print(f"\n{clock(photo['start'])} --> {clock(photo['end'])}\n{text}", file=file)
+
+
 def _write_csv(file: IO[str], photos: Iterable[Entry]) -> None:
     columns = ["image", "rank", "caption", "log_prob", "confidence"]
     writer = csv.writer(file, lineterminator="\n")
     header = False
     for photo in photos:
+        times = {name: f"{photo[name]:.3f}" for name in ("start", "end") if name in photo}
         for rank, caption in enumerate(photo["captions"], 1):
             unsure = {True: "yes", False: "no", None: ""}
             marks = [unsure[caption["unsure"]]] if "unsure" in caption else []
             if not header:
-                writer.writerow([*columns, *["unsure"] * len(marks)])
+                writer.writerow([columns[0], *times, *columns[1:], *["unsure"] * len(marks)])
                 header = True
             sure = caption.get("confidence")
             numbers = [f"{caption['log_prob']:.4f}", "" if sure is None else f"{sure:.4f}"]
-            writer.writerow([photo["image"], rank, caption["text"], *numbers, *marks])
+            name = [photo["image"], *times.values()]
+            writer.writerow([*name, rank, caption["text"], *numbers, *marks])
     if not header:
         writer.writerow(columns)
 
@@ -94,6 +107,7 @@ WRITERS: dict[str, Callable[[IO[str], Iterable[Entry]], None]] = {
     "jsonl": _write_jsonl,
     "csv": _write_csv,
     "coco": _write_coco,
+    "vtt": _write_vtt,
 }
 
 _BY_EXTENSION = {
@@ -101,6 +115,7 @@ _BY_EXTENSION = {
     ".json": ("json", "coco"),
     ".jsonl": ("jsonl",),
     ".csv": ("csv",),
+    ".vtt": ("vtt",),
 }
 """Formats that a file with this extension can have, the default first."""
 

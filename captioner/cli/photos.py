@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from captioner.cli.outputs import warn
 from captioner.data.folders import Skipped, expand_pattern, find_images
-from captioner.data.formats import format_by_name
+from captioner.data.formats import FORMATS, PhotoFormat, format_by_name
 from captioner.errors import ConfigError, DataError, ImageError, counted
 from captioner.option_fields import File, Shown
 
@@ -52,6 +52,8 @@ class Photos:
     problems: int = 0
     """Arguments and listed names without a photo; a warning has been printed for each."""
     skipped: Skipped = field(default_factory=Skipped)
+    formats: tuple[PhotoFormat, ...] = FORMATS
+    """What folders are searched for."""
     pictures: int = 0
     """Pictures that ``captioner attend`` saved beside these photos."""
 
@@ -74,7 +76,8 @@ class Photos:
         for extension in OWN:
             skipped.others.pop(extension, None)
         others = skipped.others.total()
-        files = "file that is not a photo" if others == 1 else "files that are not photos"
+        noun = "photo" if self.formats == FORMATS else "video"
+        files = f"file that is not a {noun}" if others == 1 else f"files that are not {noun}s"
         rest = {
             f"{others} {files} ({_by_extension(skipped.others)})": others,
             f"{counted(self.pictures, 'picture')} made by captioner attend": self.pictures,
@@ -91,7 +94,9 @@ class Photos:
     def add(self, names: list[str], recursive: bool) -> None:
         """Add files, and the photos of folders but not pictures of them."""
         for name in names:
-            found = find_images([name], recursive=recursive, skipped=self.skipped)
+            found = find_images(
+                [name], recursive=recursive, skipped=self.skipped, formats=self.formats
+            )
             known = {(path.parent, stem) for path in found for stem in (path.stem, path.name)}
             for path in found:
                 if path == Path(name):
@@ -106,8 +111,11 @@ class Photos:
                 self.subfolders[path] = path.parent.relative_to(name)
 
 
-def find_photos(options: PhotoOptions) -> Photos:
-    """Find the photos of a command; print a warning for each that is not there."""
+def find_photos(options: PhotoOptions, formats: tuple[PhotoFormat, ...] = FORMATS) -> Photos:
+    """Find the photos of a command; print a warning for each that is not there.
+
+    ``formats`` are what folders are searched for.
+    """
     given = options.photos
     if not given and options.from_file is None:
         raise ConfigError("no photos; give files, folders, - or --from-file")
@@ -115,7 +123,7 @@ def find_photos(options: PhotoOptions) -> Photos:
         raise ConfigError("standard input (-) is given more than once; give it once")
     if "" in given:
         raise ConfigError("the name of a photo or folder is empty; give . for the current folder")
-    photos = Photos()
+    photos = Photos(formats=formats)
     listed = [] if options.from_file is None else read_names(options.from_file)
     for position, name in [*(("", name) for name in given), *listed]:
         try:

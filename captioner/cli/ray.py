@@ -29,6 +29,7 @@ PART_PHOTOS = 1000
 FORMATS = ("jsonl", "parquet")
 _NOT_YET = (
     *option_fields(SidecarOptions), "annotations", "min_confidence", "if_unsure", "sentence_case",
+    "every",
 )  # fmt: skip
 """Options for the plain command only."""
 

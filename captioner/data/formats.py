@@ -109,6 +109,15 @@ FORMATS = (
 """Formats that folders are searched for: those of photos, not all that Pillow can decode (textures,
 scientific data)."""
 
+VIDEO = PhotoFormat(
+    "MP4, MOV, MKV, WebM, AVI, ...",
+    (
+        ".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts",
+        ".ogv", ".webm", ".wmv",
+    ),
+)  # fmt: skip
+"""Not a photo's, but what folders are searched for instead on request."""
+
 _BY_EXTENSION = {extension: kind for kind in FORMATS for extension in kind.extensions}
 
 

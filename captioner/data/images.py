@@ -119,7 +119,7 @@ def open_image(
     how: Any = {"min_side": min_side, "max_pixels": max_pixels, "formats": formats}
     if isinstance(source, (str, os.PathLike)):
         called = name or str(source)
-        with _open_file(source, called) as file:
+        with open_file(source, called) as file:
             return open_reduced(file, name=called, **how)[0]
     if isinstance(source, (bytes, bytearray, memoryview)):
         source = io.BytesIO(source)
@@ -194,7 +194,7 @@ def header_work(file: BinaryIO, formats: tuple[str, ...] | None = None) -> float
 
 def image_size(path: str | Path) -> tuple[int, int]:
     """Width and height (pixels) of the image that `open_image` would return, from its header."""
-    with _open_file(path, str(path)) as file:
+    with open_file(path, str(path)) as file:
         image = _identify(_seekable(file, str(path)), str(path), MAX_PIXELS)
         if _orientation(image) < 5:
             return image.size
@@ -208,7 +208,8 @@ def is_photo(source: object) -> bool:
     return isinstance(source, kinds) or hasattr(source, "read")
 
 
-def _open_file(path: str | os.PathLike[str], called: str) -> BinaryIO:
+def open_file(path: str | os.PathLike[str], called: str) -> BinaryIO:
+    """Open a file that may be a photo; ImageError for URLs, folders, pipes and missing files."""
     if _URL.match(str(path)):
         raise _error(called, "is a URL; download the image and give the file")
     try:
@@ -409,7 +410,10 @@ def _not_an_image(
         return _error(called, f"the {name}image header is truncated or damaged; {_AGAIN}")
     kinds = (other for signature, other in _UNSUPPORTED if signature.match(head))
     unknown = f"not a supported image (it begins with {head[:12].decode('latin-1')!a})"
-    problem = next((f"{other}, which is not supported" for other in kinds), unknown)
+    other = next(kinds, "")
+    if other == "a video" and formats is None:
+        return _error(called, f"{other}; captioner caption captions its frames with --every 5s")
+    problem = f"{other}, which is not supported" if other else unknown
     return _error(called, f"{problem}; give {_READABLE}", NotAnImageError)
 
 

@@ -17,4 +17,5 @@ def photo_bar(photos: Iterable[Any] | None = None, *, shown: bool = True, **opti
         **options: Of ``tqdm``, such as ``total``.
     """
     hidden = None if shown else True  # None: unless it is a terminal
-    return tqdm(photos, unit="photo", disable=hidden, dynamic_ncols=True, **options)
+    shown_as = {"unit": "photo", "disable": hidden, "dynamic_ncols": True}
+    return tqdm(photos, **shown_as | options)

@@ -99,7 +99,10 @@ def test_coco_results_have_one_caption_per_image_id(tmp_path, photos, caption) -
     ("arguments", "problem"),
     [
         ("-o x.jsonl --format json", "--format json contradicts -o x.jsonl; leave out --format"),
-        ("-o x.xlsx", "unknown extension .xlsx; use .txt, .json, .jsonl, .csv or give --format"),
+        (
+            "-o x.xlsx",
+            "unknown extension .xlsx; use .txt, .json, .jsonl, .csv, .vtt or give --format",
+        ),
         ("-o new/x.csv", "the folder new does not exist; create it first (mkdir -p new)"),
         ("--resume", "--resume continues with an output file; give -o FILE too"),
         ("--sidecar xmp -o x.csv --resume", "--sidecar and --resume cannot be combined"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tiny_video import shots, write_video
 
 from captioner.cli.main import COMMANDS, OK, main, parser_of
 from captioner.cli.train import read
@@ -54,6 +55,7 @@ def test_commands_are_valid(line, tmp_path, monkeypatch, capsys):
     shutil.copy(PHOTO, tmp_path / "photo.jpg")
     shutil.copy(PHOTO, tmp_path / "holiday" / "1.jpg")
     (tmp_path / "list.txt").write_text("photo.jpg\n")
+    write_video(tmp_path / "clip.mp4", shots("red"))
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "best").symlink_to(SHIPPED_MODEL)
     for folder in ("assets", "configs"):

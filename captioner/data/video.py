@@ -1,0 +1,151 @@
+"""Frames of a video, at a fixed interval or the first of each shot, read with PyAV (FFmpeg)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import av
+import av.filter
+from PIL import Image
+
+from captioner.data.images import open_file
+from captioner.errors import ImageError, clock
+
+MAX_PIXELS = 1 << 26
+"""Videos with larger frames are refused: a decoder holds dozens of frames."""
+
+_NEW_SHOT = 0.3
+"""FFmpeg's scene score, 0 to 1, from which a frame begins a new shot."""
+_SEEK = 10.0
+"""Interval from which the decoder skips to key frames (seconds)."""
+
+
+class Video:
+    """A video whose frames are read once, one after the other.
+
+    Damage costs only the frames that it hits, and is described by ``problem`` after the last frame.
+    """
+
+    def __init__(self, path: str | Path, every: float | None, min_side: int) -> None:
+        """Take the interval (seconds; None: shots), and the shorter side of frames (pixels)."""
+        self.path, self.every, self.min_side = path, every, min_side
+        self.problem = ""
+        """What could not be read; a line that starts with the path."""
+        self.duration = 0.0
+        """By the header (seconds); 0: unknown."""
+        self._end = self._read_to = 0.0  # of the frames, and of the packets
+        self._damage: float | None = None  # where the first damage is
+
+    def frames(self) -> Iterator[tuple[float, float, Image.Image]]:
+        """Start and end (seconds) of each frame, and the frame as an upright RGB image."""
+        last: tuple[float, Any] | None = None
+        try:
+            with open_file(self.path, str(self.path)) as file, self._opened(file):
+                for time, frame in self._shots() if self.every is None else self._sampled():
+                    if last and time <= last[0]:  # damaged
+                        continue
+                    if last:
+                        yield last[0], time, self._image(last[1])
+                    last = time, frame
+                if last:
+                    yield last[0], max(self._end, last[0]), self._image(last[1])
+        except ImageError as error:
+            self.problem = str(error)
+            return
+        except Exception:  # damaged files make PyAV raise nearly anything
+            self._damaged()
+        if max(self._read_to, self._end) + 1 < self.duration:
+            self.problem = f"truncated, it ends at {clock(self._end)} of {clock(self.duration)}"
+        elif self._damage is not None:
+            self.problem = f"damaged at {clock(self._damage)}"
+        if self.problem:
+            self.problem = f"{self.path}: {self.problem}; what can be read is captioned"
+
+    def _opened(self, file: Any) -> Any:
+        try:
+            # Without protocols, since a playlist can name other files and addresses.
+            container = av.open(file, "r", options={"protocol_whitelist": "none"})
+            stream: Any = container.streams.best("video") or container.streams.video[0]
+        except Exception as error:
+            reason = getattr(error, "strerror", None) or "it has no video"
+            raise ImageError(f"{self.path}: damaged, or not a video ({reason})") from error
+        if "image2" in container.format.name or container.format.name.endswith("_pipe"):
+            raise ImageError(f"{self.path}: a photo; leave out --every to caption it")
+        if stream.width * stream.height > MAX_PIXELS:
+            size = f"{stream.width} x {stream.height} pixels; the limit is {MAX_PIXELS:,}"
+            raise ImageError(f"{self.path}: {size}; scale the video down")
+        stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
+        stream.thread_type = "AUTO"
+        self._container, self._stream = container, stream
+        self._start = (container.start_time or 0) / av.time_base
+        self.duration = (container.duration or 0) / av.time_base
+        return container
+
+    def _sampled(self) -> Iterator[tuple[float, Any]]:
+        """The frame on the screen at each multiple of the interval, unless it is still the last."""
+        every = self.every or 1.0
+        due, before, shown, seeking = 0.0, 0.0, None, every >= _SEEK
+        for time, frame in self._decoded():
+            if time < before:  # the key frames are farther apart than the interval
+                seeking = False
+            if shown is not None and time > due:
+                yield due, shown
+                due = every * math.ceil(time / every)
+                if seeking and time < due < self.duration:  # to the last key frame before
+                    with suppress(av.FFmpegError, OSError):
+                        self._container.seek(round((due + self._start) * av.time_base))
+            shown, before = frame, time
+        if shown is not None and due < self._end:
+            yield due, shown
+
+    def _shots(self) -> Iterator[tuple[float, Any]]:
+        graph, shape = av.filter.Graph(), None
+        for time, frame in self._decoded():
+            if shape != (shape := (frame.width, frame.height, frame.format.name)):
+                graph = av.filter.Graph()
+                size = dict(zip(("width", "height", "format"), shape, strict=True))
+                source = graph.add_buffer(**size, time_base=frame.time_base)
+                select = graph.add("select", f"eq(n,0)+gt(scene,{_NEW_SHOT})")
+                graph.link_nodes(source, select, graph.add("buffersink")).configure()
+            graph.vpush(frame)
+            try:
+                graph.vpull()
+            except (av.BlockingIOError, av.EOFError):  # not a new shot
+                continue
+            yield time, frame
+
+    def _decoded(self) -> Iterator[tuple[float, Any]]:
+        """All undamaged frames with their time (seconds), from where the file is read."""
+        packets = self._container.demux()
+        while True:
+            try:
+                if (packet := next(packets, None)) is None:
+                    return
+                if packet.pts is not None:
+                    after = float((packet.pts + (packet.duration or 0)) * packet.time_base)
+                    self._read_to = max(self._read_to, after - self._start)
+                frames: Any = packet.decode() if packet.stream == self._stream else []
+            except (av.FFmpegError, OSError):  # of a packet, or at the end of what can be read
+                self._damaged()
+                continue
+            for frame in frames:
+                if frame.is_corrupt or frame.time is None:
+                    self._damaged()
+                    continue
+                time = max(0.0, frame.time - self._start)
+                yield time, frame
+                length = float((frame.duration or 0) * frame.time_base)
+                self._end = max(self._end, time + max(length, 0.001))
+
+    def _damaged(self) -> None:
+        self._damage = self._end if self._damage is None else self._damage
+
+    def _image(self, frame: Any) -> Image.Image:
+        scale = min(1.0, self.min_side / min(frame.width, frame.height))
+        width, height = (max(1, round(side * scale)) for side in (frame.width, frame.height))
+        image: Image.Image = frame.to_image(width=width, height=height, interpolation="AREA")
+        return image.rotate(frame.rotation, expand=True) if frame.rotation else image

@@ -1,0 +1,112 @@
+"""``captioner caption --every``: captions of videos."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny_video import shots, write_video
+
+from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.cli.videos import merged
+from captioner.errors import clock, counted
+
+pytest.importorskip("av")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def caption(tiny: SimpleNamespace, tmp_path: Path, monkeypatch: Any, capsys: Any) -> Run:
+    """``caption("clip.mp4", "--every", "1s")``: exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    write_video(tmp_path / "clip.mp4", shots("red", "green", "blue"), movflags="faststart")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main(["caption", *map(str, arguments), "--model", str(tiny.model)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_all_formats_have_the_same_captions(caption: Run):
+    code, out, err = caption("clip.mp4", "--every", "1s")
+    assert (code, err) == (
+        OK,
+        f"captioner: clip.mp4: {counted(len(out.splitlines()), 'caption')}\n",
+    )
+    for ending in ("json", "csv", "vtt"):
+        assert caption("clip.mp4", "--every", "1s", "-o", f"clip.{ending}")[:2] == (OK, "")
+
+    found = json.loads(Path("clip.json").read_text())
+    starts, ends = ([one[name] for one in found] for name in ("start", "end"))
+    assert starts[0] == 0
+    assert starts[1:] == ends[:-1]
+    assert ends[-1] == pytest.approx(6, abs=0.05)
+    texts = [one["captions"][0]["text"] for one in found]
+    spans = [f"{clock(one['start'])} --> {clock(one['end'])}" for one in found]
+    pairs = list(zip(spans, texts, strict=True))
+    assert out.splitlines() == [f"clip.mp4 {span}: {text}" for span, text in pairs]
+    cues = "".join(f"\n{span}\n{text}\n" for span, text in pairs)
+    assert Path("clip.vtt").read_text() == f"WEBVTT\n{cues}"
+    rows = list(csv.DictReader(Path("clip.csv").read_text().splitlines()))
+    assert [row["caption"] for row in rows] == texts
+    assert [float(row["start"]) for row in rows] == starts
+
+
+def test_equal_neighbours_are_merged():
+    def one(start: float, text: str, confidence: float | None = None) -> dict[str, Any]:
+        captions = [{"text": text, "confidence": confidence}] if text else []
+        return {"image": "a", "start": start, "end": start + 1, "captions": captions}
+
+    entries = [one(0, "dog", 0.4), one(1, "dog", 0.9), one(2, "dog"), one(3, ""), one(4, "dog")]
+    best = one(1, "dog", 0.9) | {"start": 0, "end": 3}
+    assert list(merged(entries)) == [best, one(3, ""), one(4, "dog")]
+
+
+def test_folders_are_searched_for_videos_only_with_every(caption: Run, tiny: SimpleNamespace):
+    Path("holiday").mkdir()
+    for photo in tiny.photos.iterdir():
+        shutil.copy(photo, "holiday")
+    data = Path("clip.mp4").read_bytes()
+    Path("holiday", "a.MP4").write_bytes(data)
+    Path("holiday", "b.mp4").write_bytes(data[: len(data) * 2 // 3])
+    Path("holiday", "c.mp4").write_bytes(b"text")
+
+    code, out, err = caption("holiday")
+    assert (code, len(out.splitlines())) == (OK, 4)
+    assert "skipped 3 files that are not photos (3 .mp4)" in err
+    code, out, err = caption("holiday", "--every", "shot")
+
+    assert code == FAILED
+    assert {line.split()[0] for line in out.splitlines()} == {"holiday/a.MP4", "holiday/b.mp4"}
+    assert "holiday/b.mp4: truncated, it ends at" in err
+    assert "holiday/c.mp4: damaged, or not a video" in err
+    assert "skipped 4 files that are not videos (4 .png)" in err
+    assert "clip.mp4: a video; captioner caption captions its frames" in caption("clip.mp4")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("--every 0s", "--every is '0s'; give a time such as 5s or 2m, or shot"),
+        ("--every soon", "--every is 'soon'; give a time"),
+        ("--every 1s --sidecar txt", "--sidecar is for photos"),
+        ("--every 1s -o x.csv --resume", "--resume is for photos"),
+        ("--every 1s --format coco", "coco is for photos"),
+        ("--every 1s other.mp4 -o x.vtt", "--format vtt is for one video, not 2"),
+        ("--every 1s -o x.vtt --num-captions 2", "--format vtt has one caption per photo"),
+        ("-o x.vtt", "vtt for videos with --every 5s"),
+    ],
+)
+def test_usage_errors(arguments: str, problem: str, caption: Run):
+    code, out, err = caption("clip.mp4", *arguments.split())
+    assert (code, out) == (USAGE, "")
+    assert problem in err
+    assert len(err.splitlines()) == 1
