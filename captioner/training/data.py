@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -15,8 +15,8 @@ from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.features import FeatureCache, feature_fingerprint, read_contents
 from captioner.data.images import image_size, open_image
 from captioner.data.importers import IMPORTERS, USUAL
-from captioner.data.prefetch import reader_threads
-from captioner.errors import ConfigError, ImageError
+from captioner.data.prefetch import read_batches, reader_threads
+from captioner.errors import ConfigError, ImageError, first_of
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
@@ -194,18 +194,19 @@ def features_key(
 
 def check_images(images: Sequence[CaptionedImage], cache: FeatureCache | None) -> None:
     """Fail now, not after an epoch, if a validation photo cannot be read."""
-    for image in images:
-        if cache is not None and not cache.has(image.image_id):
+
+    def check(image: CaptionedImage) -> None:
+        if cache is None:
+            open_image(image.path, min_side=1)  # JPEGs at an eighth of their size, which is fast
+        elif cache.has(image.image_id):
+            image_size(image.path)
+        else:
             raise ImageError(
                 f"{image.path}: unreadable when its features were computed; repair the photo or "
                 "remove it from the validation captions, then compute the features again"
             )
 
-    def check(image: CaptionedImage) -> None:
-        if cache is None:
-            open_image(image.path, min_side=1)  # JPEGs at an eighth of their size, which is fast
-        else:
-            image_size(image.path)
-
-    with ThreadPoolExecutor(reader_threads()) as pool:
-        list(pool.map(check, images))  # raises the first error
+    with closing(read_batches(check, images, 32, threads=reader_threads())) as batches:
+        results = [result for batch in batches for _, result in batch]
+    if errors := [error for error in results if error is not None]:
+        raise ImageError(first_of(errors))

@@ -82,6 +82,13 @@ def test_equals_pycocoevalcap(truth: dict[int, list[str]], data: st.DataObject):
         assert found.images[image_id] == pytest.approx(expected.images[image_id], abs=1e-9)
 
 
+def test_references_without_words_give_zero():
+    """pycocoevalcap raises an error."""
+    found = CaptionEvaluator({1: ["..."], 2: ["😀"]}).score({1: "a dog", 2: ""}).corpus
+    assert found["CIDEr"] == 0
+    assert found["Bleu_4"] < 1e-6
+
+
 def test_images_without_references_are_named():
     with pytest.raises(DataError, match=r"2 of 4 images .* \(first: id 7\); give captions"):
         score(CANDIDATES, {3: REFERENCES[3], 5: REFERENCES[5], 12: []})
