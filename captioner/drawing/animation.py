@@ -29,6 +29,7 @@ from captioner.data.images import Photo, open_image
 from captioner.drawing import style
 from captioner.drawing.document import base64_uri, encoded
 from captioner.drawing.heatmap import (
+    MIN_PANEL,
     attention_image,
     fit_photo,
     scale_bar,
@@ -347,7 +348,8 @@ def animate(photo: Photo, caption: Caption, **options: Any) -> Animation:
     """
     wanted = build_options(AnimationOptions, options)
     check_captions(caption)
-    made = Animation(fit_photo(open_image(photo), wanted.panel_size), caption, wanted)
+    fitted = fit_photo(open_image(photo), wanted.panel_size, MIN_PANEL)
+    made = Animation(fitted, caption, wanted)
     check_size("animation", *made.size, _MAX_SIDE, _MAX_PIXELS)
     return made
 

@@ -11,7 +11,7 @@ from PIL import Image
 from captioner.caption import Caption
 from captioner.data.images import Photo, open_image
 from captioner.drawing.document import encoded
-from captioner.drawing.heatmap import attention_map, fit_photo
+from captioner.drawing.heatmap import MIN_PANEL, attention_map, fit_photo
 from captioner.drawing.options import (
     FIGURES,
     FigureOptions,
@@ -126,7 +126,7 @@ def overlay(
     for query in wanted.only:
         if not any(find_all(caption, [query]) for caption in given):
             find(given[0].words, query, given[0].pieces)  # raises
-    resized = fit_photo(open_image(photo), wanted.panel_size)
+    resized = fit_photo(open_image(photo), wanted.panel_size, MIN_PANEL)
     if ax is not None:
         found = find_all(given[0], wanted.only) or [tuple(range(len(given[0].words)))]
         alpha = given[0].alphas[[i for positions in found for i in positions]].mean(axis=0)

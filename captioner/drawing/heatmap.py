@@ -38,7 +38,8 @@ from captioner.geometry import Geometry
 
 COLORMAPS: tuple[str, ...] = get_args(Colormap)
 
-_MIN_SIDE = 160  # pixels; smaller photos are enlarged
+MIN_PANEL = 160
+"""Pixels of the longest side to which figures and animations enlarge smaller photos."""
 _BAR_PHOTO, _BAR_HEATMAP = 208, 128  # grey levels under the colour scale
 
 
@@ -121,15 +122,15 @@ def scale_of(caption: Caption, positions: Sequence[int] | None = None) -> float:
     return shared_scale(caption.alphas[shown], gates)
 
 
-def fit_photo(photo: Image.Image, panel_size: int = 640) -> Image.Image:
-    """Convert a photo to RGB and scale it to a longest side from 160 to ``panel_size`` pixels.
+def fit_photo(photo: Image.Image, panel_size: int = 640, at_least: int = 0) -> Image.Image:
+    """Convert a photo to RGB and scale its longest side to ``at_least`` to ``panel_size`` pixels.
 
     Transparent pixels are blended with white. With a ``panel_size`` of 0 it is never scaled.
     """
     if photo.mode != "RGB":
         photo = to_rgb(photo)
     longer = max(photo.size)
-    wanted = min(max(longer, _MIN_SIDE), panel_size or longer)
+    wanted = min(max(longer, at_least), panel_size or longer)
     if longer == wanted:
         return photo
     width, height = (max(1, round(side * wanted / longer)) for side in photo.size)

@@ -96,8 +96,8 @@ class PageOptions(DrawingOptions):
     title: Annotated[str, Shown(hidden=True)] = ""
     """Title of the page."""
     panel_size: Annotated[int, Ge(0)] = 1280
-    """Longest side of an embedded photo in pixels; larger photos are scaled down, those below 160
-    pixels up (0: never scale)."""
+    """Longest side of an embedded photo in pixels; larger photos are scaled down, smaller ones are
+    kept (0: never scale)."""
     theme: Literal["auto", "light", "dark"] = "auto"
     """Background; auto follows the reader's system."""
 

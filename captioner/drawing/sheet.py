@@ -33,6 +33,7 @@ from captioner.drawing import style
 from captioner.drawing.canvas import Canvas
 from captioner.drawing.heatmap import (
     CLOSED_GATE,
+    MIN_PANEL,
     attention_image,
     closed_words,
     most_attended,
@@ -46,7 +47,7 @@ from captioner.options import METHOD_TITLES
 
 _ASPECT = 1.5  # target width / height
 _MAX_COLUMNS = 8  # over all blocks, unless columns is given
-_MIN_TEXT, _MIN_CELL = 14, 160  # pixels
+_MIN_TEXT = 14  # pixels
 _SMALL = 0.82  # size of numbers and notes, in text sizes
 _MOST_TEXT = 0.092  # text size / width of a cell, which has room for its numbers
 _READABLE = 6.1 / 72  # inches: smallest text where the figure is printed
@@ -113,7 +114,7 @@ def panels_of(caption: Caption, masks: Masks, options: FigureOptions) -> list[Pa
         panels.append(Panel(title, positions, alpha, outlined, others, unused))
     if options.coverage and words:
         mean = caption.alphas.mean(axis=0)
-        panels.append(Panel("mean of all words", tuple(range(count)), mean, []))
+        panels.append(Panel("mean of all", tuple(range(count)), mean, []))
     return panels
 
 
@@ -125,7 +126,7 @@ class Layout:
     ) -> None:
         panels = [one for block in blocks for one in block.panels]
         self.across, self.columns, self.inches = across, columns, inches
-        cell = max(panel[0], _MIN_CELL)
+        cell = max(panel[0], MIN_PANEL)
         # Text of this part of the figure's width is readable; the gaps grow with it.
         part = _READABLE / _SMALL / inches
         gaps = (0.9 * columns - 0.9 + 2.4) * across

@@ -99,7 +99,7 @@ def panels_of(
     page: Image.Image, caption: Caption, photo: Image.Image, **options: object
 ) -> list[tuple[int, int]]:
     """Corners of the photo and of each word's panel, each of which occurs exactly once."""
-    photo = fit_photo(photo)
+    photo = fit_photo(photo, at_least=160)
     places = positions_of(page, photo)
     for alpha in caption.alphas:
         panel = attention_image(

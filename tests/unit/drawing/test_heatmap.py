@@ -159,4 +159,4 @@ def test_photo_stays_recognizable() -> None:
 def test_fit_photo_scales_large_photos_down_and_tiny_ones_up(
     size: tuple[int, int], panel_size: int, expected: tuple[int, int]
 ) -> None:
-    assert fit_photo(flat(size), panel_size).size == expected
+    assert fit_photo(flat(size), panel_size, 160).size == expected
