@@ -5,7 +5,7 @@ Plain NumPy, so that it can be drawn and stored without torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,17 @@ DOUBTFUL = 0.25
 occur in a reference caption (docs/confidence.md)."""
 
 
+class Keyword(NamedTuple):
+    """A word for a thing in the photo."""
+
+    word: str
+    probability: float
+    """Calibrated, 0 to 1, that a person who describes the photo uses it."""
+    map: NDArray[np.float32] | None = None
+    """(Gh, Gw) log-odds of each region, whose mean is that of the photo; None: a model whose
+    decoder attends to the photo as a whole, or to each region in several parts (multi_head)."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Caption:
     """One caption of one photo: T words, attention over a grid of Gh x Gw regions."""
@@ -78,6 +89,9 @@ class Caption:
     """Calibrated probability, 0 to 1, that the caption is right (docs/confidence.md). None: not the
     best caption of a search, search options that the model was not calibrated for, or a model that
     was not calibrated."""
+    keywords: tuple[Keyword, ...] | None = None
+    """Words for things in the photo, best first (docs/captioning.md). None: not requested, or not
+    the best caption of a search."""
 
     @property
     def text(self) -> str:
@@ -119,6 +133,30 @@ class Caption:
         doubt = "hard to tell, perhaps" if self.unsure(min_confidence / 2) else "perhaps"
         return f"{doubt} {self.text}"
 
+    def of_keywords(self) -> Caption:
+        """The keywords that have maps in place of the words, to draw them.
+
+        Their maps are the positive part of the log-odds, as shares: a region counts if it alone
+        would have the keyword.
+        """
+        kept = [(one, one.map) for one in self.keywords or () if one.map is not None]
+        words = [one.word for one, _ in kept]
+        shares = [found.clip(min=0) / (found.clip(min=0).sum() or 1) for _, found in kept]
+        log_probs = np.log([one.probability for one, _ in kept], dtype=np.float32)
+        return replace(
+            self,
+            words=tuple(words),
+            pieces=tuple(f", {word}" if number else word for number, word in enumerate(words)),
+            log_probs=log_probs,
+            log_prob=float(log_probs.sum()),
+            alphas=np.array(shares, np.float32).reshape(-1, *self.alphas.shape[1:]),
+            gates=np.ones(len(words), np.float32),
+            alternatives=(),
+            method="keywords",
+            confidence=None,
+            keywords=None,
+        )
+
     def as_dict(
         self, *, attention: bool = False, min_confidence: float | None = None
     ) -> dict[str, Any]:
@@ -131,7 +169,8 @@ class Caption:
         Returns:
             ``text``, ``words``, ``log_prob``, ``log_probs``; ``confidence``, or None; ``unsure`` on
             request; ``doubtful``, positions of words; ``alternatives``, if any, one list
-            per word; with attention ``gates``, ``alphas`` (T, Gh, Gw), ``region``, the crop box
+            per word; ``keywords``, if requested; with attention their ``map`` (Gh, Gw), and
+            ``gates``, ``alphas`` (T, Gh, Gw), ``region``, the crop box
             (left, top, right, bottom), and ``geometry``: the centre of the region in row i and
             column j is (``x.first + j * x.pitch``, ``y.first + i * y.pitch``), as fractions of the
             photo's width and height; and ``method``, if it is not ``attention``.
@@ -150,6 +189,12 @@ class Caption:
             data["alternatives"] = [
                 [{"word": other.word, "log_prob": round(other.log_prob, 4)} for other in words]
                 for words in self.alternatives
+            ]
+        if self.keywords is not None:
+            data["keywords"] = [
+                {"word": one.word, "probability": round(one.probability, 4)}
+                | ({"map": _rounded(one.map, 3)} if attention and one.map is not None else {})
+                for one in self.keywords
             ]
         if attention:
             data["gates"] = _rounded(self.gates, 4)

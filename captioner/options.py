@@ -306,6 +306,8 @@ class SearchOptions:
     """Caption style, for models trained with several; captioner info lists their names."""
     guard_endings: bool = False
     """Never end a caption on a word that leaves it unfinished: a, the, with, of, and, ..."""
+    keywords: Annotated[int, Interval(ge=0, le=100)] = 0
+    """Maximum number of keywords, words for things in the photo, beside the caption; 0: none."""
 
     def __post_init__(self) -> None:
         for name in ("forced_words", "banned_words"):

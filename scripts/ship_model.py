@@ -13,7 +13,8 @@ Stores the search options and the history of the runs with the model and measure
 and attention on instance masks. Calibrates its confidence on the same photos with ``captioner
 calibrate``. The scores are written to config.json and, through scripts/model_card.md, to the model
 card. --to is replaced at the end, when everything is measured. The model is then exported in 8 bits
-with --export: graphs beside the weights, calibrated on photos of both training sets.
+with --export: graphs beside the weights, calibrated on photos of both training sets. Its keywords
+are fitted to the training photos with five captions, as by ``captioner prepare keywords``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from captioner.data.coco import read_captions
 from captioner.errors import CaptionerError
 from captioner.evaluation.calibrate import calibrate, save_figure
 from captioner.evaluation.java import find_java
-from captioner.evaluation.options import CalibrateOptions
+from captioner.evaluation.keywords import fit_keywords
+from captioner.evaluation.options import CalibrateOptions, KeywordsOptions
 from captioner.evaluation.report import Report, as_json
 from captioner.files import atomic_write
 from captioner.inference.captioner import Captioner
@@ -103,6 +105,8 @@ def main() -> None:
         looks = _evaluate(model, instances=masks, images=options.coco128 / "images")["attention"]
         if not options.skip_confidence:
             stored.calibrator = _calibrate(model, options)
+        given = KeywordsOptions(model=folder, **_photos(options), min_captions=5)
+        stored.keywords = fit_keywords(model, given, _stop)
     stored.info |= {
         "scores": {name: _some(report["metrics"], METRICS) for name, report in reports.items()},
         "intervals": {
@@ -176,23 +180,30 @@ def _evaluate(model: Captioner, **what: Any) -> Report:
 
 def _calibrate(model: Captioner, options: argparse.Namespace) -> Calibrator:
     """Fit the confidence to the validation photos of both data sets."""
-
-    def stop(error: CaptionerError) -> None:
-        raise error
-
-    annotations = [options.coco / "captions_val.json", options.validation]
-    folders = (options.coco / "val", options.coco / "train", options.flickr8k / "images")
     given = CalibrateOptions(
-        annotations=[str(path) for path in annotations],
-        train_annotations=[str(path.with_name("captions_train.json")) for path in annotations],
-        images=[str(folder) for folder in folders],
+        **_photos(options),
         styles=["coco", "flickr8k"] if model.stored.vocabulary.styles else [],
         other_images=options.other_images and str(options.other_images),
     )
-    calibrator, report = calibrate(model, given, {}, stop)
+    calibrator, report = calibrate(model, given, {}, _stop)
     if options.diagram:
         save_figure(report, options.diagram)
     return calibrator
+
+
+def _stop(error: CaptionerError) -> None:
+    raise error
+
+
+def _photos(options: argparse.Namespace) -> dict[str, Any]:
+    """The photos of both data sets, as options of ``captioner calibrate``."""
+    annotations = [options.coco / "captions_val.json", options.validation]
+    folders = (options.coco / "val", options.coco / "train", options.flickr8k / "images")
+    return {
+        "annotations": [str(path) for path in annotations],
+        "train_annotations": [str(path.with_name("captions_train.json")) for path in annotations],
+        "images": [str(folder) for folder in folders],
+    }
 
 
 def confidence_table(calibrator: Calibrator | None) -> str:

@@ -272,6 +272,7 @@ def row_schema() -> Any:
     """The columns of a Parquet part: ``image``, ``captions``, ``error``."""
     import pyarrow as pa
 
+    keyword = pa.struct([("word", pa.string()), ("probability", pa.float64())])
     caption = pa.struct(
         [
             ("text", pa.string()),
@@ -280,6 +281,7 @@ def row_schema() -> Any:
             ("log_probs", pa.list_(pa.float64())),
             ("confidence", pa.float64()),
             ("doubtful", pa.list_(pa.int64())),
+            ("keywords", pa.list_(keyword)),
         ]
     )
     return pa.schema(

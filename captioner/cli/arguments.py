@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, OptionError
 from captioner.option_fields import OptionField, build_options, option_fields, similar
 from captioner.options import ModelOptions, SearchOptions
 
@@ -335,11 +335,17 @@ def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOpt
 
     Reads the model's config only, so that an error does not have to wait for torch and the model.
     """
-    from captioner.inference.folder import read_search
+    from captioner.inference.folder import KEYWORDS, find_model, read_search
     from captioner.search.words import encode_search_words
 
-    own, vocabulary = read_search(model_folders(models)[0])
+    folder = find_model(model_folders(models)[0])
+    own, vocabulary = read_search(folder)
     search = own.changed(**given)
+    if search.keywords and not (folder / KEYWORDS).is_file():
+        raise OptionError(
+            "{keywords}: {folder} has no keywords; fit some with captioner prepare keywords",
+            folder=folder,
+        )
     encode_search_words(search, vocabulary)
     vocabulary.start(search.style)
     return search

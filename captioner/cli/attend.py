@@ -132,6 +132,8 @@ def _attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
     if jobs:
         suffix = jobs[paths[0]].suffix.lower()  # the same for all
         _check(suffix, options, drawing, len(options.words) or found.num_captions)
+        if search.get("keywords") and suffix not in (*FIGURES, *PAGES):
+            raise ConfigError(f"--keywords: not supported for {suffix}; give a figure or a page")
         jobs = _checked_outputs(jobs, options)
         if options.alternatives is None:
             options = replace(options, alternatives=5 if suffix in PAGES else 0)

@@ -120,6 +120,8 @@ def _check_search(options: CaptionOptions, search: SearchOptions, single: str | 
     beside += [f"--format {single}"] if single else []
     if beside and search.num_captions > 1:
         raise ConfigError(f"{beside[0]} has one caption per photo; give --num-captions 1")
+    if search.keywords and single and len(beside) == 1:
+        raise ConfigError(f"--format {single} has no keywords; leave out --keywords, or give .json")
     if options.min_confidence is None:
         return
     if beside and options.if_unsure in (None, "mark"):
@@ -241,7 +243,9 @@ class _Run:
                         store.copy(photo)
                     else:
                         if one.get("captions"):
-                            store.write(photo, one["captions"][0]["text"])
+                            best = one["captions"][0]
+                            words = [keyword["word"] for keyword in best.get("keywords", ())]
+                            store.write(photo, best["text"], words)
                             written.append(photo)
                         yield one
                 except (DataError, OSError) as error:

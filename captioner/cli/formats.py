@@ -42,12 +42,18 @@ def entry(name: str | int, captions: Sequence[Caption], options: CaptionOptions)
     return {"image": name, "captions": entries}
 
 
+def joined(caption: Entry) -> str:
+    """The keywords of a caption as a list with commas; empty if it has none."""
+    return ", ".join(keyword["word"] for keyword in caption.get("keywords", ()))
+
+
 def _write_text(file: IO[str], photos: Iterable[Entry]) -> None:
     for photo in photos:
         for caption in photo["captions"]:
             mark = f" (unsure: {caption['confidence']:.2f})" if caption.get("unsure") else ""
             time = f" {clock(photo['start'])} --> {clock(photo['end'])}" if "start" in photo else ""
-            line = f"{photo['image']}{time}: {caption['text']}{mark}"
+            keywords = f" [{joined(caption)}]" if caption.get("keywords") else ""
+            line = f"{photo['image']}{time}: {caption['text']}{mark}{keywords}"
             print(printable(line), file=file, flush=True)
 
 
@@ -73,14 +79,16 @@ def _write_csv(file: IO[str], photos: Iterable[Entry]) -> None:
         times = {name: f"{photo[name]:.3f}" for name in ("start", "end") if name in photo}
         for rank, caption in enumerate(photo["captions"], 1):
             unsure = {True: "yes", False: "no", None: ""}
-            marks = [unsure[caption["unsure"]]] if "unsure" in caption else []
+            more = {"unsure": unsure[caption["unsure"]]} if "unsure" in caption else {}
+            if "keywords" in photo["captions"][0]:  # the others have none
+                more["keywords"] = joined(caption)
             if not header:
-                writer.writerow([columns[0], *times, *columns[1:], *["unsure"] * len(marks)])
+                writer.writerow([columns[0], *times, *columns[1:], *more])
                 header = True
             sure = caption.get("confidence")
             numbers = [f"{caption['log_prob']:.4f}", "" if sure is None else f"{sure:.4f}"]
             name = [photo["image"], *times.values()]
-            writer.writerow([*name, rank, caption["text"], *numbers, *marks])
+            writer.writerow([*name, rank, caption["text"], *numbers, *more.values()])
     if not header:
         writer.writerow(columns)
 

@@ -21,7 +21,7 @@ from captioner.data.metadata.embedding import (
     embed_description,
     embedded_description,
 )
-from captioner.data.metadata.xmp import read_description, set_description
+from captioner.data.metadata.xmp import add_keywords, read_description, set_description
 from captioner.errors import ConfigError, DataError, first_of
 from captioner.files import atomic_write
 from captioner.option_fields import Folder, Shown
@@ -109,16 +109,17 @@ class Store:
                 raise DataError("descriptions are embedded in JPEG and PNG only; use --sidecar xmp")
         return photo if embedded_description(data) else None
 
-    def write(self, photo: Path, text: str) -> None:
-        """Write a caption; DataError or OSError: this photo cannot be written to."""
+    def write(self, photo: Path, text: str, keywords: Sequence[str]) -> None:
+        """Write a caption and keywords; DataError or OSError: this photo cannot be written to."""
         target = self.target(photo)
         if self.sidecar == "txt":
-            atomic_write(target, f"{self._with_other_text(text, target)}\n")
+            text = self._with_other_text(", ".join([text, *keywords]), target)
+            atomic_write(target, f"{text}\n")
         elif self.sidecar == "xmp":
             packet = target.read_bytes() if target.exists() else None
-            atomic_write(target, set_description(packet, text))
+            atomic_write(target, add_keywords(set_description(packet, text), keywords))
         else:
-            self._replace(photo, embed_description(photo.read_bytes(), text))
+            self._replace(photo, embed_description(photo.read_bytes(), text, keywords))
 
     def _with_other_text(self, text: str, target: Path) -> str:
         """A caption with the text that the file has and its prefix and suffix, each once."""

@@ -93,7 +93,7 @@ def overlay(
 
     Args:
         photo: The captioned photo: a path, bytes, PIL image, array or binary file.
-        captions: One caption, or several to compare.
+        captions: One caption, or several to compare; their keywords are drawn beside them.
         labels: A name for each caption, such as its model's.
         outlines: For each caption, masks (H, W) of the photo's size by word position, counted
             from 0; their borders are drawn on the word's panel and on the photo.
@@ -123,6 +123,10 @@ def overlay(
                 f"{wanted.alternatives}; use model.caption(photo, "
                 f"alternatives={wanted.alternatives})"
             )
+    keywords = [caption.of_keywords() for caption in given if caption.keywords]
+    names = [*(labels or [""] * len(given)), *["keywords"] * len(keywords)]
+    masks = [*(outlines or [{}] * len(given)), *[{}] * len(keywords)]
+    given = [*given, *keywords]
     for query in wanted.only:
         if not any(find_all(caption, [query]) for caption in given):
             find(given[0].words, query, given[0].pieces)  # raises
@@ -138,7 +142,6 @@ def overlay(
     from captioner.drawing.canvas import matplotlib_settings  # imports matplotlib
     from captioner.drawing.sheet import Block, Sheet, choose_layout, panels_of
 
-    names, masks = labels or [""] * len(given), outlines or [{}] * len(given)
     blocks = [
         Block(caption, label, panels_of(caption, drawn, wanted))
         for caption, label, drawn in zip(given, names, masks, strict=True)

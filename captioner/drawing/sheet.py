@@ -52,6 +52,7 @@ _SMALL = 0.82  # size of numbers and notes, in text sizes
 _MOST_TEXT = 0.092  # text size / width of a cell, which has room for its numbers
 _READABLE = 6.1 / 72  # inches: smallest text where the figure is printed
 
+_TITLES = METHOD_TITLES | {"keywords": "keywords"}
 _METHOD_NOTES = {
     "attention": "attention: weight of the region; all regions sum to 100%",
     "attention_gate": "attention × gate: the attention that reached the word; all regions sum to β",
@@ -60,6 +61,7 @@ _METHOD_NOTES = {
     "grad_cam": "Grad-CAM: features of the region that raise the word's log p, in % of all regions",
     "occlusion": "occlusion: drop of the word's log p without the region, "
     "in % of the sum of all drops",
+    "keywords": "keywords: what the region adds to the word's log-odds, in % of all regions",
 }
 
 
@@ -259,12 +261,12 @@ class Sheet(Canvas):
         layout, picture, name = self.layout, self.photo, panel.title
         if panel.alpha is None:
             self.text(x, y + layout.em(1.15), panel.title, layout.text, self.theme.muted)
-            if caption.words:
+            if caption.words and caption.method != "keywords":
                 total = f"log p {style.number(caption.log_prob)}"
                 self.text(x, y + layout.em(2.25), total, colour=self.theme.muted)
         else:
             self._title(caption, panel, x, y)
-            name = f"{METHOD_TITLES[caption.method]}: {panel.title}"
+            name = f"{_TITLES[caption.method]}: {panel.title}"
             picture = attention_image(
                 self.photo,
                 panel.alpha,
@@ -300,13 +302,14 @@ class Sheet(Canvas):
             before -= style.text_width("?", small, bold=True) + layout.em(0.4)
         word, size = style.fit(panel.title, layout.em(1.2), before - x, bold=True)
         self.text(x, word_line, word, size, theme.muted if panel.unused else None, bold=True)
-        gate = float(caption.gates[positions].mean(dtype=np.float64))
-        start, end = x + layout.em(0.9), x + layout.em(0.9) + layout.em(2.3)
-        upper = number_line - layout.em(0.46)
-        lower = max(number_line - layout.em(0.14), upper + 2)
-        self.text(x, number_line, "β", colour=theme.muted)
-        self.bar((start, upper, end, lower), gate, theme.gate)
-        self.text(end + layout.em(0.4), number_line, style.number(gate))
+        if caption.method != "keywords":
+            gate = float(caption.gates[positions].mean(dtype=np.float64))
+            start, end = x + layout.em(0.9), x + layout.em(0.9) + layout.em(2.3)
+            upper = number_line - layout.em(0.46)
+            lower = max(number_line - layout.em(0.14), upper + 2)
+            self.text(x, number_line, "β", colour=theme.muted)
+            self.bar((start, upper, end, lower), gate, theme.gate)
+            self.text(end + layout.em(0.4), number_line, style.number(gate))
         assert panel.alpha is not None
         focus = f"focus {style.percent(most_attended(panel.alpha)[1])}"
         self.text(right, number_line, focus, align="right")

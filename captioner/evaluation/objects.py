@@ -26,7 +26,7 @@ for this package from captions, before any model was measured with them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -48,23 +48,29 @@ class Name(NamedTuple):
     stop: int
 
 
-def find_names(words: Sequence[str]) -> list[Name]:
-    """Find the COCO categories that a caption names.
+Phrases = Mapping[tuple[str, ...], str | None]
+"""The category of each phrase; None: the phrase only looks like a name."""
+
+
+def find_names(words: Sequence[str], table: Phrases | None = None) -> list[Name]:
+    """Find the COCO categories that a caption names, or those of another table of phrases.
 
     Names do not overlap; from left to right, the longest phrase wins. Hyphens may replace the
     spaces of a phrase ("hot-dog").
 
     Args:
         words: Lower-case Penn Treebank tokens (`captioner.text.tokenizer`), e.g. ``Caption.words``.
+        table: Phrases of one to three words.
 
     Returns:
         The names in word order.
     """
+    table = _PHRASES if table is None else table
     names, start = [], 0
     while start < len(words):
         ends = range(min(start + _LONGEST, len(words)), start + 1, -1)
-        stop = next((end for end in ends if tuple(words[start:end]) in _PHRASES), start + 1)
-        category = _PHRASES.get(tuple(words[start:stop]))
+        stop = next((end for end in ends if tuple(words[start:end]) in table), start + 1)
+        category = table.get(tuple(words[start:stop]))
         if category is not None:
             names.append(Name(category, start, stop))
         start = stop

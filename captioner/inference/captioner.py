@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import Caption, CropBox
+from captioner.caption import Caption, CropBox, Keyword
 from captioner.data.images import Photo, is_photo, open_image, reduced_side
 from captioner.data.prefetch import read_batches, reader_threads
 from captioner.drawing.notebook import PhotoCaption, shown_photo, with_photo
@@ -328,7 +328,7 @@ class Captioner:
         options = self.options(**search)
         encode_search_words(options, self.stored.vocabulary)
         self.stored.vocabulary.start(options.style)
-        self._check(method, alternatives)
+        self._check(method, alternatives, options)
         if not isinstance(batch_size, int) or batch_size < 1:
             raise OptionError("{batch_size} is {given!r}; give an integer >= 1", given=batch_size)
         several = cast("Iterable[Photo]", [photos] if is_photo(photos) else photos)
@@ -381,7 +381,7 @@ class Captioner:
         Raises:
             ConfigError: A word in the options is unknown, or no caption satisfies the options.
         """
-        self._check(method, alternatives)
+        self._check(method, alternatives, options)
         if not photos:
             return []
         encoded = self._encode(photos, method)._replace(check=check)
@@ -441,8 +441,14 @@ class Captioner:
         """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
         return self.ensemble.summary(self.ensemble.memories(self._encode(photos).grids))
 
-    def _check(self, method: object, alternatives: object) -> None:
+    def _check(
+        self, method: object, alternatives: object, options: SearchOptions | None = None
+    ) -> None:
         self.check_method(method)
+        if options is not None and options.keywords and self.stored.keywords is None:
+            raise OptionError(
+                "{keywords}: the model has no keywords; fit some with captioner prepare keywords"
+            )
         if type(alternatives) is not int or alternatives < 0:
             raise ConfigError(
                 f"alternatives is {alternatives!r}; give a whole number, 0 (none) or more"
@@ -469,14 +475,35 @@ class Captioner:
         memories, found, seen = self._find(encoded, options, evidence=calibrator is not None)
         vocabulary = self.stored.vocabulary
         style = options.style or next(iter(vocabulary.styles), "")
-        confidences = [calibrator.confidence(one, style) for one in seen] if calibrator else []
+        of_best: list[dict[str, Any]] = [{} for _ in found]
+        for one, values in zip(seen, of_best, strict=False):  # nothing is seen without calibrator
+            values["confidence"] = calibrator.confidence(one, style) if calibrator else None
         start = vocabulary.start(options.style)
         others: list[list[Alternatives]] = []
         if alternatives:  # score the captions again, so that the search need not store every word
             tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
             scores = self.ensemble.score(memories, tokens, start)
             others = most_probable(scores, tokens, alternatives, vocabulary)
-        return self._captions(found, encoded, start, others, confidences)
+        if options.keywords:
+            for words, values in zip(self._keywords(memories, options), of_best, strict=True):
+                values["keywords"] = words
+        return self._captions(found, encoded, start, others, of_best)
+
+    def _keywords(self, memories: list[Any], options: SearchOptions) -> list[tuple[Keyword, ...]]:
+        """The keywords of photos; those of the first model."""
+        reader, calibrator = self.stored.keywords, self.stored.calibrator
+        assert reader is not None  # checked
+        photos, regions = self.ensemble.summary(memories), self.ensemble.regions(memories)
+        return [
+            reader.read(
+                photo,
+                None if regions is None else regions[row],
+                options.keywords,
+                neutral=options.neutral,
+                familiarity=calibrator.familiarity(photo) if calibrator else 1.0,
+            )
+            for row, photo in enumerate(photos)
+        ]
 
     def _find(
         self, encoded: _Encoded, options: SearchOptions, *, evidence: bool
@@ -498,9 +525,9 @@ class Captioner:
         encoded: _Encoded,
         start: int,
         others: Sequence[Sequence[Alternatives]],
-        confidences: Sequence[float] = (),
+        of_best: Sequence[Mapping[str, Any]] = (),
     ) -> list[list[Caption]]:
-        """The captions of photos with their maps; the best of each with its confidence, if any."""
+        """The captions of photos with their maps; the best of each with what only it has."""
         method, engine, vocabulary = encoded.method, self.engine, self.stored.vocabulary
         by_attention, size = method in ATTENTION_METHODS, engine.preprocessing.image_size
         explaining = (self if by_attention else self.in_torch()).ensemble
@@ -521,7 +548,7 @@ class Captioner:
                 pieces=vocabulary.pieces(hypothesis.tokens),
                 geometry=engine.geometry.placed(size, *crop_box),
                 method=method,
-                confidence=confidences[row] if confidences and column == 0 else None,
+                **(of_best[row] if of_best and column == 0 else {}),
             )
 
         return [

@@ -57,7 +57,7 @@ of its beam, overlap of its words with those of the beam's other captions, numbe
 rarity of its words and of its phrases of three words among the training captions, and the two
 measures of ``PhotoSpace``."""
 
-ANY_VALUE = ("num_captions", "seed", "style", "top_k", "top_p")
+ANY_VALUE = ("keywords", "num_captions", "seed", "style", "top_k", "top_p")
 """Search options that do not change the best caption of a beam search, or have an intercept."""
 
 _Array = NDArray[np.float32]
@@ -197,9 +197,12 @@ class Calibrator:
         """The confidence of a caption in one of the styles of ``intercepts``, 0 to 1."""
         limited = np.clip(features(seen, self.space, self.phrases), self.lowest, self.highest)
         sum_ = float(self.weights @ ((limited - self.mean) / self.scale)) + self.intercepts[style]
+        return sigmoid(sum_) * self.familiarity(seen.photo)
+
+    def familiarity(self, photo: _Array) -> float:
+        """1 for nearly all photos, falling to 0 for stranger images; see ``familiar``."""
         start, end = self.familiar
-        familiarity = (end - self.strangeness(seen.photo)) / (end - start)
-        return sigmoid(sum_) * min(max(familiarity, 0.0), 1.0)
+        return min(max((end - self.strangeness(photo)) / (end - start), 0.0), 1.0)
 
     def differing(self, options: SearchOptions) -> list[str]:
         """Search options whose values are not those that it was fitted for.

@@ -80,6 +80,9 @@ class Engine(Protocol):
     def summary(self, memory: Any) -> NDArray[np.float32]:
         """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
 
+    def regions(self, memory: Any) -> NDArray[np.float32]:
+        """What the attention averages: of soft attention the regions' features, (B, L, D)."""
+
     def stepper(self, memory: Any, start: int) -> Any:
         """A new ``Stepper`` for the search, from the start token."""
 
@@ -131,6 +134,19 @@ class Ensemble:
         """The first model's vector of each photo, (B, D); see ``Engine.summary``."""
         with self.engines[0].running():
             return self.engines[0].summary(memories[0])
+
+    def regions(self, memories: Sequence[Any]) -> NDArray[np.float32] | None:
+        """The first model's features of each photo's regions, (B, Gh, Gw, D).
+
+        They average to ``summary``. None: its attention does not average them.
+        """
+        engine = self.engines[0]
+        with engine.running():
+            found, photos = engine.regions(memories[0]), engine.summary(memories[0])
+        rows, columns = engine.grid
+        if found.shape != (len(photos), rows * columns, photos.shape[1]):
+            return None
+        return found.reshape(len(photos), rows, columns, -1)
 
     def search(
         self,

@@ -7,6 +7,7 @@
     document_frequencies.json.gz    n-gram document frequencies of the training captions, to compute
                                     CIDEr-D of a few captions; optional
     confidence.safetensors          see ``confidence``; optional
+    keywords.safetensors            see ``keywords``; optional
     README.md                       see ``card``; optional
 
     encoder.onnx, decoder.onnx      the network as graphs that run without torch, see
@@ -42,6 +43,7 @@ from captioner.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # the network is imported with torch
     from captioner.inference.confidence import Calibrator
+    from captioner.inference.keywords import KeywordReader
     from captioner.model.captioner import CaptionModel
 
 FORMAT_VERSION = 1
@@ -49,9 +51,10 @@ CONFIG = hub.CONFIG
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 CONFIDENCE = "confidence.safetensors"
+KEYWORDS = "keywords.safetensors"
 CARD = "README.md"
 ENCODER_GRAPH, DECODER_GRAPH = GRAPHS = ("encoder.onnx", "decoder.onnx")
-MODEL_FILES = (CONFIG, WEIGHTS, *GRAPHS, TOKENIZER, FREQUENCIES, CONFIDENCE, CARD)
+MODEL_FILES = (CONFIG, WEIGHTS, *GRAPHS, TOKENIZER, FREQUENCIES, CONFIDENCE, KEYWORDS, CARD)
 """Everything that a model folder holds. Nothing else is read from it, downloaded or pushed."""
 EXPORTED = "exported"
 """Entry of the config of a folder with graphs: opset, precision, special tokens and source."""
@@ -107,6 +110,8 @@ class StoredModel:
     """Contents of the document frequency file, see ``captioner.evaluation``; or None."""
     calibrator: Calibrator | None = None
     """Estimates the confidence of captions; None: the model was not calibrated."""
+    keywords: KeywordReader | None = None
+    """Reads keywords from a photo's features; None: the model has none."""
     graphs: Graphs | None = None
     """The exported network, if there is one."""
     read: Callable[[], CaptionModel] | None = None
@@ -203,6 +208,7 @@ def load_model(folder: str | Path) -> StoredModel:
         ConfigError: torch is needed and not installed.
     """
     from captioner.inference.confidence import read_calibrator
+    from captioner.inference.keywords import read_keywords
 
     path = find_model(folder)
     config = read_config(path)
@@ -235,8 +241,8 @@ def load_model(folder: str | Path) -> StoredModel:
     counted = path / FREQUENCIES
     frequencies = counted.read_bytes() if counted.is_file() else None
     stored = StoredModel(
-        None, decoder, vocabulary, search, info, frequencies, read_calibrator(path), graphs,
-        read if WEIGHTS in names else None,
+        None, decoder, vocabulary, search, info, frequencies, read_calibrator(path),
+        read_keywords(path), graphs, read if WEIGHTS in names else None,
     )  # fmt: skip
     if graphs is None:
         stored.require_weights(f"the model {path}, which is not exported,")
@@ -360,12 +366,12 @@ def config_errors(folder: Path) -> Iterator[None]:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """A short hash of a model folder's config, tokenizer, weights and confidence."""
+    """A short hash of a model folder's config, tokenizer, weights, confidence and keywords."""
     path = find_model(folder)
     config = read_config(path)  # checks that the files are there
     digest = hashlib.sha256()
-    for name in (CONFIG, TOKENIZER, *weight_files(path, config), CONFIDENCE):
-        if (path / name).exists():  # else: without sub-words, without confidence
+    for name in (CONFIG, TOKENIZER, *weight_files(path, config), CONFIDENCE, KEYWORDS):
+        if (path / name).exists():  # else: without sub-words, confidence or keywords
             digest.update((path / name).read_bytes())
     return digest.hexdigest()[:12]
 
@@ -407,6 +413,8 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         files[TOKENIZER] = vocabulary.subwords.data.encode()
     if stored.calibrator is not None:
         files[CONFIDENCE] = stored.calibrator.to_bytes()
+    if stored.keywords is not None:
+        files[KEYWORDS] = stored.keywords.to_bytes()
     try:
         with atomic_folder(folder) as new:
             (new / WEIGHTS).write_bytes(to_bytes(model))

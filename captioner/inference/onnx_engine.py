@@ -100,6 +100,10 @@ class OnnxEngine:
         """See ``Engine.summary``."""
         return memory[SUMMARY]
 
+    def regions(self, memory: Arrays) -> NDArray[np.float32]:
+        """See ``Engine.regions``."""
+        return memory["values"]
+
     def stepper(self, memory: Arrays, start: int) -> OnnxStepper:
         """See ``Engine.stepper``."""
         return OnnxStepper(self, memory, start)

@@ -79,6 +79,11 @@ class TorchEngine:
         vectors: NDArray[np.float32] = memory.summary.squeeze(1).float().cpu().numpy()
         return vectors
 
+    def regions(self, memory: Memory) -> NDArray[np.float32]:
+        """See ``Engine.regions``."""
+        values: NDArray[np.float32] = memory.values.float().cpu().numpy()
+        return values
+
     def stepper(self, memory: Memory, start: int) -> DecoderStepper:
         """See ``Engine.stepper``."""
         return DecoderStepper(self.model.decoder, memory, start)

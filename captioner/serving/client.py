@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from captioner.caption import Alternative, Caption, CropBox
+from captioner.caption import Alternative, Caption, CropBox, Keyword
 from captioner.data.prefetch import read_ahead
 from captioner.errors import CaptionerError, ConfigError, ImageError, ServerError
 from captioner.geometry import Geometry
@@ -80,6 +80,7 @@ class ServedCaption:
             geometry=Geometry.from_dict(self.data["geometry"]),
             method=self.data.get("method", "attention"),
             confidence=self.data.get("confidence"),
+            keywords=_keywords(self.data.get("keywords")),
         )
 
 
@@ -281,6 +282,13 @@ def _query(query: dict[str, Any]) -> dict[str, Any]:
         for name, value in query.items()
         if value is not None
     }
+
+
+def _keywords(found: list[dict[str, Any]] | None) -> tuple[Keyword, ...] | None:
+    if found is None:
+        return None
+    maps = ({"map": np.float32(one["map"])} if "map" in one else {} for one in found)
+    return tuple(Keyword(**one | more) for one, more in zip(found, maps, strict=True))
 
 
 def _captions(response: httpx.Response) -> PhotoCaptions:

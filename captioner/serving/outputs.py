@@ -37,7 +37,8 @@ def _figure(suffix: str) -> Callable[[Decoded, Sequence[Caption], Any], bytes]:
     def render(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
         assert photo.picture is not None
         width, height = photo.picture.size
-        panels = sum(2 + len(options.only or caption.words) for caption in captions)
+        words = [len(options.only or (*one.words, *(one.keywords or ()))) for one in captions]
+        panels = sum(words) + 2 * len(captions)
         if panels * width * height > MAX_FIGURE:
             raise ConfigError(
                 f"the figure would have {panels} panels of {width} x {height} pixels (limit: "
@@ -54,6 +55,8 @@ def _page(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
 
 
 def _maps(_: Decoded, captions: Sequence[Caption], __: Any) -> bytes:
+    if captions[0].keywords is not None:
+        raise ConfigError("keywords is given, but an array holds the maps of a caption; omit it")
     if len(captions) > 1:
         raise ConfigError(
             f"an array holds the maps of one caption, not of {len(captions)}; give num_captions=1, "

@@ -49,6 +49,7 @@ def index_page(limits: Limits, model: Captioner) -> str:
         max_beam=limits.max_beam,
         intro=_INTRO,
         scripts=_assets("key.js", "upload.js", "requests.js"),
+        with_keywords=model.stored.keywords is not None,
         data={
             "limits": {"max_bytes": limits.max_bytes, "max_pixels": limits.max_pixels},
             "imageSize": model.ensemble.image_size,
@@ -66,6 +67,7 @@ def caption_page(
     scripts: Sequence[str],
     data: Mapping[str, Any],
     own_words: bool = True,
+    with_keywords: bool = False,
     css: Sequence[str] = (),
     head: Sequence[str] = (),
 ) -> str:
@@ -81,6 +83,7 @@ def caption_page(
             ``Upload``.
         data: What the scripts need.
         own_words: Whether captions of the reader's own can be tested.
+        with_keywords: Whether keywords can be requested.
         css: More style sheets.
         head: More elements of the head.
     """
@@ -101,12 +104,15 @@ def caption_page(
     checked = " checked" if options.neutral else ""
     box = f'<input name="neutral" type="checkbox"{checked}>'
     neutral = f"<label>neutral words for people\n{box}</label>\n"
+    count = f'name="keywords" type="number" min="0" max="100" placeholder="{options.keywords}"'
+    keywords = f"<label>keywords\n<input {count}></label>\n"
     body = asset("page.html", _WEB).rstrip()
     for name, value in {
         "intro": intro,
         "number": f'type="number" min="1" max="{max_beam}"',
         "beam_size": str(options.beam_size),
         "num_captions": str(options.num_captions),
+        "keywords": keywords if with_keywords else "",
         "styles": choice if len(vocabulary.styles) > 1 else "",
         "neutral": neutral if vocabulary.subwords is None else "",
         "hidden": "" if own_words else " hidden",

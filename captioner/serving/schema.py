@@ -331,6 +331,17 @@ class GeometryResult(BaseModel):
     y: AxisResult
 
 
+class KeywordResult(BaseModel):
+    """A word for a thing in the photo, its probability, and if attention is true its map.
+
+    The map has the log-odds of each region, Gh x Gw; their mean is that of the photo.
+    """
+
+    word: str
+    probability: float
+    map: list[list[float]] | None = None
+
+
 class CaptionResult(BaseModel):
     """A caption of T words with attention over a grid of Gh x Gw regions.
 
@@ -343,6 +354,8 @@ class CaptionResult(BaseModel):
     - doubtful: positions, from 0, of the words with a probability below 0.25.
     - alternatives: the most probable words at each of the T positions, best first; only if
       alternatives > 0.
+    - keywords: words for things in the photo, best first; only of the best caption, and only if
+      keywords > 0.
 
     Only if attention is true:
 
@@ -363,6 +376,7 @@ class CaptionResult(BaseModel):
     unsure: bool | None = None
     doubtful: list[int]
     alternatives: list[list[AlternativeResult]] | None = None
+    keywords: list[KeywordResult] | None = None
     gates: list[float] | None = None
     alphas: list[list[list[float]]] | None = None
     region: tuple[float, float, float, float] | None = None

@@ -1,10 +1,11 @@
-"""Sets the description of a JPEG or PNG file; the pixels keep their bytes.
+"""Sets description and keywords of a JPEG or PNG file; the pixels keep their bytes.
 
-    JPEG    XMP in an APP1 segment; IPTC Caption-Abstract in the APP13 segment of Photoshop
+    JPEG    XMP in an APP1 segment; IPTC Caption-Abstract and Keywords in Photoshop's APP13 segment
     PNG     XMP in an iTXt chunk
 
 Sources: XMP Specification Part 3 (2012), sections 1.1.3 (JPEG) and 1.1.5 (PNG); IPTC Information
-Interchange Model 4.2 (2:120 and 1:90); Adobe Photoshop File Formats, "Image Resources Section".
+Interchange Model 4.2 (2:25, 2:120 and 1:90); Adobe Photoshop File Formats, "Image Resources
+Section".
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from captioner.data.metadata.xmp import read_description, set_description
+from captioner.data.metadata.xmp import (
+    add_keywords,
+    new_keywords,
+    read_description,
+    set_description,
+)
 from captioner.errors import DataError
 
 _JPEG = b"\xff\xd8\xff"
@@ -31,7 +37,7 @@ _PHOTOSHOP = b"Photoshop 3.0\0"
 _LARGEST_SEGMENT = 65533
 
 _IPTC, _IPTC_DIGEST = 0x0404, 0x0425  # Photoshop image resources
-_CHARSET, _CAPTION = (1, 90), (2, 120)  # IPTC datasets
+_CHARSET, _KEYWORD, _CAPTION = (1, 90), (2, 25), (2, 120)  # IPTC datasets
 _UTF8 = b"\x1b%G"
 
 _XMP_IN_PNG = b"XML:com.adobe.xmp\0"
@@ -68,13 +74,14 @@ def embedded_description(data: bytes) -> str:
     return ""
 
 
-def embed_description(data: bytes, text: str) -> bytes:
-    """Return a JPEG or PNG file with another description; everything else is kept.
+def embed_description(data: bytes, text: str, keywords: Sequence[str] = ()) -> bytes:
+    """Return a JPEG or PNG file with another description, and more keywords; all else is kept.
 
     Raises:
         DataError: The file or its metadata is damaged or too large.
     """
-    return _embed_in_png(data, text) if data.startswith(_PNG) else _embed_in_jpeg(data, text)
+    embed = _embed_in_png if data.startswith(_PNG) else _embed_in_jpeg
+    return embed(data, text, keywords)
 
 
 # --- JPEG ----------------------------------------------------------------------------------------
@@ -109,11 +116,12 @@ def _segments(data: bytes) -> tuple[list[_Segment], int]:
         at += 2 + size
 
 
-def _embed_in_jpeg(data: bytes, text: str) -> bytes:
+def _embed_in_jpeg(data: bytes, text: str, keywords: Sequence[str]) -> bytes:
     segments, scan = _segments(data)
     xmp = [n for n, segment in enumerate(segments) if segment.starts(_APP1, _XMP_IN_JPEG)]
     old = segments[xmp[0]].data[len(_XMP_IN_JPEG) :] if xmp else None
-    packet = _Segment(_APP1, _XMP_IN_JPEG + set_description(old, text))
+    edited = add_keywords(set_description(old, text), keywords)
+    packet = _Segment(_APP1, _XMP_IN_JPEG + edited)
     if xmp:
         segments[xmp[0]] = packet
     else:  # JFIF and EXIF come first
@@ -122,11 +130,11 @@ def _embed_in_jpeg(data: bytes, text: str) -> bytes:
         xmp = [segments.index(packet)]
     iptc = [n for n, segment in enumerate(segments) if segment.starts(_APP13, _PHOTOSHOP)]
     if not iptc:
-        new = _Segment(_APP13, _PHOTOSHOP + _with_iptc(b"", text))
+        new = _Segment(_APP13, _PHOTOSHOP + _with_iptc(b"", text, keywords))
         segments.insert(xmp[0] + 1, new)
     elif len(iptc) == 1:  # more: resources are split over several segments; XMP has the text
         resources = segments[iptc[0]].data[len(_PHOTOSHOP) :]
-        segments[iptc[0]] = _Segment(_APP13, _PHOTOSHOP + _with_iptc(resources, text))
+        segments[iptc[0]] = _Segment(_APP13, _PHOTOSHOP + _with_iptc(resources, text, keywords))
     return data[:2] + b"".join(segment.encoded() for segment in segments) + data[scan:]
 
 
@@ -160,19 +168,25 @@ def _resources(data: bytes) -> Iterator[_Resource]:
         at = after + 4 + size + size % 2
 
 
-def _with_iptc(resources: bytes, text: str) -> bytes:
-    """Image resources with another IPTC caption; unchanged if its character set is not UTF-8."""
+def _with_iptc(resources: bytes, text: str, keywords: Sequence[str]) -> bytes:
+    """Image resources with another IPTC caption, and more keywords.
+
+    Unchanged if they are not in UTF-8 and the new text needs it.
+    """
     found = list(_resources(resources))
     old = next((resource.data for resource in found if resource.number == _IPTC), b"")
     datasets = [pair for pair in _datasets(old) if pair[0] != _CAPTION]
     charset = dict(datasets).get(_CHARSET)
-    if charset != _UTF8 and not text.isascii():
+    if charset != _UTF8 and not "".join([text, *keywords]).isascii():
         if datasets:  # their text is in another character set
             return resources
         datasets = [(_CHARSET, _UTF8)]
-    caption = text.encode()[:2000].decode(errors="ignore").encode()  # the standard's limit
-    after = next((n for n, (key, _) in enumerate(datasets) if key > _CAPTION), len(datasets))
-    datasets.insert(after, (_CAPTION, caption))
+    known = [value.decode(errors="replace") for key, value in datasets if key == _KEYWORD]
+    added = [(_KEYWORD, word, 64) for word in new_keywords(known, keywords)]
+    for dataset, value, limit in [*added, (_CAPTION, text, 2000)]:  # the standard's limits
+        short = value.encode()[:limit].decode(errors="ignore").encode()
+        after = next((n for n, (key, _) in enumerate(datasets) if key > dataset), len(datasets))
+        datasets.insert(after, (dataset, short))
     iptc = b"".join(struct.pack(">BBBH", 0x1C, *key, len(value)) + value for key, value in datasets)
     kept = [resource for resource in found if resource.number != _IPTC]
     digest = hashlib.md5(iptc, usedforsecurity=False).digest()
@@ -229,10 +243,11 @@ def _packet_in_chunk(data: bytes) -> bytes:
         raise DataError("the PNG's XMP is damaged; use --sidecar xmp") from error
 
 
-def _embed_in_png(data: bytes, text: str) -> bytes:
+def _embed_in_png(data: bytes, text: str, keywords: Sequence[str]) -> bytes:
     chunks = list(_chunks(data))
     old = next((chunk for chunk in chunks if _holds_xmp(chunk)), None)
     packet = set_description(None if old is None else _packet_in_chunk(old.data), text)
+    packet = add_keywords(packet, keywords)
     body = b"iTXt" + _XMP_IN_PNG + b"\0\0\0\0" + packet
     new = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
     start, end = (chunks[0].end, chunks[0].end) if old is None else (old.start, old.end)

@@ -1,15 +1,17 @@
-"""Reads and sets the description (``dc:description``) in an XMP packet or sidecar file.
+"""Description (``dc:description``) and keywords (``dc:subject``) in an XMP packet or sidecar file.
 
-The packet is edited as text: everything but the description keeps its bytes, so prefixes, comments
-and properties of other programs survive. expat only finds the places.
+The packet is edited as text: everything else keeps its bytes, so prefixes, comments and properties
+of other programs survive. expat only finds the places.
 
 Sources: XMP Specification Part 1 (2012), section 7 (RDF/XML) and 8.3 (dc:description is a language
-alternative).
+alternative, dc:subject a bag).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from xml.parsers import expat
 
@@ -35,7 +37,7 @@ def read_description(packet: bytes) -> str:
     Raises:
         DataError: The packet is damaged.
     """
-    found = _parse(packet).items
+    found = _parse(packet).properties["description"].items
     default = [item.text for item in found if item.language == "x-default"]
     return (default or [item.text for item in found] or [""])[0].strip()
 
@@ -48,28 +50,57 @@ def set_description(packet: bytes | None, text: str) -> bytes:
     Raises:
         DataError: The packet is damaged, or not in the form that photo programs write.
     """
-    from xml.sax.saxutils import escape, quoteattr  # here, since it imports an HTTP client
+    from xml.sax.saxutils import escape
 
     packet = _EMPTY.encode() if packet is None else packet
-    found = _parse(packet)
+    old = _parse(packet).properties["description"].items
     items = [f'<rdf:li xml:lang="x-default">{escape(text)}</rdf:li>'.encode()]
-    items += [packet[i.start : i.end] for i in found.items if i.language not in ("x-default", "")]
-    description = (
-        f'<dc:description xmlns:dc="{_DC}" xmlns:rdf="{_RDF}"><rdf:Alt>'.encode()
-        + b"".join(items)
-        + b"</rdf:Alt></dc:description>"
-    )
-    if found.description is not None:
-        start, end = found.description
-        return packet[:start] + description + packet[end:]
+    items += [packet[i.start : i.end] for i in old if i.language not in ("x-default", "")]
+    return _with_property(packet, "description", "Alt", b"".join(items))
+
+
+def add_keywords(packet: bytes, keywords: Sequence[str]) -> bytes:
+    """A packet or sidecar file with these keywords after its own, each once whatever its case.
+
+    Raises:
+        DataError: The packet is damaged, or not in the form that photo programs write.
+    """
+    from xml.sax.saxutils import escape
+
+    old = [item.text.strip() for item in _parse(packet).properties["subject"].items]
+    if not (new := new_keywords(old, keywords)):
+        return packet
+    items = "".join(f"<rdf:li>{escape(word)}</rdf:li>" for word in [*old, *new])
+    return _with_property(packet, "subject", "Bag", items.encode())
+
+
+def new_keywords(old: Iterable[str], keywords: Iterable[str]) -> list[str]:
+    """The keywords that are not among the old ones, each once, whatever their case."""
+    known, new = {word.casefold() for word in old}, []
+    for word in keywords:
+        if word.casefold() not in known:
+            known.add(word.casefold())
+            new.append(word)
+    return new
+
+
+def _with_property(packet: bytes, name: str, kind: str, items: bytes) -> bytes:
+    """A packet with another Dublin Core property: an ``rdf:Alt`` or ``rdf:Bag`` of items."""
+    from xml.sax.saxutils import quoteattr  # here, since it imports an HTTP client
+
+    found = _parse(packet)
+    opened = f'<dc:{name} xmlns:dc="{_DC}" xmlns:rdf="{_RDF}"><rdf:{kind}>'.encode()
+    element = opened + items + f"</rdf:{kind}></dc:{name}>".encode()
+    if (span := found.properties[name].span) is not None:
+        return packet[: span[0]] + element + packet[span[1] :]
     about = quoteattr(found.about or "")
     opened = f'<rdf:Description xmlns:rdf="{_RDF}" rdf:about={about}>'.encode()
-    new = b" " + opened + description + b"</rdf:Description>\n "
+    new = b" " + opened + element + b"</rdf:Description>\n "
     return packet[: found.insert] + new + packet[found.insert :]
 
 
 class _Item(NamedTuple):
-    """A description in one language, with its bytes in the packet."""
+    """A description in one language, or a keyword, with its bytes in the packet."""
 
     language: str
     text: str
@@ -92,14 +123,19 @@ def _parse(packet: bytes) -> _Reader:
     return reader
 
 
+@dataclass
+class _Property:
+    items: list[_Item] = field(default_factory=list)
+    span: tuple[int, int] | None = None
+    """Bytes of its element."""
+
+
 class _Reader:
-    """Collects the descriptions and their places."""
+    """Collects the descriptions and keywords, and their places."""
 
     def __init__(self, packet: bytes) -> None:
         self.packet = packet
-        self.items: list[_Item] = []
-        self.description: tuple[int, int] | None = None
-        """Bytes of the dc:description element."""
+        self.properties = {name: _Property() for name in ("description", "subject")}
         self.insert = 0
         """Where a new rdf:Description goes: before the end of rdf:RDF."""
         self.about: str | None = None
@@ -126,10 +162,10 @@ class _Reader:
                 )
             if self.about is None:
                 self.about = attributes.get(f"{_RDF} about", "")
-        elif self._is_description(name, self._open):
+        elif self._property(name, self._open):
             self._start = self.parser.CurrentByteIndex
             self._text.clear()
-        elif name == f"{_RDF} li" and self._in_description():
+        elif name == f"{_RDF} li" and self._property_around():
             self._item_start = self.parser.CurrentByteIndex
             self._language = attributes.get(f"{_XML} lang", "")
             self._text.clear()
@@ -142,22 +178,23 @@ class _Reader:
             if not self.packet.startswith(b"</", at):
                 raise DataError("the XMP is empty (<rdf:RDF/>); move it away")
             self.insert = at
-        elif name == f"{_RDF} li" and self._in_description():
+        elif name == f"{_RDF} li" and (around := self._property_around()):
             text = "".join(self._text)
-            self.items.append(_Item(self._language, text, self._item_start, self._after(at)))
-        elif self._is_description(name, self._open):
-            if not self.items and (text := "".join(self._text)).strip():  # plain text, no rdf:Alt
-                self.items.append(_Item("", text, self._start, self._after(at)))
-            self.description = self._start, self._after(at)
+            around.items.append(_Item(self._language, text, self._item_start, self._after(at)))
+        elif found := self._property(name, self._open):
+            if not found.items and (text := "".join(self._text)).strip():  # plain text, no rdf:Alt
+                found.items.append(_Item("", text, self._start, self._after(at)))
+            found.span = self._start, self._after(at)
 
-    def _is_description(self, name: str, above: list[str]) -> bool:
-        """Whether this is the photo's own description, not that of a part of it."""
-        parents = [f"{_RDF} RDF", f"{_RDF} Description"]
-        return name == f"{_DC} description" and above[-2:] == parents
+    def _property(self, name: str, above: list[str]) -> _Property | None:
+        """The property that an element is, if it is the photo's own, not that of a part of it."""
+        space, _, local = name.rpartition(" ")
+        own = space == _DC and above[-2:] == [f"{_RDF} RDF", f"{_RDF} Description"]
+        return self.properties.get(local) if own else None
 
-    def _in_description(self) -> bool:
-        """Whether the open elements end in the photo's dc:description and its rdf:Alt."""
-        return self._is_description((self._open[-2:] or [""])[0], self._open[:-2])
+    def _property_around(self) -> _Property | None:
+        """The property in whose rdf:Alt or rdf:Bag the open elements end."""
+        return self._property((self._open[-2:] or [""])[0], self._open[:-2])
 
     def _after(self, at: int) -> int:
         """Where the tag ends whose end event was at this byte (``<a/>`` has it at its start)."""

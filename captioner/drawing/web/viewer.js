@@ -170,12 +170,39 @@ function percent(share) {
 const END_NAME = "<end>"; // captioner.caption.END_NAME
 const wordName = (word) => (word === END_NAME ? "end of the sentence" : word);
 
+/** The captions, and after each its keywords as another one; caption.py's `of_keywords`. */
+function withKeywords(captions) {
+  return captions.flatMap((caption) => {
+    const found = (caption.keywords ?? []).filter(({ map }) => map);
+    if (found.length === 0) return [caption];
+    const words = found.map(({ word }) => word);
+    const keywords = {
+      text: words.join(", "),
+      words,
+      log_probs: found.map(({ probability }) => Math.log(probability)),
+      gates: [],
+      alphas: found.map(({ map }) => support(map)),
+      geometry: caption.geometry,
+      method: "keywords",
+    };
+    return [caption, keywords];
+  });
+}
+
+/** The positive part of a map, as shares. */
+function support(map) {
+  const positive = map.map((row) => row.map((value) => Math.max(value, 0)));
+  const total = positive.flat().reduce((a, b) => a + b, 0) || 1;
+  return positive.map((row) => row.map((value) => value / total));
+}
+
 class CaptionViewer {
   static WORD_MS = 900; // per word while playing
   static TRANSITION_MS = 350; // from one map to the next
 
   constructor(root, entry, look) {
-    this.captions = entry.captions.filter((caption) => caption.words.length > 0);
+    this.shown = withKeywords(entry.captions);
+    this.captions = this.shown.filter((caption) => caption.words.length > 0);
     this.smooth = look.smooth;
     this.common = look.scale === "common"; // one scale for all words of a method
     this.closedGate = look.closed_gate;
@@ -204,8 +231,10 @@ class CaptionViewer {
     }
     this.stage.addEventListener("pointerleave", () => this.clearProbe());
     this.lists = this.captions.map((caption, number) => this.wordList(caption, number));
-    const sentences = entry.captions.map((caption, number) => {
-      const label = entry.labels?.[number] ?? (entry.captions.length > 1 ? `${number + 1}` : "");
+    const sentences = this.shown.map((caption) => {
+      const number = entry.captions.indexOf(caption);
+      const own = entry.labels?.[number] ?? (entry.captions.length > 1 ? `${number + 1}` : "");
+      const label = number < 0 ? "keywords" : own;
       const sum = element("span", { class: "total" }, this.figures(caption));
       const actions = entry.actions?.(caption) ?? [];
       const head = element("div", { class: "label" }, element("span", {}, label), sum, ...actions);
@@ -238,6 +267,7 @@ class CaptionViewer {
   /** How sure the model is; `confidence` (0 to 1) if the caption has one. */
   figures({ confidence, log_prob: log }) {
     const sure = typeof confidence === "number" ? `confidence ${percent(confidence)}, ` : "";
+    if (log === undefined) return ""; // of keywords
     return `${sure}log p ${log.toFixed(1)}`;
   }
 
@@ -281,7 +311,7 @@ class CaptionViewer {
 
   /** Show other maps of the same captions. */
   replaceMaps(captions) {
-    this.captions = captions.filter((caption) => caption.words.length > 0);
+    this.captions = withKeywords(captions).filter((caption) => caption.words.length > 0);
     this.fillLegend();
     this.nameMethod(this.method(0));
     this.show(this.selected);
@@ -498,7 +528,7 @@ class CaptionViewer {
     this.details.replaceChildren(
       element("p", { class: "chosen" }, this.words(where), element("small", {}, this.peak(where))),
       this.meter(several ? "joint probability" : "probability", Math.exp(log), "p"),
-      this.meter(several ? "mean gate" : "gate (use of photo)", gate, "β"),
+      ...(gates.length > 0 ? [this.meter(several ? "mean gate" : "gate (use of photo)", gate, "β")] : []),
     );
     const others = several ? undefined : caption.alternatives?.[where.start];
     if (others?.length) this.details.append(this.choices(others, caption.words[where.start]));

@@ -24,6 +24,7 @@ from captioner.inference.folder import (
     DECODER_GRAPH,
     ENCODER_GRAPH,
     EXPORTED,
+    KEYWORDS,
     SOURCE,
     TOKENIZER,
     WEIGHTS,
@@ -44,7 +45,7 @@ TOLERANCE = 1e-4
 COMPARED = 100
 """Calibration photos whose captions are compared with float32's."""
 
-COPIED = (TOKENIZER, FREQUENCIES, CONFIDENCE)
+COPIED = (TOKENIZER, FREQUENCIES, CONFIDENCE, KEYWORDS)
 KEPT = (WEIGHTS, CARD)
 
 

@@ -68,7 +68,15 @@ _SEARCH = (
     *("rare_words", "block_ngrams", "block_repeats", "neutral", "style"),
 )
 # Those whose words the page gets as token ids, and those without effect in a beam search.
-_OTHER_OPTIONS = ("banned_words", "guard_endings", "diversity", "top_k", "top_p", "seed")
+_OTHER_OPTIONS = (
+    "banned_words",
+    "guard_endings",
+    "diversity",
+    "top_k",
+    "top_p",
+    "seed",
+    "keywords",
+)
 
 
 class Site(NamedTuple):

@@ -12,26 +12,30 @@ const textFile = (text, type) => new Blob([text], { type: `${type};charset=utf-8
 /** Photos with captions as CSV, as `captioner caption -o captions.csv` writes them. */
 function captionsCsv(photos) {
   const cell = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
+  const withKeywords = photos.some(({ response }) => response.captions[0].keywords);
   const rows = photos.flatMap(({ name, response }) =>
-    response.captions.map(({ text, log_prob: log, confidence }, index) => {
+    response.captions.map(({ text, log_prob: log, confidence, keywords = [] }, index) => {
       const sure = typeof confidence === "number" ? confidence.toFixed(4) : "";
-      return [name, `${index + 1}`, text, log.toFixed(4), sure];
+      const words = withKeywords ? [keywords.map(({ word }) => word).join(", ")] : [];
+      return [name, `${index + 1}`, text, log.toFixed(4), sure, ...words];
     }),
   );
-  const lines = [["image", "rank", "caption", "log_prob", "confidence"], ...rows];
+  const more = withKeywords ? ["keywords"] : [];
+  const lines = [["image", "rank", "caption", "log_prob", "confidence", ...more], ...rows];
   return textFile(lines.map((row) => `${row.map(cell).join(",")}\n`).join(""), "text/csv");
 }
 
 /** Photos with captions as JSON, as `captioner caption -o captions.json` writes them. */
 function captionsJson(photos) {
-  const kept = ["text", "words", "log_prob", "log_probs", "confidence", "doubtful"];
+  const kept = ["text", "words", "log_prob", "log_probs", "confidence", "doubtful", "keywords"];
+  const plain = (key, value) => (key === "map" ? undefined : value); // of keywords
   const entries = photos.map(({ name, response }) => ({
     image: name,
     captions: response.captions.map((caption) =>
       Object.fromEntries(kept.filter((key) => key in caption).map((key) => [key, caption[key]])),
     ),
   }));
-  return textFile(`${JSON.stringify(entries, null, 1)}\n`, "application/json");
+  return textFile(`${JSON.stringify(entries, plain, 1)}\n`, "application/json");
 }
 
 /** Photos as an interactive page, as `captioner attend -o all.html` makes it. */

@@ -25,7 +25,7 @@ class OptionsForm {
 
   /** Parameters for captions of any photo. */
   query() {
-    return this.parameters("beam_size", "num_captions", "neutral", "style");
+    return this.parameters("beam_size", "num_captions", "keywords", "neutral", "style");
   }
 
   /** Parameters that explain the caption in the form; null if it is empty. */

@@ -17,7 +17,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 from captioner.bulk.inputs import Columns, digest, divide, read_part  # noqa: E402
 from captioner.bulk.job import Job, Output, decode_rows, encode_rows, open_job  # noqa: E402
-from captioner.caption import Caption  # noqa: E402
+from captioner.caption import Caption, Keyword  # noqa: E402
 from captioner.errors import ConfigError, DataError  # noqa: E402
 
 
@@ -158,6 +158,7 @@ def test_rows_are_read_as_written(kind) -> None:
         alphas=np.full((2, 1, 1), 1.0),
         gates=np.ones(2),
         log_prob=-1.5,
+        keywords=(Keyword("dog", 0.5),),
     ).as_dict()  # a column for every key
     rows = [{"image": "é.jpg", "captions": [caption]}, {"image": "\udcff.jpg", "error": "broken"}]
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from captioner.data.metadata.embedding import can_embed, embed_description, embedded_description
-from captioner.data.metadata.xmp import read_description, set_description
+from captioner.data.metadata.xmp import add_keywords, read_description, set_description
 from captioner.errors import DataError
 
 TEXT = "a man's hat <on> the grass & a dog"
@@ -68,6 +68,17 @@ def pixels_of(data: bytes) -> bytes:
 
 
 # --- XMP ---
+
+
+def test_keywords_keep_the_bytes_of_the_rest() -> None:
+    before = sidecar(IN_TWO_LANGUAGES)
+    new = add_keywords(before, ["dog", "ÉTÉ", "dog"])
+    start, end = before.index(b"<d:subject"), before.index(b"</d:subject>") + len(b"</d:subject>")
+
+    assert new.startswith(before[:start])
+    assert new.endswith(before[end:])
+    assert new.count(b"<rdf:li>") == 2
+    assert read_description(new) == "A dog"
 
 
 def test_a_new_packet_has_the_description() -> None:
@@ -139,6 +150,30 @@ def test_exiftool_reads_the_description(kind, text, tmp_path) -> None:
     assert found["ExifTool:Validate"] == "OK"
     if kind == "JPEG":
         assert found["IPTC:Caption-Abstract"] == text
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_keywords_are_appended_once_whatever_their_case(kind, tmp_path) -> None:
+    """To those of the photo: in XMP "été", in IPTC "Dog"."""
+    original = photo(kind, **({"xmp": sidecar()} if kind == "JPEG" else {}))
+    if kind == "JPEG":
+        original = original[:2] + iptc((1, 90, b"\x1b%G"), (2, 25, b"Dog")) + original[2:]
+
+    once = embed_description(original, TEXT, ["dog", "Été", "teddy bear"])
+    again = embed_description(once, TEXT, ["grass & soil", "DOG"])
+
+    assert embed_description(once, TEXT, ["teddy bear"]) == once
+    (tmp_path / "photo").write_bytes(again)
+    found = exiftool(tmp_path / "photo")
+    new = ["dog", "teddy bear", "grass & soil"]
+    old = ["été"] if kind == "JPEG" else []
+    assert found["XMP-dc:Subject"] == [*old, *(new if old else ["dog", "Été", *new[1:]])]
+    assert found["XMP-dc:Description"] == TEXT
+    if kind == "PNG":
+        assert found["ExifTool:Validate"] == "OK"
+    if kind == "JPEG":
+        assert found["IPTC:Keywords"] == ["Dog", "Été", "teddy bear", "grass & soil"]
+        assert found["XMP-crs:Exposure2012"] in ("+0.35", 0.35)
 
 
 def test_other_metadata_is_kept(tmp_path) -> None:

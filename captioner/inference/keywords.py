@@ -1,0 +1,134 @@
+"""Keywords: words for things in a photo, each with a calibrated probability and a map.
+
+The log-odds of word k are a linear function of the mean of the features a_i of the L regions, so
+they are exactly the mean of what each region contributes, which is the word's map:
+
+    log-odds_k = w_k . (1/L sum_i a_i) + b_k = 1/L sum_i m_ki,    m_ki = w_k . a_i + b_k
+
+The weights are fitted by ``captioner.evaluation.keywords`` and stored in the model folder, as
+``keywords.safetensors``. This module needs no torch.
+
+Source: class activation maps, Zhou et al. 2016 (arXiv:1512.04150).
+Deviation: independent probabilities (logistic) in place of a softmax over classes; the features are
+those that the caption's decoder attends to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from captioner.caption import Keyword
+from captioner.errors import ModelError
+from captioner.inference.confidence import sigmoid
+from captioner.inference.folder import KEYWORDS
+from captioner.search.words import NEUTRAL_WORDS
+
+FORMAT_VERSION = 1
+
+MIN_PROBABILITY = 0.3
+"""Words that are less probable are no keywords."""
+
+
+@dataclass(frozen=True)
+class KeywordReader:
+    """Reads keywords from the features of a photo: K rows, features of size D."""
+
+    words: tuple[str, ...]
+    """Of the first rows."""
+    neutral_words: tuple[str, ...]
+    """Of the last rows, which ``neutral`` uses: the person of ``words`` is one that people called a
+    person, this one a man or a woman too."""
+    weights: NDArray[np.float32]
+    """(K, D)."""
+    biases: NDArray[np.float32]
+    """(K,)."""
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """Figures of the photos that it was calibrated on, for people to read."""
+
+    def rows(self, *, neutral: bool) -> dict[str, int]:
+        """The row of each word in ``weights``; with ``neutral``, of those without sex or age."""
+        rows = {word: row for row, word in enumerate(self.words)}
+        if neutral:
+            rows |= {word: row for row, word in enumerate(self.neutral_words, len(rows))}
+            rows = {word: row for word, row in rows.items() if word not in NEUTRAL_WORDS}
+        return rows
+
+    def read(
+        self,
+        photo: NDArray[np.float32],
+        regions: NDArray[np.float32] | None,
+        count: int,
+        *,
+        neutral: bool = False,
+        familiarity: float = 1.0,
+    ) -> tuple[Keyword, ...]:
+        """The most probable words of a photo, at most ``count``, best first.
+
+        Args:
+            photo: Mean of the features of its regions, (D,).
+            regions: Their features, (Gh, Gw, D); None: keywords without maps.
+            count: Maximum number.
+            neutral: Without words for sex and age, see ``SearchOptions.neutral``.
+            familiarity: Factor of the probabilities, see ``Calibrator.familiarity``.
+        """
+        rows = self.rows(neutral=neutral)
+        odds = self.weights @ photo + self.biases
+        found = []
+        for word in sorted(rows, key=lambda word: -odds[rows[word]])[:count]:
+            row = rows[word]
+            probability = sigmoid(float(odds[row])) * familiarity
+            if probability < MIN_PROBABILITY:
+                break
+            of_regions = None if regions is None else regions @ self.weights[row] + self.biases[row]
+            found.append(Keyword(word, probability, of_regions))
+        return tuple(found)
+
+    def to_bytes(self) -> bytes:
+        """Content of the file: arrays, and the rest as JSON in its header."""
+        header = {
+            "format_version": FORMAT_VERSION,
+            "words": self.words,
+            "neutral_words": self.neutral_words,
+            "report": dict(self.report),
+        }
+        arrays: dict[str, NDArray[Any]] = {
+            "weights": self.weights.astype(np.float16),
+            "biases": self.biases,
+        }
+        return save(arrays, metadata={"keywords": json.dumps(header, allow_nan=False)})
+
+
+def read_keywords(folder: Path) -> KeywordReader | None:
+    """Read the keywords of a model folder; None if it has none.
+
+    Raises:
+        ModelError: The file is damaged, or was written by a newer version.
+    """
+    path = folder / KEYWORDS
+    if not path.is_file():
+        return None
+    again = "run captioner prepare keywords again, or delete the file"
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads(file.metadata()["keywords"])
+            weights, biases = file.get_tensor("weights"), file.get_tensor("biases")
+        if header["format_version"] != FORMAT_VERSION:
+            raise ModelError(
+                f"{path} has format {header['format_version']}, and this captioner reads "
+                f"{FORMAT_VERSION}; {again}"
+            )
+        words, neutral = tuple(header["words"]), tuple(header["neutral_words"])
+        if weights.shape[:1] != biases.shape or len(biases) != len(words + neutral):
+            raise ValueError("it does not have a row of weights for each word")
+        return KeywordReader(words, neutral, weights.astype(np.float32), biases, header["report"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path} is damaged ({error}); {again}") from error

@@ -1,0 +1,110 @@
+"""Fitting keywords: known answers, and words that depend on the photo."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from captioner.errors import ConfigError, DataError
+from captioner.evaluation.calibration import logistic_regression
+from captioner.evaluation.keywords import (
+    WORDS,
+    Photos,
+    average_precision,
+    fit,
+    linear_reading,
+    measure,
+    mentions,
+    read_words,
+)
+from captioner.inference.confidence import sigmoid
+
+TABLE = {("dog",): "dog", ("dogs",): "dog", ("hot", "dog"): "hot dog", ("man",): "man"}
+
+
+def test_the_longest_phrase_of_a_caption_counts() -> None:
+    assert mentions(["Two dogs.", "a man"], TABLE) == {"dog", "man"}
+    assert mentions(["a hot dog", "a hot-dog stand"], TABLE) == {"hot dog"}
+
+
+def test_the_list_of_words(tmp_path) -> None:
+    table = read_words(WORDS)
+    assert table["teddy", "bears"] == "teddy bear"
+    assert table["puppies",] == "puppy"
+    assert all(len(phrase) <= 2 for phrase in table)
+    path = tmp_path / "words.txt"
+    path.write_text("# mine\n\nDog(s), hound(s)\ncat\n")
+    assert read_words(path) == {
+        ("dog",): "dog", ("dogs",): "dog", ("hound",): "dog", ("hounds",): "dog", ("cat",): "cat"
+    }  # fmt: skip
+    path.write_text("dog, pet\ncat, pet\n")
+    with pytest.raises(ConfigError, match="'pet' counts as dog and as cat"):
+        read_words(path)
+
+
+def test_the_reading_is_that_of_newtons_method() -> None:
+    random = np.random.default_rng(0)
+    vectors = (random.normal(size=(300, 3)) * [1, 2, 5] + 1).astype(np.float32)
+    labels = random.random((300, 2)) < 1 / (1 + np.exp(-vectors[:, :2]))
+    scaled = (vectors - vectors.mean(axis=0)) / vectors.std(axis=0)
+
+    weights, biases = linear_reading(vectors, labels, penalty=4.0)
+
+    found = vectors @ weights.T + biases
+    inputs = np.hstack([scaled, np.ones((300, 1))]).astype(float)
+    for column in (0, 1):
+        exact = logistic_regression(
+            inputs, labels[:, column].astype(float), np.array([4.0, 4.0, 4.0, 1e-9])
+        )
+        assert found[:, column] == pytest.approx(inputs @ exact, abs=2e-3)
+
+
+def photos(seed: int, count: int = 2000) -> Photos:
+    """A dog is mentioned in half of the photos whose first number is positive, a man at random."""
+    random = np.random.default_rng(seed)
+    vectors = np.sign(random.normal(size=(count, 5))).astype(np.float32)
+    dogs = (vectors[:, 0] > 0) & (random.random(count) < 0.5)
+    men = random.random(count) < 0.2
+    columns = {"dog": dogs, "man": men}
+    mentioned = [{word for word in columns if columns[word][row]} for row in range(count)]
+    return Photos(vectors, mentioned)
+
+
+def test_probabilities_are_those_of_new_photos() -> None:
+    found = fit(TABLE, photos(0), photos(1))
+
+    assert (found.words, found.neutral_words) == (("dog", "man"), ("person",))  # no hot dog
+    with_dogs, without = np.float32([1, 1, 1, 1, 1]), np.float32([-1, 1, 1, 1, 1])
+    odds = found.weights @ np.stack([with_dogs, without], axis=1) + found.biases[:, None]
+    dog, man, person = np.vectorize(sigmoid)(odds)
+    assert dog == pytest.approx([0.5, 0.0], abs=0.1)
+    assert man == pytest.approx([0.2, 0.2], abs=0.05)
+    assert person == pytest.approx(man, abs=0.01)
+    assert found.report["calibration_error"] < 0.05
+    json.dumps(dict(found.report))
+
+
+def test_words_that_nobody_uses_are_an_error() -> None:
+    with pytest.raises(DataError, match="no word of the list"):
+        fit({("cat",): "cat"}, photos(0), photos(1))
+
+
+def test_the_measures_of_a_small_table() -> None:
+    assert average_precision(
+        np.array([0.9, 0.8, 0.7, 0.1]), np.array([True, False, True, False])
+    ) == pytest.approx((1 + 2 / 3) / 2)
+    probabilities = np.zeros((10, 12))
+    probabilities[:, 0], probabilities[:, 1] = 0.9, 0.4
+    labels = np.zeros((10, 12), bool)
+    labels[:, 0], labels[0, 2] = True, True
+
+    found = measure(probabilities, labels)
+
+    assert found["mean_average_precision"] == 1  # of the first word alone: the others are rare
+    assert (found["keywords"], found["precision"]) == (2, 0.5)
+    assert found["recall"] == pytest.approx(10 / 11)
+    assert found["precision_at_8"] == pytest.approx(11 / 80)
+    assert found["recall_at_8"] == 1
+    assert found["calibration_error"] == pytest.approx((0.1 + 0.4) / 2)
