@@ -77,6 +77,21 @@ def test_methods_are_drawn_side_by_side_with_labels(tiny, photo, tmp_path, capsy
     assert same(tmp_path / "x.png", overlay(photo, captions, labels=["attention", "Grad-CAM"]))
 
 
+@pytest.mark.parametrize("suffix", ["png", "html"])
+def test_standard_output_is_the_file_and_nothing_else(
+    tiny, photo, tmp_path, capsysbinary, suffix
+) -> None:
+    file, options = tmp_path / f"x.{suffix}", ["--format", "html"] * (suffix == "html")
+    assert attend(photo, "-o", file, "--model", tiny.model) == OK
+    capsysbinary.readouterr()
+
+    assert attend(photo, "-o", "-", "--model", tiny.model, *options) == OK
+
+    assert capsysbinary.readouterr().out == file.read_bytes()
+    assert attend(tiny.photos, "-o", "-", "--model", tiny.model, "--format", "gif") == USAGE
+    assert b"cannot write 4 photos to one .gif" in capsysbinary.readouterr().err
+
+
 def test_outlines_of_named_objects(tiny, tmp_path, capsys) -> None:
     """Photo 1 has a dog in its left half."""
     photo, words = tiny.photos / "1.png", ("--words", "a dog runs")
