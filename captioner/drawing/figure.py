@@ -72,9 +72,10 @@ class Figure:
             from captioner.drawing.canvas import to_vectors
 
             return to_vectors(self.figure, suffix[1:], self._title)
+        dpi = self.figure.dpi, self.figure.dpi
         if suffix == ".png":
-            return encoded(self.image(), "PNG", compress_level=4)
-        return encoded(self.image(), "JPEG", quality=92, subsampling=0, optimize=True)
+            return encoded(self.image(), "PNG", compress_level=4, dpi=dpi)
+        return encoded(self.image(), "JPEG", quality=92, subsampling=0, optimize=True, dpi=dpi)
 
     def _repr_png_(self) -> bytes:
         return self.encode(".png")

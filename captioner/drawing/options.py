@@ -66,8 +66,8 @@ class FigureOptions(DrawingOptions):
     """Panels per row of a caption; none: as many as leave room for text of 6 points at this width.
     """
     width: Annotated[float, Interval(ge=1, le=100)] = 6.5
-    """Width of .svg and .pdf in inches, such as that of the text of a paper. Text is laid out for
-    it in every format."""
+    """Width in inches where the figure is printed, such as that of the text of a paper: the size of
+    .svg and .pdf, and the resolution noted in .png and .jpg. Text is laid out for it."""
     dpi: Annotated[int, Ge(1)] = 300
     """Largest resolution of the photos in .svg and .pdf, in pixels per inch."""
     theme: Literal["light", "dark"] = "light"

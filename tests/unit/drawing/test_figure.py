@@ -319,6 +319,9 @@ def test_the_extension_selects_the_format(tmp_path: Path, ending: str) -> None:
     figure.save(tmp_path / f"figure{ending}")
     start = {".PNG": b"\x89PNG", ".jpeg": b"\xff\xd8", ".svg": b"<?xml"}[ending]
     assert (tmp_path / f"figure{ending}").read_bytes().startswith(start)
+    if ending != ".svg":  # documents insert it at this width
+        with Image.open(tmp_path / f"figure{ending}") as image:
+            assert image.width / float(image.info["dpi"][0]) == pytest.approx(6.5, abs=0.05)
     with pytest.raises(ConfigError, match=r"use \.png, \.jpg, \.jpeg, \.svg, \.pdf"):
         figure.save(tmp_path / "figure.webp")
     assert len(list(tmp_path.iterdir())) == 1
