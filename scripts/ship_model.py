@@ -106,7 +106,7 @@ def main() -> None:
         if not options.skip_confidence:
             stored.calibrator = _calibrate(model, options)
         given = KeywordsOptions(model=folder, **_photos(options), min_captions=5)
-        stored.keywords = fit_keywords(model, given, _stop)
+        stored.keywords, _ = fit_keywords(model, given, _stop)
     stored.info |= {
         "scores": {name: _some(report["metrics"], METRICS) for name, report in reports.items()},
         "intervals": {

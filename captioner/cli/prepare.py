@@ -157,7 +157,7 @@ def keywords(options: KeywordsOptions, *_: Any) -> int:
     target = find_model(options.model) / KEYWORDS
     refuse_overwrite(target, options.force)
 
-    from captioner.evaluation.keywords import as_text, fit_keywords
+    from captioner.evaluation.keywords import fit_keywords
     from captioner.files import atomic_write
     from captioner.inference.captioner import load
 
@@ -168,9 +168,9 @@ def keywords(options: KeywordsOptions, *_: Any) -> int:
         errors.append(error)
 
     model = load(options.model, device=options.device, precision=options.precision)
-    reader = fit_keywords(model, options, failed)
+    reader, report = fit_keywords(model, options, failed)
     atomic_write(target, reader.to_bytes())
-    print(f"{as_text(reader.report)}\n\nsaved as {target}")
+    print(f"{report}\nsaved as {target}")
     return FAILED if errors else OK
 
 

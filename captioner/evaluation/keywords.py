@@ -13,7 +13,7 @@ Notation: N photos, K words, D size of a photo's vector, s_nk = 1 where a word c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,15 +54,18 @@ class Photos(NamedTuple):
 
 
 def fit_keywords(
-    model: Captioner, given: KeywordsOptions, on_error: OnError, *, progress: bool = True
-) -> KeywordReader:
+    model: Captioner, given: KeywordsOptions, on_error: OnError
+) -> tuple[KeywordReader, str]:
     """Fit keywords on the photos of ``train_annotations``; calibrate them on ``annotations``.
+
+    Returns:
+        The keywords, and how good they are on the photos that they were calibrated on.
 
     Raises:
         ConfigError: The list of words cannot be used.
         DataError: The photos do not suffice, or a file cannot be used.
     """
-    table = read_words(Path(given.words) if given.words else WORDS)
+    table = read_words(Path(given.words or WORDS))
 
     def seen(files: Sequence[str], least: int, name: str) -> Photos:
         photos = read_dataset(files, given.images, renumber=True)
@@ -70,9 +73,8 @@ def fit_keywords(
         if len(photos) < MIN_PHOTOS:
             raise DataError(f"{len(photos)} {name} are too few; give {MIN_PHOTOS} or more")
         vectors, mentioned = [], []
-        for batch, prepared in photo_batches(
-            model, photos, name, given.batch_size, on_error, progress=progress
-        ):
+        size = given.batch_size
+        for batch, prepared in photo_batches(model, photos, name, size, on_error, progress=True):
             vectors.append(model.photo_vectors(prepared))
             mentioned += [mentions(photo.captions, table) for photo in batch]
         return Photos(np.concatenate(vectors), mentioned)
@@ -108,36 +110,35 @@ def mentions(captions: Sequence[str], table: Phrases) -> set[str]:
     return {name.category for name in names}
 
 
-def fit(table: Phrases, training: Photos, others: Photos) -> KeywordReader:
+def fit(table: Phrases, training: Photos, others: Photos) -> tuple[KeywordReader, str]:
     """Fit the keywords of a list on training photos; calibrate and measure them on others."""
-    words = {word: {word} for word in table.values() if word is not None}
-    neutral: dict[str, set[str]] = {}
-    for word in words.keys() & NEUTRAL_WORDS.keys():
-        group = neutral.setdefault(NEUTRAL_WORDS[word], {NEUTRAL_WORDS[word]})
-        group.add(word)
-    neutral = dict(sorted(neutral.items()))
-    groups = [*words.values(), *neutral.values()]
-    labels = of_groups(training.mentioned, groups)
+    words = dict.fromkeys(word for word in table.values() if word)
+    groups = [(word, {word}) for word in words]
+    for neutral in sorted({NEUTRAL_WORDS[word] for word in words.keys() & NEUTRAL_WORDS.keys()}):
+        replaced = {word for word in words if NEUTRAL_WORDS.get(word) == neutral}
+        groups.append((neutral, {neutral} | replaced))
+    labels = of_groups(training.mentioned, [group for _, group in groups])
     enough = labels.sum(axis=0) >= MIN_MENTIONS
     if not enough[: len(words)].any():
         raise DataError(
             f"no word of the list counts for {MIN_MENTIONS} training photos; give more photos, or "
             "--words of their language"
         )
-    groups = [group for group, kept in zip(groups, enough, strict=True) if kept]
-    names = [name for name, kept in zip([*words, *neutral], enough, strict=True) if kept]
+    kept = [group for group, some in zip(groups, enough, strict=True) if some]
     plain = int(enough[: len(words)].sum())
     weights, biases = linear_reading(training.vectors, labels[:, enough])
     odds = others.vectors @ weights.T + biases
-    true = of_groups(others.mentioned, groups)
+    true = of_groups(others.mentioned, [group for _, group in kept])
     scale, shift = platt(odds, true)
-    return KeywordReader(
+    names = [name for name, _ in kept]
+    reader = KeywordReader(
         tuple(names[:plain]),
         tuple(names[plain:]),
         (scale * weights).astype(np.float32),
         (scale * biases + shift).astype(np.float32),
-        measure(cross_calibrated(odds, true)[:, :plain], true[:, :plain]),
     )
+    probabilities = 1 / (1 + np.exp(-scale * odds - shift))
+    return reader, report(probabilities[:, :plain], true[:, :plain])
 
 
 def of_groups(mentioned: Sequence[Set[str]], groups: Sequence[Set[str]]) -> NDArray[np.bool_]:
@@ -183,62 +184,13 @@ def platt(odds: _Floats, labels: NDArray[np.bool_]) -> tuple[float, float]:
     return float(scale), float(shift)
 
 
-def cross_calibrated(odds: _Floats, labels: NDArray[np.bool_]) -> _Floats:
-    """Probabilities, (N, K): each half of the photos with the scale and shift of the other."""
-    half = np.random.default_rng(0).permutation(len(odds)) % 2
-    probabilities = np.zeros(odds.shape)
-    for part in (0, 1):
-        scale, shift = platt(odds[half != part], labels[half != part])
-        probabilities[half == part] = np.exp(-np.logaddexp(0, -scale * odds[half == part] - shift))
-    return probabilities
-
-
-def measure(probabilities: _Floats, labels: NDArray[np.bool_]) -> dict[str, float]:
-    """How good probabilities of words are, (N, K).
-
-    Returns:
-        ``photos`` and ``words``; ``mean_average_precision`` of the words that count for 10 photos
-        or more; ``precision`` and ``recall`` of the keywords of ``MIN_PROBABILITY`` or more, their
-        number per photo, ``keywords``, and ``calibration_error``; ``precision_at_8`` and
-        ``recall_at_8`` of the eight most probable words.
-    """
-    common = np.flatnonzero(labels.sum(axis=0) >= 10)
+def report(probabilities: _Floats, labels: NDArray[np.bool_]) -> str:
+    """How good the probable keywords of photos are, (N, K)."""
     kept = probabilities >= MIN_PROBABILITY
-    best = np.zeros_like(kept)
-    np.put_along_axis(best, np.argsort(-probabilities, axis=1)[:, :8], True, axis=1)
     judged = Judged(probabilities[kept], labels[kept].astype(float), 0.5)
     error = calibration_error(judged, np.ones((1, len(judged.scores)))).item()
-    return {
-        "photos": len(labels),
-        "words": labels.shape[1],
-        "mean_average_precision": float(
-            np.mean([average_precision(probabilities[:, k], labels[:, k]) for k in common])
-        ),
-        "keywords": float(kept.sum(axis=1).mean()),
-        "precision": float(labels[kept].mean()),
-        "recall": float(kept[labels].mean()),
-        "calibration_error": error,
-        "precision_at_8": float(labels[best].mean()),
-        "recall_at_8": float(best[labels].mean()),
-    }
-
-
-def average_precision(scores: _Floats, labels: NDArray[np.bool_]) -> float:
-    """Mean, over the photos that a word counts for, of the precision down to each of them."""
-    ranked = labels[np.argsort(-scores, kind="stable")]
-    hits = ranked.cumsum() / np.arange(1, len(ranked) + 1)
-    return float(hits[ranked].mean())
-
-
-def as_text(report: Mapping[str, float]) -> str:
-    """The report for people."""
-    r = report
     return (
-        f"{r['words']} keywords, calibrated on {r['photos']:,} photos: mean average precision "
-        f"{r['mean_average_precision']:.2f}\n"
-        f"of a probability of {MIN_PROBABILITY} or more: {r['keywords']:.1f} per photo, precision "
-        f"{r['precision']:.0%}, recall {r['recall']:.0%}, calibration error "
-        f"{r['calibration_error']:.3f}\n"
-        f"the best 8 of a photo: precision {r['precision_at_8']:.0%}, recall "
-        f"{r['recall_at_8']:.0%}"
+        f"{labels.shape[1]} keywords, {kept.sum(axis=1).mean():.1f} per photo: "
+        f"precision {labels[kept].mean():.0%}, recall {kept[labels].mean():.0%}, "
+        f"calibration error {error:.3f}"
     )

@@ -16,8 +16,7 @@ those that the caption's decoder attends to.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +50,6 @@ class KeywordReader:
     """(K, D)."""
     biases: NDArray[np.float32]
     """(K,)."""
-    report: Mapping[str, Any] = field(default_factory=dict)
-    """Figures of the photos that it was calibrated on, for people to read."""
 
     def rows(self, *, neutral: bool) -> dict[str, int]:
         """The row of each word in ``weights``; with ``neutral``, of those without sex or age."""
@@ -98,7 +95,6 @@ class KeywordReader:
             "format_version": FORMAT_VERSION,
             "words": self.words,
             "neutral_words": self.neutral_words,
-            "report": dict(self.report),
         }
         arrays: dict[str, NDArray[Any]] = {
             "weights": self.weights.astype(np.float16),
@@ -129,6 +125,6 @@ def read_keywords(folder: Path) -> KeywordReader | None:
         words, neutral = tuple(header["words"]), tuple(header["neutral_words"])
         if weights.shape[:1] != biases.shape or len(biases) != len(words + neutral):
             raise ValueError("it does not have a row of weights for each word")
-        return KeywordReader(words, neutral, weights.astype(np.float32), biases, header["report"])
+        return KeywordReader(words, neutral, weights.astype(np.float32), biases)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path} is damaged ({error}); {again}") from error

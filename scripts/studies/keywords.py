@@ -19,27 +19,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import captioner
 from captioner.caption import Caption
 from captioner.data.coco import read_dataset
 from captioner.evaluation.calibrate import photo_batches
+from captioner.evaluation.calibration import Judged, calibration_error
 from captioner.evaluation.grounding import measure as measure_maps
 from captioner.evaluation.keywords import (
     WORDS,
-    cross_calibrated,
-    measure,
     mentions,
     of_groups,
+    platt,
     read_words,
 )
 from captioner.evaluation.masks import read_instances
 from captioner.evaluation.objects import find_names
 from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import sigmoid
+from captioner.inference.keywords import MIN_PROBABILITY
 from captioner.text.tokenizer import caption_tokens
 
 SAMPLES = 64
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.bool_]
 
 
 def main() -> None:
@@ -56,6 +61,53 @@ def main() -> None:
         compare(model, references, images)
     if options.instances:
         compare_with_masks(model, options.instances, options.instance_photos)
+
+
+def cross_calibrated(odds: Floats, labels: Labels) -> Floats:
+    """Probabilities, (N, K): each half of the photos with the scale and shift of the other."""
+    half = np.random.default_rng(0).permutation(len(odds)) % 2
+    probabilities = np.zeros(odds.shape)
+    for part in (0, 1):
+        scale, shift = platt(odds[half != part], labels[half != part])
+        probabilities[half == part] = np.exp(-np.logaddexp(0, -scale * odds[half == part] - shift))
+    return probabilities
+
+
+def measure(probabilities: Floats, labels: Labels) -> dict[str, float]:
+    """How good probabilities of words are, (N, K).
+
+    Returns:
+        ``photos`` and ``words``; ``mean_average_precision`` of the words that count for 10 photos
+        or more; ``precision`` and ``recall`` of the keywords of ``MIN_PROBABILITY`` or more, their
+        number per photo, ``keywords``, and ``calibration_error``; ``precision_at_8`` and
+        ``recall_at_8`` of the eight most probable words.
+    """
+    common = np.flatnonzero(labels.sum(axis=0) >= 10)
+    kept = probabilities >= MIN_PROBABILITY
+    best = np.zeros_like(kept)
+    np.put_along_axis(best, np.argsort(-probabilities, axis=1)[:, :8], True, axis=1)
+    judged = Judged(probabilities[kept], labels[kept].astype(float), 0.5)
+    error = calibration_error(judged, np.ones((1, len(judged.scores)))).item()
+    return {
+        "photos": len(labels),
+        "words": labels.shape[1],
+        "mean_average_precision": float(
+            np.mean([average_precision(probabilities[:, k], labels[:, k]) for k in common])
+        ),
+        "keywords": float(kept.sum(axis=1).mean()),
+        "precision": float(labels[kept].mean()),
+        "recall": float(kept[labels].mean()),
+        "calibration_error": error,
+        "precision_at_8": float(labels[best].mean()),
+        "recall_at_8": float(best[labels].mean()),
+    }
+
+
+def average_precision(scores: Floats, labels: Labels) -> float:
+    """Mean, over the photos that a word counts for, of the precision down to each of them."""
+    ranked = labels[np.argsort(-scores, kind="stable")]
+    hits = ranked.cumsum() / np.arange(1, len(ranked) + 1)
+    return float(hits[ranked].mean())
 
 
 def compare(model: Captioner, annotations: str, images: str) -> None:

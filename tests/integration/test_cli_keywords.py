@@ -52,7 +52,6 @@ def test_keywords_are_fitted_once(own, capsys) -> None:
     stored = load_model(own.model).keywords
     assert stored is not None
     assert stored.words == ("man", "dog", "grass")
-    assert stored.report["precision"] > 0.9
 
     assert run(*own.command) == USAGE
     assert f"{own.model / KEYWORDS} exists; give --force" in capsys.readouterr().err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -12,12 +10,11 @@ from captioner.evaluation.calibration import logistic_regression
 from captioner.evaluation.keywords import (
     WORDS,
     Photos,
-    average_precision,
     fit,
     linear_reading,
-    measure,
     mentions,
     read_words,
+    report,
 )
 from captioner.inference.confidence import sigmoid
 
@@ -73,7 +70,7 @@ def photos(seed: int, count: int = 2000) -> Photos:
 
 
 def test_probabilities_are_those_of_new_photos() -> None:
-    found = fit(TABLE, photos(0), photos(1))
+    found, _ = fit(TABLE, photos(0), photos(1))
 
     assert (found.words, found.neutral_words) == (("dog", "man"), ("person",))  # no hot dog
     with_dogs, without = np.float32([1, 1, 1, 1, 1]), np.float32([-1, 1, 1, 1, 1])
@@ -82,8 +79,6 @@ def test_probabilities_are_those_of_new_photos() -> None:
     assert dog == pytest.approx([0.5, 0.0], abs=0.1)
     assert man == pytest.approx([0.2, 0.2], abs=0.05)
     assert person == pytest.approx(man, abs=0.01)
-    assert found.report["calibration_error"] < 0.05
-    json.dumps(dict(found.report))
 
 
 def test_words_that_nobody_uses_are_an_error() -> None:
@@ -91,20 +86,11 @@ def test_words_that_nobody_uses_are_an_error() -> None:
         fit({("cat",): "cat"}, photos(0), photos(1))
 
 
-def test_the_measures_of_a_small_table() -> None:
-    assert average_precision(
-        np.array([0.9, 0.8, 0.7, 0.1]), np.array([True, False, True, False])
-    ) == pytest.approx((1 + 2 / 3) / 2)
-    probabilities = np.zeros((10, 12))
+def test_the_report_of_a_small_table() -> None:
+    probabilities, labels = np.zeros((10, 12)), np.zeros((10, 12), bool)
     probabilities[:, 0], probabilities[:, 1] = 0.9, 0.4
-    labels = np.zeros((10, 12), bool)
     labels[:, 0], labels[0, 2] = True, True
 
-    found = measure(probabilities, labels)
-
-    assert found["mean_average_precision"] == 1  # of the first word alone: the others are rare
-    assert (found["keywords"], found["precision"]) == (2, 0.5)
-    assert found["recall"] == pytest.approx(10 / 11)
-    assert found["precision_at_8"] == pytest.approx(11 / 80)
-    assert found["recall_at_8"] == 1
-    assert found["calibration_error"] == pytest.approx((0.1 + 0.4) / 2)
+    assert report(probabilities, labels) == (
+        "12 keywords, 2.0 per photo: precision 50%, recall 91%, calibration error 0.250"
+    )

@@ -165,13 +165,16 @@ def test_served_attention_can_be_drawn(stored_model, tmp_path):
     """The response of the application, as `captioner.overlay` takes it."""
     import captioner
     from captioner.inference.captioner import Captioner
+    from captioner.inference.keywords import KeywordReader
     from captioner.serving.app import create_app
 
+    weights = np.ones((2, 96), np.float32) / 100
+    stored_model.keywords = KeywordReader(("dog", "hat"), (), weights, np.float32([2, 1]))
     model = Captioner(stored_model, precision="fp32")
     photo = Path(tmp_path / "photo.png")
     Image.effect_noise((64, 48), 90).convert("RGB").save(photo)
     app = create_app(model)
-    query = {"attention": True, "alternatives": 2, "min_length": 2}
+    query = {"attention": True, "alternatives": 2, "min_length": 2, "keywords": 2}
 
     async def main():
         async with app.router.lifespan_context(app):
@@ -180,7 +183,7 @@ def test_served_attention_can_be_drawn(stored_model, tmp_path):
                 return await client.caption(photo, **query)
 
     served = asyncio.run(main()).captions[0]
-    wanted = model.caption(photo, alternatives=2, min_length=2)
+    wanted = model.caption(photo, alternatives=2, min_length=2, keywords=2)
 
     caption = served.to_caption()
     assert caption.text == served.text == wanted.text
@@ -188,6 +191,9 @@ def test_served_attention_can_be_drawn(stored_model, tmp_path):
     assert [one.word for one in caption.alternatives[0]] == [
         one.word for one in wanted.alternatives[0]
     ]
+    assert [one.word for one in caption.keywords] == ["dog", "hat"]
+    for one, other in zip(caption.keywords, wanted.keywords, strict=True):
+        np.testing.assert_allclose(one.map, other.map, atol=1e-3)
     captioner.overlay(photo, caption).save(tmp_path / "attention.png")
     plain = client_module.ServedCaption("a", ("a",), -1.0, (-1.0,), {})
     with pytest.raises(ConfigError, match="attention=True"):
