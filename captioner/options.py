@@ -461,7 +461,8 @@ class TrainingConfig:
     """Stop after this many validations without a better model, from the first score above 0; 0:
     never."""
     log_every: NonNegative = 20
-    """Steps between two points of the training curves in steps.jsonl and the trackers; 0: none."""
+    """Steps between two points of the training curves in steps.jsonl and the trackers, at most an
+    epoch; 0: none."""
     save_every: Positive = 500
     """Steps between checkpoints within an epoch; the end of an epoch always saves one."""
     sample_images: NonNegative = 4

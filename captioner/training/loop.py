@@ -283,7 +283,7 @@ class Trainer:
     def _log(self, bar: tqdm[Any], trackers: Trackers) -> bool:
         """Update the progress bar and the training curves; return whether the sums were read."""
         progress = self.progress
-        every = min(self.training.log_every, self.source.batches_in(progress.epoch))
+        every = min(self.training.log_every, self.total_steps // self.training.epochs)
         due = every > 0 and progress.step % every == 0
         if not (due or self.device.type == "cpu" or progress.step % COLLECT_EVERY == 0):
             return False

@@ -137,7 +137,8 @@ def test_two_processes_train_and_validate_like_one(runs: Path) -> None:
         steps.append([sorted(chain(*parts)) for parts in zip(*shares, strict=True)])
         states.append(load_file(folder / "state.safetensors"))
         assert sorted(path.name for path in folder.iterdir()) == [
-            "best", "config.yaml", "metrics.jsonl", "samples", "state.safetensors", "tensorboard",
+            "best", "config.yaml", "metrics.jsonl", "samples", "state.safetensors", "steps.jsonl",
+            "tensorboard",
         ]  # fmt: skip
         assert len(list((folder / "tensorboard").glob("events.out.*"))) == 1
     assert steps[0] == steps[1]
