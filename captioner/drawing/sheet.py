@@ -169,7 +169,10 @@ class Layout:
 def choose_layout(
     panel: tuple[int, int], blocks: list[Block], columns: int | None, inches: float
 ) -> Layout:
-    """The arrangement with the lowest penalty; blocks with the same words are below each other."""
+    """The arrangement with the lowest penalty.
+
+    Blocks with the same words are below each other, each in as few rows as are readable.
+    """
     count, most = len(blocks), max(len(block.panels) for block in blocks)
     same = count > 1 and len({block.caption.words for block in blocks}) == 1
     layouts = []
@@ -177,7 +180,7 @@ def choose_layout(
         widest = max(1, min(most, _MAX_COLUMNS // across))
         for n in [columns] if columns else range(1, widest + 1):
             layouts.append(Layout(panel, blocks, across, n, inches))
-    return min(layouts, key=Layout.penalty)
+    return min(layouts, key=lambda layout: layout.penalty() + 10 * same * max(layout.rows))
 
 
 class Sheet(Canvas):
