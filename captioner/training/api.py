@@ -58,7 +58,7 @@ def train(
 
     Args:
         config: Settings: a YAML file, a dictionary of the same form, or a ``TrainConfig``. What is
-            left out has its default; search options, the values of the model of ``init_from``.
+            left out has its default, or is as in the model of ``init_from``.
         resume: Continue from the checkpoint in the run folder, or start if there is none.
         force: Start over and replace the run in the run folder.
         progress: Show progress and validations on standard error.
