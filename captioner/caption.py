@@ -51,10 +51,11 @@ class Keyword(NamedTuple):
 
     word: str
     probability: float
-    """Calibrated, 0 to 1, that a person who describes the photo uses it."""
+    """Calibrated, 0 to 1, that the captions of five people have it."""
     map: NDArray[np.float32] | None = None
-    """(Gh, Gw) log-odds of each region, whose mean is that of the photo; None: a model whose
-    decoder attends to the photo as a whole, or to each region in several parts (multi_head)."""
+    """(Gh, Gw) log-odds of each region; their mean is that of the photo, before the probability is
+    lowered for images that are no photos. None: the decoder's attention does not average regions
+    (multi_head, fixed_at_start)."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -107,24 +107,21 @@ def read_keywords(folder: Path) -> KeywordReader | None:
     """Read the keywords of a model folder; None if it has none.
 
     Raises:
-        ModelError: The file is damaged, or was written by a newer version.
+        ModelError: The file is damaged, or was written by another version.
     """
     path = folder / KEYWORDS
     if not path.is_file():
         return None
-    again = "run captioner prepare keywords again, or delete the file"
     try:
         with safe_open(path, framework="numpy") as file:
             header = json.loads(file.metadata()["keywords"])
             weights, biases = file.get_tensor("weights"), file.get_tensor("biases")
-        if header["format_version"] != FORMAT_VERSION:
-            raise ModelError(
-                f"{path} has format {header['format_version']}, and this captioner reads "
-                f"{FORMAT_VERSION}; {again}"
-            )
         words, neutral = tuple(header["words"]), tuple(header["neutral_words"])
+        if header["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"format {header['format_version']}, not {FORMAT_VERSION}")
         if weights.shape[:1] != biases.shape or len(biases) != len(words + neutral):
             raise ValueError("it does not have a row of weights for each word")
         return KeywordReader(words, neutral, weights.astype(np.float32), biases)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path} is damaged ({error}); {again}") from error
+        again = "run captioner prepare keywords again, or delete the file"
+        raise ModelError(f"{path} is damaged or of another release ({error}); {again}") from error
