@@ -68,7 +68,7 @@ def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str])
         options = replace(options, min_confidence=0.5)
     if ray.check_engine(options):
         return ray.caption(options, checked_search(options.model, given), argv)
-    store = choose_store(options)
+    store = _checked_store(options)
     target = None if options.output in (None, "-") else Path(str(options.output))
     kind = _checked_format(options, target)
     if options.every:
@@ -98,6 +98,20 @@ def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str])
 
 
 # --- checks of options ---------------------------------------------------------------------------
+
+
+def _checked_store(options: CaptionOptions) -> Store | None:
+    others = [name for name in ("resume", "annotations") if getattr(options, name)]
+    store = choose_store(options, force=options.force, others=others)
+    if store and "-" in options.photos:
+        raise ConfigError("standard input (-) has no name to write a caption to; give files")
+    if store and store.existing == "skip" and options.output is not None:
+        skip = "--skip-existing" if options.skip_existing else "--existing skip"
+        raise ConfigError(
+            f"{skip} and -o cannot be combined: FILE would lack the photos that have a "
+            "caption; leave one of them out"
+        )
+    return store
 
 
 def _checked_format(options: CaptionOptions, target: Path | None) -> str:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from captioner.cli.arguments import flag
 from captioner.cli.outputs import check_force, require_parent, warn
@@ -25,9 +25,6 @@ from captioner.data.metadata.xmp import add_keywords, read_description, set_desc
 from captioner.errors import ConfigError, DataError, first_of
 from captioner.files import atomic_write
 from captioner.option_fields import Folder, Shown
-
-if TYPE_CHECKING:
-    from captioner.cli.caption import CaptionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +150,13 @@ class Store:
         return text if text.startswith(str(photo)) else f"{path}: {text}"
 
 
-def choose_store(options: CaptionOptions) -> Store | None:
-    """Where captions are kept; None if they are only printed or written to one file."""
+def choose_store(
+    options: SidecarOptions, *, force: bool, others: Sequence[str] = ()
+) -> Store | None:
+    """Where captions are kept; None if they are only printed or written to one file.
+
+    ``others`` are options that were given but cannot be combined with these.
+    """
     given = [name for name in ("sidecar", "embed", "in_place") if getattr(options, name)]
     for names, kinds, where in (
         (("existing", "skip_existing"), given, "--sidecar, --embed and --in-place"),
@@ -165,25 +167,17 @@ def choose_store(options: CaptionOptions) -> Store | None:
             raise ConfigError(f"{flag(wrong[0])} is for {where}; add it, or leave this option out")
     if not given:
         return None
-    given += [name for name in ("resume", "annotations") if getattr(options, name)]
+    given += others
     if len(given) > 1:
         one, other = map(flag, given[:2])
         raise ConfigError(f"{one} and {other} cannot be combined; give one of them")
-    if "-" in options.photos:
-        raise ConfigError(f"{flag(given[0])} needs files; standard input (-) has no name")
     existing = options.existing or ("skip" if options.skip_existing else None)
     if options.skip_existing and existing != "skip":
         raise ConfigError(f"--skip-existing and --existing {existing} contradict each other")
     if existing in ("append", "prepend") and options.sidecar != "txt":
         raise ConfigError(f"--existing {existing} is for --sidecar txt; give skip or replace")
     if existing == "skip":
-        check_force(options.force)
-        if options.output is not None:
-            skip = "--skip-existing" if options.skip_existing else "--existing skip"
-            raise ConfigError(
-                f"{skip} and -o cannot be combined: FILE would lack the photos that have a "
-                "caption; leave one of them out"
-            )
+        check_force(force)
     folder = None if options.embed is None else Path(options.embed)
     if folder is not None:
         require_parent(folder)
@@ -191,7 +185,7 @@ def choose_store(options: CaptionOptions) -> Store | None:
         options.sidecar,
         folder,
         options.sidecar_name,
-        existing or ("replace" if options.force else None),
+        existing or ("replace" if force else None),
         options.prefix,
         options.suffix,
     )

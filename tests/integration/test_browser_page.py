@@ -6,6 +6,7 @@ Every test fails on a request to another host, a console error or a policy viola
 from __future__ import annotations
 
 import base64
+import csv
 import io
 import json
 import re
@@ -418,6 +419,48 @@ def test_captions_and_gallery_are_those_that_the_command_writes(  # noqa: PLR091
         opened.locator(".entry a").last.click()
     opened.get_by_role("listbox").get_by_role("option").first.click()
     expect(opened.locator(".stage")).to_be_visible()
+
+
+def test_captions_are_corrected_least_confident_first(tab, served, tiny) -> None:
+    given = [tiny.photos / f"{n}.png" for n in (1, 2, 3, 4)]
+    photos = [given[n] for n in (2, 0, 3, 1)]  # least confident first
+
+    def rated(route: Route) -> None:
+        data, response = route.request.post_data_buffer or b"", route.fetch()
+        rank = next(n for n, photo in enumerate(photos, 1) if photo.read_bytes() in data)
+        content = response.json()
+        content["captions"][0]["confidence"] = rank / 10
+        route.fulfill(response=response, json=content)
+
+    tab.route("**/v1/captions*", rated)
+    upload(tab, *given)
+    expect(tab.locator(".count")).to_have_text("4 of 4 captioned")
+    tab.get_by_label("least confident first").check()
+    card(tab, 1).click()
+    field = tab.get_by_label("correct the caption")
+    expect(field).to_have_value(served.model.caption(photos[0]).text)
+    field.fill(' two dogs, "Rex" & Zoë ')
+    field.press("Enter")  # saves it, and shows the next one
+    expect(field).to_have_value(served.model.caption(photos[1]).text)
+    field.fill("left by a click")
+    card(tab, 3).click()
+    expect(tab.get_by_role("status")).to_have_text(served.model.caption(photos[2]).text)
+    field.fill("not wanted")
+    field.press("Enter")
+    card(tab, 3).click()
+    field.fill("")  # restores the model's
+    field.press("Enter")
+
+    rows = list(csv.DictReader(io.StringIO(saved(tab, "CSV").read_text("utf-8"))))
+    assert [row["image"] for row in rows] == [photo.name for photo in photos]
+    kept = [served.model.caption(photo).text for photo in photos[2:]]
+    texts = ['two dogs, "Rex" & Zoë', "left by a click", *kept]
+    assert [row["caption"] for row in rows] == texts
+    assert [bool(row["confidence"]) for row in rows] == [False, False, True, True]
+    found = json.loads(saved(tab, "JSON").read_text("utf-8"))
+    assert [entry["captions"][0]["text"] for entry in found] == texts
+    tab.get_by_label("least confident first").uncheck()
+    expect(card(tab, 1)).to_contain_text("1.png")
 
 
 @pytest.mark.parametrize("chosen", [None, 1])

@@ -4,10 +4,13 @@ class SessionPhoto {
   // The name and the caption follow as text. A thumbnail must not be dropped as another photo.
   static THUMBNAIL = { alt: "", decoding: "async", width: "160", height: "120", draggable: "false" };
 
+  static count = 0;
+
   /** State: waiting, working, done, failed or stopped. */
   constructor(file, kind, onChoose) {
-    Object.assign(this, { file, kind, name: file.name || "pasted photo" });
+    Object.assign(this, { file, kind, name: file.name || "pasted photo", number: SessionPhoto.count++ });
     this.url = URL.createObjectURL(file);
+    this.corrected = null; // the reader's caption
     this.query = null; // of the response, or of the request in flight
     this.response = null;
     this.upload = null; // what is sent, see Upload
@@ -30,7 +33,33 @@ class SessionPhoto {
     this.error = error;
     this.button.dataset.state = state;
     const texts = { waiting: "waiting", working: "captioning …", stopped: "not captioned", failed: error };
-    this.caption.textContent = texts[state] ?? this.response.captions[0].text;
+    this.caption.textContent = texts[state] ?? this.text;
+    this.button.toggleAttribute("data-corrected", this.corrected !== null);
+  }
+
+  /** The best caption, as corrected by the reader. */
+  get text() {
+    return this.corrected ?? this.response.captions[0].text;
+  }
+
+  /** The captions to download: all of the response, or the corrected one with its keywords. */
+  get captions() {
+    const { captions } = this.response;
+    const { keywords } = captions[0];
+    if (this.corrected === null) return captions;
+    return [{ text: this.corrected, corrected: true, ...(keywords && { keywords }) }];
+  }
+
+  /** Its confidence before the correction; Infinity if there is none. */
+  get confidence() {
+    const { captions, confidence } = this.response ?? {};
+    return captions?.[0].confidence ?? confidence ?? Infinity;
+  }
+
+  /** Replace the caption; an empty text restores the model's. */
+  correct(text) {
+    this.corrected = ["", this.response.captions[0].text].includes(text.trim()) ? null : text.trim();
+    this.enter("done");
   }
 
   /** Load what the upload and the viewer need. */

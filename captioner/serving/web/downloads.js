@@ -13,11 +13,11 @@ const textFile = (text, type) => new Blob([text], { type: `${type};charset=utf-8
 function captionsCsv(photos) {
   const cell = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
   const withKeywords = photos.some(({ response }) => response.captions[0].keywords);
-  const rows = photos.flatMap(({ name, response }) =>
-    response.captions.map(({ text, log_prob: log, confidence, keywords = [] }, index) => {
+  const rows = photos.flatMap(({ name, captions }) =>
+    captions.map(({ text, log_prob: log, confidence, keywords = [] }, index) => {
       const sure = typeof confidence === "number" ? confidence.toFixed(4) : "";
       const words = withKeywords ? [keywords.map(({ word }) => word).join(", ")] : [];
-      return [name, `${index + 1}`, text, log.toFixed(4), sure, ...words];
+      return [name, `${index + 1}`, text, log?.toFixed(4) ?? "", sure, ...words];
     }),
   );
   const more = withKeywords ? ["keywords"] : [];
@@ -27,11 +27,11 @@ function captionsCsv(photos) {
 
 /** Photos with captions as JSON, as `captioner caption -o captions.json` writes them. */
 function captionsJson(photos) {
-  const kept = ["text", "words", "log_prob", "log_probs", "confidence", "doubtful", "keywords"];
+  const kept = ["text", "corrected", "words", "log_prob", "log_probs", "confidence", "doubtful", "keywords"];
   const plain = (key, value) => (key === "map" ? undefined : value); // of keywords
-  const entries = photos.map(({ name, response }) => ({
+  const entries = photos.map(({ name, captions }) => ({
     image: name,
-    captions: response.captions.map((caption) =>
+    captions: captions.map((caption) =>
       Object.fromEntries(kept.filter((key) => key in caption).map((key) => [key, caption[key]])),
     ),
   }));
@@ -74,10 +74,10 @@ function embeddedJson(data) {
 }
 
 /** The list item of a photo; pages.py's `_item`. */
-function galleryItem({ name, image, response }, number, side) {
+function galleryItem({ name, image, response, corrected }, number, side) {
   const { naturalWidth: width, naturalHeight: height } = image;
   const canvas = paintedOnWhite(image, width, height, Math.min(1, side / Math.max(width, height)));
-  const texts = response.captions.map(({ text }) => text || "no words");
+  const texts = corrected !== null ? [corrected] : response.captions.map(({ text }) => text || "no words");
   const lines = texts.flatMap((text, index) => [
     ...(index > 0 ? [element("br")] : []),
     element("span", { class: "text" }, text),

@@ -7,6 +7,8 @@
   const find = (selector) => document.querySelector(selector);
   const [form, errors, cards, status, result] = [".options", ".errors", ".cards", ".status", ".result"].map(find);
   const options = new OptionsForm(form);
+  const correction = find(".correct");
+  const field = correction.querySelector("input");
   const pool = new Pool(nextJob, (seconds) => {
     find(".count").textContent = `The server is busy; trying again in ${seconds} s`;
   });
@@ -16,6 +18,8 @@
   let shown = null; // photo and response in the viewer
   let explained = null; // {photo, query, response, error, abort, state}: the caption of the form
   let running = false; // whether photos are being captioned
+  let edited = null; // the photo whose caption is in the field
+  let unsaved = false; // whether there are corrections that were not downloaded
   let method = "attention"; // how the maps of the selected photo are computed
   const computed = new WeakMap(); // {method: response with its maps} by the response shown
 
@@ -120,11 +124,13 @@
     find(".count").textContent = summary;
     Object.assign(find("progress"), { value: done + failed, max: Math.max(total, 1) });
     for (const selector of ["progress", ".cancel"]) find(selector).hidden = !busy;
+    find(".order").hidden = total < 2;
     find(".session .downloads").hidden = done === 0;
     find(".session").hidden = find(".selected").hidden = total === 0;
     document.body.classList.toggle("empty", total === 0);
     // Announced once at the end; every photo would be too often.
     if (busy !== running) find(".announcement").textContent = busy || total < 2 ? "" : summary;
+    if (running && !busy) arrange();
     running = busy;
     if (photo === current && current !== null) showCurrent();
   }
@@ -142,6 +148,11 @@
     find(".selected nav").hidden = photos.length < 2;
     const busy = state === "waiting" || state === "working";
     document.body.classList.toggle("busy", busy);
+    correction.hidden = own !== null || state !== "done";
+    if (!correction.hidden && (edited !== photo || document.activeElement !== field)) {
+      field.value = photo.text;
+      edited = photo;
+    }
     if (state === "done") show(photo, response, query);
     else {
       const texts = { failed: error, stopped: "Not captioned. Press “Caption” to continue." };
@@ -149,6 +160,9 @@
       setStatus(texts[state] ?? "captioning …", state === "failed");
     }
   }
+
+  /** The caption of a response, as corrected if it is the photo's. */
+  const titleOf = (photo, response) => (response === photo.response ? photo.text : response.captions[0].text);
 
   function clearResult() {
     shown?.abort?.abort();
@@ -162,7 +176,7 @@
 
   function show(photo, response, query) {
     const { captions } = response;
-    setStatus(captions[0].text);
+    setStatus(titleOf(photo, response));
     if (shown?.response === response) return;
     clearResult();
     if (!computed.has(response)) computed.set(response, { attention: response });
@@ -199,7 +213,7 @@
       if (signal.aborted) return;
       mine.drawn = maps[wanted];
       viewer.replaceMaps(mine.drawn.captions);
-      setStatus(response.captions[0].text);
+      setStatus(titleOf(photo, response));
     } catch (error) {
       if (signal.aborted) return;
       method = viewer.method(0);
@@ -225,6 +239,24 @@
     next.button.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 
+  /** Keep the caption in the field. */
+  function correct() {
+    if (edited?.state !== "done" || field.value.trim() === edited.text) return;
+    edited.correct(field.value);
+    unsaved = true;
+    if (edited === current) refresh(current);
+  }
+
+  /** Sort the photos: the least confident captions first, or as they were added. */
+  function arrange() {
+    const first = find(".order input").checked;
+    const focused = document.activeElement;
+    const rank = (photo) => (first ? photo.confidence : 0);
+    photos.sort((a, b) => (rank(a) === rank(b) ? a.number - b.number : rank(a) < rank(b) ? -1 : 1));
+    cards.append(...photos.map(({ item }) => item));
+    focused.focus();
+  }
+
   async function add(files) {
     const given = [...files]; // the list is emptied when the event is over
     if (given.length === 0) return;
@@ -248,6 +280,8 @@
   }
 
   function clear() {
+    if (unsaved && !confirm("Remove all photos and the corrected captions, which were not downloaded?")) return;
+    unsaved = false;
     explained?.abort.abort();
     for (const photo of photos) photo.remove();
     photos = [];
@@ -263,6 +297,7 @@
 
   async function saveAll(format) {
     const done = photos.filter(({ state }) => state === "done");
+    if (format !== "html") unsaved = false;
     if (format === "csv") saveFile(captionsCsv(done), "captions.csv");
     else if (format === "json") saveFile(captionsJson(done), "captions.json");
     else {
@@ -278,7 +313,7 @@
     const { photo, drawn: response } = shown;
     const name = `${photo.name.replace(/\.[^.]*$/, "")}_attention.${format}`;
     if (format === "html") {
-      saveFile(await galleryPage([{ ...photo, response, load: () => photo.load() }], settings), name);
+      saveFile(await galleryPage([{ ...photo, response, corrected: null, load: () => photo.load() }], settings), name);
       return;
     }
     const figure = new Figure(viewer, settings.look);
@@ -320,6 +355,18 @@
     }
   });
   form.addEventListener("change", () => update());
+  field.addEventListener("change", correct);
+  correction.addEventListener("submit", (event) => {
+    event.preventDefault();
+    correct();
+    step(1);
+    field.select();
+  });
+  find(".order input").addEventListener("change", () => {
+    arrange();
+    refresh(current);
+  });
+  window.addEventListener("beforeunload", (event) => unsaved && event.preventDefault());
   find(".cancel").addEventListener("click", cancel);
   find(".clear").addEventListener("click", clear);
   find(".previous").addEventListener("click", () => step(-1));

@@ -1,0 +1,89 @@
+"""``captioner apply``: write captions of a file, such as corrected ones, into their photos."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from captioner.cli.arguments import command
+from captioner.cli.main import FAILED, OK
+from captioner.cli.outputs import warn
+from captioner.cli.sidecars import SidecarOptions, check_photos, choose_store
+from captioner.data.importers import detect_layout, find_source, import_captions
+from captioner.errors import ConfigError, DataError, counted
+from captioner.files import read_input
+from captioner.option_fields import Folder, Shown
+from captioner.training.own_data import ColumnOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyOptions(ColumnOptions, SidecarOptions):
+    """Write captions of a file beside their photos or into them.
+
+    The file may be a corrected captions.csv of captioner caption or of the web page.
+    """
+
+    captions: Annotated[str, Shown("CAPTIONS.csv", positional=True)]
+    """A CSV or JSON Lines file with the columns image and caption; of several captions of a photo
+    the first is written."""
+    images: Folder | None = None
+    """Folder that the names of the photos are relative to (default: that of the file)."""
+    force: bool = False
+    """Replace the captions that photos have."""
+
+
+@command("apply", "CAPTIONS.csv --sidecar KIND|--embed FOLDER|--in-place [options]", ApplyOptions)
+def apply(options: ApplyOptions, *_: Any) -> int:
+    """Write every caption whose photo is there; report the others."""
+    store = choose_store(options, force=options.force)
+    if store is None:
+        raise ConfigError("nowhere to write to; give --sidecar txt|xmp, --embed or --in-place")
+    captions = _read(options)
+    images = Path(options.images or find_source(options.captions).parent)
+    photos = {images / name: (Path(name), text) for name, text in captions.items()}
+    missing = [photo for photo in photos if not photo.is_file()]
+    if len(missing) == len(photos):
+        raise DataError(
+            f"{options.captions}: none of its {counted(len(photos), 'photo')} is in the folder "
+            f"{images} (first: {photos[missing[0]][0]}); give --images, the folder that their "
+            "names are relative to"
+        )
+    for photo in missing:
+        warn(f"{options.captions}: {photos.pop(photo)[0]} is not in the folder {images}")
+    inside = {p: n.parent for p, (n, _) in photos.items() if not {"/", ".."} & {*n.parts}}
+    store = replace(store, subfolders=inside)
+    needed, existing = check_photos(store, [*photos])
+    failed = len(missing) + len(photos) - len(needed) - len(existing)
+    written = 0
+    for photo in [*needed, *existing]:
+        try:
+            if photo in existing:
+                store.copy(photo)
+            else:
+                store.write(photo, photos[photo][1], [])
+                written += 1
+        except (DataError, OSError) as error:
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EROFS):
+                raise  # it would be the same for every photo
+            warn(store.problem(photo, error))
+            failed += 1
+    kept = f", {counted(len(existing), 'photo')} with a caption kept" if existing else ""
+    warn(f"{options.captions}: {counted(written, 'caption')} written{kept}")
+    return FAILED if failed else OK
+
+
+def _read(options: ApplyOptions) -> dict[str, str]:
+    """The first caption of each photo; those without one are left out and counted."""
+    file = find_source(options.captions)
+    read_input(file, "a CSV file with the columns image and caption")
+    splits = import_captions(file, detect_layout(file, options.columns), options.columns)
+    photos = [photo for split in splits.values() for photo in split]
+    captions = {p.file_name: p.captions[0].strip() for p in photos if p.captions}
+    found = {name: text for name, text in captions.items() if text}
+    if left := len(photos) - len(found):
+        warn(f"{options.captions}: left out {counted(left, 'photo')} without a caption")
+    if not found:
+        raise DataError(f"{options.captions} has no captions; fill in its caption column")
+    return found
