@@ -14,7 +14,7 @@ and attention on instance masks. Calibrates its confidence on the same photos wi
 calibrate``. The scores are written to config.json and, through scripts/model_card.md, to the model
 card. --to is replaced at the end, when everything is measured. The model is then exported in 8 bits
 with --export: graphs beside the weights, calibrated on photos of both training sets. Its keywords
-are fitted to the training photos with five captions, as by ``captioner prepare keywords``.
+are fitted to the training photos with five captions, as by scripts/fit_keywords.py.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from export_shipped import export_shipped
+from fit_keywords import fit_keywords
 
 import captioner
 from captioner.data.coco import read_captions
 from captioner.errors import CaptionerError
 from captioner.evaluation.calibrate import calibrate, save_figure
 from captioner.evaluation.java import find_java
-from captioner.evaluation.keywords import fit_keywords
-from captioner.evaluation.options import CalibrateOptions, KeywordsOptions
+from captioner.evaluation.options import CalibrateOptions
 from captioner.evaluation.report import Report, as_json
 from captioner.files import atomic_write
 from captioner.inference.captioner import Captioner
@@ -105,8 +105,9 @@ def main() -> None:
         looks = _evaluate(model, instances=masks, images=options.coco128 / "images")["attention"]
         if not options.skip_confidence:
             stored.calibrator = _calibrate(model, options)
-        given = KeywordsOptions(model=folder, **_photos(options), min_captions=5)
-        stored.keywords, _ = fit_keywords(model, given, _stop)
+        photos = _photos(options)
+        of = (photos[name] for name in ("train_annotations", "annotations", "images"))
+        stored.keywords = fit_keywords(model, *of, min_captions=5)
     stored.info |= {
         "scores": {name: _some(report["metrics"], METRICS) for name, report in reports.items()},
         "intervals": {

@@ -343,7 +343,7 @@ def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOpt
     search = own.changed(**given)
     if search.keywords and not (folder / KEYWORDS).is_file():
         raise OptionError(
-            "{keywords}: {folder} has no keywords; fit some with captioner prepare keywords",
+            "{keywords}: {folder} has no keywords; fit some with scripts/fit_keywords.py",
             folder=folder,
         )
     encode_search_words(search, vocabulary)

@@ -17,8 +17,7 @@ from captioner.cli.ray import RayOptions, check_engine, chosen_workers
 from captioner.cli.train import ConfigOptions
 from captioner.data.importers import IMPORTERS
 from captioner.data.progress import photo_bar
-from captioner.errors import ConfigError, DataError, ImageError, counted, either
-from captioner.evaluation.options import KeywordsOptions
+from captioner.errors import ConfigError, DataError, counted, either
 from captioner.option_fields import Folder, Shown
 from captioner.options import Positive, TrainConfig
 from captioner.training.own_data import ColumnOptions
@@ -26,7 +25,6 @@ from captioner.training.own_data import ColumnOptions
 KINDS = {
     "dataset": "convert captions from other formats to COCO",
     "frequencies": "count document frequencies of n-grams for CIDEr-D",
-    "keywords": "fit the keywords of a model",
     "features": "compute the features of a frozen encoder once for all epochs",
     "shards": "pack training photos into tar files for streaming",
 }
@@ -140,38 +138,6 @@ def frequencies(options: FrequenciesOptions, *_: Any) -> int:
     atomic_write(target, found.to_bytes())
     print(f"{target}: {len(found.counts)} n-grams of {found.documents} photos")
     return OK
-
-
-# --- keywords ------------------------------------------------------------------------------------
-
-
-@command(
-    "prepare keywords",
-    "--model FOLDER --train-annotations FILE... --annotations FILE... --images FOLDER...",
-    KeywordsOptions,
-)
-def keywords(options: KeywordsOptions, *_: Any) -> int:
-    """Fit keywords, report and store."""
-    from captioner.inference.folder import KEYWORDS, find_model
-
-    target = find_model(options.model) / KEYWORDS
-    refuse_overwrite(target, options.force)
-
-    from captioner.evaluation.keywords import fit_keywords
-    from captioner.files import atomic_write
-    from captioner.inference.captioner import load
-
-    errors: list[ImageError] = []
-
-    def failed(error: ImageError) -> None:
-        warn(str(error))
-        errors.append(error)
-
-    model = load(options.model, device=options.device, precision=options.precision)
-    reader, report = fit_keywords(model, options, failed)
-    atomic_write(target, reader.to_bytes())
-    print(f"{report}\nsaved as {target}")
-    return FAILED if errors else OK
 
 
 # --- shards --------------------------------------------------------------------------------------

@@ -44,8 +44,6 @@ from captioner.text.tokenizer import caption_tokens
 OnError = Callable[[ImageError], None]
 """Called with the error of a photo; the others go on."""
 
-Batches = Iterator[tuple[list[CaptionedImage], list[Prepared]]]
-
 MIN_PHOTOS = 100
 """Fewest photos to calibrate with: from fewer, probabilities cannot be estimated."""
 
@@ -246,10 +244,26 @@ class _Work:
             )
         return found
 
-    def _batches(self, photos: Sequence[CaptionedImage], name: str) -> Batches:
-        """See `photo_batches`."""
-        size, shown = self.given.batch_size, self.progress
-        return photo_batches(self.model, photos, name, size, self.on_error, progress=shown)
+    def _batches(
+        self, photos: Sequence[CaptionedImage], name: str
+    ) -> Iterator[tuple[list[CaptionedImage], list[Prepared]]]:
+        """The photos that can be read."""
+
+        def read(photo: CaptionedImage) -> Prepared:
+            return self.model.prepare(open_image(photo.path))
+
+        bar = photo_bar(shown=self.progress, total=len(photos), desc=name)
+        with bar, closing(read_batches(read, photos, self.given.batch_size)) as batches:
+            for batch in batches:
+                good = {}
+                for photo, prepared in batch:
+                    if isinstance(prepared, ImageError):
+                        self.on_error(prepared)
+                    else:
+                        good[photo] = prepared
+                if good:
+                    yield [*good], [*good.values()]
+                bar.update(len(batch))
 
     def report(self, judged: Judged) -> dict[str, Any]:
         """What was measured on all photos and on their words."""
@@ -273,34 +287,6 @@ class _Work:
                 "others_in_references": float(np.mean(others)) if others else None,
             },
         }
-
-
-def photo_batches(
-    model: Captioner,
-    photos: Sequence[CaptionedImage],
-    name: str,
-    batch_size: int,
-    on_error: OnError,
-    *,
-    progress: bool,
-) -> Batches:
-    """The photos that can be read, and what ``prepare`` makes of them, in batches."""
-
-    def read(photo: CaptionedImage) -> Prepared:
-        return model.prepare(open_image(photo.path))
-
-    bar = photo_bar(shown=progress, total=len(photos), desc=name)
-    with bar, closing(read_batches(read, photos, batch_size)) as batches:
-        for batch in batches:
-            good = {}
-            for photo, prepared in batch:
-                if isinstance(prepared, ImageError):
-                    on_error(prepared)
-                else:
-                    good[photo] = prepared
-            if good:
-                yield [*good], [*good.values()]
-            bar.update(len(batch))
 
 
 # --- the report for people -----------------------------------------------------------------------

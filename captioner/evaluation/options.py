@@ -11,7 +11,7 @@ from annotated_types import Interval
 from captioner.errors import CaptionerError, OptionError
 from captioner.evaluation.java import JAVA_METRICS, unavailable
 from captioner.option_fields import File, Folder, ModelName, Shown, option_fields
-from captioner.options import DeviceOptions, ModelOptions, Positive
+from captioner.options import DeviceOptions, ModelOptions
 
 OnError = Callable[[CaptionerError], None]
 """Called with the error of a photo or of a metric's program; the others go on. May raise it."""
@@ -121,31 +121,6 @@ def changed_device(options: DeviceOptions) -> list[str]:
     """The options of the device that do not have their defaults."""
     known = option_fields(DeviceOptions)
     return [name for name, field in known.items() if getattr(options, name) != field.default]
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeywordsOptions(DeviceOptions):
-    """Fit the keywords of a model (captioner caption --keywords) to photos with captions.
-
-    They are stored in its folder.
-    """
-
-    model: ModelName
-    """Model or run folder."""
-    train_annotations: list[File]
-    """COCO captions file of the training photos; repeat for several."""
-    annotations: list[File]
-    """COCO captions file of photos that the model was not trained on, to calibrate the
-    probabilities; repeat for several."""
-    images: list[Folder]
-    """Folder with the photos; repeat for several, which are searched in order."""
-    min_captions: Positive = 1
-    """Leave out training photos with fewer captions than this: few mention little of a photo."""
-    words: File | None = None
-    """List of words: a keyword per line, then others that count as it, separated by commas, such as
-    "dog(s), hound(s)" (default: 470 English words)."""
-    force: bool = False
-    """Replace the model's keywords."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -447,7 +447,7 @@ class Captioner:
         self.check_method(method)
         if options is not None and options.keywords and self.stored.keywords is None:
             raise OptionError(
-                "{keywords}: the model has no keywords; fit some with captioner prepare keywords"
+                "{keywords}: the model has no keywords; fit some with scripts/fit_keywords.py"
             )
         if type(alternatives) is not int or alternatives < 0:
             raise ConfigError(

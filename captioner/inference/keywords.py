@@ -5,7 +5,7 @@ they are exactly the mean of what each region contributes, which is the word's m
 
     log-odds_k = w_k . (1/L sum_i a_i) + b_k = 1/L sum_i m_ki,    m_ki = w_k . a_i + b_k
 
-The weights are fitted by ``captioner.evaluation.keywords`` and stored in the model folder, as
+The weights are fitted by scripts/fit_keywords.py and stored in the model folder, as
 ``keywords.safetensors``. This module needs no torch.
 
 Source: class activation maps, Zhou et al. 2016 (arXiv:1512.04150).
@@ -123,5 +123,5 @@ def read_keywords(folder: Path) -> KeywordReader | None:
             raise ValueError("it does not have a row of weights for each word")
         return KeywordReader(words, neutral, weights.astype(np.float32), biases)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        again = "run captioner prepare keywords again, or delete the file"
+        again = "run scripts/fit_keywords.py again, or delete the file"
         raise ModelError(f"{path} is damaged or of another release ({error}); {again}") from error

@@ -1,12 +1,14 @@
-"""``captioner prepare keywords`` and ``caption --keywords``, with a random model."""
+"""scripts/fit_keywords.py and ``caption --keywords``, with a random model."""
 
 from __future__ import annotations
 
 import csv
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from PIL import Image
 
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.metadata.embedding import embedded_description
+from captioner.errors import ConfigError
 from captioner.inference.folder import KEYWORDS, load_model
 
 COUNT = 240
@@ -24,7 +27,9 @@ def run(*arguments: object) -> int:
 
 
 @pytest.fixture(scope="module")
-def own(tiny: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def own(
+    tiny: SimpleNamespace, script: Any, tmp_path_factory: pytest.TempPathFactory
+) -> SimpleNamespace:
     """Red photos show a man, blue ones a dog; every one shows grass."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "photos").mkdir()
@@ -41,20 +46,25 @@ def own(tiny: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Simp
     )
     model = folder / "model"
     shutil.copytree(tiny.model, model)
-    of = ("--train-annotations", "--annotations")
-    captions = [part for name in of for part in (name, folder / "captions.json")]
-    command = ("prepare", "keywords", "--model", model, *captions, "--images", folder / "photos")
-    assert run(*command) == OK
-    return SimpleNamespace(folder=folder, model=model, plain=tiny.model, command=command)
+    captions = ("--train", folder / "captions.json", "--val", folder / "captions.json")
+    command = (model, *captions, "--images", folder / "photos")
+
+    def fit() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["fit_keywords", *map(str, command)])
+            script("fit_keywords").main()
+
+    fit()
+    return SimpleNamespace(folder=folder, model=model, plain=tiny.model, fit=fit)
 
 
-def test_keywords_are_fitted_once(own, capsys) -> None:
+def test_keywords_are_fitted_once(own) -> None:
     stored = load_model(own.model).keywords
     assert stored is not None
     assert stored.words == ("man", "dog", "grass")
 
-    assert run(*own.command) == USAGE
-    assert f"{own.model / KEYWORDS} exists; give --force" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=f"{KEYWORDS} exists; give --force"):
+        own.fit()
 
 
 def test_every_output_has_them(own, capsys, tmp_path) -> None:
@@ -111,4 +121,4 @@ def test_a_model_without_keywords_is_refused_at_once(own, capsys, monkeypatch) -
 
     assert run("caption", "x.jpg", "--model", own.plain, "--keywords", 2) in (USAGE, FAILED)
 
-    assert "has no keywords; fit some with captioner prepare keywords" in capsys.readouterr().err
+    assert "has no keywords; fit some with scripts/fit_keywords.py" in capsys.readouterr().err

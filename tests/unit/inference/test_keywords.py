@@ -74,7 +74,7 @@ def test_a_model_folder_keeps_them(stored_model, tmp_path) -> None:
 def test_the_best_caption_has_them(stored_model) -> None:
     model = Captioner(stored_model, device="cpu", precision="fp32")
     pixels = np.random.default_rng(0).integers(256, size=(64, 64, 3), dtype=np.uint8)
-    with pytest.raises(ConfigError, match="captioner prepare keywords"):
+    with pytest.raises(ConfigError, match="fit_keywords"):
         model.caption(pixels, keywords=3)
     stored_model.keywords = reader(96)
 

@@ -1,33 +1,44 @@
-"""Fit the keywords of a model: which words people use for the things in a photo.
+"""Fit the keywords of a model (captioner caption --keywords) to photos with captions.
+
+    python scripts/fit_keywords.py runs/mine --train captions_train.json --val captions_val.json \
+        --images photos/ [--min-captions 5] [--words FILE] [--force]
 
 A word counts for a photo if one of its reference captions has it. A logistic reading of the photo's
-vector is fitted on training photos, for all words together:
+vector is fitted on the training photos, for all words together:
 
     minimize  sum_nk log(1 + exp(-s_nk z_nk)) + penalty / 2 sum_k |w_k|^2,    z_nk = w_k . x_n + b_k
 
-The encoder has learned from these photos, so the log-odds z are calibrated on others, by one scale
-and one shift for all words (Platt 1999).
+The encoder has learned from these photos, so the log-odds z are calibrated on those of --val, by
+one scale and one shift for all words (Platt 1999). scripts/ship_model.py does this for a new model.
 
 Notation: N photos, K words, D size of a photo's vector, s_nk = 1 where a word counts, else -1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import argparse
+import sys
+from collections.abc import Iterator, Sequence, Set
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from captioner.data.coco import read_dataset
-from captioner.errors import ConfigError, DataError
-from captioner.evaluation.calibrate import MIN_PHOTOS, OnError, photo_batches
+import captioner
+from captioner.data.coco import CaptionedImage, read_dataset
+from captioner.data.images import open_image
+from captioner.data.prefetch import read_batches
+from captioner.data.progress import photo_bar
+from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.evaluation.calibration import Judged, calibration_error, logistic_regression
 from captioner.evaluation.objects import Phrases, find_names, phrases
-from captioner.evaluation.options import KeywordsOptions
-from captioner.files import read_input
+from captioner.files import atomic_write, read_input
 from captioner.inference.captioner import Captioner
+from captioner.inference.engine import Prepared
+from captioner.inference.folder import KEYWORDS, find_model
 from captioner.inference.keywords import MIN_PROBABILITY, KeywordReader
 from captioner.search.words import NEUTRAL_WORDS
 from captioner.text.tokenizer import caption_tokens
@@ -53,34 +64,75 @@ class Photos(NamedTuple):
     """The keywords of the list that the references of each have."""
 
 
+def main() -> None:
+    """Fit, report and store."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="model or run folder")
+    parser.add_argument("--train", action="append", required=True, help="training captions (COCO)")
+    parser.add_argument("--val", action="append", required=True, help="captions of other photos")
+    parser.add_argument("--images", action="append", required=True, help="folder with the photos")
+    parser.add_argument("--min-captions", type=int, default=1, help="of a training photo")
+    parser.add_argument("--words", type=Path, default=WORDS, help="list of words, see keywords.txt")
+    parser.add_argument("--force", action="store_true", help="replace the model's keywords")
+    options = parser.parse_args()
+    target = find_model(options.model) / KEYWORDS
+    if target.exists() and not options.force:
+        raise ConfigError(f"{target} exists; give --force to replace it")
+    model = captioner.load(options.model)
+    how = {"min_captions": options.min_captions, "words": options.words}
+    reader = fit_keywords(model, options.train, options.val, options.images, **how)
+    atomic_write(target, reader.to_bytes())
+    print(f"saved as {target}")
+
+
 def fit_keywords(
-    model: Captioner, given: KeywordsOptions, on_error: OnError
-) -> tuple[KeywordReader, str]:
-    """Fit keywords on the photos of ``train_annotations``; calibrate them on ``annotations``.
+    model: Captioner,
+    train: Sequence[str],
+    val: Sequence[str],
+    images: Sequence[str],
+    *,
+    min_captions: int,
+    words: Path = WORDS,
+) -> KeywordReader:
+    """Fit keywords on the photos of ``train``; calibrate them on those of ``val``, and report."""
+    table = read_words(words)
 
-    Returns:
-        The keywords, and how good they are on the photos that they were calibrated on.
-
-    Raises:
-        ConfigError: The list of words cannot be used.
-        DataError: The photos do not suffice, or a file cannot be used.
-    """
-    table = read_words(Path(given.words or WORDS))
-
-    def seen(files: Sequence[str], least: int, name: str) -> Photos:
-        photos = read_dataset(files, given.images, renumber=True)
+    def seen(files: Sequence[str], least: int) -> Photos:
+        photos = read_dataset(files, images, renumber=True)
         photos = [photo for photo in photos if len(photo.captions) >= least]
-        if len(photos) < MIN_PHOTOS:
-            raise DataError(f"{len(photos)} {name} are too few; give {MIN_PHOTOS} or more")
         vectors, mentioned = [], []
-        size = given.batch_size
-        for batch, prepared in photo_batches(model, photos, name, size, on_error, progress=True):
+        for batch, prepared in photo_batches(model, photos):
             vectors.append(model.photo_vectors(prepared))
             mentioned += [mentions(photo.captions, table) for photo in batch]
+        if not vectors:
+            raise DataError(f"{', '.join(files)}: no photo with {least} captions can be read")
         return Photos(np.concatenate(vectors), mentioned)
 
-    training = seen(given.train_annotations, given.min_captions, "training photos")
-    return fit(table, training, seen(given.annotations, 1, "photos to calibrate with"))
+    reader, text = fit(table, seen(train, min_captions), seen(val, 1))
+    print(text)
+    return reader
+
+
+def photo_batches(
+    model: Captioner, photos: Sequence[CaptionedImage]
+) -> Iterator[tuple[list[CaptionedImage], list[Prepared]]]:
+    """The photos that can be read, prepared, in batches; the errors of the others are printed."""
+
+    def read(photo: CaptionedImage) -> Prepared:
+        return model.prepare(open_image(photo.path))
+
+    bar = photo_bar(total=len(photos))
+    with bar, closing(read_batches(read, photos, 32)) as batches:
+        for batch in batches:
+            good = {}
+            for photo, prepared in batch:
+                if isinstance(prepared, ImageError):
+                    print(prepared, file=sys.stderr)
+                else:
+                    good[photo] = prepared
+            if good:
+                yield [*good], [*good.values()]
+            bar.update(len(batch))
 
 
 def read_words(path: Path) -> Phrases:
@@ -150,8 +202,6 @@ def linear_reading(
     vectors: NDArray[np.float32], labels: NDArray[np.bool_], penalty: float = PENALTY
 ) -> tuple[_Floats, _Floats]:
     """Weights (K, D) and biases (K,) that minimize the sum above, by L-BFGS."""
-    import torch
-
     mean, scale = vectors.mean(axis=0), vectors.std(axis=0) + 1e-6
     inputs = torch.from_numpy((vectors - mean) / scale)
     targets = torch.from_numpy(labels.astype(np.float32))
@@ -194,3 +244,10 @@ def report(probabilities: _Floats, labels: NDArray[np.bool_]) -> str:
         f"precision {labels[kept].mean():.0%}, recall {kept[labels].mean():.0%}, "
         f"calibration error {error:.3f}"
     )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CaptionerError as problem:
+        sys.exit(f"{Path(__file__).name}: {problem}")

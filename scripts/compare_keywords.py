@@ -1,10 +1,10 @@
 """Compare three sources of keywords: the reading of the features, samples, the caption alone.
 
-    python scripts/studies/keywords.py --annotations COCO/captions_val.json --images COCO/val \
+    python scripts/compare_keywords.py --annotations COCO/captions_val.json --images COCO/val \
         --annotations data/flickr8k/captions_val.json --images FLICKR8K/images \
         --instances COCO128/annotations/instances.json --instance-photos COCO128/images
 
-Words are those of ``captioner prepare keywords``; one is right if a reference caption of the photo
+Words are those of scripts/fit_keywords.py; one is right if a reference caption of the photo
 has it. Samples: the share of 64 sampled captions that have a word, calibrated like the reading: one
 half of the photos with the scale and shift of the other. With instance masks, words that name a
 category of COCO are compared with what is annotated, and their maps with the masks.
@@ -20,21 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fit_keywords import WORDS, mentions, of_groups, photo_batches, platt, read_words
 from numpy.typing import NDArray
 
 import captioner
 from captioner.caption import Caption
 from captioner.data.coco import read_dataset
-from captioner.evaluation.calibrate import photo_batches
 from captioner.evaluation.calibration import Judged, calibration_error
 from captioner.evaluation.grounding import measure as measure_maps
-from captioner.evaluation.keywords import (
-    WORDS,
-    mentions,
-    of_groups,
-    platt,
-    read_words,
-)
 from captioner.evaluation.masks import read_instances
 from captioner.evaluation.objects import find_names
 from captioner.inference.captioner import Captioner
@@ -126,7 +119,7 @@ def compare(model: Captioner, annotations: str, images: str) -> None:
 
     photos = read_dataset([annotations], [images])
     plain, varied = model.options(), model.options(temperature=1.0, num_captions=SAMPLES)
-    for batch, prepared in photo_batches(model, photos, "photos", 32, print, progress=True):
+    for batch, prepared in photo_batches(model, photos):
         memories = model.ensemble.memories(model.ensemble.encode(prepared))
         start = model.stored.vocabulary.start("")
         seeds = range(len(batch))
