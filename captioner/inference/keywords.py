@@ -1,16 +1,14 @@
 """Keywords: words for things in a photo, each with a calibrated probability and a map.
 
-The log-odds of word k are a linear function of the mean of the features a_i of the L regions, so
-they are exactly the mean of what each region contributes, which is the word's map:
+The log-odds of word k are linear in the mean of the features a_i of the L regions, so they are
+exactly the mean of what each region contributes, its map:
 
     log-odds_k = w_k . (1/L sum_i a_i) + b_k = 1/L sum_i m_ki,    m_ki = w_k . a_i + b_k
 
-The weights are fitted by scripts/fit_keywords.py and stored in the model folder, as
-``keywords.safetensors``. This module needs no torch.
+scripts/fit_keywords.py writes the weights into the model folder. This module needs no torch.
 
 Source: class activation maps, Zhou et al. 2016 (arXiv:1512.04150).
-Deviation: independent probabilities (logistic) in place of a softmax over classes; the features are
-those that the caption's decoder attends to.
+Deviation: each word has a probability of its own, in place of a softmax over classes.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ class KeywordReader:
     words: tuple[str, ...]
     """Of the first rows."""
     neutral_words: tuple[str, ...]
-    """Of the last rows, which ``neutral`` uses: the person of ``words`` is one that people called a
-    person, this one a man or a woman too."""
+    """Of the last rows, for ``neutral``: a person is whom people called person, man or woman."""
     weights: NDArray[np.float32]
     """(K, D)."""
     biases: NDArray[np.float32]
@@ -74,7 +71,7 @@ class KeywordReader:
             photo: Mean of the features of its regions, (D,).
             regions: Their features, (Gh, Gw, D); None: keywords without maps.
             count: Maximum number.
-            neutral: Without words for sex and age, see ``SearchOptions.neutral``.
+            neutral: See ``SearchOptions.neutral``.
             familiarity: Factor of the probabilities, see ``Calibrator.familiarity``.
         """
         rows = self.rows(neutral=neutral)
@@ -91,16 +88,11 @@ class KeywordReader:
 
     def to_bytes(self) -> bytes:
         """Content of the file: arrays, and the rest as JSON in its header."""
-        header = {
-            "format_version": FORMAT_VERSION,
-            "words": self.words,
-            "neutral_words": self.neutral_words,
-        }
-        arrays: dict[str, NDArray[Any]] = {
-            "weights": self.weights.astype(np.float16),
-            "biases": self.biases,
-        }
-        return save(arrays, metadata={"keywords": json.dumps(header, allow_nan=False)})
+        names = {"words": self.words, "neutral_words": self.neutral_words}
+        header = {"format_version": FORMAT_VERSION, **names}
+        weights: NDArray[Any] = self.weights.astype(np.float16)
+        arrays = {"weights": weights, "biases": self.biases}
+        return save(arrays, metadata={"keywords": json.dumps(header)})
 
 
 def read_keywords(folder: Path) -> KeywordReader | None:

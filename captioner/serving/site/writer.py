@@ -67,16 +67,8 @@ _SEARCH = (
     *("beam_size", "num_captions", "min_length", "max_length", "length_penalty", "guidance"),
     *("rare_words", "block_ngrams", "block_repeats", "neutral", "style"),
 )
-# Those whose words the page gets as token ids, and those without effect in a beam search.
-_OTHER_OPTIONS = (
-    "banned_words",
-    "guard_endings",
-    "diversity",
-    "top_k",
-    "top_p",
-    "seed",
-    "keywords",
-)
+# Those whose words the page gets as token ids, and those without effect on its captions.
+_OTHERS = ("banned_words", "guard_endings", "diversity", "top_k", "top_p", "seed", "keywords")
 
 
 class Site(NamedTuple):
@@ -147,7 +139,7 @@ def check_search(options: SearchOptions) -> None:
     """Raise ConfigError unless the page's search supports a model's search defaults."""
     default = SearchOptions()
     for name, value in vars(options).items():
-        if name not in (*_SEARCH, *_OTHER_OPTIONS) and value != getattr(default, name):
+        if name not in (*_SEARCH, *_OTHERS) and value != getattr(default, name):
             raise ConfigError(
                 f"the model's search default {name} is {value!r}, which the page does not support; "
                 f"export a copy of the model whose config.json lacks it"
