@@ -37,9 +37,13 @@ def entry(name: str | int, captions: Sequence[Caption], options: CaptionOptions)
         entries = []
     if options.sentence_case:
         for one in entries:
-            end = "." if one["text"][-1:].isalnum() else ""
-            one["text"] = one["text"][:1].upper() + one["text"][1:] + end
+            one["text"] = as_sentence(one["text"])
     return {"image": name, "captions": entries}
+
+
+def as_sentence(text: str) -> str:
+    """A caption with a capital letter and a full stop."""
+    return text[:1].upper() + text[1:] + "." * text[-1:].isalnum()
 
 
 def joined(caption: Entry) -> str:

@@ -28,6 +28,7 @@ from typing import Any
 
 COMMANDS = {
     "caption": "caption photos and folders of photos",
+    "alt": "suggest alternative texts for the images of a site",
     "apply": "write corrected captions into their photos",
     "attend": "show where the model looked for each word: figure, animation or web page",
     "serve": "run a web page and an HTTP API for captioning",

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from annotated_types import Interval
 
-from captioner.cli import apply, attend, caption, evaluate, models, prepare, serve, train
+from captioner.cli import alt, apply, attend, caption, evaluate, models, prepare, serve, train
 from captioner.errors import ConfigError, OptionError
 from captioner.option_fields import OptionField, build_options, option_fields
 from captioner.options import (
@@ -40,8 +40,9 @@ SECTIONS = {
 }
 SCHEMAS: list[Any] = [
     *SECTIONS.values(), TrainConfig, FaithfulnessOptions,
-    apply.ApplyOptions, attend.AttendOptions, caption.CaptionOptions, evaluate.EvaluateOptions,
-    evaluate.CalibrateOptions, models.InfoOptions, models.ExportOptions, models.PushOptions,
+    alt.AltOptions, apply.ApplyOptions, attend.AttendOptions, caption.CaptionOptions,
+    evaluate.EvaluateOptions, evaluate.CalibrateOptions,
+    models.InfoOptions, models.ExportOptions, models.PushOptions,
     prepare.DatasetOptions, prepare.FeaturesOptions, prepare.FrequenciesOptions,
     prepare.ShardsOptions, serve.ServeOptions, train.TrainOptions,
 ]  # fmt: skip

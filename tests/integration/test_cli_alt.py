@@ -1,0 +1,139 @@
+"""``captioner alt``: from a site to a reviewed table and back."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner.cli.main import FAILED, OK, USAGE, main
+
+INDEX = """<!doctype html>\r
+<a href="/about/"><img src="/img/a%201.png?v=2"></a>
+<img src="img/a 1.png"><img src="img/a 1.png">
+<img src="img/a 1.png" alt="">
+<img src="https://me.example/blog/img/2.png"> <img src="//cdn.example/3.png"> <img src=gone.png>
+"""
+POST = '<meta charset="iso-8859-1"><p>f\xfcr</p><img src="../img/a 1.png">'
+TEMPLATE = '<img src="{{ image }}"><img src="img/a 1.png">'
+
+
+@pytest.fixture
+def alt(tiny, tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command beside ``site``."""
+    monkeypatch.chdir(tmp_path)
+    pages = {"index.html": INDEX.encode(), "blog/post.htm": POST.encode("latin-1"),
+             "layout.html": TEMPLATE.encode()}  # fmt: skip
+    for name, data in pages.items():
+        file = Path("site", name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    for name, photo in (("img/a 1.png", "1.png"), ("img/2.png", "2.png"), ("blog/img", None)):
+        Path("site", name).parent.mkdir(exist_ok=True)
+        if photo:
+            Path("site", name).write_bytes((tiny.photos / photo).read_bytes())
+    Path("site/blog/img").symlink_to("../img")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        given = ["alt", "site", *map(str, arguments), "--model", str(tiny.model)]
+        return main(given), *capsys.readouterr()
+
+    return run
+
+
+def table(**changes: Any) -> list[dict[str, str]]:
+    """The rows of alt.csv; ``changes(rows)`` are written back."""
+    rows = list(csv.DictReader(Path("alt.csv").read_text("utf-8-sig").splitlines()))
+    if changes:
+        for place, text in changes["texts"].items():
+            for row in rows:
+                if f"{row['page']}:{row['line']}" == place:
+                    row.update(alt=text, reviewed="yes")
+        with Path("alt.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], delimiter=";")  # as some spreadsheets do
+            writer.writeheader()
+            writer.writerows(rows)
+    return rows
+
+
+def contents() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path("site").glob("**/*.htm*")}
+
+
+def test_only_what_was_reviewed_is_written(alt) -> None:
+    before = contents()
+    code, out, err = alt("--url", "https://me.example/")
+    assert code == FAILED  # pictures without a suggestion are reported
+    assert "--apply alt.csv" in out
+    for reported in ("layout.html", "//cdn.example/3.png", "gone.png", "1 of them in links"):
+        assert reported in err
+    rows = table()
+    files = ["img/a 1.png"] * 4 + ["blog/img/2.png"] + ["https://cdn.example/3.png", "gone.png"]
+    assert sorted(row["image"] for row in rows) == sorted(files)
+    assert len({row["alt"] for row in rows if row["image"] == "img/a 1.png"}) == 1
+    assert all(row["alt"] for row in rows[:5])
+    assert not any(row["alt"] for row in rows[5:])
+    assert alt("--apply", "alt.csv")[0] == FAILED  # nothing was reviewed
+    assert contents() == before
+
+    table(texts={"blog/post.htm:1": 'für "Zoë" 犬', "index.html:2": "About us"})
+    assert alt("--apply", "alt.csv")[0] == OK
+    written = contents()
+    assert written["layout.html"] == before["layout.html"]
+    assert written["post.htm"] == before["post.htm"].replace(
+        b"<img", '<img alt="für &quot;Zoë&quot; &#29356;"'.encode("latin-1")
+    )
+    assert written["index.html"] == before["index.html"].replace(b"<img", b'<img alt="About us"', 1)
+    assert alt("--apply", "alt.csv")[0] == OK  # again
+    assert contents() == written
+
+
+def test_changed_pages_are_reported(alt) -> None:
+    alt()
+    table(texts={"index.html:3": "A dog", "blog/post.htm:1": "A cat"})
+    index = Path("site/index.html")
+    index.write_bytes(index.read_bytes().replace(b'<img src="img/a 1.png">', b"", 1))
+    Path("site/blog/post.htm").unlink()
+    code, _, err = alt("--apply", "alt.csv")
+    assert code == FAILED
+    assert "index.html:3: <img" in err
+    assert "post.htm does not exist" in err
+    assert index.read_bytes().count(b'alt="A dog"') == 1
+
+    moved = INDEX.replace("<a ", "\n\n<a ").encode()  # lines differ, and all tags are there
+    index.write_bytes(moved)
+    alt("--apply", "alt.csv")
+    third = b'<img alt="A dog" src="img/a 1.png">' * 2
+    assert index.read_bytes() == moved.replace(b'<img src="img/a 1.png">' * 2, third)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-o", "site/alt.csv"], ["-o", "alt.txt"], ["--num-captions", "2"]]
+)
+def test_usage_errors(arguments, alt) -> None:
+    assert alt(*arguments)[0] == USAGE
+    assert not list(Path().glob("**/alt.*"))
+
+
+@pytest.mark.slow
+def test_the_table_is_reviewed_in_a_browser(alt, visit) -> None:
+    from browsing import violations
+    from playwright.sync_api import expect
+
+    alt()
+    before = contents()
+    tab = visit(Path("alt.html").resolve().as_uri())
+    assert violations(tab) == []
+    card = tab.locator(".review li").filter(has_text="post.htm:1")
+    card.get_by_role("textbox").fill('Two dogs, "Rex" & Zoë')
+    expect(card.get_by_role("checkbox")).to_be_checked()
+    expect(tab.get_by_role("status")).to_have_text("3 of 7 reviewed")  # the same picture thrice
+    with tab.expect_download() as download:
+        tab.get_by_role("button", name="Download alt.csv").click()
+    assert alt("--apply", download.value.path())[0] == OK
+    changed = [name for name, data in contents().items() if data != before[name]]
+    assert sorted(changed) == ["index.html", "post.htm"]
+    assert contents()["index.html"].count(b"Rex") == 2

@@ -1,0 +1,125 @@
+"""Images without alternative text in HTML: which they are, and what is written into their tags."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from captioner.data.html_images import HtmlPage, read_page
+
+
+@pytest.fixture
+def page(tmp_path: Path):
+    def read(data: str | bytes) -> HtmlPage:
+        file = tmp_path / "page.html"
+        file.write_bytes(data.encode() if isinstance(data, str) else data)
+        return read_page(file)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("<img src=a.jpg>", None),
+        ("<IMG SRC='a.jpg' />", None),
+        ("<input type=Image src=a.jpg>", None),
+        ("<area href=/>", None),
+        ("<figure><img src=a.jpg><figcaption> </figcaption></figure>", None),
+        ("<noscript><img src=a.jpg></noscript>", None),
+        ("<p aria-hidden=true>x</p><img src=a.jpg>", None),
+        ('<img src=a.jpg alt="A dog">', "with alternative text"),
+        ("<img src=a.jpg alt>", "decorative"),
+        ('<img src=a.jpg alt="">', "decorative"),
+        ("<img src=a.jpg role=presentation>", "decorative"),
+        ("<img src=a.jpg width=1 height=1>", "decorative"),
+        ("<div aria-hidden=true><p><img src=a.jpg></div>", "decorative"),
+        ("<img src=a.jpg aria-label=x>", "with a label or caption"),
+        ("<img src=a.jpg aria-labelledby=x>", "with a label or caption"),
+        (
+            "<figure><a href=/><img src=a.jpg></a><figcaption>A <b>dog</b></figcaption></figure>",
+            "with a label or caption",
+        ),
+        ("<!-- <img src=a.jpg> -->", ""),
+        ("<script>'<img src=a.jpg>'</script>", ""),
+        ("<textarea><img src=a.jpg></textarea>", ""),
+        ("<input type=text><area nohref>", ""),
+    ],
+)
+def test_what_lacks_a_text(source, reason, page) -> None:
+    found = page(f"<!doctype html>\n<title>x</title>{source}")
+    assert len(found.images) == (reason is None)
+    assert dict(found.others) == ({reason: 1} if reason else {})
+
+
+@pytest.mark.parametrize(
+    ("source", "template"),
+    [
+        ("<p>{{ page.title }}</p>", True),
+        ("{% if x %}<img src=a.jpg>{% endif %}", True),
+        ("<img src='<%= x %>'>", True),
+        ("<% if x > 1 %><img src=a.jpg>", True),
+        ("<?php echo '<img src=a.jpg>' ?>", True),
+        ("---\nlayout: post\n---\n<img src=a.jpg>", True),
+        ("<pre><code>{{ x }}</code></pre><script>'{{'</script><!-- {% --><p>{ 100% }", False),
+        ("<?xml version='1.0'?><html>", False),
+    ],
+)
+def test_templates_are_recognized(source, template, page) -> None:
+    assert page(source).template == template
+
+
+def test_where_the_picture_is_and_what_the_image_does(page) -> None:
+    found = page(
+        """<a href="/"><img src="a.jpg"></a>
+        <a href="/b"><img src="data:x" data-src="b.jpg"> Our <b>B</b></a>
+        <picture><source srcset="s.jpg 1x, l.jpg 2x"><img src="c.jpg" srcset="d.jpg 9w, e.jpg 80w">
+        </picture><button><img></button><input type="image" src="f.jpg"><area href="/c">"""
+    )
+    assert [(image.sources, image.context) for image in found.images] == [
+        (["a.jpg"], "in a link to / without text"),
+        (["b.jpg", "data:x"], 'in a link to /b with the text "Our B"'),
+        (["c.jpg", "e.jpg", "l.jpg"], ""),
+        ([], "in a button without text"),
+        (["f.jpg"], "is a button"),
+        ([], "is a link to /c"),
+    ]
+
+
+TEXT = 'Zoë’s "dog" & <cat>'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "<p>für</p><img src=é.jpg>".encode(),
+        b"\xef\xbb\xbf<img src=a.jpg>\r\n\r<b>\n",
+        b"<meta charset=iso-8859-1><p>f\xfcr \x80\x81<img\n src=\xe9.jpg\r\n/>",
+        b"\xff\xfe" + "<p>für<img>".encode("utf-16-le"),
+        "<meta charset='shift_jis'>表示ソ<img src=a.jpg>".encode("shift_jis"),
+        b"no charset: f\xfcr \x81<img src=a.jpg class=x>",
+        b"<meta charset=utf-8>not UTF-8: \xfc\xff<img src=a.jpg>",
+        b"<meta charset=no-such>f\xc3\xbcr\x00<img src=a.jpg><p",
+    ],
+)
+def test_all_other_bytes_stay(data, page) -> None:
+    before = page(data)
+    [image] = before.images
+    written = before.with_texts([(image, TEXT)])
+    codec = before.encoding
+    start = len(before.text[: image.start].encode(codec, "surrogateescape"))
+    start += len("<img".encode(codec))
+    added = len(written) - len(data)
+    assert written[:start] == data[:start]
+    assert written[start + added :] == data[start:]
+    after, texts = page(written), []
+    assert not after.images
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            texts.extend(value for name, value in attrs if name == "alt")
+
+    Reader().feed(after.text)
+    assert texts == [TEXT]
