@@ -3,7 +3,8 @@
 - README, changelog, contributing guide and model card, which are elsewhere in the repository;
 - executed notebooks, so that their output is always that of the current code and model;
 - the command reference from ``--help``, and the Python reference from docstrings;
-- source files that a page links to.
+- source files that a page links to;
+- ``llms.txt`` (https://llmstxt.org), the navigation for language models, and each page as Markdown.
 
 Pages keep relative links that work on GitHub; they are translated to links within the site.
 """
@@ -41,6 +42,7 @@ MOVED = {
 """Pages from outside docs/, by their path in the repository."""
 
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
+BADGE = re.compile(r"^\[!\[.*\n\n", re.MULTILINE)
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 
 API = {
@@ -72,7 +74,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, content=content))
 
     for source, uri in MOVED.items():
-        add(uri, (ROOT / source).read_text("utf-8"))
+        add(uri, BADGE.sub("", (ROOT / source).read_text("utf-8")))
     add("commands.md", commands())
     add("api.md", api())
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
@@ -91,7 +93,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
     """Translate links within the repository to links within the site."""
     source = repository_path(page.file.src_uri)
 
@@ -100,7 +102,29 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         here = posixpath.dirname(page.file.src_uri)
         return posixpath.relpath(site_path(path), here or ".") if path else link[0]
 
+    if page.is_homepage and config.site_url:  # docs.yml publishes the demo with the site
+        demo = f"[Try it in the browser]({config.site_url}demo/): no photo leaves your device."
+        markdown = markdown.replace("\n\n", f"\n\n{demo}\n\n", 1)
     return LINK.sub(translate, markdown)
+
+
+def on_env(_: object, /, config: MkDocsConfig, files: Files) -> None:
+    """Add ``llms.txt``, and the Markdown of its pages, with ``.md`` after their addresses."""
+    text = f"# {config.site_name}\n\n> {config.site_description}\n"
+    for [(section, content)] in (entry.items() for entry in config.nav or []):
+        text += "\n" if isinstance(content, str) else f"\n## {section}\n\n"
+        pages = [{section: content}] if isinstance(content, str) else content
+        for [(title, uri)] in (page.items() for page in pages):
+            page = files.src_uris[uri].page
+            url, markdown = page.url, page.markdown
+            if "\n::: " not in markdown:  # docstrings are inserted in HTML only
+                url += ".md"
+                markdown = LINK.sub(lambda link: re.sub(r"\.md$", ".html", link[0]), markdown)
+                file = File.generated(config, f"{uri}.txt", content=markdown)
+                file.dest_uri = url
+                files.append(file)
+            text += f"- [{title}]({config.site_url or ''}{url})\n"
+    files.append(File.generated(config, "llms.txt", content=text))
 
 
 # --- paths ---------------------------------------------------------------------------------------

@@ -105,6 +105,17 @@ def test_reference_is_complete(site) -> None:
 
 
 @pytest.mark.slow
+def test_llms_txt_is_the_navigation(site) -> None:
+    links = re.findall(r"\]\((.*)\)$", (site / "llms.txt").read_text("utf-8"), re.MULTILINE)
+
+    assert [re.sub(r"\.html(\.md)?$", ".md", link) for link in links] == navigation()
+    for link in links:
+        text = (site / link).read_text("utf-8")
+        for target in re.findall(r"\]\((?!\w+:)([^)#\s]+)", text) if link.endswith(".md") else ():
+            assert (site / target).is_file(), (link, target)
+
+
+@pytest.mark.slow
 def test_notebooks_show_their_output(site) -> None:
     first = (site / "first_caption.html").read_text("utf-8")
     explained = (site / "attention_explained.html").read_text("utf-8")
