@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner import load
+from captioner import evaluate, load
 from captioner.cli.main import FAILED, OK, main
 from captioner.cli.train import read
 from captioner.inference.export.folder import digest
@@ -156,15 +157,30 @@ def test_held_out_photos_have_five_captions_and_are_not_trained_on(
         assert one["annotations"] == [a for a in annotations if a["image_id"] in kept]
 
 
-def test_search_options_are_compared(run: Any, tiny: Any, capsys: Any) -> None:
-    given = ["--annotations", tiny.captions, "--images", tiny.photos, "--model", tiny.model]
-    run("choose_search", *given, "--vary", "beam_size", 1, 3, "--vary", "guidance", 0, 2.5)
+def test_models_of_the_hub_are_scored_on_the_same_photos(
+    run: Any, tiny: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """With functions in place of the models; a photo that cannot be read costs no other."""
+    shutil.copytree(tiny.photos, tmp_path / "photos")
+    (tmp_path / "photos" / "4.png").write_bytes(b"no photo")
+    given = ["--annotations", tiny.captions, "--images", tmp_path / "photos", "--out", tmp_path]
+    asked = []
 
-    lines = capsys.readouterr().out.splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
-    assert [row[:2] for row in rows[2:]] == [["1", "0"], ["1", "2.5"], ["3", "0"], ["3", "2.5"]]
-    best = max(rows[2:], key=lambda row: float(row[2]))
-    assert lines[-1] == f"highest CIDEr: --beam-size {best[0]} --guidance {best[1]}"
+    def write(name: str | None) -> Callable[..., list[str]]:
+        asked.append(name)
+        return lambda photos: ["A dog runs on grass."] * len(photos)
+
+    for _ in range(2):  # the second time, from the results files
+        run("studies/hub_captioners", *given, "--model", "user/one", "--batch-size", 2,
+            ours=write, peer=write)  # fmt: skip
+
+    out, err = capsys.readouterr()
+    assert asked == [None, "user/one"]
+    assert "4.png" in err
+    results = json.loads((tmp_path / "user--one.json").read_text())
+    assert results == [{"image_id": n, "caption": "A dog runs on grass."} for n in (1, 2, 3)]
+    expected = evaluate(annotations=tiny.captions, results=results)["metrics"]["Bleu_1"]
+    assert out.count(f"| user/one, 3 | {100 * expected:.1f} |") == 2
 
 
 @pytest.mark.slow

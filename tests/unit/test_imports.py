@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
 import subprocess
 import sys
 
@@ -74,6 +76,28 @@ def test_captioning_imports_neither_timm_nor_torchvision() -> None:
     )
 
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.slow
+def test_scoring_needs_only_the_packages_that_its_page_lists(tmp_path) -> None:
+    """In docs/evaluation.md, "Without torch or Java"."""
+    images = [{"id": n, "file_name": f"{n}.jpg"} for n in range(3)]
+    texts = [{"id": n, "image_id": n, "caption": f"a dog and {n} cats"} for n in range(3)]
+    references, results = tmp_path / "captions.json", tmp_path / "results.json"
+    references.write_text(json.dumps({"images": images, "annotations": texts}))
+    results.write_text(json.dumps(texts))
+    script = (
+        f"import sys\nfor name in {(*HEAVY, 'contourpy', 'onnxruntime', 'yaml')}:\n"
+        "    sys.modules[name] = None\n"
+        "from captioner.cli.main import main\n"
+        f"main(['evaluate', '--annotations', {str(references)!r}, '--results', {str(results)!r}])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+
+    assert re.search(r"^Bleu_4 +100\.00", done.stdout, re.MULTILINE)
 
 
 # --- the top-level package -----------------------------------------------------------------------

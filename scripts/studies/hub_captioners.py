@@ -1,0 +1,118 @@
+"""Score captioning models of the Hugging Face hub, and the shipped one, on the same photos.
+
+    pip install transformers '.[torch]'
+    python scripts/studies/hub_captioners.py --annotations captions_val.json --images photos/ \
+        --out peers [--style coco] [--model Salesforce/blip-image-captioning-base ...]
+
+A model is a name on the hub, or a folder, that transformers loads as image-text-to-text and that
+needs no prompt: BLIP, GIT, ViT-GPT2, ... Each writes a COCO results file into --out, which is kept
+when the command is repeated, and gets a row of a Markdown table, scored by ``captioner.evaluate``.
+``captioner evaluate --results A --compare B`` compares two of the files photo by photo.
+
+Read the models' cards before comparing: the usual training data for COCO (Karpathy's split) has
+30,504 photos of val2014.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PIL import Image
+from tqdm import tqdm
+
+import captioner
+from captioner.data.coco import CaptionedImage, read_dataset
+from captioner.data.images import open_image
+from captioner.errors import CaptionerError, ImageError
+from captioner.files import atomic_write
+from captioner.inference.card import score_table
+
+MODELS = (
+    "Salesforce/blip-image-captioning-base",
+    "microsoft/git-base-coco",
+    "nlpconnect/vit-gpt2-image-captioning",
+)
+OURS = "captioner"
+METRICS = ("Bleu_1", "Bleu_4", "ROUGE_L", "CIDEr")
+
+Write = Callable[[Sequence[Image.Image]], list[str]]
+"""Writes a caption for each photo."""
+
+
+def ours(style: str | None) -> Write:
+    """The shipped model in float32, with its own search."""
+    model = captioner.load(precision="fp32")
+    search = {} if style is None else {"style": style}
+    return lambda photos: [caption.text for caption in model.caption(list(photos), **search)]
+
+
+def peer(name: str) -> Write:
+    """A model of the hub, by beam search with three beams, like the shipped model."""
+    import torch
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    processor, tokenizer = (
+        part.from_pretrained(name) for part in (AutoImageProcessor, AutoTokenizer)
+    )
+    model = AutoModelForImageTextToText.from_pretrained(name).to(device).eval()
+
+    def write(photos: Sequence[Image.Image]) -> list[str]:
+        pixels = processor(images=list(photos), return_tensors="pt").pixel_values.to(device)
+        with torch.inference_mode():
+            tokens = model.generate(pixel_values=pixels, num_beams=3, max_new_tokens=30)
+        return [text.strip() for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+
+    return write
+
+
+def results(write: Write, images: Sequence[CaptionedImage], size: int) -> list[dict[str, object]]:
+    """The content of a COCO results file; photos that cannot be read are reported and left out."""
+    found: list[dict[str, object]] = []
+    for start in tqdm(range(0, len(images), size), unit="batch"):
+        photos = {}
+        for image in images[start : start + size]:
+            try:
+                photos[image.image_id] = open_image(image.path)
+            except ImageError as problem:
+                print(problem, file=sys.stderr)
+        texts = write(list(photos.values())) if photos else []
+        found += [
+            {"image_id": image_id, "caption": text}
+            for image_id, text in zip(photos, texts, strict=True)
+        ]
+    return found
+
+
+def main() -> None:
+    """Write the results files, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--annotations", required=True, help="COCO captions file")
+    parser.add_argument("--images", required=True, help="folder of its photos")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results files")
+    parser.add_argument("--model", nargs="+", default=MODELS, help="names on the hub, or folders")
+    parser.add_argument("--style", help="of the shipped model's captions")
+    parser.add_argument("--batch-size", type=int, default=16)
+    given = parser.parse_args()
+    images = read_dataset([given.annotations], [given.images])
+    given.out.mkdir(parents=True, exist_ok=True)
+    reports = {}
+    for name in (OURS, *given.model):
+        path = given.out / f"{name.strip('/').replace('/', '--')}.json"
+        if not path.exists():
+            print(name, file=sys.stderr)
+            write = ours(given.style) if name == OURS else peer(name)
+            atomic_write(path, json.dumps(results(write, images, given.batch_size)))
+        reports[name] = captioner.evaluate(annotations=given.annotations, results=path)
+    print(score_table(reports, METRICS))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CaptionerError as problem:
+        sys.exit(f"{Path(__file__).name}: {problem}")
