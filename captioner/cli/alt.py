@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,7 @@ class AltOptions(ModelOptions):
     published."""
     apply: File | None = None
     """Write the reviewed rows of this table into the pages."""
-    url: Annotated[str, Shown("URL")] = "http://site.invalid/"
+    url: Annotated[str, Shown("URL")] | None = None
     """Address of the folder, if pages name their images by it: https://me.example/blog/."""
     force: bool = False
     """Overwrite the table and its page."""
@@ -87,7 +88,9 @@ def _suggest(site: Path, options: AltOptions, given: dict[str, Any]) -> int:
     rows, files = [], []
     for name, page in pages:
         for image in page.images:
-            shown, file, problem = _find(site, options.url, name, page, image)
+            shown, file, problem = _find(
+                site, options.url or "http://site.invalid/", name, page, image
+            )
             note = "; ".join(filter(None, [image.context, problem]))
             rows.append(Row(name, str(image.line), shown, note, "", "", "", image.key))
             files.append(file)
@@ -165,21 +168,26 @@ def _find(
 ) -> tuple[str, Path | None, str]:
     """An image's name, its file if the site has it, and else the reason."""
     root = url.rstrip("/") + "/"
-    base = urljoin(root + quote(name), page.base)
     problems = []
     for source in image.sources:
-        full = urlsplit(urljoin(base, source.replace("\\", "/")))
+        try:
+            base = urljoin(root + quote(name, errors="surrogateescape"), page.base)
+            full = urlsplit(urljoin(base, source.replace("\\", "/")))
+        except ValueError:
+            problems.append((source, "not a valid address"))
+            continue
         address = full._replace(query="", fragment="").geturl()
         inside = unquote(address.removeprefix(root), errors="surrogateescape")
         if source.startswith("data:"):
-            problems.append((f"{source[:30]}...", None, "a picture inside the page"))
+            problems.append((f"{source[:30]}...", "a picture inside the page"))
         elif not address.startswith(root):
-            problems.append((full.geturl(), None, "on another server, not fetched"))
-        elif (site / inside).is_file():
+            problems.append((full.geturl(), "on another server, not fetched"))
+        elif os.path.isfile(site / inside):  # noqa: PTH113 - False for a name that is too long
             return inside, site / inside, ""
         else:
-            problems.append((inside, None, "the file does not exist"))
-    return problems[0] if problems else ("", None, "no picture is named")
+            problems.append((inside, "the file does not exist"))
+    shown, problem = problems[0] if problems else ("", "no picture is named")
+    return shown, None, problem
 
 
 def _captions(

@@ -29,7 +29,7 @@ _VOID = {
 _NO_MARKUP = {"iframe", "noembed", "noframes", "script", "style", "textarea", "title", "xmp"}
 _CODE = _NO_MARKUP | {"code", "kbd", "pre", "samp"}
 _LAZY = ("data-src", "data-lazy-src", "data-original")
-_CANDIDATE = re.compile(r"([^\s,]\S*[^\s,])(?:\s+([\d.]+)[wx])?\s*(?:,|$)")
+_CANDIDATE = re.compile(r"([^\s,]\S*[^\s,])(?:\s+(\d+(?:\.\d+)?)[wx])?\s*(?:,|$)")
 _BOMS = {codecs.BOM_UTF8: "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 CONTEXTS = ("in a ", "is a ")
 """What `HtmlImage.context` begins with, unless it is empty."""
@@ -129,6 +129,8 @@ def read_page(path: str | Path) -> HtmlPage:
                 return _Scanner(HtmlPage(text, encoding)).page
         except (LookupError, UnicodeError):
             pass
+        except AssertionError as error:  # of html.parser, for <![other[
+            raise DataError(f"{path}: not valid HTML ({error}); correct it") from error
     raise DataError(f"{path}: unknown encoding; save the page as UTF-8")
 
 
@@ -214,6 +216,8 @@ class _Scanner(HTMLParser):
             others["decorative"] += 1
         elif any(name.strip("[]").rpartition(":")[2] == "alt" for name in given):
             others["with alternative text"] += 1
+            for one in controls:
+                one.text += given.get("alt", "")
         elif hidden or tiny:
             others["decorative"] += 1
         elif any(given.get(name) for name in ("aria-label", "aria-labelledby", "title")):

@@ -14,7 +14,7 @@ _BODY = """<body>
 model card forbids alternative texts without review. Correct each one, tick it as reviewed, download
 the table and apply it. In a link or button, name where it leads. Clear the text of a picture that
 only decorates.</p>
-<p class="bar"><b class="count" role="status"></b>
+<p class="tally"><b class="count" role="status"></b>
 <button type="button">Download {file}</button></p>
 <ul class="review"></ul>
 </main>

@@ -16,7 +16,8 @@ INDEX = """<!doctype html>\r
 <img src="img/a 1.png"><img src="img/a 1.png">
 <img src="img/a 1.png" alt="">
 <img src="https://me.example/blog/img/2.png"> <img src="//cdn.example/3.png"> <img src=gone.png>
-"""
+<img src="http://[x"><img src="LONG.png">
+""".replace("LONG", "x" * 300)
 POST = '<meta charset="iso-8859-1"><p>f\xfcr</p><img src="../img/a 1.png">'
 TEMPLATE = '<img src="{{ image }}"><img src="img/a 1.png">'
 
@@ -72,6 +73,7 @@ def test_only_what_was_reviewed_is_written(alt) -> None:
         assert reported in err
     rows = table()
     files = ["img/a 1.png"] * 4 + ["blog/img/2.png"] + ["https://cdn.example/3.png", "gone.png"]
+    files += ["http://[x", "x" * 300 + ".png"]
     assert sorted(row["image"] for row in rows) == sorted(files)
     assert len({row["alt"] for row in rows if row["image"] == "img/a 1.png"}) == 1
     assert all(row["alt"] for row in rows[:5])
@@ -130,7 +132,7 @@ def test_the_table_is_reviewed_in_a_browser(alt, visit) -> None:
     card = tab.locator(".review li").filter(has_text="post.htm:1")
     card.get_by_role("textbox").fill('Two dogs, "Rex" & Zoë')
     expect(card.get_by_role("checkbox")).to_be_checked()
-    expect(tab.get_by_role("status")).to_have_text("3 of 7 reviewed")  # the same picture thrice
+    expect(tab.get_by_role("status")).to_have_text("3 of 9 reviewed")  # the same picture thrice
     with tab.expect_download() as download:
         tab.get_by_role("button", name="Download alt.csv").click()
     assert alt("--apply", download.value.path())[0] == OK

@@ -2,7 +2,7 @@
 /* A review of alternative texts: a card for each picture in one use, which may be in several places. */
 (() => {
   const { rows, pictures, file } = JSON.parse(document.getElementById("captioner-data").textContent);
-  const [list, count, download] = [".review", ".count", ".bar button"].map((s) => document.querySelector(s));
+  const find = (selector) => document.querySelector(selector);
   const groups = new Map();
   for (const row of rows) {
     const key = JSON.stringify([row.image || row.tag, row.note]);
@@ -35,7 +35,7 @@
       picture ? element("img", { src: picture, alt: "", loading: "lazy" }) : element("span", { class: "quiet" }, "no picture"),
       element(
         "div",
-        { class: "fields" },
+        {},
         element("p", {}, image || tag),
         ...(note ? [element("p", { class: "note" }, note)] : []),
         element("label", {}, element("span", { class: "quiet" }, `alternative text${sure}`), field),
@@ -47,10 +47,10 @@
   }
 
   function show() {
-    count.textContent = `${rows.filter(({ reviewed }) => reviewed).length} of ${rows.length} reviewed`;
+    find(".count").textContent = `${rows.filter(({ reviewed }) => reviewed).length} of ${rows.length} reviewed`;
   }
 
-  download.addEventListener("click", () => {
+  find(".tally button").addEventListener("click", () => {
     const names = Object.keys(rows[0]);
     const cell = (value) => (/[",\r\n]/.test(value) ? `"${`${value}`.replaceAll('"', '""')}"` : value);
     const lines = [names, ...rows.map((row) => names.map((name) => row[name]))];
@@ -61,6 +61,6 @@
     unsaved = false;
   });
   window.addEventListener("beforeunload", (event) => unsaved && event.preventDefault());
-  list.append(...[...groups.values()].map(card));
+  find(".review").append(...[...groups.values()].map(card));
   show();
 })();

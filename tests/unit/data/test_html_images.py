@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from captioner.data.html_images import HtmlPage, read_page
+from captioner.errors import DataError
 
 
 @pytest.fixture
@@ -86,6 +87,13 @@ def test_where_the_picture_is_and_what_the_image_does(page) -> None:
         (["f.jpg"], "is a button"),
         ([], "is a link to /c"),
     ]
+
+
+def test_damaged_markup_is_read_or_refused(page) -> None:
+    found = page("<a href=/><img alt=Logo><img srcset='a.jpg 1.2.3x'></a><![if x]><img <p></b>")
+    assert [image.needs_text for image in found.images] == [False, False]
+    with pytest.raises(DataError, match="not valid HTML"):
+        page("<p><![other[ x ]]>")
 
 
 TEXT = 'Zoë’s "dog" & <cat>'
