@@ -21,10 +21,9 @@ import sys
 from collections.abc import Iterator, Sequence, Set
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import captioner
@@ -33,7 +32,13 @@ from captioner.data.images import open_image
 from captioner.data.prefetch import read_batches
 from captioner.data.progress import photo_bar
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
-from captioner.evaluation.calibration import Judged, calibration_error, logistic_regression
+from captioner.evaluation.calibration import (
+    MIN_MENTIONS,
+    Judged,
+    calibration_error,
+    linear_reading,
+    logistic_regression,
+)
 from captioner.evaluation.objects import Phrases, find_names, phrases
 from captioner.files import atomic_write, read_input
 from captioner.inference.captioner import Captioner
@@ -46,11 +51,8 @@ from captioner.text.tokenizer import caption_tokens
 WORDS = Path(__file__).with_name("keywords.txt")
 """The default list."""
 
-MIN_MENTIONS = 20
-"""Training photos that a word counts for, at least; from fewer it cannot be learned."""
-
 PENALTY = 100.0
-"""Of the weights of standardized vectors."""
+"""Of the weights of standardized vectors; see ``linear_reading``."""
 
 _Floats = NDArray[np.float64]
 
@@ -178,7 +180,7 @@ def fit(table: Phrases, training: Photos, others: Photos) -> tuple[KeywordReader
         )
     kept = [group for group, some in zip(groups, enough, strict=True) if some]
     plain = int(enough[: len(words)].sum())
-    weights, biases = linear_reading(training.vectors, labels[:, enough])
+    weights, biases = linear_reading(training.vectors, labels[:, enough], PENALTY)
     odds = others.vectors @ weights.T + biases
     true = of_groups(others.mentioned, [group for _, group in kept])
     scale, shift = platt(odds, true)
@@ -196,35 +198,6 @@ def fit(table: Phrases, training: Photos, others: Photos) -> tuple[KeywordReader
 def of_groups(mentioned: Sequence[Set[str]], groups: Sequence[Set[str]]) -> NDArray[np.bool_]:
     """Whether each photo mentions a word of each group: (N, K)."""
     return np.array([[not group.isdisjoint(there) for group in groups] for there in mentioned])
-
-
-def linear_reading(
-    vectors: NDArray[np.float32], labels: NDArray[np.bool_], penalty: float = PENALTY
-) -> tuple[_Floats, _Floats]:
-    """Weights (K, D) and biases (K,) that minimize the sum above, by L-BFGS."""
-    mean, scale = vectors.mean(axis=0), vectors.std(axis=0) + 1e-6
-    inputs = torch.from_numpy((vectors - mean) / scale)
-    targets = torch.from_numpy(labels.astype(np.float32))
-    share = (targets.sum(0) + 0.5) / (len(targets) + 1)
-    weights = torch.zeros(labels.shape[1], vectors.shape[1], requires_grad=True)
-    biases = torch.logit(share).requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [weights, biases], max_iter=300, tolerance_change=1e-7, line_search_fn="strong_wolfe"
-    )
-
-    def loss() -> Any:
-        optimizer.zero_grad()
-        logits = torch.addmm(biases, inputs, weights.T)
-        terms = torch.nn.functional.binary_cross_entropy_with_logits(
-            logits, targets, reduction="sum"
-        )
-        total = (terms + penalty / 2 * (weights**2).sum()) / len(inputs)
-        total.backward()  # type: ignore[no-untyped-call]
-        return total
-
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
-    of_vector = weights.detach().double().numpy() / scale
-    return of_vector, biases.detach().double().numpy() - of_vector @ mean
 
 
 def platt(odds: _Floats, labels: NDArray[np.bool_]) -> tuple[float, float]:

@@ -154,6 +154,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--block-repeats", action="store_true")
     parser.add_argument("--diagram", type=Path, help="figure of the confidence's calibration")
     parser.add_argument("--other-images", type=Path, help="scripts/make_other_kinds.py's folder")
+    parser.add_argument("--judged", type=Path, nargs="+", default=[], help="judged captions")
     parser.add_argument("--skip-confidence", action="store_true")
     parser.add_argument("--commit", default="", help="commit at which the stages were trained")
     parser.add_argument("--failures", type=Path, help="failures found by inspection, in Markdown")
@@ -181,9 +182,11 @@ def _evaluate(model: Captioner, **what: Any) -> Report:
 
 def _calibrate(model: Captioner, options: argparse.Namespace) -> Calibrator:
     """Fit the confidence to the validation photos of both data sets."""
+    judged = [str(path) for path in options.judged]
     given = CalibrateOptions(
         **_photos(options),
-        styles=["coco", "flickr8k"] if model.stored.vocabulary.styles else [],
+        styles=["coco", "flickr8k"] if model.stored.vocabulary.styles and not judged else [],
+        judged=judged,
         other_images=options.other_images and str(options.other_images),
     )
     calibrator, report = calibrate(model, given, {}, _stop)
@@ -211,16 +214,22 @@ def confidence_table(calibrator: Calibrator | None) -> str:
     """The confidence section of the card."""
     if calibrator is None:
         return "This model is not calibrated: captions have no confidence."
+    meaning = (
+        "nothing in a caption is false, as people judge"
+        if calibrator.threshold is None
+        else f"the CIDEr-D of a caption is at least {calibrator.threshold}"
+    )
     rows = [
-        "| photos | right captions | expected calibration error | CIDEr-D of the confident half |",
+        f"`caption.confidence` estimates the probability that {meaning}, by 10-fold "
+        "cross-validation:",
+        "",
+        "| captions | right | AUROC, right or not | calibration error (95% interval) |",
         "|---|---|---|---|",
     ]
     for name, part in calibrator.report.items():
-        error, half = part["calibration_error_interval"], part["half_gain_interval"]
+        error = with_interval(part["calibration_error"], part["calibration_error_interval"], ".3f")
         rows.append(
-            f"| {name}, {part['photos']:,} | {part['right']:.0%} "
-            f"| {with_interval(part['calibration_error'], error, '.3f')} "
-            f"| {with_interval(part['half_gain'], half, '.2f')} times that of all |"
+            f"| {name}, {part['photos']:,} | {part['right']:.0%} | {part['auroc']:.2f} | {error} |"
         )
     return "\n".join(rows)
 

@@ -254,7 +254,7 @@ class Sheet(Canvas):
             self.text(left, y + size, line, size, colour)
             y += round(1.3 * size)
         if caption.confidence is not None:
-            sure = f"confidence {style.percent(caption.confidence)}"
+            sure = f"{style.percent(caption.confidence)} likely to be right"
             self.text(left, y + small, sure, colour=muted)
             y += round(1.3 * small)
         return y

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import random
 from collections import Counter
@@ -16,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.caption import DOUBTFUL
-from captioner.data.coco import CaptionedImage, read_dataset
+from captioner.data.coco import CaptionedImage, locate_photos, read_dataset
 from captioner.data.folders import find_images
 from captioner.data.images import open_image
 from captioner.data.prefetch import read_batches
 from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError, ImageError, OptionError, counted
 from captioner.evaluation.calibration import (
+    JUDGED_RIGHT,
     Backdrop,
     Example,
     Judged,
@@ -35,7 +37,7 @@ from captioner.evaluation.calibration import (
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.options import CalibrateOptions
 from captioner.evaluation.references import References
-from captioner.files import FREQUENCIES, atomic_write
+from captioner.files import FREQUENCIES, atomic_write, read_input
 from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import Calibrator, Observation, PhraseTable, search_key
 from captioner.inference.engine import Prepared
@@ -47,8 +49,12 @@ OnError = Callable[[ImageError], None]
 MIN_PHOTOS = 100
 """Fewest photos to calibrate with: from fewer, probabilities cannot be estimated."""
 
-TRAINING_PHOTOS = 3000
-"""Training photos that are encoded, at random, to know which photos are familiar."""
+GRADES = {"right": 1.0, "partly": 0.5, "wrong": 0.0}
+"""Of a judged caption: nothing in it is false; the main thing is right; nothing."""
+
+TRAINING_PHOTOS = 8000
+"""Training photos that are encoded, at random, to know which photos are familiar, and which words
+are used for them."""
 
 
 def calibrate(
@@ -82,24 +88,25 @@ def calibrate(
     recipe = Recipe(
         PhraseTable.count(work.frequencies.documents, work.frequencies.counts),
         search_key(model.options(**changes)),
-        given.threshold,
+        None if given.judged else given.threshold,
         kinds,
-        None if training is None else Backdrop.fit(training, kinds),
+        None if training is None else Backdrop.fit(training[0], kinds, training[1]),
+        work.usual_photos(),
     )
     report = work.report(cross_validate(examples, recipe))
     calibrator = fit(examples, recipe)
     if kinds:
         report["other_kinds"] = measure_kinds(calibrator, examples, recipe)
     kept = {
-        group: {name: np.round(part[name], 4).tolist() for name in _KEPT}
+        group: {n: np.round(part[n], 4).tolist() for n in _KEPT if part[n] is not None}
         for group, part in report["groups"].items()
     }
     return replace(calibrator, report=kept), report
 
 
 _KEPT = (
-    "photos", "right", "cider_d", "calibration_error", "half_gain", "calibration_error_interval",
-    "half_gain_interval", "calibration_error_by_chance",
+    "photos", "right", "score", "auroc", "auroc_wrong", "calibration_error", "half_gain",
+    "calibration_error_interval", "half_gain_interval", "calibration_error_by_chance",
 )  # fmt: skip
 """The figures that are stored with a model."""
 
@@ -117,6 +124,8 @@ def check(
     reason = model.no_confidence(model.options(**changes))
     if calibrator is None or reason is not None:
         raise ConfigError(f"there is no confidence to check: {reason}")
+    if calibrator.threshold is None and not given.judged:
+        raise OptionError("the confidence was fitted to judgements; give captions with {judged}")
     work = _Work(model, given, changes, on_error, progress)
     if missing := sorted(set(work.styles) - calibrator.intercepts.keys()):
         raise ConfigError(f"the model is not calibrated for style {missing[0]}; calibrate it anew")
@@ -124,7 +133,8 @@ def check(
         raise DataError("no photo could be captioned; give photos that can be read")
     confidences = [calibrator.confidence(one.seen, one.style) for one in work.examples]
     scores = [one.score for one in work.examples]
-    return work.report(Judged(np.array(confidences), np.array(scores), calibrator.threshold))
+    right = JUDGED_RIGHT if given.judged else calibrator.threshold or given.threshold
+    return work.report(Judged(np.array(confidences), np.array(scores), right))
 
 
 @dataclass(frozen=True)
@@ -166,15 +176,40 @@ class _Work:
         )
 
     @cached_property
+    def judgements(self) -> dict[str, dict[str, dict[str, float]]]:
+        """The mean judgement of each caption, by style and name of the photo."""
+        return read_judgements(self.given.judged, self.default_style)
+
+    @property
+    def default_style(self) -> str:
+        """The style of files for which none is given."""
+        given = self.model.options(**self.changes).style
+        return given or next(iter(self.model.stored.vocabulary.styles), "")
+
+    @cached_property
     def styles(self) -> list[str]:
-        """The style of each annotations file."""
-        vocabulary = self.model.stored.vocabulary
-        default = self.model.options(**self.changes).style or next(iter(vocabulary.styles), "")
-        return self.given.styles or [default] * len(self.given.annotations)
+        """The style of each annotations file, or those of the judgements."""
+        if self.given.judged:
+            return [*self.judgements]
+        return self.given.styles or [self.default_style] * len(self.given.annotations)
 
     @cached_property
     def photos(self) -> dict[str, list[CaptionedImage]]:
-        """The photos of each annotations file, with their style, by the file's name."""
+        """The photos of each annotations file, with their style, by the file's name.
+
+        With judgements, the photos of each style.
+        """
+        if self.given.judged:
+            source = self.given.judged[0]
+            return {
+                style: [
+                    CaptionedImage(number, path, (), style)
+                    for number, path in locate_photos(
+                        dict(enumerate(captions)), self.given.images, source
+                    ).items()
+                ]
+                for style, captions in self.judgements.items()
+            }
         # By style, if each file has its own: annotation files often have the same name.
         names = self.styles
         if not self.given.styles or len(set(names)) < len(names):
@@ -199,17 +234,38 @@ class _Work:
                 seen_of = self.model.observe_batch(prepared, options)
                 found |= zip((photo.image_id for photo in batch), seen_of, strict=True)
             read = [photo for photo in photos if photo.image_id in found]
+            if self.given.judged:
+                examples += self._judged(read, found)
+                continue
             references = {one.image_id: map(caption_tokens, one.captions) for one in read}
             captions = {i: [caption_tokens(seen.text)] for i, seen in found.items()}
             scores = References(references, self.frequencies).score(captions)
             for photo in read:
                 seen, (score,) = found[photo.image_id], scores[photo.image_id]
-                known = {word for text in photo.captions for word in caption_tokens(text)}
-                examples.append(Example(seen, photo.style, group, score, known))
+                examples.append(Example(seen, photo.style, group, score, _words(photo)))
         return examples
 
-    def training_photos(self) -> NDArray[np.float32] | None:
-        """Vectors of a sample of the training photos, (N, D)."""
+    def _judged(
+        self, photos: Sequence[CaptionedImage], found: Mapping[int, Observation]
+    ) -> Iterator[Example]:
+        """The captions of photos that have been judged; the model may have others by now."""
+        for photo in photos:
+            seen = found[photo.image_id]
+            captions = [*self.judgements[photo.style].values()][photo.image_id]
+            if seen.text in captions:
+                score = captions[seen.text]
+                yield Example(seen, photo.style, photo.style, score, photo=str(photo.path))
+
+    def usual_photos(self) -> NDArray[np.float32] | None:
+        """With judgements, the vectors of the photos of the annotations, if any."""
+        if not (self.given.judged and self.given.annotations):
+            return None
+        photos = read_dataset(self.given.annotations, self.given.images, renumber=True)
+        batches = self._batches(photos, "photos")
+        return np.concatenate([self.model.photo_vectors(prepared) for _, prepared in batches])
+
+    def training_photos(self) -> tuple[NDArray[np.float32], list[set[str]]] | None:
+        """Vectors of a sample of the training photos, (N, D), and the words of their references."""
         if not self.given.train_annotations:
             return None
         photos = read_dataset(self.given.train_annotations, self.given.images, renumber=True)
@@ -222,8 +278,11 @@ class _Work:
             )
         if len(photos) > TRAINING_PHOTOS:
             photos = random.Random(0).sample(photos, TRAINING_PHOTOS)
-        batches = self._batches(photos, "training photos")
-        return np.concatenate([self.model.photo_vectors(prepared) for _, prepared in batches])
+        vectors, words = [], []
+        for batch, prepared in self._batches(photos, "training photos"):
+            vectors.append(self.model.photo_vectors(prepared))
+            words += [_words(photo) for photo in batch]
+        return np.concatenate(vectors), words
 
     def other_kinds(self) -> dict[str, list[Observation]]:
         """The captions of images that are not photos, by kind."""
@@ -266,7 +325,17 @@ class _Work:
                 bar.update(len(batch))
 
     def report(self, judged: Judged) -> dict[str, Any]:
-        """What was measured on all photos and on their words."""
+        """What was measured on all photos and, with references, on their words."""
+        report = {
+            "right": "nothing in the caption is false, as people judge"
+            if self.given.judged
+            else f"CIDEr_D >= {judged.threshold:g} under the model's document frequencies",
+            "search": search_key(self.model.options(**self.changes)),
+            "groups": measure_groups(judged, [example.group for example in self.examples]),
+        }
+        if self.given.judged:
+            total = sum(len(photos) for photos in self.photos.values())
+            return report | {"photos": total, "judged_otherwise": total - len(self.examples)}
         words = [
             (float(np.exp(log_prob)) < DOUBTFUL, word in one.known)
             for one in self.examples
@@ -275,10 +344,7 @@ class _Work:
         ]
         doubtful = [right for unsure, right in words if unsure]
         others = [right for unsure, right in words if not unsure]
-        return {
-            "right": f"CIDEr_D >= {judged.threshold:g} under the model's document frequencies",
-            "search": search_key(self.model.options(**self.changes)),
-            "groups": measure_groups(judged, [example.group for example in self.examples]),
+        return report | {
             "words": {
                 "doubtful_below": DOUBTFUL,
                 "doubtful": len(doubtful),
@@ -287,6 +353,45 @@ class _Work:
                 "others_in_references": float(np.mean(others)) if others else None,
             },
         }
+
+
+def _words(photo: CaptionedImage) -> set[str]:
+    """The words of a photo's references."""
+    return {word for text in photo.captions for word in caption_tokens(text)}
+
+
+def read_judgements(
+    files: Sequence[str], default_style: str
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Read tables of judged captions with the columns file, caption, grade and perhaps style.
+
+    The grade is right, partly or wrong: 1, 0.5 or 0; of several judgements of a caption the mean
+    counts.
+
+    Returns:
+        The grade by style, file name and caption.
+
+    Raises:
+        DataError: A file cannot be read, or lacks a column; or a grade is another.
+    """
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for path in files:
+        rows = csv.DictReader(io.StringIO(read_input(path, "judged captions").decode("utf-8-sig")))
+        for number, row in enumerate(rows, 2):
+            try:
+                grade = GRADES[row["grade"]]
+                key = row.get("style") or default_style, row["file"], row["caption"]
+            except KeyError as error:
+                raise DataError(
+                    f"{path}:{number}: {error} is missing or no grade; give the columns file, "
+                    f"caption and grade ({', '.join(GRADES)})"
+                ) from error
+            found.setdefault(key, []).append(grade)
+    judged: dict[str, dict[str, dict[str, float]]] = {}
+    for (style, file, caption), grades in found.items():
+        of_file = judged.setdefault(style, {}).setdefault(file, {})
+        of_file[caption] = sum(grades) / len(grades)
+    return judged
 
 
 # --- the report for people -----------------------------------------------------------------------
@@ -299,19 +404,22 @@ def as_text(report: Mapping[str, Any]) -> str:
     lines = [
         f"right: {report['right']}",
         "",
-        f"{'':<{width}}  photos  right  CIDEr-D  calibration error (95%)  by chance"
-        "  confident half (95%)",
+        f"{'':<{width}}  captions  right  score  AUROC right  wrong  calibration error (95%)"
+        "  by chance  confident half (95%)",
     ]
     for name, part in groups.items():
         error, half = part["calibration_error_interval"], part["half_gain_interval"]
         errors = f"{part['calibration_error']:.3f} ({error[0]:.3f} to {error[1]:.3f})"
         lines.append(
-            f"{name:<{width}}  {part['photos']:>6,}  {part['right']:>5.0%}  {part['cider_d']:>7.3f}"
-            f"  {errors:<23}  {part['calibration_error_by_chance']:>9.3f}"
+            f"{name:<{width}}  {part['photos']:>8,}  {part['right']:>5.0%}  {part['score']:>5.2f}"
+            f"  {_share(part['auroc']):>11}  {_share(part['auroc_wrong']):>5}  {errors:<23}"
+            f"  {part['calibration_error_by_chance']:>9.3f}"
             f"  {part['half_gain']:.2f} x ({half[0]:.2f} to {half[1]:.2f})"
         )
-    found = report["words"]
-    if found["doubtful"]:
+    if report.get("judged_otherwise"):
+        lines += ["", f"{report['judged_otherwise']} of {report['photos']} captions are not judged"]
+    found = report.get("words")
+    if found and found["doubtful"]:
         lines += [
             "",
             f"{found['doubtful']:,} words with a probability below {found['doubtful_below']}: "
@@ -327,6 +435,10 @@ def as_text(report: Mapping[str, Any]) -> str:
             for name, part in kinds.items()
         ]
     return "\n".join(lines)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 FIGURES = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -371,7 +483,7 @@ def save_figure(report: Mapping[str, Any], path: Path) -> None:
     last.set(
         title="score of the most confident captions",
         xlabel="captions kept, most confident first (%)",
-        ylabel="CIDEr-D, relative to all captions",
+        ylabel="score, relative to all captions",
         xlim=(0, 102),
     )
     last.legend(frameon=False)

@@ -12,6 +12,7 @@ Score against coverage: selective prediction, Geifman and El-Yaniv 2017 (arXiv:1
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from captioner.inference.confidence import (
     Observation,
     PhotoSpace,
     PhraseTable,
+    WordReading,
     features,
 )
 
@@ -36,7 +38,13 @@ BINS = 10
 
 FOLDS = 10
 
-PENALTY = 2.0
+JUDGED_RIGHT = 1.0
+"""The least mean judgement of a caption that is right: everybody finds it so."""
+
+WRONG = 0.25
+"""The highest score of a caption that counts as wrong as a whole, in reports."""
+
+PENALTY = 20.0
 """Weight of the squared weights of the standardized features, next to the sum of log-losses."""
 
 RANGE = (0.005, 0.995)
@@ -54,17 +62,27 @@ KINDS_PENALTY = 30.0
 """``PENALTY`` of the weights that tell photos from other kinds of images."""
 
 
+READING_PENALTY = 300.0
+"""``PENALTY`` of the weights that read words from a photo."""
+
+MIN_MENTIONS = 20
+"""Training photos that a word counts for, at least; from fewer it cannot be learned."""
+
+
 class Example(NamedTuple):
-    """A caption whose photo has reference captions."""
+    """A caption that was scored."""
 
     seen: Observation
     style: str
     group: str
     """Name of its data set, for the report."""
     score: float
-    """CIDEr-D under the model's document frequencies; 1.0 is 100 points."""
+    """CIDEr-D under the model's document frequencies, 1.0 is 100 points; or a judgement, 1.0 if
+    nothing is false."""
     known: Set[str] = frozenset()
     """The words of the references."""
+    photo: str = ""
+    """Examples of one photo are in the same fold; empty: the only one of its photo."""
 
 
 class Backdrop(NamedTuple):
@@ -75,13 +93,21 @@ class Backdrop(NamedTuple):
     space: PhotoSpace
     kinds: NDArray[np.float32] | None
     """See ``Calibrator.kinds``."""
+    reading: WordReading = WordReading()
 
     @classmethod
     def fit(
-        cls, photos: NDArray[np.float32], kinds: Mapping[str, Sequence[Observation]]
+        cls,
+        photos: NDArray[np.float32],
+        kinds: Mapping[str, Sequence[Observation]],
+        words: Sequence[Set[str]] = (),
     ) -> Backdrop:
-        """From vectors of photos, (N, D), and captions of other images by kind, if any."""
-        return cls(photos, PhotoSpace.fit(photos), fit_kinds(photos, kinds))
+        """From vectors of photos, (N, D), captions of other images by kind, words of references.
+
+        The kinds may be none; the words may be left out, or are those of each photo.
+        """
+        reading = fit_reading(photos, words) if words else WordReading()
+        return cls(photos, PhotoSpace.fit(photos), fit_kinds(photos, kinds), reading)
 
 
 @dataclass(frozen=True)
@@ -91,11 +117,19 @@ class Recipe:
     phrases: PhraseTable
     search: Mapping[str, Any]
     """See ``Calibrator.search``."""
-    threshold: float
+    threshold: float | None
+    """See ``Calibrator.threshold``."""
     kinds: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
     """Captions of images that are not photos, by kind."""
     training: Backdrop | None = None
     """Of training photos; None: that of the examples."""
+    usual: NDArray[np.float32] | None = None
+    """Vectors of other photos of which ``FAMILIAR`` are familiar, (M, D); None: the examples'."""
+
+    @property
+    def least(self) -> float:
+        """The score from which a caption is right."""
+        return JUDGED_RIGHT if self.threshold is None else self.threshold
 
     def backdrop(self, examples: Sequence[Example]) -> Backdrop:
         """The backdrop for these examples."""
@@ -111,7 +145,7 @@ class Judged:
     confidences: _Floats
     """(N,)."""
     scores: _Floats
-    """(N,) CIDEr-D."""
+    """(N,), see ``Example``."""
     threshold: float
 
     @property
@@ -127,14 +161,16 @@ class Judged:
 def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
     """Fit a calibrator."""
     backdrop = recipe.backdrop(examples)
-    found = np.array([features(one.seen, backdrop.space, recipe.phrases) for one in examples])
+    found = np.array(
+        [features(one.seen, backdrop.space, recipe.phrases, backdrop.reading) for one in examples]
+    )
     lowest, highest = np.quantile(found, RANGE, axis=0)
     limited = np.clip(found, lowest, highest)
     mean, scale = limited.mean(axis=0), limited.std(axis=0)
     scale[scale < 1e-9] = 1.0  # a feature that never varies, such as the beam's share in greedy
     styles = list(dict.fromkeys(one.style for one in examples))
     of_style = np.array([[one.style == style for style in styles] for one in examples], np.float64)
-    right = np.array([one.score >= recipe.threshold for one in examples], np.float64)
+    right = np.array([one.score >= recipe.least for one in examples], np.float64)
     penalties = np.array([PENALTY] * found.shape[1] + [0.01] * len(styles))
     weights = logistic_regression(np.hstack([(limited - mean) / scale, of_style]), right, penalties)
     calibrator = Calibrator(
@@ -147,10 +183,34 @@ def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
         familiar=(0.0, 1.0),
         space=backdrop.space,
         phrases=recipe.phrases,
+        reading=backdrop.reading,
         search=recipe.search,
         threshold=recipe.threshold,
     )
-    return _with_kinds(calibrator, examples, backdrop.kinds)
+    return _with_kinds(calibrator, usual_photos(examples, recipe), backdrop.kinds)
+
+
+def usual_photos(examples: Sequence[Example], recipe: Recipe) -> NDArray[np.float32]:
+    """Vectors of photos that the model was not trained on, (M, D); see ``Recipe.usual``."""
+    if recipe.usual is not None:
+        return recipe.usual
+    return np.stack([example.seen.photo for example in examples])
+
+
+def fit_reading(photos: NDArray[np.float32], words: Sequence[Set[str]]) -> WordReading:
+    """Fit the words that are used for enough of the photos.
+
+    Args:
+        photos: Vectors of photos, (N, D).
+        words: The words of the references of each.
+    """
+    counts = Counter(word for used in words for word in used)
+    known = tuple(sorted(w for w, n in counts.items() if MIN_MENTIONS <= n < len(words)))
+    if not known:
+        return WordReading()
+    labels = np.array([[word in used for word in known] for used in words])
+    weights, biases = linear_reading(photos, labels, READING_PENALTY)
+    return WordReading(known, weights.astype(np.float32), biases.astype(np.float32))
 
 
 def fit_kinds(
@@ -184,14 +244,17 @@ def cross_validate(examples: Sequence[Example], recipe: Recipe) -> Judged:
     """
     count = len(examples)
     scores = np.array([example.score for example in examples])
-    judged = Judged(np.zeros(count), scores, recipe.threshold)
+    judged = Judged(np.zeros(count), scores, recipe.least)
     right = int(judged.right.sum())
     if min(right, count - right) < 10:
+        rule = f"have a CIDEr-D of {recipe.threshold} or more" if recipe.threshold else "are right"
         raise DataError(
-            f"{right} of {count} captions have a CIDEr-D of {recipe.threshold} or more; at least "
-            "10 must be above it and 10 below: give another threshold"
+            f"{right} of {count} captions {rule}; at least 10 must be right and 10 wrong"
+            + (": give another threshold" if recipe.threshold else "")
         )
-    fold = np.random.default_rng(0).permutation(count) % FOLDS
+    photos = {one.photo or str(i): None for i, one in enumerate(examples)}
+    of_photo = dict(zip(photos, np.random.default_rng(0).permutation(len(photos)), strict=True))
+    fold = np.array([of_photo[one.photo or str(i)] for i, one in enumerate(examples)]) % FOLDS
     for number in range(FOLDS):
         calibrator = fit([examples[i] for i in np.flatnonzero(fold != number).tolist()], recipe)
         for i in np.flatnonzero(fold == number).tolist():
@@ -200,11 +263,11 @@ def cross_validate(examples: Sequence[Example], recipe: Recipe) -> Judged:
 
 
 def _with_kinds(
-    calibrator: Calibrator, examples: Sequence[Example], kinds: NDArray[np.float32] | None
+    calibrator: Calibrator, usual: NDArray[np.float32], kinds: NDArray[np.float32] | None
 ) -> Calibrator:
     """The calibrator with these weights for other kinds of images, and where its photos end."""
     calibrator = replace(calibrator, kinds=kinds)
-    strangeness = [calibrator.strangeness(one.seen.photo) for one in examples]
+    strangeness = [calibrator.strangeness(photo) for photo in usual]
     middle, start, stop = np.quantile(strangeness, [0.5, FAMILIAR, PHOTOS])
     end = 2 * start - middle if kinds is None else stop
     return replace(calibrator, familiar=(float(start), float(end + 1e-9)))
@@ -220,15 +283,16 @@ def measure_kinds(
         ``confidence``, the mean of their captions, and the share ``below_0.2``.
     """
     photos, report = recipe.backdrop(examples).photos, {}
+    unseen = usual_photos(examples, recipe)
     for name, seen in recipe.kinds.items():
         others = {other: recipe.kinds[other] for other in recipe.kinds if other != name}
-        without = _with_kinds(calibrator, examples, fit_kinds(photos, others))
+        without = _with_kinds(calibrator, unseen, fit_kinds(photos, others))
         strange = np.array([without.strangeness(one.photo) for one in seen])
-        usual = np.sort([without.strangeness(one.seen.photo) for one in examples])
+        usual = np.array([without.strangeness(photo) for photo in unseen])
         confidences = np.array([without.confidence(one, examples[0].style) for one in seen])
         report[name] = {
             "images": len(seen),
-            "auroc": float(np.searchsorted(usual, strange).mean() / len(usual)),
+            "auroc": auroc(strange, usual),
             "confidence": float(confidences.mean()),
             "below_0.2": float((confidences < 0.2).mean()),
         }
@@ -269,6 +333,46 @@ def logistic_regression(inputs: _Floats, labels: _Floats, penalties: _Floats) ->
     return weights
 
 
+def linear_reading(
+    vectors: NDArray[np.float32], labels: NDArray[np.bool_], penalty: float
+) -> tuple[_Floats, _Floats]:
+    """Weights (K, D) and biases (K,) of a logistic reading of vectors for K words, by L-BFGS.
+
+        minimize  sum_nk log(1 + exp(-s_nk z_nk)) + penalty / 2 sum_k |w_k|^2,    s_nk = 1 or -1
+                  z_nk = w_k . x_n + b_k, with the vectors x standardized for the penalty
+
+    Args:
+        vectors: (N, D).
+        labels: Whether word k counts for photo n, (N, K).
+        penalty: Weight of the squared weights.
+    """
+    import torch
+
+    mean, scale = vectors.mean(axis=0), vectors.std(axis=0) + 1e-6
+    inputs = torch.from_numpy((vectors - mean) / scale)
+    targets = torch.from_numpy(labels.astype(np.float32))
+    share = (targets.sum(0) + 0.5) / (len(targets) + 1)
+    weights = torch.zeros(labels.shape[1], vectors.shape[1], requires_grad=True)
+    biases = torch.logit(share).requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [weights, biases], max_iter=300, tolerance_change=1e-7, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Any:
+        optimizer.zero_grad()
+        logits = torch.addmm(biases, inputs, weights.T)
+        terms = torch.nn.functional.binary_cross_entropy_with_logits(
+            logits, targets, reduction="sum"
+        )
+        total = (terms + penalty / 2 * (weights**2).sum()) / len(inputs)
+        total.backward()  # type: ignore[no-untyped-call]
+        return total
+
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
+    of_vector = weights.detach().double().numpy() / scale
+    return of_vector, biases.detach().double().numpy() - of_vector @ mean
+
+
 # --- measures ------------------------------------------------------------------------------------
 
 
@@ -295,6 +399,15 @@ def _in_bin(confidences: _Floats) -> _Floats:
     """1 where a caption lies in a bin, else 0: (N, bins)."""
     bins: _Floats = np.eye(BINS)[np.minimum((confidences * BINS).astype(np.intp), BINS - 1)]
     return bins
+
+
+def auroc(high: _Floats, low: _Floats) -> float | None:
+    """Probability that one of ``high`` is above one of ``low``; None if there are none."""
+    if not (len(high) and len(low)):
+        return None
+    low = np.sort(low)
+    wins = np.searchsorted(low, high) + np.searchsorted(low, high, side="right")
+    return float(wins.mean() / 2 / len(low))
 
 
 def calibration_error(judged: Judged, weights: _Floats) -> _Floats:
@@ -336,20 +449,25 @@ def measure(judged: Judged) -> dict[str, Any]:
     """Calibration and coverage, with 95% bootstrap intervals over photos.
 
     Returns:
-        ``photos``; ``right``, the share of right captions; ``cider_d``, their mean score;
+        ``photos``; ``right``, the share of right captions; ``score``, their mean;
         ``calibration_error``, its ``interval`` and what it would be ``by_chance``;
+        ``auroc``, the probability that a right caption has a higher confidence than another, and
+        ``auroc_wrong``, that one whose score is at most ``WRONG`` has a lower one;
         ``brier``, the mean squared difference of confidence and right (0 or 1); ``half_gain``, see
         `coverage_gain`, and its interval; ``coverage``, the gain by share; ``bins``.
     """
     count = len(judged.scores)
     weights, once = resample_weights(count), np.ones((1, count))
+    right, wrong = judged.right > 0, judged.scores <= WRONG
     return {
         "photos": count,
         "right": float(judged.right.mean()),
-        "cider_d": float(judged.scores.mean()),
+        "score": float(judged.scores.mean()),
         "calibration_error": calibration_error(judged, once).item(),
         "calibration_error_interval": interval(calibration_error(judged, weights)),
         "calibration_error_by_chance": error_by_chance(judged),
+        "auroc": auroc(judged.confidences[right], judged.confidences[~right]),
+        "auroc_wrong": auroc(judged.confidences[~wrong], judged.confidences[wrong]),
         "brier": float(((judged.confidences - judged.right) ** 2).mean()),
         "half_gain": coverage_gain(judged, once, 0.5).item(),
         "half_gain_interval": interval(coverage_gain(judged, weights, 0.5)),

@@ -125,7 +125,7 @@ def changed_device(options: DeviceOptions) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(DeviceOptions):
-    """Fit the confidence of a model's captions to photos with reference captions.
+    """Fit the confidence of a model's captions to photos with reference captions, or to judgements.
 
     The model must not have been trained on them. The confidence is stored in its folder. Reports
     the cross-validated calibration error, and the score of the more confident captions.
@@ -140,12 +140,17 @@ class CalibrateOptions(DeviceOptions):
     styles: list[Annotated[str, Shown("NAME")]] = field(default_factory=list)
     """Caption style for each --annotations, in their order (default: the model's default)."""
     train_annotations: list[File] = field(default_factory=list)
-    """COCO captions file of the training photos, of which 3,000 are encoded to know which photos
-    are unfamiliar (default: the photos of --annotations); repeat for several."""
+    """COCO captions file of the training photos, of which 8,000 are encoded to know which photos
+    are unfamiliar (default: the photos of --annotations) and which words people use for what they
+    show; repeat for several."""
     other_images: Folder | None = None
     """Folder of images that are not photos, with a folder for each kind (pages, charts, icons):
     the confidence of images like them falls to 0. Reports how well each kind is separated
     from photos by a fit to the other kinds."""
+    judged: list[File] = field(default_factory=list)
+    """CSV of judged captions (file, style, caption, grade: right, partly or wrong), instead of a
+    comparison with references: a caption is right if nobody finds anything false in it. The
+    photos of --annotations then only show which photos are familiar. Repeat for several."""
     threshold: Annotated[float, Interval(gt=0, lt=10)] = 0.5
     """CIDEr-D from which a caption counts as right (default: 0.5, which is 50 points)."""
     check: bool = False
@@ -164,9 +169,11 @@ class CalibrateOptions(DeviceOptions):
         Raises:
             OptionError: One is missing, or the number of styles is not that of files.
         """
-        for name in ("annotations", "images"):
+        for name in ("images",) if self.judged else ("annotations", "images"):
             if not getattr(self, name):
                 raise OptionError(f"{{{name}}} is missing; give photos with reference captions")
+        if self.judged and self.styles:
+            raise OptionError("{styles} is {given}; {judged} has the styles", given=self.styles)
         if self.styles and len(self.styles) != len(self.annotations):
             raise OptionError(
                 "{styles} has {given} names for {files} files; give one style for each file in "

@@ -1,8 +1,9 @@
 """Confidence: a calibrated probability that a caption is right.
 
-Right is defined on photos with reference captions: the CIDEr-D of the caption against them, under
-the model's own document frequencies, is at least a threshold (0.5 by default). A logistic model
-estimates the probability from what is known without references:
+A caption is right if people have judged that nothing in it is false. Without judgements, right is
+defined on photos with reference captions: the CIDEr-D of the caption against them, under the
+model's own document frequencies, is at least a threshold (0.5 by default). A logistic model
+estimates the probability from what is known without either:
 
     confidence = sigmoid(intercept of the style + sum_i weight_i (x_i - mean_i) / scale_i)
 
@@ -23,6 +24,7 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +38,7 @@ from captioner.inference.folder import CONFIDENCE
 from captioner.options import SearchOptions
 from captioner.text.tokenizer import caption_tokens
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 FEATURES = (
     "mean_log_prob",
@@ -50,12 +52,14 @@ FEATURES = (
     "rare_phrases",
     "photo_strength",
     "photo_unfamiliarity",
+    "least_support",
+    "joint_support",
 )
 """Log-probability per token, that of the least probable word, mean and maximum entropy of the
 distributions that the words were chosen from, logarithm of the caption's share of the probability
 of its beam, overlap of its words with those of the beam's other captions, number of words, mean
-rarity of its words and of its phrases of three words among the training captions, and the two
-measures of ``PhotoSpace``."""
+rarity of its words and of its phrases of three words among the training captions, the two measures
+of ``PhotoSpace``, and the two of ``WordReading``."""
 
 ANY_VALUE = ("keywords", "num_captions", "seed", "style", "top_k", "top_p")
 """Search options that do not change the best caption of a beam search, or have an intercept."""
@@ -113,6 +117,38 @@ class PhotoSpace:
         inside = float(np.linalg.norm(self.components @ away))
         outside = max(strength**2 - inside**2, 0.0) ** 0.5
         return strength, outside / max(strength, 1e-12)
+
+
+@dataclass(frozen=True)
+class WordReading:
+    """How much photos speak for words, whatever the decoder says: a logistic reading of vectors.
+
+    The log-odds that people use a word for a photo are linear in its vector.
+    """
+
+    words: tuple[str, ...] = ()
+    weights: _Array = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    """(W, D)."""
+    biases: _Array = field(default_factory=lambda: np.zeros(0, np.float32))
+    """(W,)."""
+
+    def measure(self, photo: _Array, caption: Sequence[str]) -> tuple[float, float]:
+        """Support of a caption by a photo's vector, (D,).
+
+        Returns:
+            Log-odds of its least supported word, and logarithm of the product of the probabilities
+            of its words; those that the reading does not know are left out. 0 and 0 without any.
+        """
+        rows = [self.index[word] for word in caption if word in self.index]
+        if not rows:
+            return 0.0, 0.0
+        odds = self.weights[rows] @ photo + self.biases[rows]
+        return float(odds.min()), -float(np.logaddexp(0, -odds).sum())
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """The row of each word."""
+        return {word: row for row, word in enumerate(self.words)}
 
 
 @dataclass(frozen=True)
@@ -174,12 +210,13 @@ class Calibrator:
     """Photos are familiar up to the first strangeness, and have no confidence at the second."""
     space: PhotoSpace
     phrases: PhraseTable
+    reading: WordReading = WordReading()
     kinds: _Array | None = None
     """(D + 1,) weights of a photo's vector, and an intercept: log-odds that an image is none."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """The search options that it was fitted for, without ``ANY_VALUE``."""
-    threshold: float = 0.5
-    """CIDEr-D from which a caption counts as right."""
+    threshold: float | None = 0.5
+    """CIDEr-D from which a caption counts as right; None: fitted to judgements."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """Cross-validated figures, for people to read."""
 
@@ -195,7 +232,9 @@ class Calibrator:
 
     def confidence(self, seen: Observation, style: str) -> float:
         """The confidence of a caption in one of the styles of ``intercepts``, 0 to 1."""
-        limited = np.clip(features(seen, self.space, self.phrases), self.lowest, self.highest)
+        limited = np.clip(
+            features(seen, self.space, self.phrases, self.reading), self.lowest, self.highest
+        )
         sum_ = float(self.weights @ ((limited - self.mean) / self.scale)) + self.intercepts[style]
         return sigmoid(sum_) * self.familiarity(seen.photo)
 
@@ -223,6 +262,8 @@ class Calibrator:
             "space.components": self.space.components.astype(np.float16),
             "phrases.hashes": self.phrases.hashes,
             "phrases.rarities": self.phrases.rarities,
+            "reading.weights": self.reading.weights.astype(np.float16),
+            "reading.biases": self.reading.biases,
         }
         if self.kinds is not None:
             arrays["kinds"] = self.kinds
@@ -236,6 +277,7 @@ class Calibrator:
             "intercepts": dict(self.intercepts),
             "familiar": list(self.familiar),
             "unknown_rarity": self.phrases.unknown,
+            "words": self.reading.words,
             "search": dict(self.search),
             "threshold": self.threshold,
             "report": dict(self.report),
@@ -243,7 +285,9 @@ class Calibrator:
         return save(arrays, metadata={"confidence": json.dumps(header, allow_nan=False)})
 
 
-def features(seen: Observation, space: PhotoSpace, phrases: PhraseTable) -> NDArray[np.float64]:
+def features(
+    seen: Observation, space: PhotoSpace, phrases: PhraseTable, reading: WordReading
+) -> NDArray[np.float64]:
     """The features of a caption, (F,); see ``FEATURES``."""
     words = caption_tokens(seen.text)
     length = len(seen.log_probs)
@@ -261,6 +305,7 @@ def features(seen: Observation, space: PhotoSpace, phrases: PhraseTable) -> NDAr
             phrases.mean_rarity(words, 3),
             strength,
             unfamiliarity,
+            *reading.measure(seen.photo, words),
         ],
         np.float64,
     )
@@ -340,6 +385,11 @@ def read_calibrator(folder: Path) -> Calibrator | None:
             space=PhotoSpace(arrays["space.mean"], arrays["space.components"].astype(np.float32)),
             phrases=PhraseTable(
                 arrays["phrases.hashes"], arrays["phrases.rarities"], header["unknown_rarity"]
+            ),
+            reading=WordReading(
+                tuple(header["words"]),
+                arrays["reading.weights"].astype(np.float32),
+                arrays["reading.biases"],
             ),
             kinds=arrays.get("kinds"),
             # Options that are newer than the file had their default.

@@ -23,7 +23,14 @@ from playwright.sync_api import Page as Tab
 from playwright.sync_api import expect
 
 from captioner import load
-from captioner.inference.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, search_key
+from captioner.inference.confidence import (
+    FEATURES,
+    Calibrator,
+    PhotoSpace,
+    PhraseTable,
+    WordReading,
+    search_key,
+)
 from captioner.inference.folder import SHIPPED_MODEL, StoredModel, save_model
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder
@@ -121,6 +128,11 @@ def other_site(parent: Path) -> SimpleNamespace:
         familiar=(0.5, 1.5),
         space=PhotoSpace(np.full(size, 0.1, np.float32), np.eye(4, size, dtype=np.float32)),
         phrases=PhraseTable.count(50, {("dog",): 20, ("man", "'s", "hat"): 2, ("a",): 45}),
+        reading=WordReading(
+            ("dog", "man", "red", "a"),
+            np.linspace(-0.5, 0.5, 4 * size, dtype=np.float32).reshape(4, size),
+            np.array([0.5, -0.5, 0.25, 1], np.float32),
+        ),
         kinds=kinds,
         search=search_key(search),
     )

@@ -128,6 +128,42 @@ def test_calibrating_again_needs_force_and_gives_the_same(own, capsys, tmp_path)
     assert (model / CONFIDENCE).read_bytes() == (own.calibrated / CONFIDENCE).read_bytes()
 
 
+def test_judged_captions_take_the_place_of_references(own, tmp_path, capsys) -> None:
+    model, table = tmp_path / "model", tmp_path / "judged.csv"
+    shutil.copytree(own.model, model)
+    found = load(model, precision="fp32").caption(own.photos)
+    rows = [
+        (path.name, caption.text, grade)
+        for number, (path, caption) in enumerate(zip(own.photos, found, strict=True))
+        for grade in ("right", "right" if number % 2 else "partly")  # by two people
+    ]
+    rows[0] = rows[1] = (rows[0][0], "of a model before", "right")
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([("file", "caption", "grade"), *rows])
+    command = ("calibrate", "--model", model, "--precision", "fp32", "--judged", table)
+    command = (*command, "--images", own.folder / "photos")
+
+    assert run(*command, "-o", tmp_path / "report.json") == OK
+
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["judged_otherwise"] == 1
+    assert report["groups"][""]["right"] == pytest.approx(60 / 119)
+    assert report["groups"][""]["score"] == pytest.approx((60 + 59 * 0.75) / 119)
+    assert run(*command, "--check") == OK
+    assert run("calibrate", "--check", "--model", model, *own.arguments) == USAGE
+    assert "fitted to judgements" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["file,caption\n0.png,a\n", "file,caption,grade\n0.png,a,good\n"])
+def test_unusable_judgements_are_one_line(own, tmp_path, capsys, text) -> None:
+    table = tmp_path / "judged.csv"
+    table.write_text(text)
+    images = ("--images", own.folder / "photos")
+
+    assert run("calibrate", "--model", own.model, "--judged", table, *images) != OK
+    assert "judged.csv:2" in capsys.readouterr().err
+
+
 def test_training_photos_are_not_used_for_calibration(own, tmp_path, capsys) -> None:
     model = tmp_path / "model"
     shutil.copytree(own.model, model)

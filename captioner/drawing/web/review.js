@@ -29,7 +29,7 @@
     box.addEventListener("change", change);
     const places = group.map(({ page, line }) => `${page}:${line}`);
     const more = places.length > 3 ? ` and ${places.length - 3} more` : "";
-    const sure = confidence === "" ? "" : `, confidence ${percent(Number(confidence))}`;
+    const sure = confidence === "" ? "" : `, ${percent(Number(confidence))} likely to be right`;
     const picture = pictures[image];
     item.append(
       picture ? element("img", { src: picture, alt: "", loading: "lazy" }) : element("span", { class: "quiet" }, "no picture"),

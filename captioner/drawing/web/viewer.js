@@ -266,7 +266,7 @@ class CaptionViewer {
 
   /** How sure the model is; `confidence` (0 to 1) if the caption has one. */
   figures({ confidence, log_prob: log }) {
-    const sure = typeof confidence === "number" ? `confidence ${percent(confidence)}, ` : "";
+    const sure = typeof confidence === "number" ? `${percent(confidence)} likely to be right, ` : "";
     if (log === undefined) return ""; // of keywords
     return `${sure}log p ${log.toFixed(1)}`;
   }

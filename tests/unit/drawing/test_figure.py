@@ -227,7 +227,7 @@ def test_the_focus_of_each_word_and_what_an_even_map_has() -> None:
     caption = Caption(("a",), -np.ones(1, np.float32), alphas, np.ones(1, np.float32), -1.0)
     figure = overlay(flat((200, 150)), replace(caption, confidence=0.374))
     texts = texts_of(figure)
-    assert {"focus 40%", "each word on its own scale", "confidence 37%"} <= set(texts)
+    assert {"focus 40%", "each word on its own scale", "37% likely to be right"} <= set(texts)
     assert "spread evenly: 10%" in " ".join(texts)
 
 

@@ -11,19 +11,27 @@ from captioner.evaluation.calibration import (
     Example,
     Judged,
     Recipe,
+    auroc,
     calibration_error,
     coverage_gain,
     cross_validate,
     error_by_chance,
     fit,
     fit_kinds,
+    fit_reading,
     logistic_regression,
     measure,
     measure_groups,
     measure_kinds,
     reliability,
 )
-from captioner.inference.confidence import Observation, PhotoSpace, PhraseTable, sigmoid
+from captioner.inference.confidence import (
+    Observation,
+    PhotoSpace,
+    PhraseTable,
+    WordReading,
+    sigmoid,
+)
 
 PHRASES = PhraseTable.count(100, {("a",): 90, ("dog",): 20, ("a", "dog", "runs"): 5})
 
@@ -112,6 +120,11 @@ def test_intervals_contain_the_gain_and_groups_are_separate() -> None:
     assert sum(one["photos"] for one in found["all"]["bins"]) == 300
 
 
+def test_auroc_counts_equal_values_half() -> None:
+    assert auroc(np.array([0.9, 0.5]), np.array([0.5, 0.1])) == pytest.approx(3.5 / 4)
+    assert auroc(np.array([]), np.array([0.1])) is None
+
+
 # --- the model -----------------------------------------------------------------------------------
 
 
@@ -146,6 +159,27 @@ def test_confidence_of_an_example_does_not_depend_on_its_own_score() -> None:
 
     assert after[-1] == before[-1]
     assert (after[:-1] != before[:-1]).any()  # the other folds' models were trained on it
+
+
+def test_captions_of_one_photo_are_never_on_both_sides() -> None:
+    """Two captions of a photo, equal but for their scores: one must not teach the other."""
+    pairs = examples(60)
+    given = [one._replace(photo=str(i % 60)) for i, one in enumerate([*pairs, *pairs])]
+    changed = [*given[:-1], given[-1]._replace(score=1.0 - given[-1].score)]
+
+    before = cross_validate(given, RECIPE).confidences
+    after = cross_validate(changed, RECIPE).confidences
+
+    assert after[[59, 119]].tolist() == before[[59, 119]].tolist()
+
+
+def test_judgements_are_right_if_everybody_finds_them_so() -> None:
+    random = np.random.default_rng(3)
+    given = [one._replace(score=(0.75, 1.0)[random.random() < 0.3]) for one in examples(200)]
+
+    found = cross_validate(given, replace(RECIPE, threshold=None))
+
+    assert found.confidences.mean() == pytest.approx(0.3, abs=0.1)
 
 
 def test_photo_space_of_an_example_does_not_depend_on_its_own_photo() -> None:
@@ -184,6 +218,9 @@ def test_a_photo_far_from_all_others_has_no_confidence() -> None:
 
     assert calibrator.confidence(usual, "") > 0
     assert calibrator.confidence(usual._replace(photo=strange), "") == 0
+    others = np.concatenate([photos, np.tile(strange, (40, 1))]).astype(np.float32)
+    known = fit(given, replace(RECIPE, usual=others))
+    assert known.confidence(usual._replace(photo=strange), "") > 0
 
 
 def test_other_kinds_of_images_have_no_confidence_even_if_their_kind_was_never_seen() -> None:
@@ -251,6 +288,31 @@ def test_rarity_is_the_log_inverse_document_frequency() -> None:
     assert PHRASES.mean_rarity(words, 1) == pytest.approx(expected, rel=1e-3)
     assert PHRASES.mean_rarity(words, 3) == pytest.approx((ln(20) + ln(100)) / 2, rel=1e-3)
     assert PHRASES.mean_rarity(words[:2], 3) == pytest.approx(ln(100))
+
+
+def test_support_of_a_caption_by_the_photo() -> None:
+    weights = np.array([[1.0, 0], [0, 2], [3, 3]], np.float32)
+    reading = WordReading(("dog", "cat", "red"), weights, np.array([0, 1, 0], np.float32))
+    photo = np.array([2.0, -1], np.float32)  # log-odds: dog 2, cat -1, red 3
+
+    least, joint = reading.measure(photo, ["a", "dog", "and", "a", "cat"])
+
+    assert least == -1
+    assert joint == pytest.approx(np.log(sigmoid(2) * sigmoid(-1)), rel=1e-6)
+    assert reading.measure(photo, ["a", "bird"]) == (0, 0)
+
+
+def test_words_are_read_from_photos() -> None:
+    random = np.random.default_rng(0)
+    photos = random.normal(size=(400, 5)).astype(np.float32)
+    words = [{"a", "dog"} if x > 0.5 else {"a"} for x in photos[:, 0]]
+    words[0] |= {"zebra"}
+
+    reading = fit_reading(photos, words)
+
+    assert reading.words == ("dog",)  # the others are of all photos, or of too few
+    odds = photos @ reading.weights[0] + reading.biases[0]
+    assert auroc(odds[photos[:, 0] > 0.5], odds[photos[:, 0] <= 0.5]) > 0.98
 
 
 def test_strength_and_unfamiliarity_of_a_photo() -> None:

@@ -53,6 +53,9 @@ export class Calibrator {
     this.kinds = tensors.kinds?.values ?? null;
     this.hashes = tensors["phrases.hashes"].values;
     this.rarities = tensors["phrases.rarities"].values;
+    this.rows = new Map(this.header.words.map((word, row) => [word, row]));
+    this.weights = tensors["reading.weights"].values;
+    this.biases = tensors["reading.biases"].values;
   }
 
   /** The confidence of a caption, 0 to 1; null if captions of these options have none.
@@ -76,6 +79,7 @@ export class Calibrator {
     const { length } = logProbs;
     const { entropies, share, overlap } = evidence;
     const [strength, unfamiliarity] = this.measure(photo);
+    const support = this.support(words, photo);
     return {
       mean_log_prob: logProb / (length + 1),
       min_log_prob: length ? Math.min(...logProbs) : logProb,
@@ -88,7 +92,17 @@ export class Calibrator {
       rare_phrases: this.meanRarity(words, 3),
       photo_strength: strength,
       photo_unfamiliarity: unfamiliarity,
+      least_support: support.length ? Math.min(...support) : 0,
+      joint_support: support.reduce((sum, odds) => sum - Math.log1p(Math.exp(-odds)), 0),
     };
+  }
+
+  /** Log-odds of the words that the reading knows; `WordReading`. */
+  support(words, photo) {
+    const rows = words.map((word) => this.rows.get(word)).filter((row) => row !== undefined);
+    return rows.map((row) =>
+      photo.reduce((sum, value, i) => sum + value * this.weights[row * photo.length + i], this.biases[row]),
+    );
   }
 
   probability(features, style) {

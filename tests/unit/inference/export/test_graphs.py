@@ -19,7 +19,14 @@ from torch import Tensor
 
 from captioner.errors import ConfigError, ModelError
 from captioner.inference.captioner import Captioner, load
-from captioner.inference.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, search_key
+from captioner.inference.confidence import (
+    FEATURES,
+    Calibrator,
+    PhotoSpace,
+    PhraseTable,
+    WordReading,
+    search_key,
+)
 from captioner.inference.export import folder as export_folder
 from captioner.inference.export.folder import digest, export
 from captioner.inference.export.graphs import OPSET
@@ -90,6 +97,9 @@ def calibrator(search: SearchOptions) -> Calibrator:
         familiar=(0.5, 1.5),
         space=PhotoSpace(np.full(96, 0.1, np.float32), components),
         phrases=PhraseTable.count(50, {("w1",): 20, ("w2",): 3, ("w1", "w2", "w2"): 2}),
+        reading=WordReading(
+            ("w1", "w3"), rng.normal(size=(2, 96)).astype(np.float32), np.ones(2, np.float32)
+        ),
         search=search_key(search),
     )
 
