@@ -25,7 +25,7 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from captioner.caption import Caption
 from captioner.errors import either
@@ -51,6 +51,11 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
 }
 _PLAIN = re.compile(r"[A-Za-z0-9_]{1,40}")  # names that may be in a header
+_ALLOWED = {  # by pydantic's type of error
+    **{"string_type": "a string", "list_type": "a list", "model_type": "an object"},
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    "too_long": "at most 1000 items",
+}
 _CODES = {"model": "model_not_found", "key": "invalid_api_key", "rate": "rate_limit_exceeded"}
 
 
@@ -58,25 +63,30 @@ _CODES = {"model": "model_not_found", "key": "invalid_api_key", "rate": "rate_li
 
 
 def _url(given: Any) -> Any:
-    return given.get("url") if isinstance(given, dict) else given
+    return (given.get("url") if isinstance(given, dict) else given) or ""
 
 
 def _parts(given: Any) -> Any:
     return [{"type": "text"}] * bool(given) if isinstance(given, str) else given or []
 
 
+# Collecting the errors of a million items would block the server for half a minute.
+_First = FailFast()
+_Few = Field(max_length=1000)
+
+
 class Part(BaseModel):
     """A part of a message to OpenAI: text, an image, ..."""
 
-    type: str
+    type: str = ""
     image_url: Annotated[str, BeforeValidator(_url)] = ""
 
 
 class Message(BaseModel):
     """A message of a chat. Ollama's have images beside the text, OpenAI's among the parts."""
 
-    content: Annotated[list[Part], BeforeValidator(_parts)] = []
-    images: list[str] | None = None
+    content: Annotated[list[Part], _First, _Few, BeforeValidator(_parts)] = []
+    images: Annotated[list[str], _First, BeforeValidator(lambda given: given or [])] = []
 
 
 class Ask(BaseModel):
@@ -86,9 +96,9 @@ class Ask(BaseModel):
     model: str = NAME
     version: str = ""  # a tag of the model (PhotoPrism)
     stream: bool
-    images: list[str] = []
+    images: Annotated[list[str], _First] = []
     url: str = ""
-    messages: list[Message] = []
+    messages: Annotated[list[Message], _First, _Few] = []
     id: str = ""
 
     @property
@@ -97,7 +107,7 @@ class Ask(BaseModel):
         if self.images or self.url:
             return self.images or [self.url]
         found = (
-            [*filter(None, (part.image_url for part in message.content)), *(message.images or ())]
+            [*filter(None, (part.image_url for part in message.content)), *message.images]
             for message in reversed(self.messages)
         )
         return next(filter(None, found), [])
@@ -107,7 +117,8 @@ class Ask(BaseModel):
         """Names of what the request has in vain."""
         kinds = [part.type for message in self.messages for part in message.content]
         names = ["prompt" if kind == "text" else kind for kind in kinds if kind != "image_url"]
-        names += [name for name, value in (self.model_extra or {}).items() if value]
+        more = (self.model_extra or {}).items()
+        names += [name for name, value in more if value and name not in _UNSUPPORTED]
         return [name for name in dict.fromkeys(names) if _PLAIN.fullmatch(name)][:30]
 
 
@@ -117,9 +128,8 @@ def _read(data: dict[str, Any], streams: bool) -> Ask:
         ask = Ask.model_validate({"stream": streams, **given})
     except ValidationError as error:
         first = error.errors()[0]
-        field, problem = ".".join(map(str, first["loc"])), first["msg"]
-        problem = problem.replace("Input should be", "give")
-        message = f"{field} is {shortened(first['input'])}; {problem}"
+        field, allowed = ".".join(map(str, first["loc"])), _ALLOWED[first["type"]]
+        message = f"{field} is {shortened(first['input'])}; give {allowed}"
         raise RequestError(400, "fields", message) from error
     for name, harmless in _UNSUPPORTED.items():
         if name in given and given[name] not in harmless:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
@@ -78,7 +79,8 @@ def closing() -> RequestError:
 
 def shortened(value: object) -> str:
     """A value of a request, shortened to fit into the line of an error."""
-    text = str(value) if str(value).isprintable() else repr(value)
+    text = value[:61] if isinstance(value, str) else reprlib.repr(value)
+    text = text if text.isprintable() else repr(text)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 

@@ -52,7 +52,7 @@ INVALID = [
     ({"beam_size": 21}, "beam_size is 21; give an integer from 1 to 20"),
     ({"temperature": "nan"}, "temperature is nan; give a number from 0 to 100"),
     ({"attention": "maybe"}, "attention is maybe; give true or false"),
-    ({"forced_words": "a,b,c,d,e,f,g,h,i,j,k"}, "'k']; give at most 10 words"),
+    ({"forced_words": "a,b,c,d,e,f,g,h,i,j,k"}, "give at most 10 words"),
     ({"candidates": 128}, "give an integer from 0 to 20 (the server's --max-beam)"),
     ({"beam_size": [1, 2]}, "beam_size is given 2 times; give it once"),
     ({"words": "zebra"}, "the model does not know zebra"),

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from colour_server import OWN, ColourModel, ColourVocabulary, png
+from pydantic import ValidationError
 
-from captioner.serving.protocols import IGNORED
+from captioner.serving.protocols import IGNORED, Ask
 from captioner.serving.security import ApiKeys
 
 KEY = "alice-0123456789abcdef"
@@ -21,7 +22,7 @@ RED, BLUE = png((250, 0, 0)), png((0, 0, 250))
 class StyledModel(ColourModel):
     """Its captions begin with their style and have a confidence."""
 
-    stored = SimpleNamespace(vocabulary=ColourVocabulary())
+    stored = SimpleNamespace(vocabulary=ColourVocabulary(), keywords=None)
     stored.vocabulary.styles = ("coco", "flickr8k")
 
     def caption_batch(self, photos, options, **how):
@@ -236,7 +237,7 @@ def test_photoprism(server):
     for body, status, message in (
         (VISION | {"model": "kosmos-2"}, 404, "model 'kosmos-2' not found; give captioner, "),
         (given | {"images": None, "url": "https://example.org/dl/1"}, 400, "URLs are not fetched"),
-        (given | {"images": "x"}, 400, "images is x; give a valid list"),
+        (given | {"images": "x"}, 400, "images is x; give a list"),
         (b"{", 400, "not valid JSON"),
     ):
         error = post(server, path, body)
@@ -314,6 +315,50 @@ async def test_any_content_type_and_prefix(serve):
     refused = await server.open("/captioner/api/v1/vision/caption").send(b"[]").response()
     assert refused.json["code"] == 422
     assert await server.metric('captioner_requests_total{route="/api/chat",status="200"}') == 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"images": [5] * 2000},
+        {"messages": [5] * 2000},
+        {"messages": [{}] * 2000},
+        {"messages": [{"images": [5] * 2000}]},
+        {"messages": [{"content": [5] * 2000}]},
+        {"messages": [{"content": [{}] * 2000}]},
+    ],
+)
+def test_long_lists_are_refused_at_the_first_error(given):
+    """Errors of a million items, or their objects, would block the server for a minute."""
+    with pytest.raises(ValidationError) as refused:
+        Ask.model_validate({"stream": False, **given})
+    assert refused.value.error_count() == 1
+
+
+async def test_malformed_requests_get_a_line(serve):
+    server = await serve()
+    for body, problem in (
+        ({"messages": [None]}, "messages.0 is None; give an object"),
+        ({"messages": [{"images": 5}]}, "messages.0.images is 5; give a list"),
+        ({"messages": [{}] * 1001}, "give at most 1000 items"),
+        ({"stream": "perhaps"}, "stream is perhaps; give true or false"),
+    ):
+        response = await server.open("/api/chat").send(json.dumps(body).encode()).response()
+        assert (response.status, problem in response.error) == (400, True)
+
+
+async def test_parts_as_clients_dump_them(serve):
+    """With null for each field that a part does not have, or without a type."""
+    server = await serve()
+    parts = [
+        {"type": "text", "text": "Look", "image_url": None},
+        {"image_url": {"url": url(RED)}, "text": None},
+    ]
+    body = {"messages": [{"content": parts}], "response_format": {"type": "text"}, "n": 1}
+    exchange = server.open("/v1/chat/completions").send(json.dumps(body).encode())
+    response = await exchange.response()
+    assert response.json["choices"][0]["message"]["content"] == "250-0-0 2 0"
+    assert response.headers[IGNORED.lower()] == "prompt"
 
 
 async def test_ignored_fields_are_named_safely(serve):
