@@ -363,10 +363,10 @@ def _words(photo: CaptionedImage) -> set[str]:
 def read_judgements(
     files: Sequence[str], default_style: str
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Read tables of judged captions with the columns file, caption, grade and perhaps style.
+    """Read tables of judged captions with the columns image, caption, grade and perhaps style.
 
     The grade is right, partly or wrong: 1, 0.5 or 0; of several judgements of a caption the mean
-    counts.
+    counts. Rows without a grade are left out: nobody has judged them yet.
 
     Returns:
         The grade by style, file name and caption.
@@ -379,14 +379,14 @@ def read_judgements(
         rows = csv.DictReader(io.StringIO(read_input(path, "judged captions").decode("utf-8-sig")))
         for number, row in enumerate(rows, 2):
             try:
-                grade = GRADES[row["grade"]]
-                key = row.get("style") or default_style, row["file"], row["caption"]
+                if row["grade"]:
+                    key = row.get("style") or default_style, row["image"], row["caption"]
+                    found.setdefault(key, []).append(GRADES[row["grade"]])
             except KeyError as error:
                 raise DataError(
-                    f"{path}:{number}: {error} is missing or no grade; give the columns file, "
+                    f"{path}:{number}: {error} is missing or no grade; give the columns image, "
                     f"caption and grade ({', '.join(GRADES)})"
                 ) from error
-            found.setdefault(key, []).append(grade)
     judged: dict[str, dict[str, dict[str, float]]] = {}
     for (style, file, caption), grades in found.items():
         of_file = judged.setdefault(style, {}).setdefault(file, {})

@@ -148,7 +148,7 @@ class CalibrateOptions(DeviceOptions):
     the confidence of images like them falls to 0. Reports how well each kind is separated
     from photos by a fit to the other kinds."""
     judged: list[File] = field(default_factory=list)
-    """CSV of judged captions (file, style, caption, grade: right, partly or wrong), instead of a
+    """CSV of judged captions (image, style, caption, grade: right, partly or wrong), instead of a
     comparison with references: a caption is right if nobody finds anything false in it. The
     photos of --annotations then only show which photos are familiar. Repeat for several."""
     threshold: Annotated[float, Interval(gt=0, lt=10)] = 0.5

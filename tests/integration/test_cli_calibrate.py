@@ -139,7 +139,9 @@ def test_judged_captions_take_the_place_of_references(own, tmp_path, capsys) -> 
     ]
     rows[0] = rows[1] = (rows[0][0], "of a model before", "right")
     with table.open("w", newline="") as file:
-        csv.writer(file).writerows([("file", "caption", "grade"), *rows])
+        csv.writer(file).writerows(
+            [("image", "caption", "grade"), *rows, (own.photos[0].name, "unjudged", "")]
+        )
     command = ("calibrate", "--model", model, "--precision", "fp32", "--judged", table)
     command = (*command, "--images", own.folder / "photos")
 
@@ -154,7 +156,9 @@ def test_judged_captions_take_the_place_of_references(own, tmp_path, capsys) -> 
     assert "fitted to judgements" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["file,caption\n0.png,a\n", "file,caption,grade\n0.png,a,good\n"])
+@pytest.mark.parametrize(
+    "text", ["image,caption\n0.png,a\n", "image,caption,grade\n0.png,a,good\n"]
+)
 def test_unusable_judgements_are_one_line(own, tmp_path, capsys, text) -> None:
     table = tmp_path / "judged.csv"
     table.write_text(text)
