@@ -212,7 +212,7 @@ async def read_response(reader: asyncio.StreamReader) -> Response:
         while size := int(await reader.readline() or b"0", 16):
             body += (await reader.readexactly(size + 2))[:-2]
         await reader.readline()
-    return Response(int(head.split()[1]), body.decode())
+    return Response(int(head.split()[1]), body.decode(errors="replace"))
 
 
 class Soak:
