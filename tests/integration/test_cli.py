@@ -10,12 +10,10 @@ import pytest
 from PIL import Image
 
 from captioner.cli.main import COMMANDS, FAILED, OK, USAGE, main
-from captioner.data.formats import HEIC
 from captioner.hardware import EXTRAS
 from captioner.inference.folder import GRAPHS, SHIPPED_MODEL, WEIGHTS
 
 ASSETS = Path(__file__).parents[2] / "assets" / "examples"
-CHELSEA = ASSETS / "chelsea.jpg"
 
 
 @pytest.fixture
@@ -63,32 +61,6 @@ def test_coco_results_take_ids_from_names_or_annotations(tmp_path, capsys):
     annotations.write_text(json.dumps({"images": images, "annotations": captions}))
     assert main([*arguments, "--annotations", str(annotations)]) == OK
     assert [entry["image_id"] for entry in json.loads(capsys.readouterr().out)] == [8, 7]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["caption", "EMPTY"], ["EMPTY", "JPEG", "HEIC" if HEIC.decodable else "TIFF"]),
-        (["caption", str(CHELSEA), "--model", "nowhere"], ["nowhere", "config.json"]),
-        (["caption", str(CHELSEA), "--device", "abacus"], ["abacus", "cpu"]),
-        (
-            ["attend", str(CHELSEA), "-o", "x.png", "--words", "a gryphon runs"],
-            ["gryphon", "vocabulary"],
-        ),
-        (["prepare", "cake"], ["cake", "dataset"]),
-        (["train", "nowhere.yaml"], ["nowhere.yaml does not exist; give a YAML config file"]),
-    ],
-)
-def test_usage_errors_are_one_line(arguments, words, tmp_path, monkeypatch, capsys):
-    (tmp_path / "EMPTY").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) in (FAILED, USAGE)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert len(err.strip().splitlines()) == 1, err
-    for word in words:
-        assert word in err
-    assert [p.name for p in tmp_path.iterdir()] == ["EMPTY"]
 
 
 @pytest.mark.parametrize(

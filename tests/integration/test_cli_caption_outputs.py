@@ -330,16 +330,6 @@ def printed(out: str) -> dict[str, str]:
     return {Path(path).name: text for path, text in pairs}
 
 
-def test_text_sidecars(album, caption) -> None:
-    code, out, err = caption(album, "--sidecar", "txt")
-
-    assert (code, err) == (OK, "")
-    captions = printed(out)
-    assert len(captions) == 5
-    for name, text in captions.items():
-        assert (album / name).with_suffix(".txt").read_text() == f"{text}\n"
-
-
 def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
     (album / "b.txt").write_text("mine")
 

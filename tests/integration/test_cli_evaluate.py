@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import captioner
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.coco import read_captions
 from captioner.evaluation import api
@@ -19,7 +18,6 @@ from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.references import count_frequencies
 from captioner.files import FREQUENCIES
 from captioner.inference.folder import load_model
-from captioner.options import FaithfulnessOptions
 from captioner.text.tokenizer import tokenize
 
 ONE_DOG = ("--forced-words", "dog", "--block-ngrams", "1")
@@ -186,35 +184,6 @@ def test_the_model_s_own_frequencies_are_the_default(tiny, counted, tmp_path) ->
     assert "document frequencies of 4 images" in given["signature"]
     assert own["metrics"].keys() == given["metrics"].keys() == {*METRICS, "CIDEr_D"}
     assert list(none["metrics"]) == METRICS
-
-
-# --- faithfulness --------------------------------------------------------------------------------
-
-
-def test_faithfulness_of_reference_captions(tiny, captioned, tmp_path) -> None:
-    """The first reference of each photo; the same from Python, at both levels."""
-    given = ("--annotations", tiny.captions, "--faithfulness", "--max-words", 2, "--steps", 1)
-
-    found = reported(tmp_path, *captioned, *given)
-
-    assert found["search"] == f"none; the captions of {tiny.captions}"
-    firsts: dict[str, str] = {}
-    content = json.loads(tiny.captions.read_text())
-    names = {image["id"]: image["file_name"] for image in content["images"]}
-    for entry in content["annotations"]:
-        firsts.setdefault(names[entry["image_id"]], entry["caption"])
-    words = found["faithfulness"]["per_word"]
-    assert words
-    assert all(one["word"] in firsts[one["photo"]].lower() for one in words)
-    assert found["faithfulness"]["grid"].keys() == found["faithfulness"]["pixels"].keys()
-    same = captioner.evaluate(
-        images=tiny.photos,
-        model=tiny.model,
-        annotations=tiny.captions,
-        faithfulness=FaithfulnessOptions(max_words=2, steps=1),
-        progress=False,
-    )
-    assert same["faithfulness"]["per_word"] == words
 
 
 # --- generated captions --------------------------------------------------------------------------

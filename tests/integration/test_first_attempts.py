@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,17 +126,6 @@ def test_httpx_and_requests(server):
             assert texts(library.post(url, **more, **given).text) == wanted, more.keys()
 
 
-def test_urllib(server):
-    photo = (server.folder / "photo.jpg").read_bytes()
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    body = json.dumps({"image": base64.b64encode(photo).decode()}).encode()
-    for data, kind in ((photo, "image/jpeg"), (body, "application/json")):
-        headers = {"Content-Type": kind}
-        request = urllib.request.Request(f"{server.url}/v1/captions", data, headers)
-        with opener.open(request, timeout=60) as response:
-            assert texts(response.read()) == [server.captions["photo.jpg"]]
-
-
 @needs_curl
 @pytest.mark.parametrize(
     ("command", "error"),
@@ -197,22 +185,6 @@ def test_commands_in_the_api_description_run(server):
 # --- batches -------------------------------------------------------------------------------------
 
 
-@needs_curl
-@pytest.mark.parametrize("accept", ["", "-N -H 'Accept: application/x-ndjson' "])
-def test_batch(server, accept):
-    files = "-F images=@a.jpg -F images=@notes.txt -F images=@b.jpg"
-
-    body = curl(server, f"curl {accept}{files} URL/v1/batch")
-
-    results = list(map(json.loads, body.splitlines())) if accept else json.loads(body)["results"]
-    assert [(one["name"], one["status"]) for one in results] == [
-        ("a.jpg", 200),
-        ("notes.txt", 415),
-        ("b.jpg", 200),
-    ]
-    assert results[2]["captions"][0]["text"] == server.captions["b.jpg"]
-
-
 def test_results_come_while_photos_are_sent(server):
     """And a client that leaves frees its slot."""
     photo = (server.folder / "a.jpg").read_bytes()
@@ -240,48 +212,6 @@ def test_results_come_while_photos_are_sent(server):
 
 
 # --- browsers ------------------------------------------------------------------------------------
-
-
-def test_fetch_and_form_data(server, visit):
-    tab = visit(server.url + "/", allowed=server.url)
-    photo = base64.b64encode((server.folder / "photo.jpg").read_bytes()).decode()
-
-    answers = tab.evaluate(
-        """async (photo) => {
-          const blob = await (await fetch("/v1/overlay.png", {
-            method: "POST",
-            headers: {"Content-Type": "application/json"},
-            body: JSON.stringify({image: photo}),
-          })).blob();
-          const bytes = Uint8Array.from(atob(photo), (letter) => letter.charCodeAt(0));
-          const form = new FormData();
-          form.append("image", new Blob([bytes], {type: "image/jpeg"}), "photo.jpg");
-          form.append("beam_size", "3");
-          const response = await fetch("/v1/captions", {method: "POST", body: form});
-          return [blob.type, (await response.json()).captions[0].text];
-        }""",
-        photo,
-    )
-
-    assert answers == ["image/png", server.captions["photo.jpg"]]
-
-
-def test_forms_of_other_sites_are_refused(server, visit, tmp_path):
-    """A page of another site cannot make a visitor's browser send photos."""
-    tab = visit(server.url + "/", allowed="")
-    page = f"""<form id="f" method="post" enctype="multipart/form-data"
-      action="{server.url}/v1/captions"><input name="image" type="file"></form>"""
-    (tmp_path / "evil.html").write_text(page)
-    tab.goto((tmp_path / "evil.html").as_uri())
-    tab.locator("input").set_input_files(server.folder / "photo.jpg")
-    visit.complaints.clear()
-
-    with tab.expect_response("**/v1/captions") as found:
-        tab.evaluate("document.getElementById('f').submit()")
-
-    assert found.value.status == 403
-    assert "cross-origin request refused" in tab.locator("body").inner_text()
-    visit.complaints[:] = [one for one in visit.complaints if "403" not in one]
 
 
 def test_swagger_ui_tries_the_api_out(server, visit):

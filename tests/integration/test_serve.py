@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import os
@@ -138,23 +137,6 @@ def test_keys_are_reloaded_on_sighup_and_logs_are_json(serve, tmp_path):
     assert "line 1 is invalid" in messages[1]
     assert messages[1].endswith("the previous 1 API keys stay valid")
     assert "0123456789abcdef" not in err
-
-
-@pytest.mark.slow
-def test_other_programs_get_the_caption_and_its_confidence(serve):
-    server = serve()
-
-    def post(path: str, **body: Any) -> dict[str, Any]:
-        answer = httpx.post(f"{server.url}{path}", json=body, timeout=300, trust_env=False)
-        return answer.raise_for_status().json()
-
-    photo = base64.b64encode(GOOD[0]).decode()
-    caption = post("/v1/captions", image=photo)["captions"][0]
-    found = {"text": caption["text"], "confidence": caption["confidence"]}
-    url = f"data:image/png;base64,{photo}"
-    assert post("/api/v1/vision/caption", images=[url])["result"]["caption"] == found
-    assert isinstance(found["confidence"], float)
-    assert post("/api/generate", images=[photo], stream=False)["response"] == caption["text"]
 
 
 def test_ctrl_c_exits_like_every_command(serve):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from captioner.caption import Caption
 from captioner.drawing.heatmap import attention_map
 from captioner.errors import ConfigError
-from captioner.evaluation.masks import at_centres, region_coverage
+from captioner.evaluation.masks import region_coverage
 from captioner.geometry import Axis, Geometry
 
 RESNET = Axis(0.5 / 224, 32 / 224)  # 7 regions at 224 pixels
@@ -97,15 +97,6 @@ def test_coverage_of_a_full_mask_is_one_for_every_cell_inside(axis: Axis, count:
 
     wide = np.diff(axis.borders(count)) > 1e-6
     np.testing.assert_allclose(cover[:, 0], wide, atol=1e-4)
-
-
-def test_pointing_uses_region_centres() -> None:
-    mask = np.zeros((288, 288), bool)
-    mask[63, 31] = mask[279, 0:40] = True  # rows of regions 1 and 8, columns of region 0
-
-    hits = at_centres(mask, Geometry(LITE, LITE), (9, 9))
-
-    assert np.argwhere(hits).tolist() == [[1, 0], [8, 0]]
 
 
 def test_placing_in_a_crop() -> None:

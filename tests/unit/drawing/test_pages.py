@@ -178,16 +178,6 @@ def test_a_caption_without_words_has_a_page() -> None:
     assert "no words" in page(photo(), empty).html
 
 
-def test_notebooks_show_a_page_in_an_iframe() -> None:
-    made = page(photo(), make(("a", EVIL)))
-
-    ((tag, attributes),) = Elements(made._repr_html_()).tags
-
-    assert tag == "iframe"
-    assert attributes["srcdoc"] == made.html
-    assert attributes["sandbox"] == "allow-scripts"
-
-
 def test_a_photo_caption_encodes_its_photo_only_when_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = make()
     with monkeypatch.context() as patch:

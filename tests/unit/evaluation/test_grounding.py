@@ -493,9 +493,6 @@ def test_intervals_equal_a_loop_over_resampled_photos(read) -> None:
         assert intervals[key] == pytest.approx(np.percentile(drawn_values, [2.5, 97.5])), key
 
 
-# --- Invariants ----------------------------------------------------------------------------------
-
-
 # --- Entropy and movement ------------------------------------------------------------------------
 
 
@@ -511,15 +508,6 @@ def word_maps(draw: st.DrawFn, words: int = 1) -> Array:
     return weights / weights.sum(axis=(1, 2), keepdims=True)
 
 
-def test_entropy_known_answers() -> None:
-    one, half, even = [1, 0, 0, 0], [0.5, 0, 0, 0.5], [0.25] * 4
-
-    found = entropy([one, half, even])
-
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, [0, math.log(2), math.log(4)], atol=1e-15)
-
-
 @given(word_maps(words=2))
 def test_movement_is_the_mean_over_all_pairs_of_words(array: Array) -> None:
     pairs = [np.abs(one - two).sum() / 2 for one, two in combinations(array, 2)]
@@ -533,6 +521,3 @@ def test_short_captions_have_no_movement() -> None:
     empty = np.zeros((0, 2, 3))  # ``Caption.alphas`` of an empty caption
     assert entropy(empty).shape == (0,)
     assert math.isnan(movement(empty))
-
-
-# --- Real masks ----------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 from captioner.errors import DataError
 from captioner.evaluation.frequencies import DocumentFrequencies
-from captioner.evaluation.references import References, count_frequencies
+from captioner.evaluation.references import References
 
 Tokens = list[str]
 
@@ -88,18 +87,6 @@ class WithDocumentCount(list):
         return self._documents
 
 
-def test_by_hand() -> None:
-    # "a" is in both images and has weight 0; all other words have weight ln 2.
-    scorer = References({1: [["a", "dog"], ["a", "big", "dog"]], 2: [["a", "cat"]]})
-
-    (found,) = scorer.score({1: [["a", "dog"]]})[1]
-
-    # First reference: unigrams and bigrams match fully, nothing longer exists: 2 of 4 orders.
-    # Second: dog of (big, dog): 1 / sqrt 2; no bigram; one word longer: exp(-1 / 72).
-    expected = 10 / 4 / 2 * (2 + math.exp(-1 / 72) / math.sqrt(2))
-    assert found == pytest.approx(expected, abs=1e-12)
-
-
 @given(truth=TRUTH.filter(has_words), candidates=st.lists(CAPTION, max_size=4))
 def test_scores_do_not_depend_on_other_captions(truth, candidates) -> None:
     """Several captions per image and images in any order score as if alone."""
@@ -111,17 +98,6 @@ def test_scores_do_not_depend_on_other_captions(truth, candidates) -> None:
     assert backwards.score(dict.fromkeys(truth, candidates)) == together
     for image_id, scores in together.items():
         assert scores == [scorer.score({image_id: [tokens]})[image_id][0] for tokens in candidates]
-
-
-def test_unknown_words_stay_distinct() -> None:
-    """They lengthen the vector: one of them twice adds more than two different ones."""
-    scorer = References({1: [["dog"]], 2: [["cat"]]})
-
-    twice, two = scorer.score({1: [["dog", "x", "x"], ["dog", "x", "y"]]})[1]
-
-    penalty = math.exp(-4 / 72)
-    assert twice == pytest.approx(10 / 4 * penalty / math.sqrt(5), abs=1e-12)
-    assert two == pytest.approx(10 / 4 * penalty / math.sqrt(3), abs=1e-12)
 
 
 def test_counts_above_one_byte() -> None:
@@ -142,15 +118,6 @@ def test_nothing_to_score() -> None:
 
 
 # --- document frequencies ------------------------------------------------------------------------
-
-
-def test_frequencies_by_hand() -> None:
-    found = count_frequencies(
-        {1: ["A dog runs.", "The dog!"], 2: ["a cat", "a cat"], 3: ["a dog"], 4: []}
-    )
-
-    # Images are counted, not captions: "cat" and "the" are in one image only.
-    assert found == DocumentFrequencies(3, {("a",): 3, ("dog",): 2, ("a", "dog"): 2})
 
 
 @given(truth=TRUTH.filter(has_words), end=st.booleans(), data=st.data())

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from toy_captioner import (
-    STRATEGIES,
     WORDS,
-    assert_same,
     build,
     ensemble_of,
     make_photos,
@@ -107,18 +104,6 @@ def test_several_folders_load_as_an_ensemble(photos: list[Path], tmp_path: Path)
     assert load(tmp_path / "first", device="cpu").options() == loaded.options()
     with pytest.raises(ModelError, match="does not exist"):
         load(tmp_path / "0", tmp_path / "none", device="cpu")
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
-def test_ensemble_batch_equals_single_photos(photos: list[Path], strategy: dict[str, Any]):
-    ensemble = ensemble_of(stored(), stored(size=96, seed=82))
-    options = ensemble.options(**strategy)
-    batch = ensemble.caption_batch(
-        [ensemble.prepare(open_image(photo)) for photo in photos[:5]], options
-    )
-    for photo, captions in zip(photos, batch, strict=False):
-        for one, two in zip(captions, ensemble.captions(photo, **strategy), strict=True):
-            assert_same(one, two)
 
 
 def test_models_with_equal_preprocessing_share_pixels(photos: list[Path]):

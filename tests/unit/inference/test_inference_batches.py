@@ -19,7 +19,6 @@ from captioner.data.images import open_image
 from captioner.hardware import autocast
 from captioner.inference.captioner import Captioner
 from captioner.inference.folder import StoredModel
-from captioner.text.vocabulary import END, START
 
 
 @pytest.fixture(scope="module")
@@ -32,32 +31,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return make_photos(tmp_path_factory.mktemp("photos"))
 
 
-@torch.inference_mode()
-def test_probabilities_equal_teacher_forcing(captioner: Captioner, photos: list[Path]):
-    """For words and the end token."""
-    ended = 0
-    for photo in photos:
-        caption = captioner.caption(photo)
-        word_ids = captioner.stored.vocabulary.encode(caption.words)
-        pixels = torch.from_numpy(np.array(captioner.prepare(open_image(photo)).pixels[0]))[None]
-        decoder = captioner.model.decoder
-        tokens = torch.tensor([[[START, *word_ids]]])
-        unrolled = decoder(decoder.memory(captioner.model.encode(pixels)), tokens)
-        logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
-        table = logits[0, 0].log_softmax(-1)
-        words = [float(table[t, word_id]) for t, word_id in enumerate(word_ids)]
-        np.testing.assert_allclose(caption.log_probs, words, atol=1e-4)
-        np.testing.assert_allclose(
-            caption.alphas.reshape(len(words), -1), unrolled.alphas[0, 0, : len(words)], atol=1e-5
-        )
-        whole = sum(words)
-        if len(words) < 6:
-            ended += 1
-            whole += float(table[len(words), END])
-        assert caption.log_prob == pytest.approx(whole, abs=1e-3)
-    assert ended > 0
-
-
 def test_explain_batch_equals_explaining_single_photos(captioner: Captioner, photos: list[Path]):
     texts = ["a", "a dog runs on grass", "red cat"]
     prepared = [captioner.prepare(open_image(photo)) for photo in photos[:3]]
@@ -66,26 +39,6 @@ def test_explain_batch_equals_explaining_single_photos(captioner: Captioner, pho
 
     for photo, text, caption in zip(photos, texts, explained, strict=False):
         assert_same(caption, captioner.explain(photo, text))
-
-
-def test_occlusion_equals_replacing_features_by_hand(captioner: Captioner, photos: list[Path]):
-    """Replace the features of one region and score the caption again."""
-    text, model = "a dog runs", captioner.model
-    prepared = captioner.prepare(open_image(photos[0]))
-    caption = captioner.explain(photos[0], text, method="occlusion")
-    tokens = captioner.stored.vocabulary.encode(captioner.known_words(text))
-    start = captioner.stored.vocabulary.start("")
-    (grid,) = captioner.ensemble.encode([prepared])
-    drops = []
-    for region in range(grid.shape[1]):
-        occluded = grid.clone()
-        occluded[0, region] = grid[0].mean(dim=0)
-        scores = captioner.ensemble.score([model.decoder.memory(occluded)], [[tokens]], start)
-        drops.append(caption.log_probs - scores.log_probs[0, 0, range(len(tokens)), tokens])
-    expected = np.maximum(np.array(drops).T, 0)
-    expected /= np.maximum(expected.sum(axis=1, keepdims=True), 1e-12)
-
-    np.testing.assert_allclose(caption.alphas.reshape(expected.shape), expected, atol=1e-3)
 
 
 def with_norms() -> StoredModel:

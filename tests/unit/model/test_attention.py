@@ -119,23 +119,6 @@ def real_regions(mask: Tensor | None, photo: int) -> list[int]:
     return [i for i in range(L) if mask is None or mask[photo, i]]
 
 
-@pytest.mark.parametrize("name", SCORERS)
-def test_scorer_matches_its_equation(name: str) -> None:
-    settings = {"attention": name}
-    scorer = randomized(SCORERS[name](Sizes(D, query_size(settings), A, L)))
-    (features, _), query, p = photos(), random_query(settings), weights_of(scorer)
-
-    scores = scorer(query, scorer.keys(features)).detach().numpy()
-
-    assert scores.shape == (B, R, L)
-    for photo in range(B):
-        for caption in range(R):
-            for region in range(L):
-                a, q = features[photo, region].numpy(), query[photo, caption].numpy()
-                expected = EQUATIONS[name](p, q, a, region)
-                np.testing.assert_allclose(scores[photo, caption, region], expected, rtol=1e-10)
-
-
 @with_and_without_mask
 @pytest.mark.parametrize("name", SCORERS)
 def test_alphas_are_softmax_and_context_is_weighted_mean(name: str, mask: Tensor | None) -> None:

@@ -25,7 +25,6 @@ from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.references import count_frequencies
 from captioner.files import FREQUENCIES
 from captioner.inference.folder import StoredModel
-from captioner.model.captioner import CaptionModel
 from captioner.options import TrainConfig
 from captioner.training.loop import Interrupted, Trainer, start
 from captioner.training.run import STEPS, RunFolder, read_rows
@@ -303,25 +302,6 @@ def cached(
     options = ["-o", features, "--dtype", dtype, "--batch-size", "1"]
     assert main(["prepare", "features", str(path), *options]) == expected
     config.data.features = features
-
-
-@pytest.mark.slow
-def test_a_cache_trains_the_same_model_as_the_photos(
-    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Encode photos one at a time, as for the cache: rounding may depend on the batch."""
-    encode = CaptionModel.encode
-
-    def one_by_one(self: CaptionModel, pixels: torch.Tensor) -> torch.Tensor:
-        return torch.cat([encode(self, photo) for photo in pixels.split(1)])
-
-    monkeypatch.setattr(CaptionModel, "encode", one_by_one)
-    changes: dict[str, Any] = {"training": {"batch_size": 4}, "data": {"horizontal_flip": True}}
-    train(configure(**changes), tmp_path / "photos")
-    config = configure(**changes)
-    cached(config, tmp_path)
-    train(config, tmp_path / "features")
-    assert_same_run(tmp_path / "photos", tmp_path / "features")
 
 
 def test_a_validation_photo_without_features_fails_before_training(
