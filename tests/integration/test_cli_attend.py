@@ -199,39 +199,3 @@ def test_a_large_jpeg_has_the_caption_of_captioner_caption(
     np.testing.assert_array_equal(prepared[1].pixels, prepared[0].pixels)
     (entry,) = data_of(page)["entries"]
     assert entry["captions"][0]["text"] == expected
-
-
-# --- contradictions ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("output", "options", "words"),
-    [
-        ("x.tiff", [], [".tiff", ".svg", ".gif", ".html"]),
-        ("x.gif", ["--only", "dog", "--columns", "2"], ["--only, --columns", ".gif"]),
-        ("x.gif", ["--num-captions", "2"], ["one caption", "2"]),
-        ("x.gif", ["--method", "attention", "--method", "grad_cam"], ["shows one method"]),
-        ("x.html", ["--coverage"], ["--coverage", "page"]),
-        ("x.png", ["--combine", "max"], ["--only"]),
-        ("x.png", ["--format", "svg"], ["--format", "x.png"]),
-        ("x.png", ["--only", "gryphon"], ["gryphon"]),
-        ("x.png", ["--instances", "none.json"], ["none.json"]),
-        ("x.png", ["--compare", "TWIN", "--num-captions", "2"], ["--compare", "not 2"]),
-        ("x.png", ["PHOTOS"], [".html"]),
-    ],
-)
-def test_contradictions_are_one_line(  # noqa: PLR0917
-    output, options, words, tiny, tmp_path, capsys
-) -> None:
-    photo = tiny.photos / "1.png"
-
-    places = {"TWIN": tiny.twin, "PHOTOS": tiny.photos}
-    options = [places.get(word, word) for word in options]
-
-    code = attend(photo, "-o", tmp_path / output, "--model", tiny.model, *options)
-
-    assert code in (USAGE, FAILED)
-    line = only_line(capsys)
-    for text in words:
-        assert text in line
-    assert list(tmp_path.iterdir()) == []

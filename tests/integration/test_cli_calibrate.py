@@ -179,31 +179,9 @@ def test_training_photos_are_not_used_for_calibration(own, tmp_path, capsys) -> 
     assert not (model / CONFIDENCE).exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([], "--model is missing; give the model folder to calibrate"),
-        (["--model", "MODEL", "--style", "coco"], "--style is not used here; give --styles"),
-        (["--model", "MODEL", *"ABC", "--styles", "x", "--styles", "y"], "--styles has 2 names"),
-        (["--model", "MODEL", "ABC", "--temperature", "1"], "--temperature is 1.0; confidence is"),
-        (["--model", "MODEL", "ABC", "--diagram", "x.gif"], "use a name that ends with .png, .svg"),
-        (["--check", "--model", "MODEL", "ABC"], "the model is not calibrated; run captioner"),
-    ],
-)
-def test_errors_are_one_line(own, arguments, expected, capsys) -> None:
-    given: list[object] = []
-    for word in arguments:
-        if word in ("A", "ABC"):
-            given += own.arguments
-        elif word not in ("B", "C"):
-            given.append(own.model if word == "MODEL" else word)
-    capsys.readouterr()
-
-    assert run("calibrate", *given) == USAGE
-
-    error = capsys.readouterr().err
-    assert expected in error
-    assert error.count("\n") == 1
+def test_the_temperature_is_that_of_the_logits(own, capsys) -> None:
+    assert run("calibrate", "--model", own.model, *own.arguments, "--temperature", 1) == USAGE
+    assert "--temperature is 1.0; confidence is" in capsys.readouterr().err
     assert not (own.model / CONFIDENCE).exists()
 
 

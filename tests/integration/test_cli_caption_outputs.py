@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from captioner import load
 from captioner.cli.journal import Journal, journal_path
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
 from captioner.data.metadata.embedding import embedded_description
@@ -69,6 +70,17 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 # --- formats ---
 
 
+def test_several_models_are_an_ensemble(tiny, caption) -> None:
+    photos = sorted(tiny.photos.iterdir())
+
+    code, out, _ = caption(*photos, "--model", tiny.twin, "--precision", "fp32")
+
+    assert code == OK
+    both = load(tiny.twin, tiny.model, precision="fp32").caption(photos)
+    assert list(printed(out).values()) == [one.text for one in both]
+    assert out != caption(*photos, "--precision", "fp32")[1]
+
+
 @pytest.mark.parametrize("name", ["x.CSV", "x"])
 def test_the_extension_selects_the_format(name, tiny, tmp_path, caption) -> None:
     kind = {"txt": "text", "": "text"}.get(name[2:].lower(), name[2:].lower())
@@ -93,38 +105,6 @@ def test_coco_results_have_one_caption_per_image_id(tmp_path, photos, caption) -
     assert "both have the image id 42, but --format coco has one caption per id" in line
     assert "a/000042.png" in line
     assert "b/COCO_val2014_000000000042.png" in line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ("-o x.jsonl --format json", "--format json contradicts -o x.jsonl; leave out --format"),
-        (
-            "-o x.xlsx",
-            "unknown extension .xlsx; use .txt, .json, .jsonl, .csv, .vtt or give --format",
-        ),
-        ("-o new/x.csv", "the folder new does not exist; create it first (mkdir -p new)"),
-        ("--resume", "--resume continues with an output file; give -o FILE too"),
-        ("--sidecar xmp -o x.csv --resume", "--sidecar and --resume cannot be combined"),
-        ("--sidecar txt --num-captions 2", "--sidecar has one caption per photo"),
-        ("--in-place --skip-existing --force", "contradict each other"),
-        ("--in-place --skip-existing -o x.csv", "--skip-existing and -o cannot be combined"),
-        ("--in-place --skip-existing --existing replace", "contradict each other"),
-        ("--in-place --existing append", "--existing append is for --sidecar txt"),
-        ("--existing skip", "--existing is for --sidecar, --embed and --in-place"),
-        ("--sidecar xmp --prefix x", "--prefix is for --sidecar txt"),
-        ("--sidecar txt --sidecar-name photo.xmp", "--sidecar-name is for --sidecar xmp"),
-    ],
-)
-def test_usage_errors(arguments, problem, *, tiny, tmp_path, monkeypatch, caption) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    code, out, err = caption(tiny.photos / "1.png", *arguments.split())
-
-    assert (code, out) == (USAGE, "")
-    assert problem in err
-    assert len(err.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- interrupted and resumed ---

@@ -132,25 +132,6 @@ def test_invalid_names_in_a_list_are_reported_with_their_line(folder, caption, c
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ([], ["no photos", "--from-file"]),
-        (["-", "--from-file", "-"], ["standard input (-) is given more than once"]),
-        (["--from-file", "none.txt"], ["none.txt", "No such file"]),
-        (["--from-file", "holiday/1.png"], ["holiday/1.png, a photo", "without --from-file"]),
-        (["--from-file", "empty.txt"], ["empty.txt has no names"]),
-    ],
-)
-def test_invalid_lists_are_usage_errors(given, words, folder, caption, capsys):
-    (folder / "empty.txt").write_text("\n\n")
-
-    assert caption(*given) == USAGE
-
-    (line,) = captioned(capsys)[1]
-    assert all(word in line for word in words), line
-
-
 def test_quoted_patterns_are_expanded(folder, caption, capsys):
     shutil.copytree(folder / "holiday", folder / "holiday" / "more")
     (folder / "holiday" / "10.png").write_bytes((folder / "holiday" / "1.png").read_bytes())

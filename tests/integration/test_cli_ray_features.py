@@ -12,8 +12,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from captioner.cli.main import FAILED, INTERRUPTED, USAGE, main
-from captioner.data.features import CONTENTS, JOURNAL, ROWS
+from captioner.cli.main import FAILED, INTERRUPTED, main
+from captioner.data.features import JOURNAL, ROWS
 
 pytest.importorskip("ray")
 from captioner.bulk import features
@@ -79,20 +79,6 @@ def contents_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--workers", "2"), "--workers is for --engine ray; add it, or leave this option out"),
-        (("--engine", "ray", "--worker-cpus", "0"), "--worker-cpus is 0; give 1 or more"),
-    ],
-)
-def test_options_that_contradict_each_other(arguments, message, prepare, tmp_path) -> None:
-    code, err = prepare("f", *arguments)
-    assert code == USAGE
-    assert message in err
-    assert not (tmp_path / "f").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ray")
 def test_the_folder_is_that_of_the_plain_command(prepare, command, on_ray, tmp_path) -> None:
@@ -107,42 +93,17 @@ def test_the_folder_is_that_of_the_plain_command(prepare, command, on_ray, tmp_p
     assert contents_of(tmp_path / "ray") == contents_of(tmp_path / "plain")
 
 
-@pytest.mark.usefixtures("workers_here")
-def test_each_engine_continues_what_the_other_began(prepare, tmp_path) -> None:
-    assert prepare("f")[0] == FAILED
-    expected = contents_of(tmp_path / "f")
-    for arguments in (RAY, ()):
-        interrupt(tmp_path / "f", blocks=2)
-        assert contents_of(tmp_path / "f") != expected
-        code, err = prepare("f", *arguments)
-        assert code == FAILED, err
-        assert contents_of(tmp_path / "f") == expected
-
-
-def test_what_an_interrupted_job_leaves_is_continued(prepare, tmp_path, workers_here) -> None:
+def test_an_interrupted_job_is_continued_by_either_engine(prepare, tmp_path, workers_here) -> None:
     assert prepare("plain")[0] == FAILED
     workers_here.stop_after = 1
-    assert prepare("f", *RAY)[0] == INTERRUPTED
-    assert JOURNAL in contents_of(tmp_path / "f")
+    for part in (1, 2):
+        assert prepare("f", *RAY)[0] == INTERRUPTED
+        _, *blocks = (tmp_path / "f" / JOURNAL).read_text().splitlines()
+        assert sum(len(json.loads(line)) for line in blocks) == 4 * part
 
     assert prepare("f")[0] == FAILED
 
     assert contents_of(tmp_path / "f") == contents_of(tmp_path / "plain")
-
-
-def interrupt(folder: Path, blocks: int) -> None:
-    """Leave what an interruption after some blocks of two photos leaves."""
-    contents = json.loads((folder / CONTENTS).read_text())
-    records = contents.pop("records")
-    lines = [contents, *(records[n : n + 2] for n in range(0, 2 * blocks, 2))]
-    (folder / JOURNAL).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / CONTENTS).unlink()
-    rows = bytearray((folder / ROWS).read_bytes())
-    size = len(rows) // contents["shape"][0]
-    for number in range(2 * blocks, contents["shape"][0]):
-        if not PHOTOS <= number < PHOTOS + 2 * blocks:
-            rows[number * size : (number + 1) * size] = bytes(size)
-    (folder / ROWS).write_bytes(rows)
 
 
 @pytest.mark.usefixtures("workers_here")

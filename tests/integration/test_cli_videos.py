@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tiny_video import shots, write_video
 
-from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.cli.main import FAILED, OK, main
 from captioner.cli.videos import merged
 from captioner.errors import clock, counted
 
@@ -90,23 +90,3 @@ def test_folders_are_searched_for_videos_only_with_every(caption: Run, tiny: Sim
     assert "holiday/c.mp4: damaged, or not a video" in err
     assert "skipped 4 files that are not videos (4 .png)" in err
     assert "clip.mp4: a video; captioner caption captions its frames" in caption("clip.mp4")[2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ("--every 0s", "--every is '0s'; give a time such as 5s or 2m, or shot"),
-        ("--every soon", "--every is 'soon'; give a time"),
-        ("--every 1s --sidecar txt", "--sidecar is for photos"),
-        ("--every 1s -o x.csv --resume", "--resume is for photos"),
-        ("--every 1s --format coco", "coco is for photos"),
-        ("--every 1s other.mp4 -o x.vtt", "--format vtt is for one video, not 2"),
-        ("--every 1s -o x.vtt --num-captions 2", "--format vtt has one caption per photo"),
-        ("-o x.vtt", "vtt for videos with --every 5s"),
-    ],
-)
-def test_usage_errors(arguments: str, problem: str, caption: Run):
-    code, out, err = caption("clip.mp4", *arguments.split())
-    assert (code, out) == (USAGE, "")
-    assert problem in err
-    assert len(err.splitlines()) == 1

@@ -16,7 +16,7 @@ from captioner.cli.main import OK, main
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.evaluation.report import as_json
 from captioner.inference.folder import read_search
-from captioner.options import TrainConfig
+from captioner.options import FaithfulnessOptions, TrainConfig
 from captioner.training.api import build_config
 
 # --- evaluate ------------------------------------------------------------------------------------
@@ -57,6 +57,13 @@ def test_evaluate_scores_the_captions_of_any_system(tiny, tmp_path) -> None:
         report = captioner.evaluate(annotations=tiny.captions, compare=tiny.others, results=results)
         for name in ("metrics", "compare", "per_image", "statistics"):
             assert json.loads(as_json(report))[name] == expected[name]
+
+
+def test_faithfulness_has_options_of_its_own(tiny) -> None:
+    given = {"annotations": tiny.captions, "images": tiny.photos, "model": tiny.model}
+    few = FaithfulnessOptions(max_words=1, steps=1, level="grid")
+    found = captioner.evaluate(**given, faithfulness=few, progress=False)["faithfulness"]
+    assert found["photos"] == len(found["per_word"]) == 4
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
+from captioner.cli.main import FAILED, INTERRUPTED, OK, main
 
 # Loaded into the server's process: reports every file that is opened for writing.
 _SPY = """
@@ -190,18 +190,3 @@ def test_port_in_use_fails_before_the_model_is_loaded(capsys):
     assert err.startswith(f"captioner: cannot listen on port {port} of 127.0.0.1: Address already")
     assert main(["serve", "--host", "nowhere.invalid"]) == FAILED
     assert "of nowhere.invalid: Name or service not known; give" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (["--root-path", "captioner"], "--root-path is 'captioner'; give a path such as /captio"),
-        (["--allow-host", "*"], "--allow-host is '*'; give a host name, e.g. photos.example.org"),
-        (["--api-key-file", "missing"], "api-key-file missing: No such file"),
-    ],
-)
-def test_usage_errors_are_one_line(options, error, capsys):
-    assert main(["serve", *options]) == USAGE
-    err = capsys.readouterr().err
-    assert error in err
-    assert err.count("\n") == 1

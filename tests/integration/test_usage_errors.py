@@ -1,0 +1,127 @@
+"""Options that contradict each other, or name what is not there: one line, and nothing is written.
+
+The checks of single values are in tests/unit/cli and tests/unit/test_options.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from captioner.cli.main import FAILED, USAGE, main
+from captioner.evaluation import api
+
+REFERENCES = "--annotations CAPTIONS"
+CALIBRATE = f"calibrate --model MODEL {REFERENCES} --images PHOTOS"
+SCORE = f"evaluate {REFERENCES} --results RESULTS"
+
+LINES = [
+    # What is written, and where.
+    ("caption PHOTO -o x.jsonl --format json", "--format json contradicts -o x.jsonl; leave out"),
+    ("caption PHOTO -o x.xlsx", "unknown extension .xlsx; use .txt, .json, .jsonl, .csv, .vtt or"),
+    ("caption PHOTO -o new/x.csv", "the folder new does not exist; create it first (mkdir -p new)"),
+    ("caption PHOTO --resume", "--resume continues with an output file; give -o FILE too"),
+    ("caption PHOTO --sidecar xmp -o x.csv --resume", "--sidecar and --resume cannot be combined"),
+    ("caption PHOTO --sidecar txt --num-captions 2", "--sidecar has one caption per photo"),
+    ("caption PHOTO --in-place --skip-existing --force", "contradict each other"),
+    ("caption PHOTO --in-place --skip-existing -o x.csv", "--skip-existing and -o cannot be"),
+    ("caption PHOTO --in-place --skip-existing --existing replace", "contradict each other"),
+    ("caption PHOTO --in-place --existing append", "--existing append is for --sidecar txt"),
+    ("caption PHOTO --existing skip", "--existing is for --sidecar, --embed and --in-place"),
+    ("caption PHOTO --sidecar xmp --prefix x", "--prefix is for --sidecar txt"),
+    ("caption PHOTO --sidecar txt --sidecar-name photo.xmp", "--sidecar-name is for --sidecar xmp"),
+    # Lists of photos.
+    ("caption - --from-file -", "standard input (-) is given more than once"),
+    ("caption --from-file none.txt", "--from-file is none.txt, which cannot be read"),
+    ("caption --from-file PHOTO", "1.png, a photo; give it without --from-file"),
+    ("caption --from-file EMPTY", "empty.txt has no names"),
+    # Videos.
+    ("caption a.mp4 --every 0s", "--every is '0s'; give a time such as 5s or 2m, or shot"),
+    ("caption a.mp4 --every soon", "--every is 'soon'; give a time"),
+    ("caption a.mp4 --every 1s --sidecar txt", "--sidecar is for photos"),
+    ("caption a.mp4 --every 1s -o x.csv --resume", "--resume is for photos"),
+    ("caption a.mp4 --every 1s --format coco", "coco is for photos"),
+    ("caption a.mp4 --every 1s b.mp4 -o x.vtt", "--format vtt is for one video, not 2"),
+    ("caption a.mp4 --every 1s -o x.vtt --num-captions 2", "vtt has one caption per photo"),
+    ("caption a.mp4 -o x.vtt", "vtt for videos with --every 5s"),
+    # Ray.
+    ("caption PHOTOS --workers 2", "--workers is for --engine ray; add it, or leave this option"),
+    ("caption PHOTOS --format parquet -o x", "parquet"),
+    ("caption PHOTOS --engine ray", "--engine ray writes a folder of parts; give -o FOLDER"),
+    ("caption PHOTOS --engine ray -o x.jsonl", "writes a folder of parts; -o x.jsonl is a file"),
+    ("caption PHOTOS --engine ray -o x --format csv", "ray writes jsonl or parquet, not csv"),
+    ("caption PHOTOS --engine ray -o x --sidecar txt", "--sidecar cannot be combined with --engi"),
+    # Pictures.
+    (
+        "attend PHOTO -o x.tiff",
+        "cannot write .tiff; use a figure (.png, .jpg, .jpeg, .svg",
+    ),
+    ("attend PHOTO -o x.gif --only dog --columns 2", "--only, --columns"),
+    ("attend PHOTO -o x.gif --num-captions 2", "one caption"),
+    ("attend PHOTO -o x.gif --method attention --method grad_cam", "shows one method"),
+    ("attend PHOTO -o x.html --coverage", "--coverage"),
+    ("attend PHOTO -o x.png --combine max", "--only"),
+    ("attend PHOTO -o x.png --format svg", "x.png"),
+    ("attend PHOTO -o x.png --only gryphon", "gryphon"),
+    ("attend PHOTO -o x.png --instances none.json", "none.json"),
+    ("attend PHOTO -o x.png --compare TWIN --num-captions 2", "--compare"),
+    ("attend PHOTO -o x.png --words dog --no-guard-endings", "guard-endings"),
+    ("attend PHOTO PHOTOS -o x.png", ".html"),
+    ("attend PHOTO -o x.npz --only dog", "--only: not supported for an archive (.npz)"),
+    # Scores and confidence; no photo is captioned before.
+    ("evaluate", "--results"),
+    ("evaluate --results RESULTS", "--annotations"),
+    ("evaluate --images PHOTOS --instances INSTANCES --compare RESULTS", "--annotations"),
+    (f"{SCORE} --beam-size 3", "--beam-size"),
+    (f"{SCORE} -o EMPTY", "--force"),
+    ("evaluate --images PHOTOS --max-photos 3", "--max-photos needs --faithfulness"),
+    (
+        f"evaluate --images PHOTOS {REFERENCES} --faithfulness --beam-size 1",
+        "--annotations gives the captions; omit --beam-size",
+    ),
+    ("calibrate", "--model is missing; give the model folder to calibrate"),
+    ("calibrate --model MODEL --style coco", "--style is not used here; give --styles"),
+    (f"{CALIBRATE} --styles x --styles y", "--styles has 2 names"),
+    (f"{CALIBRATE} --diagram x.gif", "use a name that ends with .png, .svg"),
+    (f"{CALIBRATE} --check", "the model is not calibrated; run captioner"),
+    # Models.
+    ("export MODEL -o MODEL", "exists; give --force to replace it"),
+    ("export MODEL -o new --int8", "--int8 and --calibration go together"),
+    ("export MODEL -o new --onnxruntime-web ort.tgz", "--onnxruntime-web is for --web"),
+    ("serve --root-path captioner", "--root-path is 'captioner'; give a path such as /captio"),
+    ("serve --api-key-file missing", "api-key-file missing: No such file"),
+    # Training.
+    ("train PHOTOS", "is a folder, not a config file; to train on its photos, give"),
+    ("train mine.yml", "mine.yml does not exist; give a YAML config file"),
+    ("train --data PHOTOS", "is a folder without captions"),
+    ("train --data none.csv", "none.csv does not exist; give the file with the captions"),
+    ("train --images PHOTOS", "--images needs captions; give --captions too"),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), LINES)
+def test_one_line_names_the_problem(
+    line: str, problem: str, tiny, tmp_path, monkeypatch, *, capsys
+) -> None:
+    if "--engine ray" in line:
+        pytest.importorskip("ray")
+    empty = tmp_path / "empty.txt"
+    places = {name.upper(): path for name, path in vars(tiny).items()}
+    places |= {"PHOTO": tiny.photos / "1.png", "EMPTY": empty}
+    empty.touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(api, "load", None)  # of evaluate
+    given = [str(places.get(word, word)) for word in line.split()]
+    model = given[0] in ("caption", "attend")
+
+    code = main([*given, *["--model", str(tiny.model)] * model])
+
+    out, err = capsys.readouterr()
+    assert code in (USAGE, FAILED)
+    assert out == ""
+    assert problem in err
+    assert err.startswith("captioner: ")
+    assert err.count("\n") == 1
+    assert list(Path().iterdir()) == [Path("empty.txt")]
+    assert empty.read_text() == ""
