@@ -24,9 +24,6 @@ from captioner.errors import ConfigError, ModelError
 from captioner.inference import hub as hub_module
 from captioner.inference.folder import SHIPPED_MODEL, WEIGHTS
 
-# Of huggingface_hub's own upload of large files.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-
 ROOT = Path(__file__).parents[2]
 PHOTO = ROOT / "assets" / "examples" / "chelsea.jpg"
 
