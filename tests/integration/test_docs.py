@@ -9,6 +9,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -18,6 +19,8 @@ from captioner.caption import Caption
 from captioner.cli import train
 from captioner.cli.main import parser_of
 from captioner.inference import captioner as api
+from captioner.inference.folder import load_model, save_model
+from captioner.inference.keywords import KeywordReader
 from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.backbones import ENCODERS
 from captioner.model.build import SCORERS, build_decoder
@@ -108,7 +111,11 @@ PYTHON = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd) -> None:
     """All examples in their order, with a small model of random weights and four photos."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(api, "SHIPPED_MODEL", tiny.model)
+    stored = load_model(tiny.model)
+    weights = np.linspace(-1, 1, 2 * 96, dtype=np.float32).reshape(2, 96)
+    stored.keywords = KeywordReader(("dog", "grass"), (), weights, np.zeros(2, np.float32))
+    save_model(tmp_path / "shipped", stored)
+    monkeypatch.setattr(api, "SHIPPED_MODEL", tmp_path / "shipped")
     monkeypatch.setattr(ENCODERS, "_registered", {})
     photo = ROOT / "assets" / "examples" / "chelsea.jpg"
     (tmp_path / "holiday").mkdir()
