@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from captioner.cli.arguments import command
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import warn
 from captioner.cli.sidecars import SidecarOptions, check_photos, choose_store
+from captioner.data.dataset import EMPTY
 from captioner.data.importers import detect_layout, find_source, import_captions
 from captioner.errors import ConfigError, DataError, counted
 from captioner.files import read_input
@@ -42,7 +42,7 @@ def apply(options: ApplyOptions, *_: Any) -> int:
         raise ConfigError("nowhere to write to; give --sidecar txt|xmp, --embed or --in-place")
     captions = _read(options)
     images = Path(options.images or find_source(options.captions).parent)
-    photos = {images / name: (Path(name), text) for name, text in captions.items()}
+    photos = {images / name: (name or "an empty name", text) for name, text in captions.items()}
     missing = [photo for photo in photos if not photo.is_file()]
     if len(missing) == len(photos):
         raise DataError(
@@ -52,25 +52,19 @@ def apply(options: ApplyOptions, *_: Any) -> int:
         )
     for photo in missing:
         warn(f"{options.captions}: {photos.pop(photo)[0]} is not in the folder {images}")
-    inside = {p: n.parent for p, (n, _) in photos.items() if not {"/", ".."} & {*n.parts}}
+    names = {photo: Path(name) for photo, (name, _) in photos.items()}
+    inside = {photo: n.parent for photo, n in names.items() if not {"/", ".."} & {*n.parts}}
     store = replace(store, subfolders=inside)
     needed, existing = check_photos(store, [*photos])
-    failed = len(missing) + len(photos) - len(needed) - len(existing)
-    written = 0
-    for photo in [*needed, *existing]:
-        try:
-            if photo in existing:
-                store.copy(photo)
-            else:
-                store.write(photo, photos[photo][1], [])
-                written += 1
-        except (DataError, OSError) as error:
-            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EROFS):
-                raise  # it would be the same for every photo
-            warn(store.problem(photo, error))
+    failed, written = len(missing) + len(photos) - len(needed) - len(existing), 0
+    texts = {photo: photos[photo][1] for photo in needed}
+    for photo in [*existing, *needed]:
+        if problem := store.keep(photo, texts.get(photo)):
+            warn(problem)
             failed += 1
-    kept = f", {counted(len(existing), 'photo')} with a caption kept" if existing else ""
-    warn(f"{options.captions}: {counted(written, 'caption')} written{kept}")
+        else:
+            written += photo in texts
+    warn(f"{options.captions}: {counted(written, 'caption')} written")
     return FAILED if failed else OK
 
 
@@ -81,7 +75,7 @@ def _read(options: ApplyOptions) -> dict[str, str]:
     splits = import_captions(file, detect_layout(file, options.columns), options.columns)
     photos = [photo for split in splits.values() for photo in split]
     captions = {p.file_name: p.captions[0].strip() for p in photos if p.captions}
-    found = {name: text for name, text in captions.items() if text}
+    found = {name: text for name, text in captions.items() if text.lower() not in EMPTY}
     if left := len(photos) - len(found):
         warn(f"{options.captions}: left out {counted(left, 'photo')} without a caption")
     if not found:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
@@ -25,7 +24,7 @@ from captioner.cli.sidecars import SidecarOptions, Store, check_photos, choose_s
 from captioner.cli.videos import VideoOptions, interval, video_entries
 from captioner.data.formats import FORMATS, VIDEO
 from captioner.data.progress import photo_bar
-from captioner.errors import ConfigError, DataError, counted
+from captioner.errors import ConfigError, counted
 from captioner.option_fields import File, Shown
 from captioner.options import ModelOptions, SearchOptions
 
@@ -118,8 +117,10 @@ def _checked_format(options: CaptionOptions, target: Path | None) -> str:
     kind = choose_format(options.format, target)
     if options.annotations and kind != "coco":
         raise ConfigError(f"--annotations is for --format coco, not {kind}; leave it out")
-    if (kind == "vtt") != bool(options.every) and kind in ("vtt", "coco"):
-        raise ConfigError("--format coco is for photos, vtt for videos with --every 5s")
+    if kind == "vtt" and not options.every:
+        raise ConfigError("--format vtt is for videos; give --every 5s too, or another format")
+    if kind == "coco" and options.every:
+        raise ConfigError("--format coco is for photos; leave out --every, or give json")
     if options.resume and target is None:
         raise ConfigError("--resume continues with an output file; give -o FILE too")
     if target is not None:
@@ -242,30 +243,21 @@ class _Run:
     def keep(self, store: Store, names: Mapping[Path, str | int], target: Path | None) -> int:
         """Write captions in or beside the photos, and to a file; return how many photos failed."""
         needed, existing = check_photos(store, list(names))
-        if existing:
-            done = "copied as they are" if store.folder else "skipped"
-            total = len(needed) + len(existing)
-            warn(f"{len(existing)} of {total} photos already have a caption; {done}")
         written: list[Path] = []
 
         def kept() -> Iterator[Entry]:
-            copies = ((photo, None) for photo in existing)
+            for photo in existing:
+                if problem := store.keep(photo, None):
+                    yield {"image": names[photo], "error": problem}
             captioned = self.entries([(photo, names[photo]) for photo in needed])
-            for photo, one in chain(copies, zip(needed, captioned, strict=True)):
-                try:
-                    if one is None:
-                        store.copy(photo)
-                    else:
-                        if one.get("captions"):
-                            best = one["captions"][0]
-                            words = [keyword["word"] for keyword in best.get("keywords", ())]
-                            store.write(photo, best["text"], words)
-                            written.append(photo)
-                        yield one
-                except (DataError, OSError) as error:
-                    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EROFS):
-                        raise  # it would be the same for every photo
-                    yield {"image": names[photo], "error": store.problem(photo, error)}
+            for photo, one in zip(needed, captioned, strict=True):
+                problem = ""
+                if one.get("captions"):
+                    best = one["captions"][0]
+                    words = [keyword["word"] for keyword in best.get("keywords", ())]
+                    problem = store.keep(photo, best["text"], words)
+                    written.extend([photo] * (not problem))
+                yield {"image": names[photo], "error": problem} if problem else one
 
         def finished() -> str:
             kept = to_continue(

@@ -6,7 +6,9 @@ is an error, unless ``--existing`` says what to do with it.
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +90,8 @@ class Store:
             DataError: The photo cannot be written to.
         """
         target = self.target(photo)
+        if self.sidecar and target == photo:
+            raise DataError("not a photo, but what would be written beside it")
         if self.sidecar == "txt":
             return target if target.exists() else None
         if self.sidecar == "xmp":
@@ -122,21 +126,40 @@ class Store:
         """A caption with the text that the file has and its prefix and suffix, each once."""
         if self.existing in ("append", "prepend") and target.exists():
             try:
-                old = target.read_text(encoding="utf-8-sig").strip(" ,\r\n")
+                old = self._bare(target.read_text(encoding="utf-8-sig"))
             except UnicodeDecodeError:
                 raise DataError("the text is not in UTF-8; convert it, or move it away") from None
-            added = [text] if text not in old else []
-            text = ", ".join([old, *added] if self.existing == "append" else [*added, old])
-        if not text.startswith(self.prefix):
+            parts = [old] if f", {text}, " in f", {old}, " else [old, text]
+            text = ", ".join(filter(None, parts if self.existing == "append" else parts[::-1]))
+        text = self._bare(text)
+        if self.prefix:
             text = self.prefix + " " * (not self.prefix[-1].isspace()) + text
-        if not text.endswith(self.suffix):
+        if self.suffix:
             text += " " * (self.suffix[0] not in " ,.;:!?)") + self.suffix
         return text
 
-    def copy(self, photo: Path) -> None:
-        """Copy a photo that has a caption to the folder, if there is one."""
-        if self.folder is not None and not self.target(photo).exists():
-            self._replace(photo, photo.read_bytes())
+    def _bare(self, text: str) -> str:
+        """The text without the prefix and suffix that it may have."""
+        prefix, suffix = self.prefix.strip(" ,"), self.suffix.strip(" ,")
+        text = re.sub(rf"^{re.escape(prefix)}(?!\w)", "", text.strip(" ,\r\n"))
+        before = r"\b" if suffix[:1].isalnum() else ""
+        return re.sub(rf"{before}{re.escape(suffix)}$", "", text.strip(" ,")).strip(" ,")
+
+    def keep(self, photo: Path, text: str | None, keywords: Sequence[str] = ()) -> str:
+        """Write a caption, or copy a photo that keeps its own (None) to the folder, if any.
+
+        Returns why it cannot be written, in one line; raises what would stop every photo.
+        """
+        try:
+            if text is not None:
+                self.write(photo, text, keywords)
+            elif self.folder is not None and not self.target(photo).exists():
+                self._replace(photo, photo.read_bytes())
+        except (DataError, OSError) as error:
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EROFS):
+                raise
+            return self.problem(photo, error)
+        return ""
 
     def _replace(self, photo: Path, data: bytes) -> None:
         target, before = self.target(photo), photo.stat()
@@ -192,9 +215,9 @@ def choose_store(
 
 
 def check_photos(store: Store, photos: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Check every photo before a model is loaded; warn about those that cannot be written to.
+    """Check every photo before a caption is written; warn about those that cannot be written to.
 
-    Returns the photos to caption, and those that have a caption to keep.
+    Returns the photos to caption, and those that have a caption to keep, which are counted.
     """
     owners: dict[Path, Path] = {}
     existing: dict[Path, Path] = {}
@@ -220,4 +243,7 @@ def check_photos(store: Store, photos: Sequence[Path]) -> tuple[list[Path], list
             f"{first_of([*existing])} already has {where}; give --skip-existing to {keep}, or "
             "--force to replace it"
         )
+    if existing:
+        done = "copied as they are" if store.folder else "skipped"
+        warn(f"{len(existing)} of {len(owners)} photos already have a caption; {done}")
     return [photo for photo in owners.values() if photo not in existing], [*existing]

@@ -44,6 +44,8 @@ def interval(options: CaptionOptions) -> float | None:
     for name in ("sidecar", "embed", "in_place", "resume", "annotations"):
         if getattr(options, name):
             raise ConfigError(f"{flag(name)} is for photos; leave it out, or --every")
+    if "-" in options.photos:
+        raise ConfigError("videos cannot be read from standard input (-); give files")
     if options.every == "shot":
         return None
     found = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?(ms|s|m|min|h|)", str(options.every))

@@ -30,7 +30,8 @@ from captioner.data.importers import (
 from captioner.errors import ConfigError, DataError, ImageError, counted
 from captioner.files import atomic_write
 
-_EMPTY = ("", "nan")  # as pandas writes a missing caption
+EMPTY = ("", "nan")
+"""Captions that are missing, as pandas writes them, in lower case."""
 
 
 @dataclass
@@ -220,7 +221,7 @@ def _usable(
     """Image records (ids may be None) with captions; counts what is dropped in the summary."""
     kept = []
     for photo in photos:
-        captions = [text for text in map(str.strip, photo.captions) if text.lower() not in _EMPTY]
+        captions = [text for text in map(str.strip, photo.captions) if text.lower() not in EMPTY]
         summary.empty_captions += len(photo.captions) - len(captions)
         record: dict[str, Any] = {"id": photo.image_id, "file_name": photo.file_name}
         if not captions:

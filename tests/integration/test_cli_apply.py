@@ -69,6 +69,13 @@ def test_what_cannot_be_written_is_one_line_each(capsys) -> None:
     names = ("without a caption", "gone.jpg", "holiday/sub/a.txt", "1 caption written")
     assert all(name in line for name, line in zip(names, lines, strict=True))
 
+    Path("self.csv").write_text(
+        "image,caption\nself.csv,one\nholiday/a.txt,two\nholiday/a.jpg,NaN\n"
+    )
+    assert main(["apply", "self.csv", "--sidecar", "txt", "--force"]) == FAILED
+    assert Path("holiday/a.txt").read_text() == "one\n"  # neither photo nor caption in the rows
+    capsys.readouterr()
+
     Path("holiday/a.txt").write_text("mine")
     assert run(*options)[0] == USAGE
     assert run(*options, "--skip-existing")[0] == FAILED

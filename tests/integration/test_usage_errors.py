@@ -44,7 +44,7 @@ LINES = [
     ("caption a.mp4 --every 1s --format coco", "coco is for photos"),
     ("caption a.mp4 --every 1s b.mp4 -o x.vtt", "--format vtt is for one video, not 2"),
     ("caption a.mp4 --every 1s -o x.vtt --num-captions 2", "vtt has one caption per photo"),
-    ("caption a.mp4 -o x.vtt", "vtt for videos with --every 5s"),
+    ("caption a.mp4 -o x.vtt", "vtt is for videos; give --every 5s too"),
     # Ray.
     ("caption PHOTOS --workers 2", "--workers is for --engine ray; add it, or leave this option"),
     ("caption PHOTOS --format parquet -o x", "parquet"),
