@@ -83,11 +83,11 @@ def most_attended(alpha: ArrayLike) -> tuple[float, float]:
     """The tenth of the regions with the most attention (rounded, at least one).
 
     Returns:
-        The least attention of these regions, and the sum over them (the focus of the map).
+        The least attention of these regions, and their share of the map's sum (its focus, 0 to 1).
     """
     values = np.sort(np.ravel(alpha))[::-1]
-    values = values[: max(1, int(len(values) / 10 + 0.5))]
-    return float(values[-1]), float(values.sum())
+    most = values[: max(1, int(len(values) / 10 + 0.5))]
+    return float(most[-1]), float(most.sum() / (values.sum() or 1.0))
 
 
 def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:

@@ -110,10 +110,9 @@ def panels_of(caption: Caption, masks: Masks, options: FigureOptions) -> list[Pa
         # The maximum is not renormalized: regions keep the value of the word's map.
         alpha = chosen.max(axis=0) if options.combine == "max" else chosen.mean(axis=0)
         outlined = [mask for i in positions for mask in masks.get(i, ())]
-        others = caption.alternatives[positions[0]] if single and options.alternatives else ()
-        others = others[: options.alternatives]
+        others = caption.alternatives[positions[0]] if single and caption.alternatives else ()
         unused = bool(closed[list(positions)].all())
-        panels.append(Panel(title, positions, alpha, outlined, others, unused))
+        panels.append(Panel(title, positions, alpha, outlined, others[: options.alternatives], unused))
     if options.coverage and words:
         mean = caption.alphas.mean(axis=0)
         panels.append(Panel("mean of all", tuple(range(count)), mean, []))
@@ -297,7 +296,9 @@ class Sheet(Canvas):
         small, right = layout.small, x + layout.cell_width
         word_line, number_line = y + layout.em(1.15), y + layout.em(2.25)
         log_prob = float(np.minimum(caption.log_probs[positions], 0.0).sum(dtype=np.float64))
-        p = f"p {style.probability(log_prob)}"
+        # Keywords are probable each on its own: their product means nothing.
+        joint = len(positions) == 1 or caption.method != "keywords"
+        p = f"p {style.probability(log_prob)}" if joint else ""
         self.text(right, word_line, p, align="right")
         before = right - style.text_width(p, small) - layout.em(0.4)
         if len(positions) == 1 and positions[0] in caption.doubtful:
@@ -369,6 +370,7 @@ class Sheet(Canvas):
             ),
             "p: probability of the word, given the previous words"
             + (" (several words: product)" if several else ""): True,
+            "p of a keyword: probability that one of five people uses it": "keywords" in self.tops,
             f"?: doubtful word, p below {DOUBTFUL}": doubtful,
             "▸: the chosen word, among the most probable at its position": any(
                 panel.alternatives for _, panel in drawn

@@ -127,10 +127,10 @@ class Heatmap {
     return canvas;
   }
 
-  /** Least value and sum of the tenth of the regions with the most; heatmap.py's `most_attended`. */
+  /** Least value and share of the tenth of the regions with the most; heatmap.py's `most_attended`. */
   static tenth(map) {
     const most = [...map].sort((a, b) => b - a).slice(0, Math.max(1, Math.round(map.length / 10)));
-    return { level: most.at(-1), focus: most.reduce((a, b) => a + b, 0) };
+    return { level: most.at(-1), focus: total(most) / (total(map) || 1) };
   }
 
   /** Positions of the pixel centres of one axis among the regions; geometry.py's `samples`. */
@@ -159,6 +159,10 @@ function element(tag, attributes = {}, ...children) {
   }
   made.append(...children);
   return made;
+}
+
+function total(values) {
+  return values.reduce((a, b) => a + b, 0);
 }
 
 function percent(share) {
@@ -192,8 +196,8 @@ function withKeywords(captions) {
 /** The positive part of a map, as shares. */
 function support(map) {
   const positive = map.map((row) => row.map((value) => Math.max(value, 0)));
-  const total = positive.flat().reduce((a, b) => a + b, 0) || 1;
-  return positive.map((row) => row.map((value) => value / total));
+  const sum = total(positive.flat()) || 1;
+  return positive.map((row) => row.map((value) => value / sum));
 }
 
 class CaptionViewer {
@@ -449,7 +453,7 @@ class CaptionViewer {
     const [rows, columns] = this.grid(where.caption);
     const most = Math.max(...map);
     if (most === 0) return "no region supports the word";
-    if (most * map.length < 1.8) return "spread evenly over the photo";
+    if (most * map.length < 1.8 * total(map)) return "spread evenly over the photo";
     const at = map.indexOf(most);
     const { geometry } = this.captions[where.caption];
     const third = (index, { first, pitch, start, stop }) =>
@@ -521,13 +525,15 @@ class CaptionViewer {
       return;
     }
     const caption = this.captions[where.caption];
-    const log = caption.log_probs.slice(where.start, where.end + 1).reduce((a, b) => a + b, 0);
+    const log = total(caption.log_probs.slice(where.start, where.end + 1));
     const gates = caption.gates.slice(where.start, where.end + 1);
-    const gate = gates.reduce((a, b) => a + b, 0) / gates.length;
+    const gate = total(gates) / gates.length;
     const several = where.end > where.start;
     this.details.replaceChildren(
       element("p", { class: "chosen" }, this.words(where), element("small", {}, this.peak(where))),
-      this.meter(several ? "joint probability" : "probability", Math.exp(log), "p"),
+      ...(gates.length > 0 || !several // keywords have no gates, and no joint probability
+        ? [this.meter(several ? "joint probability" : "probability", Math.exp(log), "p")]
+        : []),
       ...(gates.length > 0 ? [this.meter(several ? "mean gate" : "gate (use of photo)", gate, "β")] : []),
     );
     const others = several ? undefined : caption.alternatives?.[where.start];

@@ -29,7 +29,7 @@ from picture_helpers import (
 )
 from PIL import Image
 
-from captioner.caption import END_NAME, Alternative, Caption
+from captioner.caption import END_NAME, Alternative, Caption, Keyword
 from captioner.drawing.figure import Figure, overlay
 from captioner.drawing.heatmap import attention_image, attention_map, scale_of
 from captioner.drawing.style import percent, probability
@@ -279,6 +279,16 @@ def test_alternatives_are_below_their_word_and_the_chosen_one_is_marked() -> Non
         ConfigError, match=r"3 alternatives .* model\.caption\(photo, alternatives=4"
     ):
         overlay(flat((40, 30)), caption, alternatives=4)
+
+
+def test_keywords_have_neither_alternatives_nor_a_joint_probability() -> None:
+    caption = make_caption(["dog", "runs"], alternatives=1)
+    maps = np.random.default_rng(0).normal(size=(2, 7, 7)).astype(np.float32)
+    keywords = (Keyword("sofa", 0.9, maps[0]), Keyword("lamp", 0.5, maps[1]))
+    shown = replace(caption, keywords=keywords)
+    texts = texts_of(overlay(flat((300, 100)), shown, alternatives=1, only=["sofa", "lamp", "1-2"]))
+    assert {"p 0.90", "p 0.50", "sofa, lamp"} <= set(texts)
+    assert "p 0.45" not in texts
 
 
 # --- outlines ------------------------------------------------------------------------------------

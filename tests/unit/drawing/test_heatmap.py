@@ -93,6 +93,8 @@ def test_the_most_attended_tenth_is_rounded_and_at_least_one_region() -> None:
     assert most_attended([[0.1, 0.6, 0.3]]) == pytest.approx((0.6, 0.6))
     assert most_attended([[0.4, 0.3, 0.2, 0.1, *[0.0] * 21]]) == pytest.approx((0.2, 0.9))  # of 25
     assert most_attended(np.full((7, 7), 1 / 49)) == pytest.approx((1 / 49, 5 / 49))
+    assert most_attended([[0.1, 0.2, 0.1]]) == pytest.approx((0.2, 0.5))  # attention x gate
+    assert most_attended(np.zeros((2, 2))) == (0.0, 0.0)
 
 
 def test_shared_scale() -> None:
