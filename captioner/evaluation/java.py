@@ -99,6 +99,9 @@ def meteor_counts(
     output = b""
     with suppress(OSError, ValueError, subprocess.TimeoutExpired):  # a child may hold the pipe
         output = program.meteor_p.communicate(timeout=1)[1]
+    for pipe in (program.meteor_p.stdin, program.meteor_p.stdout, program.meteor_p.stderr):
+        with suppress(OSError):
+            pipe.close()
     if counts.shape != (len(candidates), METEOR_COUNTS):
         first = next(iter(output.decode(errors="replace").strip().splitlines()), "no output")
         raise ProgramError("METEOR", f"METEOR's Java program stopped ({first}); it needs 2 GB")

@@ -73,7 +73,11 @@ def photos(tmp_path: Path) -> Path:
     images = [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 32} for i in range(30)]
     for image, pixels in zip(images, noise, strict=True):
         Image.fromarray(pixels).save(folder / "images" / str(image["file_name"]))
-    captions = [{"id": i, "image_id": i, "caption": f"A dog with {i} toys."} for i in range(30)]
+    # Five each, for the keywords; some photos do not mention a dog.
+    captions = [
+        {"id": i, "image_id": i // 5, "caption": f"A {'dog' if i < 120 else 'cat'} with {i} toys."}
+        for i in range(150)
+    ]
     half = [[0, 0, 20, 0, 20, 32, 0, 32]]
     dogs = [
         {"id": i, "image_id": i, "category_id": 18, "segmentation": half, "iscrowd": 0}
