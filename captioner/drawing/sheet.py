@@ -111,8 +111,9 @@ def panels_of(caption: Caption, masks: Masks, options: FigureOptions) -> list[Pa
         alpha = chosen.max(axis=0) if options.combine == "max" else chosen.mean(axis=0)
         outlined = [mask for i in positions for mask in masks.get(i, ())]
         others = caption.alternatives[positions[0]] if single and caption.alternatives else ()
+        others = others[: options.alternatives]
         unused = bool(closed[list(positions)].all())
-        panels.append(Panel(title, positions, alpha, outlined, others[: options.alternatives], unused))
+        panels.append(Panel(title, positions, alpha, outlined, others, unused))
     if options.coverage and words:
         mean = caption.alphas.mean(axis=0)
         panels.append(Panel("mean of all", tuple(range(count)), mean, []))
