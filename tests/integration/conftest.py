@@ -17,15 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
+from toy_captioner import random_model
 
-from captioner.inference.folder import StoredModel, save_model
-from captioner.model.captioner import CaptionModel
-from captioner.model.encoder import Encoder
-from captioner.model.preprocessing import Preprocessing
-from captioner.options import DecoderConfig, SearchOptions
-from captioner.text.vocabulary import Vocabulary
+from captioner.inference.folder import save_model
+from captioner.options import DecoderConfig
 
 WORDS = ("a", "dog", "runs", "on", "grass", "the", "man", "'s", "hat")
 CAPTIONS = {
@@ -38,20 +34,10 @@ PHOTOS = 4
 
 
 def write_model(folder: Path, seed: int, words: tuple[str, ...] = WORDS, **search: Any) -> Path:
-    """A model with random weights: 64 pixels, a grid of 2 x 2.
-
-    The weights of its decoder are large, so that captions differ between photos.
-    """
-    torch.manual_seed(seed)
+    """A model with random weights: 64 pixels, a grid of 2 x 2."""
     decoder = DecoderConfig(embed_dim=5, hidden_dim=6, attention_dim=7, dropout=0.0)
-    vocabulary = Vocabulary(words)
-    encoder = Encoder("timm/test_resnet")
-    model = CaptionModel(encoder, decoder, Preprocessing(image_size=64), len(vocabulary)).eval()
-    with torch.no_grad():
-        for parameter in model.decoder.parameters():
-            parameter.mul_(4)
-    options = SearchOptions(**{"beam_size": 2, "max_length": 6} | search)
-    save_model(folder, StoredModel(model, decoder, vocabulary, options))
+    search = {"beam_size": 2, "max_length": 6} | search
+    save_model(folder, random_model(seed, decoder, words, factor=4, **search))
     return folder
 
 

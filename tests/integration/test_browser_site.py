@@ -16,28 +16,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from browsing import assert_as_python, make_site, results, runtime
 from PIL import Image
 from playwright.sync_api import Page as Tab
 from playwright.sync_api import expect
+from toy_captioner import mean_colours, random_model, toy_calibrator
 
 from captioner import load
-from captioner.inference.confidence import (
-    FEATURES,
-    Calibrator,
-    PhotoSpace,
-    PhraseTable,
-    WordReading,
-    search_key,
-)
-from captioner.inference.folder import SHIPPED_MODEL, StoredModel, save_model
+from captioner.inference.folder import SHIPPED_MODEL, save_model
 from captioner.model.captioner import CaptionModel
-from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
-from captioner.options import DecoderConfig, SearchOptions
+from captioner.options import DecoderConfig
 from captioner.serving.site.writer import write_site
-from captioner.text.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.slow
 
@@ -93,49 +83,18 @@ def test_photos_of_many_kinds(site, tiny, open_site, tmp_path) -> None:
 # --- other models --------------------------------------------------------------------------------
 
 
-def mean_colours(self: CaptionModel, pixels: torch.Tensor) -> torch.Tensor:
-    """An encoder that is exported in no time: the mean colours of the four quarters."""
-    quarters = pixels.float().reshape(-1, 2, 32, 2, 32, 3).mean(dim=(2, 4)).reshape(-1, 4, 3)
-    return (quarters / 127 - 1).repeat(1, 1, 32) * torch.linspace(-4, 4, 96)
-
-
 def other_site(parent: Path) -> SimpleNamespace:
     """A calibrated model with styles and other inputs and states: the middle of a photo, in BGR."""
-    torch.manual_seed(3)
     sizes = {"embed_dim": 5, "hidden_dim": 6, "projection_dim": 6, "dropout": 0.0}
     config = DecoderConfig(**sizes, attention="dot", order="luong")
-    styles = ("plain", "loud")
-    vocabulary = Vocabulary(WORDS, styles)
     preprocessing = Preprocessing(image_size=64, resize="crop", channel_order="BGR")
-    encoder = Encoder("timm/test_resnet")
-    model = CaptionModel(encoder, config, preprocessing, len(vocabulary), len(styles)).eval()
-    with torch.no_grad():
-        for parameter in model.decoder.parameters():
-            parameter.mul_(3)
-    search = SearchOptions(
-        beam_size=3, max_length=6, guidance=0.5, block_ngrams=2, guard_endings=True
-    )
-    stored = StoredModel(model, config, vocabulary, search)
-    size = config.projection_dim
-    kinds = np.append(np.linspace(-0.3, 0.3, size), 1).astype(np.float32)
-    stored.calibrator = Calibrator(
-        weights=np.linspace(-1, 1, len(FEATURES)) + 0.05,
-        mean=np.zeros(len(FEATURES)),
-        scale=np.full(len(FEATURES), 2.0),
-        lowest=np.full(len(FEATURES), -50.0),
-        highest=np.full(len(FEATURES), 50.0),
-        intercepts={"plain": 0.3, "loud": -0.1},
-        familiar=(0.5, 1.5),
-        space=PhotoSpace(np.full(size, 0.1, np.float32), np.eye(4, size, dtype=np.float32)),
-        phrases=PhraseTable.count(50, {("dog",): 20, ("man", "'s", "hat"): 2, ("a",): 45}),
-        reading=WordReading(
-            ("dog", "man", "red", "a"),
-            np.linspace(-0.5, 0.5, 4 * size, dtype=np.float32).reshape(4, size),
-            np.array([0.5, -0.5, 0.25, 1], np.float32),
-        ),
-        kinds=kinds,
-        search=search_key(search),
-    )
+    search = {"guidance": 0.5, "block_ngrams": 2, "guard_endings": True, "max_length": 6}
+    stored = random_model(
+        3, config, WORDS, ("plain", "loud"), factor=3, preprocessing=preprocessing, beam_size=3,
+        **search,
+    )  # fmt: skip
+    kinds = np.append(np.linspace(-0.3, 0.3, 6), 1).astype(np.float32)
+    stored.calibrator = toy_calibrator(stored.search, 6, "a", "red", "man", "dog", kinds=kinds)
     save_model(parent / "model", stored)
     return make_site(parent / "model", parent)
 

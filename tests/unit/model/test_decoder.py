@@ -209,17 +209,6 @@ def test_decoder_matches_its_equations(kind, decoder, features, tokens) -> None:
 # --- Teacher forcing -----------------------------------------------------------------------------
 
 
-def test_teacher_forcing_equals_step_by_step(decoder, features, tokens) -> None:
-    unrolled = decoder(decoder.memory(features), tokens)
-    expected = step_by_step(decoder, features, tokens)
-
-    logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
-    torch.testing.assert_close(logits, expected.logits)
-    torch.testing.assert_close(unrolled.alphas, expected.alphas)
-    torch.testing.assert_close(unrolled.gates, expected.gates.squeeze(-1))
-    assert unrolled.chosen is None
-
-
 def test_padding_between_words_is_an_ordinary_step(decoder, features, tokens) -> None:
     # Padding in the last caption and the last photo: later words still need those steps.
     tokens[:, -1, 1] = tokens[-1, :, 0] = PAD

@@ -1,28 +1,22 @@
-"""Every attention mechanism with every step order: training, search and saving."""
+"""Every attention mechanism and step order: training and search."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from mechanisms import MECHANISMS, config_of
 from torch import Tensor
 
-from captioner.errors import ConfigError
 from captioner.inference.torch_engine import DecoderStepper
-from captioner.model.build import SCORERS, WITHOUT_SCORER, build_decoder, check_attention
+from captioner.model.build import build_decoder
 from captioner.model.decoder import Decoder, Unrolled
 from captioner.model.losses import caption_losses
-from captioner.options import DecoderConfig, SearchOptions, TrainingConfig
+from captioner.options import SearchOptions, TrainingConfig
 from captioner.search.search import Hypothesis, search
 from captioner.text.vocabulary import END, PAD, START, UNKNOWN
 
 B, L, D, V = 3, 4, 8, 13
-pytestmark = pytest.mark.slow  # hundreds of combinations
-
-N = 6
 OPTIONS = SearchOptions(beam_size=3, num_captions=2, max_length=4)
 
 CAPTIONS = torch.tensor(
@@ -35,51 +29,11 @@ CAPTIONS = torch.tensor(
 MASK = torch.tensor([[True] * 4, [True, True, True, False], [True, True, False, False]])
 
 
-def combinations() -> list[DecoderConfig]:
-    """All valid combinations; ``fixed_at_start`` ignores the order and must accept each."""
-    found = []
-    for attention, query, selection, (order, feeding) in product(
-        (*SCORERS, *WITHOUT_SCORER),
-        ("hidden", "self", "mean"),
-        ("soft", "hard"),
-        (("bahdanau", True), ("luong", True), ("luong", False)),
-    ):
-        config = DecoderConfig(
-            embed_dim=5,
-            hidden_dim=N,
-            attention_dim=14,
-            dropout=0.0,
-            attention=attention,
-            query=query,
-            selection=selection,
-            heads=7,
-            order=order,
-            input_feeding=feeding,
-        )
-        scorer = SCORERS.get(attention)
-        if scorer is not None and scorer.equal_sizes:
-            config.projection_dim = N
-        try:
-            check_attention(config)
-        except ConfigError:
-            continue
-        found.append(config)
-    normed = [c for c in found if description(c).startswith("additive hidden soft")]
-    return found + [replace(config, layer_norm=True) for config in normed]
+each = pytest.mark.parametrize("name", MECHANISMS)
 
 
-def description(config: DecoderConfig) -> str:
-    fed = "" if config.input_feeding else " not fed"
-    norms = " norms" if config.layer_norm else ""
-    return f"{config.attention} {config.query} {config.selection} {config.order}{fed}{norms}"
-
-
-COMBINATIONS = combinations()
-each = pytest.mark.parametrize("config", COMBINATIONS, ids=description)
-
-
-def build(config: DecoderConfig) -> Decoder:
-    decoder = build_decoder(config, D, V, L)
+def build(name: str) -> Decoder:
+    decoder = build_decoder(config_of(name), D, V, L)
     with torch.no_grad():  # larger than the initial weights, to make errors visible
         for parameter in decoder.parameters():
             parameter.normal_(std=0.6)
@@ -97,10 +51,8 @@ def features() -> Tensor:
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["unmasked", "masked"])
 @each
-def test_every_parameter_gets_a_gradient(
-    config: DecoderConfig, mask: Tensor | None, features: Tensor
-) -> None:
-    decoder = build(config).train()
+def test_every_parameter_gets_a_gradient(name: str, mask: Tensor | None, features: Tensor) -> None:
+    decoder = build(name).train()
 
     losses = caption_losses(decoder, decoder.memory(features, mask), CAPTIONS)
     losses.total(TrainingConfig()).backward()
@@ -111,8 +63,8 @@ def test_every_parameter_gets_a_gradient(
 
 
 @each
-def test_step_by_step_equals_teacher_forcing(config: DecoderConfig, features: Tensor) -> None:
-    decoder = build(config).eval()
+def test_step_by_step_equals_teacher_forcing(name: str, features: Tensor) -> None:
+    decoder = build(name).eval()
     memory = decoder.memory(features, MASK)
     inputs = torch.randint(4, V, (B, 2, 3))
 
@@ -126,7 +78,7 @@ def test_step_by_step_equals_teacher_forcing(config: DecoderConfig, features: Te
             torch.testing.assert_close(whole[:, :, t], now)
         torch.testing.assert_close(unrolled.alphas[:, :, t], step.alphas)
         torch.testing.assert_close(unrolled.gates[:, :, t], step.gate[..., 0])
-        if config.selection == "hard":
+        if " hard " in name:
             assert torch.equal(unrolled.chosen[:, :, t], step.chosen)
         else:
             assert unrolled.chosen is step.chosen is None
@@ -147,8 +99,8 @@ def log_probs_of(decoder: Decoder, unrolled: Unrolled) -> Tensor:
 
 @each
 @torch.no_grad()
-def test_search_agrees_with_teacher_forcing(config: DecoderConfig, features: Tensor) -> None:
-    decoder = build(config).eval()
+def test_search_agrees_with_teacher_forcing(name: str, features: Tensor) -> None:
+    decoder = build(name).eval()
 
     for photo, hypotheses in enumerate(search_photos(decoder, features, MASK)):
         assert len(hypotheses) == 2
@@ -170,8 +122,8 @@ def test_search_agrees_with_teacher_forcing(config: DecoderConfig, features: Ten
 
 
 @each
-def test_searching_a_batch_equals_single_photos(config: DecoderConfig, features: Tensor) -> None:
-    decoder = build(config).eval()
+def test_searching_a_batch_equals_single_photos(name: str, features: Tensor) -> None:
+    decoder = build(name).eval()
 
     together = search_photos(decoder, features, MASK)
 

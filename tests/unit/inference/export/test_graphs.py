@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +12,12 @@ import onnx
 import onnx.numpy_helper
 import pytest
 import torch
+from mechanisms import ONE_OF_EACH, config_of
 from PIL import Image
-from torch import Tensor
+from toy_captioner import mean_colours, random_model, toy_calibrator
 
 from captioner.errors import ConfigError, ModelError
 from captioner.inference.captioner import Captioner, load
-from captioner.inference.confidence import (
-    FEATURES,
-    Calibrator,
-    PhotoSpace,
-    PhraseTable,
-    WordReading,
-    search_key,
-)
 from captioner.inference.export import folder as export_folder
 from captioner.inference.export.folder import digest, export
 from captioner.inference.export.graphs import OPSET
@@ -35,87 +26,20 @@ from captioner.inference.folder import (
     DECODER_GRAPH,
     ENCODER_GRAPH,
     WEIGHTS,
-    StoredModel,
     save_model,
 )
-from captioner.model.build import SCORERS, WITHOUT_SCORER, check_attention
 from captioner.model.captioner import CaptionModel
-from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
-from captioner.options import DecoderConfig, SearchOptions
-from captioner.text.vocabulary import Vocabulary
+from captioner.options import DecoderConfig
 
 WORDS = tuple(f"w{number}" for number in range(9))
 
 
-def mechanisms() -> list[DecoderConfig]:
-    """Every mechanism that the config allows in Bahdanau order, and every attention in Luong's."""
-    every = product(
-        (*SCORERS, *WITHOUT_SCORER),
-        ("hidden", "self", "mean"),
-        ("soft", "hard"),
-        (("bahdanau", True), ("luong", True)),
-    )
-    found = []
-    for attention, query, selection, (order, feeding) in every:
-        if order == "luong" and (query, selection) != ("hidden", "soft"):
-            continue
-        config = DecoderConfig(
-            embed_dim=5, hidden_dim=6, attention_dim=14, dropout=0.0, attention=attention,
-            query=query, selection=selection, heads=7, order=order, input_feeding=feeding,
-        )  # fmt: skip
-        if attention in ("dot", "scaled_dot"):
-            config.projection_dim = config.hidden_dim
-        try:
-            check_attention(config)
-        except ConfigError:
-            continue
-        found.append(config)
-    return [
-        *found,
-        dataclasses.replace(found[0], layer_norm=True, projection_dim=4),
-        dataclasses.replace(found[0], order="luong", input_feeding=False),
-    ]
-
-
-def named(config: DecoderConfig) -> str:
-    parts = [config.attention, config.query, config.selection, config.order]
-    return "-".join([*parts, "fed" * config.input_feeding, "normed" * config.layer_norm])
-
-
-def calibrator(search: SearchOptions) -> Calibrator:
-    """One to which every feature matters."""
-    count, rng = len(FEATURES), np.random.default_rng(8)
-    components = np.linalg.qr(rng.normal(size=(96, 4)))[0].T.astype(np.float32)
-    return Calibrator(
-        weights=np.linspace(-1, 1, count) + 0.05,
-        mean=np.zeros(count),
-        scale=np.full(count, 2.0),
-        lowest=np.full(count, -50.0),
-        highest=np.full(count, 50.0),
-        intercepts={"plain": 0.3, "loud": -0.2},
-        familiar=(0.5, 1.5),
-        space=PhotoSpace(np.full(96, 0.1, np.float32), components),
-        phrases=PhraseTable.count(50, {("w1",): 20, ("w2",): 3, ("w1", "w2", "w2"): 2}),
-        reading=WordReading(
-            ("w1", "w3"), rng.normal(size=(2, 96)).astype(np.float32), np.ones(2, np.float32)
-        ),
-        search=search_key(search),
-    )
-
-
 def write_model(folder: Path, config: DecoderConfig, styles: tuple[str, ...] = ()) -> Path:
-    torch.manual_seed(3)
-    vocabulary = Vocabulary(WORDS, styles)
     preprocessing = Preprocessing(image_size=64, resize="squash", channel_order="BGR")
-    encoder = Encoder("timm/test_resnet")
-    model = CaptionModel(encoder, config, preprocessing, len(vocabulary), len(styles)).eval()
-    with torch.no_grad():
-        for parameter in model.decoder.parameters():
-            parameter.mul_(3)  # so that captions depend on the photo
-    search = SearchOptions(beam_size=3, num_captions=2, max_length=6, style=(*styles, "")[0])
-    stored = StoredModel(model, config, vocabulary, search, {"dataset": "none"})
-    stored.calibrator = calibrator(search) if styles else None
+    search = {"beam_size": 3, "num_captions": 2, "max_length": 6, "style": (*styles, "")[0]}
+    stored = random_model(3, config, WORDS, styles, factor=3, preprocessing=preprocessing, **search)
+    stored.calibrator = toy_calibrator(stored.search, 96, "w1", "w3", "w2") if styles else None
     save_model(folder, stored)
     return folder
 
@@ -139,17 +63,11 @@ def assert_equal_captions(one: Captioner, other: Captioner, **search: Any) -> No
             assert a.geometry == b.geometry
 
 
-def mean_colours(self: CaptionModel, pixels: Tensor) -> Tensor:
-    """An encoder that is exported in no time: the mean colours of the four quarters."""
-    quarters = pixels.float().reshape(-1, 2, 32, 2, 32, 3).mean(dim=(2, 4)).reshape(-1, 4, 3)
-    return (quarters / 127 - 1).repeat(1, 1, 32) * torch.linspace(-4, 4, 96)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("config", mechanisms(), ids=named)
-def test_every_mechanism_captions_as_with_torch(config, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_every_mechanism_captions_as_with_torch(name, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(CaptionModel, "encode", mean_colours)
-    model = write_model(tmp_path / "model", config)
+    model = write_model(tmp_path / "model", config_of(name))
 
     written = export(model, tmp_path / "exported")
 
@@ -271,27 +189,6 @@ def test_the_folder_describes_itself(pair) -> None:
         graph = onnx.load(exported / name)
         onnx.checker.check_model(graph, full_check=True)
         assert [(o.domain, o.version) for o in graph.opset_import] == [("", OPSET)]
-
-
-def test_shapes_are_dynamic_in_photos_and_beams(pair) -> None:
-    graph = onnx.load(pair[1] / DECODER_GRAPH).graph
-    shapes = {
-        one.name: [d.dim_param or d.dim_value for d in one.type.tensor_type.shape.dim]
-        for one in (*graph.input, *graph.output)
-    }
-
-    assert shapes == {
-        "tokens": ["batch", "beam"],
-        "hidden": ["batch", "beam", 6],
-        "cell": ["batch", "beam", 6],
-        "values": ["batch", 4, 96],
-        "keys": ["batch", 4, 7],
-        "log_probs": ["batch", "beam", 13],
-        "alphas": ["batch", "beam", 4],
-        "gate": ["batch", "beam"],
-        "next_hidden": ["batch", "beam", 6],
-        "next_cell": ["batch", "beam", 6],
-    }
 
 
 # --- what is refused -----------------------------------------------------------------------------

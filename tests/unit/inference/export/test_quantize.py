@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, numpy_helper
+from onnx import numpy_helper
 
 from captioner.caption import CropBox
 from captioner.inference.engine import CaptionScores, Ensemble, Prepared
@@ -71,19 +71,6 @@ def test_results_are_near_those_of_float32(folders) -> None:
     assert 0 < np.abs(one.log_probs - other.log_probs).mean() < spread / 10
     assert np.abs(one.alphas - other.alphas).max() < 0.05
     np.testing.assert_allclose(other.alphas.sum(axis=-1), 1, atol=1e-5)
-
-
-def test_every_convolution_has_a_scale_per_channel(folders) -> None:
-    graph = onnx.load(folders[1] / ENCODER_GRAPH).graph
-    held = {one.name: one for one in graph.initializer}
-    sources = {name: node for node in graph.node for name in node.output}
-    convolutions = [node for node in graph.node if node.op_type == "Conv"]
-
-    assert convolutions
-    for node in convolutions:
-        weight, scale, _ = (held[name] for name in sources[node.input[1]].input)
-        assert weight.data_type == TensorProto.INT8
-        assert list(scale.dims) == [weight.dims[0]]
 
 
 def test_the_decoder_is_a_third_of_the_size(folders) -> None:

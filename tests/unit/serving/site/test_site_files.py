@@ -10,30 +10,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from toy_captioner import toy_calibrator
 
 from captioner.data.images import image_size
 from captioner.errors import ConfigError
-from captioner.inference.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, search_key
 from captioner.options import SearchOptions
 from captioner.serving.site.onnxruntime_web import FILES
 from captioner.serving.site.writer import Site, write_site
 
 RUNTIME = {name: f"content of {name}".encode() for name in FILES}
 WORDS = ("a", "dog", "'s", "-lrb-")
-
-
-def calibrator(search: SearchOptions) -> Calibrator:
-    ones = np.ones(len(FEATURES))
-    return Calibrator(
-        *(ones,) * 5,
-        intercepts={"": 0.3},
-        familiar=(0.5, 1.5),
-        space=PhotoSpace(np.zeros(3, np.float32), np.eye(3, dtype=np.float32)[:1]),
-        phrases=PhraseTable.count(9, {("dog",): 3}),
-        search=search_key(search),
-    )
 
 
 def write_exported(folder: Path, words: tuple[str, ...] = WORDS, **search: Any) -> Path:
@@ -54,7 +41,9 @@ def write_exported(folder: Path, words: tuple[str, ...] = WORDS, **search: Any) 
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("encoder.onnx", "decoder.onnx", "document_frequencies.json.gz"):
         (folder / name).write_bytes(name.encode())
-    (folder / "confidence.safetensors").write_bytes(calibrator(SearchOptions(**options)).to_bytes())
+    (folder / "confidence.safetensors").write_bytes(
+        toy_calibrator(SearchOptions(**options), 3, *words).to_bytes()
+    )
     return folder
 
 
@@ -133,7 +122,7 @@ def test_the_confidence_is_left_out_where_it_does_not_apply(exported, tmp_path) 
     assert config_of(exported)["calibrated"]
 
     other = write_exported(tmp_path / "other")
-    calibrated = calibrator(SearchOptions(beam_size=3, max_length=9))
+    calibrated = toy_calibrator(SearchOptions(beam_size=3, max_length=9), 3, *WORDS)
     (other / "confidence.safetensors").write_bytes(calibrated.to_bytes())
     _, files = site_of(other)
     assert not json.loads(files["model/config.json"])["calibrated"]
