@@ -28,23 +28,7 @@ HEAVY = ("torch", "torchvision", "timm", "matplotlib", "accelerate", "pycocoeval
         "import captioner.serving.client",
         "import captioner.drawing.figure, captioner.data.images",
         "from captioner.cli.main import main; main(['--help'])",
-        "from captioner.cli.main import main; main(['--version'])",
-        *(
-            f"from captioner.cli.main import main; main([{words}, '--help'])"
-            for words in (
-                "'caption'",
-                "'attend'",
-                "'serve'",
-                "'evaluate'",
-                "'calibrate'",
-                "'train'",
-                "'info'",
-                "'push'",
-                "'prepare'",
-                "'prepare', 'features'",
-                "'prepare', 'shards'",
-            )
-        ),
+        "from captioner.cli.main import main; main(['train', '--help'])",
     ],
 )
 def test_no_heavy_library_is_imported(code) -> None:

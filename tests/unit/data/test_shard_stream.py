@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy_shards import PER_SHARD, PHOTOS, copied, grey_photos
+from toy_shards import PER_SHARD, PHOTOS, copied
 
 from captioner.data.batches import EncodedImage, Item, PhotoReader, collate
 from captioner.data.coco import CaptionedImage
@@ -20,19 +20,6 @@ from captioner.data.shard_stream import ShardStream
 from captioner.data.shards import Manifest, read_manifest, write_shards
 from captioner.errors import ConfigError, DataError
 from captioner.model.preprocessing import Preprocessing
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> list[CaptionedImage]:
-    return grey_photos(tmp_path_factory.mktemp("photos"))
-
-
-@pytest.fixture(scope="module")
-def folder(images: list[CaptionedImage], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read-only shards."""
-    made = tmp_path_factory.mktemp("shards") / "train"
-    write_shards(images, made, photos_per_shard=PER_SHARD)
-    return made
 
 
 def encoded(images: list[CaptionedImage]) -> dict[int, EncodedImage]:

@@ -10,24 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_shards import PER_SHARD, PHOTOS, contents, copied, grey_photos
+from toy_shards import PER_SHARD, PHOTOS, contents, copied
 
 from captioner.data.coco import CaptionedImage
 from captioner.data.shards import MANIFEST, Shard, read_manifest, read_shard, write_shards
 from captioner.errors import ConfigError, DataError
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> list[CaptionedImage]:
-    return grey_photos(tmp_path_factory.mktemp("photos"))
-
-
-@pytest.fixture(scope="module")
-def folder(images: list[CaptionedImage], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read-only shards."""
-    made = tmp_path_factory.mktemp("shards") / "train"
-    write_shards(images, made, photos_per_shard=PER_SHARD)
-    return made
 
 
 @pytest.fixture(scope="module")
