@@ -24,17 +24,6 @@ NEUTRAL = SearchOptions(beam_size=3**4, num_captions=5, max_length=4, neutral=Tr
 WORDS = ["a", "man", "dog", "person", "woman", "old", "boy", "elderly", "his", "their"]
 
 
-def test_the_probability_of_a_neutral_word_is_the_sum_of_its_group() -> None:
-    words = SearchTokens(people=PeopleTokens(groups=((1, 2, 3),)))
-    options = SearchOptions(beam_size=1, max_length=2, neutral=True)
-
-    ((found,),) = search(TableStepper([constant_table(0.2, 0.1, 0.2, 0.15, 0.35)]), options, words)
-
-    # Each of 1, 2 and 3 is less probable than 4, together they are more probable.
-    assert found.tokens == [1, 1]
-    assert found.token_log_probs == pytest.approx(np.log([0.45, 0.45]))
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_a_wide_beam_is_brute_force_on_merged_probabilities(seed) -> None:
     people = PeopleTokens(groups=((1, 3),))

@@ -1,9 +1,8 @@
-"""Beam search against brute force and a reference search; batching and ties."""
+"""Searches against reference searches; batching, ties and evidence."""
 
 from __future__ import annotations
 
 import dataclasses
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,8 +17,10 @@ from reference_search import (
     brute_force,
     by_rank,
     contains_forced_words,
-    rank,
     reference_beam_search,
+    reference_diverse_beam_search,
+    reference_grid_beam_search,
+    searches,
     tasks,
 )
 from table_stepper import (
@@ -41,54 +42,26 @@ from captioner.search.words import SearchTokens
 pytestmark = pytest.mark.usefixtures("array_library")
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("num_captions", [1, 4])
-@pytest.mark.parametrize("forbidden", [0.0, 0.3])
-def test_wide_beam_equals_brute_force(penalty, num_captions, forbidden) -> None:
-    tables = [random_table(seed, 3, forbidden) for seed in range(4)]
-    options = SearchOptions(
-        beam_size=3**4, num_captions=num_captions, max_length=4, length_penalty=penalty
-    )
+REFERENCES = {
+    "beam": reference_beam_search,
+    "forced": reference_grid_beam_search,
+    "groups": reference_diverse_beam_search,
+}
 
-    found = search(TableStepper(tables), options)
+
+@pytest.mark.parametrize("kind", REFERENCES)
+@settings(max_examples=100)
+@given(data=st.data())
+def test_narrow_beams_equal_the_reference_search(kind, data) -> None:
+    """Under any rules; wide beams are compared with brute force in test_rules.py."""
+    task, tables = data.draw(searches((kind,)))
+
+    found = search(TableStepper(tables), *task)
 
     for table, hypotheses in zip(tables, found, strict=True):
-        assert_same_captions(hypotheses, brute_force(table, Task(options)))
-
-
-@settings(max_examples=150)
-@given(
-    seed=st.integers(0, 10_000),
-    vocabulary=st.integers(2, 5),
-    photos=st.integers(1, 3),
-    beam_size=st.integers(1, 6),
-    fewer=st.integers(0, 5),
-    max_length=st.integers(1, 6),
-    penalty=st.sampled_from([0.0, 0.5, 1.0]),
-    forbidden=st.sampled_from([0.0, 0.4]),
-)
-def test_narrow_beams_equal_the_reference_search(
-    *, seed, vocabulary, photos, beam_size, fewer, max_length, penalty, forbidden
-) -> None:
-    tables = [random_table(seed + photo, vocabulary, forbidden) for photo in range(photos)]
-    options = SearchOptions(
-        beam_size=beam_size,
-        num_captions=max(1, beam_size - fewer),
-        max_length=max_length,
-        length_penalty=penalty,
-    )
-
-    found = search(TableStepper(tables), options)
-
-    assert len(found) == photos
-    for table, hypotheses in zip(tables, found, strict=True):
-        assert_same_captions(hypotheses, reference_beam_search(table, Task(options)))
+        assert_same_captions(hypotheses, REFERENCES[kind](table, task))
         for hypothesis in hypotheses:
             assert_matches_table(hypothesis, table)
-            assert len(hypothesis.tokens) <= max_length
-            assert END not in hypothesis.tokens
-        ranks = [rank(Sentence(tuple(h.tokens), h.log_prob, h.ended), options) for h in hypotheses]
-        assert all(one >= other for one, other in pairwise(ranks))
 
 
 def test_ties_yield_distinct_sentences() -> None:
@@ -237,3 +210,50 @@ def test_equal_score_never_returns_an_unfinished_sentence(penalty, first) -> Non
     ((found,),) = search(TableStepper([sure]), options)
 
     assert found.ended or len(found.tokens) == 5
+
+
+# --- Evidence for the confidence of a caption ----------------------------------------------------
+
+
+def test_entropies_are_of_the_next_word_distributions() -> None:
+    table = random_table(3, 5)
+    options = SearchOptions(beam_size=3, max_length=5, length_penalty=1.0)
+
+    [[found]] = search(TableStepper([table]), options, evidence=True)
+
+    expected = []
+    for length in range(len(found.tokens)):
+        log_probs = table(tuple(found.tokens[:length])).astype(np.float64)
+        expected.append(-(np.exp(log_probs) * log_probs).sum())
+    assert found.evidence is not None
+    assert found.evidence.entropies.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_share_and_overlap_of_two_captions() -> None:
+    # One-word captions: "1" with 0.6 and "2" with 0.3 (and 0.1 for the empty caption).
+    table = constant_table(0.1, 0.6, 0.3)
+    options = SearchOptions(beam_size=2, num_captions=2, max_length=1)
+
+    [[first, second]] = search(TableStepper([table]), options, evidence=True)
+
+    assert [first.tokens, second.tokens] == [[1], [2]]
+    assert first.evidence is not None
+    assert second.evidence is not None
+    assert first.evidence.share == pytest.approx(2 / 3)
+    assert second.evidence.share == pytest.approx(1 / 3)
+    # The captions have no word in common, so only the caption itself contributes.
+    assert first.evidence.overlap == pytest.approx(2 / 3)
+
+
+def test_evidence_does_not_depend_on_the_other_photos() -> None:
+    tables = [random_table(seed, 6) for seed in range(6)]
+    options = SearchOptions(beam_size=3, max_length=6)
+
+    together = search(TableStepper(tables), options, evidence=True)
+
+    for table, [one] in zip(tables, together, strict=True):
+        [[alone]] = search(TableStepper([table]), options, evidence=True)
+        assert one.evidence is not None
+        assert alone.evidence is not None
+        assert alone.evidence[1:] == pytest.approx(one.evidence[1:])
+        np.testing.assert_allclose(alone.evidence.entropies, one.evidence.entropies, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Forced words, beam groups and sampling, against brute force and reference searches."""
+"""Beam groups and sampling, against reference searches and distributions."""
 
 from __future__ import annotations
 
@@ -7,23 +7,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from reference_search import (
     Sentence,
     Task,
     assert_same_captions,
-    brute_force,
-    reference_diverse_beam_search,
-    reference_grid_beam_search,
     sampling_distribution,
-    searches,
-    tasks,
 )
 from table_stepper import (
     TableStepper,
     assert_identical,
-    assert_matches_table,
     constant_table,
     prefix_table,
     random_table,
@@ -40,82 +32,7 @@ def tokens_of(found: list[Hypothesis]) -> list[tuple[int, ...]]:
     return [tuple(hypothesis.tokens) for hypothesis in found]
 
 
-# --- Forced words --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("forced", [(1,), (3,), (2, 1), (3, 1), (1, 2, 3)])
-@pytest.mark.parametrize(
-    ("rules", "tokens"),
-    [
-        ({}, {}),
-        ({"length_penalty": 1.0}, {}),
-        ({"min_length": 3}, {}),
-        ({"block_ngrams": 1}, {}),
-        ({"block_ngrams": 2}, {}),
-        ({"guard_endings": True}, {"bad_endings": (1, 3)}),
-        ({"min_length": 2, "block_ngrams": 1}, {}),
-        ({"min_length": 3, "guard_endings": True}, {"bad_endings": (3,)}),
-        ({"block_ngrams": 2, "guard_endings": True}, {"bad_endings": (2,)}),
-    ],
-)
-def test_forced_words_in_a_wide_beam_equal_brute_force(forced, rules, tokens) -> None:
-    tables = [random_table(seed, 4, forbidden) for seed, forbidden in ((0, 0), (1, 0), (2, 0.3))]
-    options = SearchOptions(beam_size=4**4, num_captions=30, max_length=4, **rules)
-    task = Task(options, SearchTokens(forced=forced, **tokens))
-
-    found = search(TableStepper(tables), *task)
-
-    for table, hypotheses in zip(tables, found, strict=True):
-        assert_same_captions(hypotheses, brute_force(table, task))
-    assert found[0]
-
-
-@pytest.mark.slow
-@settings(max_examples=200)
-@given(searches(("forced",)))
-def test_forced_words_in_narrow_beams_equal_the_reference_search(case) -> None:
-    task, tables = case
-
-    found = search(TableStepper(tables), *task)
-
-    for table, hypotheses in zip(tables, found, strict=True):
-        assert_same_captions(hypotheses, reference_grid_beam_search(table, task))
-        for hypothesis in hypotheses:
-            assert set(task.tokens.forced) <= set(hypothesis.tokens)
-            assert_matches_table(hypothesis, table)
-
-
 # --- Groups --------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@settings(max_examples=200)
-@given(searches(("groups",)))
-def test_groups_equal_the_reference_search(case) -> None:
-    task, tables = case
-
-    found = search(TableStepper(tables), *task)
-
-    for table, hypotheses in zip(tables, found, strict=True):
-        assert_same_captions(hypotheses, reference_diverse_beam_search(table, task))
-        assert len(set(tokens_of(hypotheses))) == len(hypotheses)
-        for hypothesis in hypotheses:
-            assert_matches_table(hypothesis, table)
-
-
-@settings(max_examples=60)
-@given(data=st.data(), seed=st.integers(0, 10_000), vocabulary=st.integers(2, 5))
-def test_groups_returning_every_beam_equal_the_reference_search(data, seed, vocabulary) -> None:
-    """With ``num_captions == beam_size``, a photo finishes only when all its sentences have."""
-    task = data.draw(tasks(vocabulary, ("groups",)))
-    task = task._replace(
-        options=dataclasses.replace(task.options, num_captions=task.options.beam_size)
-    )
-    table = random_table(seed, vocabulary)
-
-    (found,) = search(TableStepper([table]), *task)
-
-    assert_same_captions(found, reference_diverse_beam_search(table, task))
 
 
 def test_groups_with_equal_sentences_return_only_ended_ones() -> None:
