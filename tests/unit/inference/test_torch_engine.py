@@ -82,24 +82,6 @@ def test_keys_are_projected_once_and_not_copied_per_beam(decoder, features) -> N
     assert stepper.memory.keys.shape[0] == stepper.memory.values.shape[0] == keys[-1]
 
 
-@torch.no_grad()
-def test_reorder_and_keep_select_the_state(decoder, features) -> None:
-    stepper = stepper_for(decoder, features)
-    stepper.advance(torch.full((B, 1), START))
-    stepper.reorder(torch.zeros(B, 2, dtype=torch.long))
-    stepper.advance(torch.tensor([[4, 5], [6, 7], [8, 9]]))
-    before = stepper.state.hidden.clone()
-
-    stepper.reorder(torch.tensor([[1, 0], [1, 1], [0, 1]]))
-    swapped = stepper.state.hidden
-    stepper.keep(torch.tensor([2, 0]))
-
-    assert torch.equal(swapped, torch.stack([before[0][[1, 0]], before[1][[1, 1]], before[2]]))
-    assert torch.equal(stepper.state.hidden, swapped[[2, 0]])
-    assert torch.equal(stepper.memory.values, features[[2, 0]])
-    assert stepper.batch_size == 2
-
-
 # --- Ensembles -----------------------------------------------------------------------------------
 
 

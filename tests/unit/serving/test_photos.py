@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from typing import Any
 
 import httpx
 import pytest
 from colour_server import png, until
-from PIL import Image
 
 JSON = {"content-type": "application/json"}
 
@@ -77,21 +75,6 @@ async def test_responses_do_not_depend_on_how_the_photo_is_sent(serve):
     assert plain.status == 200
     for name, (body, headers) in BODIES.items():
         assert (await server.post(body, headers=headers).response()).body == plain.body, name
-
-
-async def test_heic(serve):
-    pillow_heif = pytest.importorskip("pillow_heif")
-    made = io.BytesIO()
-    pillow_heif.from_pillow(Image.new("RGB", (64, 48), (9, 8, 7))).save(made, quality=100)
-    heic = made.getvalue()
-    server = await serve()
-    response = await server.post(heic).response()
-    assert [response.json["width"], response.json["height"]] == [64, 48]
-    broken = await server.post(heic[: len(heic) // 2]).response()
-    assert (broken.status, "download the file again" in broken.error) == (422, True)
-    server = await serve(max_pixels=3000)
-    response = await server.post(heic).response()
-    assert (response.status, "the limit is 3,000" in response.error) == (413, True)
 
 
 @pytest.mark.parametrize("size", [1, 7])
