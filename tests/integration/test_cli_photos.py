@@ -72,6 +72,32 @@ def test_files_that_are_not_photos_are_counted(folder, caption, capsys):
     ]
 
 
+def test_entries_that_cannot_be_read_cost_no_other(folder, caption, monkeypatch, capsys):
+    os.mkfifo(folder / "holiday" / "pipe.jpg")
+    (folder / "holiday" / "loop.jpg").symlink_to("loop.jpg")
+    (folder / "holiday" / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:  # root may list any folder
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+    assert caption("holiday", "--recursive") == FAILED
+
+    photos, notes = captioned(capsys)
+    assert photos == [f"holiday/{n}.png" for n in (1, 2, 3, 4)]
+    assert sorted(note.removeprefix("captioner: ")[:40] for note in notes) == [
+        "holiday/closed: this folder cannot be li",
+        "holiday/loop.jpg: cannot be opened (Too ",
+        "holiday/pipe.jpg: a pipe, socket or devi",
+    ]
+    assert caption("holiday", "--in-place") == FAILED
+    assert "pipe.jpg: a pipe, socket or device" in capsys.readouterr().err
+
+
 def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     monkeypatch.setitem(sys.modules, "rawpy", None)

@@ -93,10 +93,8 @@ def runs(
             *compared(2),
             ("train", "straight", ["config.yaml", *plateau]),
             *(("train", name, [*short, *options]) for name, options in stopped.items()),
-        ])  # fmt: skip
-        launch([
-            ("train", name, ["config.yaml", *options, "--resume"])
-            for name, options in stopped.items()
+            *(("train", name, ["config.yaml", *options, "--resume"])
+              for name, options in stopped.items()),
         ])  # fmt: skip
     return folder
 

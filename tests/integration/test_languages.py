@@ -53,12 +53,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "images": [str(folder / "photos")],
             "vocabulary_threshold": 2,
             "max_words": 60,
+            "repeats": [20],  # to validate after 20 steps, not after each
             "workers": 0,
         },
         "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 32},
         "decoder": {"embed_dim": 32, "hidden_dim": 64, "attention_dim": 8, "dropout": 0.0},
         "training": {
-            "epochs": 60,
+            "epochs": 6,
             "batch_size": 8,
             "lr": 0.02,
             "warmup_steps": 2,

@@ -22,6 +22,7 @@ import pytest
 from PIL import Image
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK, main
+from captioner.serving.client import Client
 
 # Loaded into the server's process: reports every file that is opened for writing.
 _SPY = """
@@ -190,3 +191,30 @@ def test_port_in_use_fails_before_the_model_is_loaded(capsys):
     assert err.startswith(f"captioner: cannot listen on port {port} of 127.0.0.1: Address already")
     assert main(["serve", "--host", "nowhere.invalid"]) == FAILED
     assert "of nowhere.invalid: Name or service not known; give" in capsys.readouterr().err
+
+
+# --- soaking -------------------------------------------------------------------------------------
+
+
+@pytest.mark.stress
+def test_soak(tiny):
+    script = Path(__file__).parents[2] / "scripts" / "benchmarks" / "soak_serving.py"
+    command = [sys.executable, str(script), "--seconds", "60", "--model", str(tiny.model)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.stress
+def test_hundred_clients_that_honour_retry_after_lose_no_photo(serve):
+    server = serve("--max-queue", "8", "--batch-size", "4")
+    photos = [GOOD[number % len(GOOD)] for number in range(100)]
+
+    with Client(server.url, retry_for=600, trust_env=False) as client:
+        alone = [client.caption(photo).text for photo in GOOD]
+        results = list(client.stream(photos, parallel=100))
+
+    assert [result.error for result in results] == [None] * 100
+    texts = [result.captions.text for result in results]
+    assert texts == [alone[number % len(GOOD)] for number in range(100)]
+    _, err = server.stop(15)
+    assert " 429 " in err  # the queue was full
