@@ -22,7 +22,7 @@ from captioner.drawing.options import (
 from captioner.drawing.word_queries import find, find_all
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
-from captioner.option_fields import build_options, option_fields
+from captioner.option_fields import build_options
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -94,7 +94,8 @@ def overlay(
 
     Args:
         photo: The captioned photo: a path, bytes, PIL image, array or binary file.
-        captions: One caption, or several to compare; their keywords are drawn beside them.
+        captions: One caption, or several to compare; their keywords are drawn beside them (not with
+            ``ax``).
         labels: A name for each caption, such as its model's.
         outlines: For each caption, masks (H, W) of the photo's size by word position, counted
             from 0; their borders are drawn on the word's panel and on the photo.
@@ -112,8 +113,8 @@ def overlay(
     """
     shown: dict[str, Any] = {"cmap": "inferno", "alpha": 0.6}
     if ax is not None:
-        fields = option_fields(FigureOptions)
-        shown |= {name: options.pop(name) for name in [*options] if name not in fields}
+        of_axes = {*options} - {"only", "panel_size", "smooth"}
+        shown |= {name: options.pop(name) for name in of_axes}
     wanted = build_options(FigureOptions, options)
     given = check_captions(captions, labels)
     for caption in given:
@@ -124,7 +125,7 @@ def overlay(
                 f"{wanted.alternatives}; use model.caption(photo, "
                 f"alternatives={wanted.alternatives})"
             )
-    keywords = [caption.of_keywords() for caption in given if caption.keywords]
+    keywords = [caption.of_keywords() for caption in given if caption.keywords and ax is None]
     names = [*(labels or [""] * len(given)), *["keywords"] * len(keywords)]
     masks = [*(outlines or [{}] * len(given)), *[{}] * len(keywords)]
     given = [*given, *keywords]

@@ -437,6 +437,11 @@ def test_a_map_is_drawn_in_axes_of_the_users_own() -> None:
     assert (above.get_cmap().name, above.get_alpha()) == ("jet", 0.3)
     with pytest.raises(ConfigError, match="unknown setting cmap"):
         overlay(photo, caption, cmap="jet")
+    with pytest.raises(AttributeError, match="theme"):  # of figures alone
+        overlay(photo, caption, ax=ax, theme="dark")
+    seen = replace(caption, keywords=(Keyword("sofa", 0.9, caption.alphas[0]),))
+    with pytest.raises(ConfigError, match="'sofa' is not in the caption"):
+        overlay(photo, seen, ax=ax, only=["sofa"])
     plt.close(ours)
 
 
