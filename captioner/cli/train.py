@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from captioner.cli.arguments import command, flag
+from captioner.cli.arguments import command
 from captioner.cli.main import FAILED, INTERRUPTED, OK
 from captioner.cli.outputs import warn
 from captioner.data.importers import detect_layout, find_source
@@ -19,7 +19,7 @@ from captioner.errors import ConfigError, DataError, counted
 from captioner.option_fields import File, Shown
 from captioner.options import TrainConfig
 from captioner.training.api import build_config, check_run_folder, why_useless
-from captioner.training.own_data import OwnDataOptions, prepared
+from captioner.training.own_data import OwnDataOptions, check_replaced, prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +98,7 @@ def read(argv: Sequence[str]) -> tuple[TrainConfig, TrainOptions]:
 @command("train", "[CONFIG.yaml] [options]", TrainOptions, TrainConfig, shown=SHOWN)
 def train(options: TrainOptions, given: dict[str, Any], _: Any) -> int:
     """Train to the end, or until interrupted; fails if the best model captions nothing."""
-    replaced = {"train_annotations", "val_annotations", "images", "karpathy_split"}
-    for name in replaced & given.get("data", {}).keys() if options.captions else ():
-        raise ConfigError(f"--data takes the place of {flag(f'data.{name}')}; give one of them")
+    check_replaced(options, given)
     config = options.read(given)
     folder = Path(config.run_folder)
     resume = check_run_folder(folder, resume=options.resume, force=options.force or options.dry_run)

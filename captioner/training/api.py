@@ -18,7 +18,7 @@ from captioner.hardware import require_extra
 from captioner.inference.folder import read_settings
 from captioner.option_fields import build_options, checked_settings, option_fields
 from captioner.options import TrainConfig
-from captioner.training.own_data import OwnDataOptions, prepared
+from captioner.training.own_data import OwnDataOptions, check_replaced, prepared
 
 if TYPE_CHECKING:  # importing torch takes a second
     from captioner.training.setup import Setup
@@ -74,6 +74,7 @@ def train(
     own = {name: changes.pop(name) for name in option_fields(OwnDataOptions) if name in changes}
     data = build_options(OwnDataOptions, own)
     settings = build_config(config, **changes)
+    check_replaced(data, changes)
     folder = Path(settings.run_folder)
     require_extra("train")
     resume = check_run_folder(folder, resume=resume, force=force)

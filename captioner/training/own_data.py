@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tqdm import tqdm
 
@@ -58,6 +58,15 @@ class OwnDataOptions(ColumnOptions):
             if self.captions is None and getattr(self, name) is not None:
                 also = ", or data.images for prepared captions" if name == "images" else ""
                 raise OptionError(f"{{{name}}} needs captions; give {{captions}} too{also}")
+
+
+def check_replaced(data: OwnDataOptions, given: Mapping[str, Any]) -> None:
+    """Raise OptionError if settings are ``given`` beside captions that replace them."""
+    for name in ("train_annotations", "val_annotations", "images", "karpathy_split"):
+        if data.captions is not None and name in given.get("data", {}):
+            raise OptionError(
+                "{captions} takes the place of {setting}; give one of them", setting=f"data.{name}"
+            )
 
 
 @contextmanager
