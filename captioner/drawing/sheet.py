@@ -371,7 +371,7 @@ class Sheet(Canvas):
             ),
             "p: probability of the word, given the previous words"
             + (" (several words: product)" if several else ""): True,
-            "p of a keyword: probability that one of five people uses it": "keywords" in self.tops,
+            "p of a keyword: at least one of five people uses it": "keywords" in self.tops,
             f"?: doubtful word, p below {DOUBTFUL}": doubtful,
             "▸: the chosen word, among the most probable at its position": any(
                 panel.alternatives for _, panel in drawn
