@@ -21,7 +21,7 @@ from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, output, refuse_overwrite, require_parent, to_continue, warn
 from captioner.cli.photos import STDIN, PhotoOptions, find_photos, missing
 from captioner.cli.sidecars import SidecarOptions, Store, check_photos, choose_store
-from captioner.cli.videos import VideoOptions, interval, video_entries
+from captioner.cli.videos import interval, video_entries
 from captioner.data.formats import FORMATS, VIDEO
 from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, counted
@@ -33,9 +33,7 @@ Named = tuple[Path, str | int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptionOptions(
-    ray.CaptionRayOptions, ModelOptions, VideoOptions, SidecarOptions, PhotoOptions
-):
+class CaptionOptions(ray.CaptionRayOptions, ModelOptions, SidecarOptions, PhotoOptions):
     """Caption photos, folders of photos, a photo from standard input (-), or videos."""
 
     output: Annotated[str, Shown("FILE", ("-o", "--output"))] | None = None
@@ -53,6 +51,9 @@ class CaptionOptions(
     hedge: write "perhaps a dog ..."."""
     sentence_case: bool = False
     """Begin captions with a capital letter and end them with a full stop."""
+    every: Annotated[str, Shown("TIME")] | None = None
+    """Caption videos instead of photos: a frame at this interval (5s, 0.5s, 2m), or the first of
+    each shot (shot). Equal captions that follow each other become one."""
     resume: bool = False
     """Keep what an earlier run with the same -o FILE finished, and caption the photos that are new
     or changed since then."""

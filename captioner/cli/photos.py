@@ -112,10 +112,7 @@ class Photos:
 
 
 def find_photos(options: PhotoOptions, formats: tuple[PhotoFormat, ...] = FORMATS) -> Photos:
-    """Find the photos of a command; print a warning for each that is not there.
-
-    ``formats`` are what folders are searched for.
-    """
+    """Find the photos of a command, in folders of these formats; warn about each missing one."""
     given = options.photos
     if not given and options.from_file is None:
         raise ConfigError("no photos; give files, folders, - or --from-file")

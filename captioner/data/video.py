@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,37 +35,34 @@ class Video:
     def __init__(self, path: str | Path, every: float | None, min_side: int) -> None:
         """Take the interval (seconds; None: shots), and the shorter side of frames (pixels)."""
         self.path, self.every, self.min_side = path, every, min_side
+        self.times = deque[tuple[float, float]]()
+        """Start and end of frames (seconds)."""
         self.problem = ""
         """What could not be read; a line that starts with the path."""
         self.duration = 0.0
         """By the header (seconds); 0: unknown."""
         self._end = self._read_to = 0.0  # of the frames, and of the packets
-        self._damage: float | None = None  # where the first damage is
+        self._damage = math.inf  # where the first damage is
 
-    def frames(self) -> Iterator[tuple[float, float, Image.Image]]:
-        """Start and end (seconds) of each frame, and the frame as an upright RGB image."""
-        last: tuple[float, Any] | None = None
+    def frames(self) -> Iterator[Image.Image]:
+        """Each frame as an upright RGB image; its start and end are appended to ``times``."""
+        end_of_last = ((self._end, None) for _ in range(1))  # known after it
         try:
             with open_file(self.path, str(self.path)) as file, self._opened(file):
-                for time, frame in self._shots() if self.every is None else self._sampled():
-                    if last and time <= last[0]:  # damaged
-                        continue
-                    if last:
-                        yield last[0], time, self._image(last[1])
-                    last = time, frame
-                if last:
-                    yield last[0], max(self._end, last[0]), self._image(last[1])
+                found = self._shots() if self.every is None else self._sampled()
+                for (start, frame), (end, _) in pairwise(chain(found, end_of_last)):
+                    self.times.append((start, max(start, end)))
+                    yield self._image(frame)
         except ImageError as error:
             self.problem = str(error)
             return
         except Exception:  # damaged files make PyAV raise nearly anything
-            self._damaged()
+            self._damage = min(self._damage, self._end)
         if max(self._read_to, self._end) + 1 < self.duration:
-            self.problem = f"truncated, it ends at {clock(self._end)} of {clock(self.duration)}"
-        elif self._damage is not None:
-            self.problem = f"damaged at {clock(self._damage)}"
-        if self.problem:
-            self.problem = f"{self.path}: {self.problem}; what can be read is captioned"
+            self._damage = min(self._damage, self._end)
+        if self._damage < math.inf:
+            where = f"{self.path}: damaged or truncated at {clock(self._damage)}"
+            self.problem = f"{where}; what can be read is captioned"
 
     def _opened(self, file: Any) -> Any:
         try:
@@ -76,8 +75,8 @@ class Video:
         if "image2" in container.format.name or container.format.name.endswith("_pipe"):
             raise ImageError(f"{self.path}: a photo; leave out --every to caption it")
         if stream.width * stream.height > MAX_PIXELS:
-            size = f"{stream.width} x {stream.height} pixels; the limit is {MAX_PIXELS:,}"
-            raise ImageError(f"{self.path}: {size}; scale the video down")
+            size = f"{stream.width} x {stream.height} pixels"
+            raise ImageError(f"{self.path}: {size}; the limit is {MAX_PIXELS:,}; scale it down")
         stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
         stream.thread_type = "AUTO"
         self._container, self._stream = container, stream
@@ -103,14 +102,11 @@ class Video:
             yield due, shown
 
     def _shots(self) -> Iterator[tuple[float, Any]]:
-        graph, shape = av.filter.Graph(), None
+        graph = av.filter.Graph()
+        source = graph.add_buffer(template=self._stream)
+        select = graph.add("select", f"eq(n,0)+gt(scene,{_NEW_SHOT})")
+        graph.link_nodes(source, select, graph.add("buffersink")).configure()
         for time, frame in self._decoded():
-            if shape != (shape := (frame.width, frame.height, frame.format.name)):
-                graph = av.filter.Graph()
-                size = dict(zip(("width", "height", "format"), shape, strict=True))
-                source = graph.add_buffer(**size, time_base=frame.time_base)
-                select = graph.add("select", f"eq(n,0)+gt(scene,{_NEW_SHOT})")
-                graph.link_nodes(source, select, graph.add("buffersink")).configure()
             graph.vpush(frame)
             try:
                 graph.vpull()
@@ -130,19 +126,16 @@ class Video:
                     self._read_to = max(self._read_to, after - self._start)
                 frames: Any = packet.decode() if packet.stream == self._stream else []
             except (av.FFmpegError, OSError):  # of a packet, or at the end of what can be read
-                self._damaged()
+                self._damage = min(self._damage, self._end)
                 continue
             for frame in frames:
                 if frame.is_corrupt or frame.time is None:
-                    self._damaged()
+                    self._damage = min(self._damage, self._end)
                     continue
                 time = max(0.0, frame.time - self._start)
                 yield time, frame
                 length = float((frame.duration or 0) * frame.time_base)
                 self._end = max(self._end, time + max(length, 0.001))
-
-    def _damaged(self) -> None:
-        self._damage = self._end if self._damage is None else self._damage
 
     def _image(self, frame: Any) -> Image.Image:
         scale = min(1.0, self.min_side / min(frame.width, frame.height))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
-from captioner.drawing.document import asset, document, embedded, escaped, with_policy
+from captioner.data.images import open_image
+from captioner.drawing.document import asset, data_uri, document, embedded, escaped, with_policy
+from captioner.drawing.heatmap import fit_photo
 from captioner.drawing.pages import viewer_scripts, viewer_styles
 
 _BODY = """<body>
@@ -14,26 +17,19 @@ _BODY = """<body>
 model card forbids alternative texts without review. Correct each one, tick it as reviewed, download
 the table and apply it. In a link or button, name where it leads. Clear the text of a picture that
 only decorates.</p>
-<p class="tally"><b class="count" role="status"></b>
-<button type="button">Download {file}</button></p>
+<p class="tally"><b role="status"></b> <a href="#" download="{file}">Download {file}</a></p>
 <ul class="review"></ul>
 </main>
 {data}
 </body>"""
 
 
-def review_page(title: str, data: dict[str, Any]) -> str:
-    """The page.
-
-    Args:
-        title: Name of the site.
-        data: The ``rows`` of the table as dictionaries, ``pictures`` as data URIs by the ``image``
-            of a row, and the name of the table's ``file``.
-    """
-    texts = {"title": escaped(title), "file": escaped(data["file"])}
-    body = _BODY.format(**texts, data=embedded(data, "captioner-data"))
-    styles, scripts = (
-        [*viewer_styles(), asset("review.css")],
-        [*viewer_scripts(), asset("review.js")],
-    )
-    return with_policy(document(f"Review: {title}", body, styles=styles, scripts=scripts))
+def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
+    """The page of a table: its file name, and its rows, of which those with a text have a file."""
+    names = {row["image"] for row in rows if row["alt"]}
+    pictures = {name: data_uri(fit_photo(open_image(site / name), 320)) for name in names}
+    data = embedded({"rows": rows, "pictures": pictures}, "captioner-data")
+    body = _BODY.format(title=escaped(str(site)), file=escaped(file), data=data)
+    styles = [*viewer_styles(), asset("page.css"), asset("review.css")]
+    scripts = [*viewer_scripts(), asset("review.js")]
+    return with_policy(document(f"Review: {site}", body, styles=styles, scripts=scripts))

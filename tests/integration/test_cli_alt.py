@@ -69,7 +69,7 @@ def test_only_what_was_reviewed_is_written(alt) -> None:
     code, out, err = alt("--url", "https://me.example/")
     assert code == FAILED  # pictures without a suggestion are reported
     assert "--apply alt.csv" in out
-    for reported in ("layout.html", "//cdn.example/3.png", "gone.png", "1 of them in links"):
+    for reported in ("layout.html", "//cdn.example/3.png", "gone.png", "1 in links"):
         assert reported in err
     rows = table()
     files = ["img/a 1.png"] * 4 + ["blog/img/2.png"] + ["https://cdn.example/3.png", "gone.png"]
@@ -105,12 +105,6 @@ def test_changed_pages_are_reported(alt) -> None:
     assert "post.htm does not exist" in err
     assert index.read_bytes().count(b'alt="A dog"') == 1
 
-    moved = INDEX.replace("<a ", "\n\n<a ").encode()  # lines differ, and all tags are there
-    index.write_bytes(moved)
-    alt("--apply", "alt.csv")
-    third = b'<img alt="A dog" src="img/a 1.png">' * 2
-    assert index.read_bytes() == moved.replace(b'<img src="img/a 1.png">' * 2, third)
-
 
 @pytest.mark.parametrize(
     "arguments", [["-o", "site/alt.csv"], ["-o", "alt.txt"], ["--num-captions", "2"]]
@@ -134,7 +128,7 @@ def test_the_table_is_reviewed_in_a_browser(alt, visit) -> None:
     expect(card.get_by_role("checkbox")).to_be_checked()
     expect(tab.get_by_role("status")).to_have_text("3 of 9 reviewed")  # the same picture thrice
     with tab.expect_download() as download:
-        tab.get_by_role("button", name="Download alt.csv").click()
+        tab.get_by_role("link", name="Download alt.csv").click()
     assert alt("--apply", download.value.path())[0] == OK
     changed = [name for name, data in contents().items() if data != before[name]]
     assert sorted(changed) == ["index.html", "post.htm"]

@@ -1,66 +1,48 @@
 "use strict";
 /* A review of alternative texts: a card for each picture in one use, which may be in several places. */
 (() => {
-  const { rows, pictures, file } = JSON.parse(document.getElementById("captioner-data").textContent);
-  const find = (selector) => document.querySelector(selector);
+  const { rows, pictures } = JSON.parse(document.getElementById("captioner-data").textContent);
   const groups = new Map();
   for (const row of rows) {
-    const key = JSON.stringify([row.image || row.tag, row.note]);
+    const key = `${row.image || row.tag}\n${row.link}`;
     groups.set(key, [...(groups.get(key) ?? []), row]);
   }
   let unsaved = false;
 
   function card(group) {
-    const [{ image, note, alt, confidence, tag }] = group;
-    const field = element("textarea", { rows: "2", placeholder: "none: the picture only decorates" });
-    const box = element("input", { type: "checkbox" });
-    const item = element("li");
-    field.value = alt;
-    const change = () => {
-      for (const row of group) Object.assign(row, { alt: field.value.trim(), reviewed: box.checked ? "yes" : "" });
-      item.classList.toggle("done", box.checked);
+    const { image, link, note, alt, confidence, tag } = group[0];
+    const change = ({ target }) => {
+      if (target === field) box.checked = field.value.trim() !== "";
+      const changed = { alt: field.value.trim(), reviewed: box.checked ? "yes" : "" };
+      for (const row of group) Object.assign(row, changed);
       unsaved = true;
-      show();
+      count();
     };
-    field.addEventListener("input", () => {
-      box.checked = field.value.trim() !== "";
-      change();
-    });
-    box.addEventListener("change", change);
-    const places = group.map(({ page, line }) => `${page}:${line}`);
-    const more = places.length > 3 ? ` and ${places.length - 3} more` : "";
-    const sure = confidence === "" ? "" : `, ${percent(Number(confidence))} likely to be right`;
-    const picture = pictures[image];
-    item.append(
-      picture ? element("img", { src: picture, alt: "", loading: "lazy" }) : element("span", { class: "quiet" }, "no picture"),
-      element(
-        "div",
-        {},
-        element("p", {}, image || tag),
-        ...(note ? [element("p", { class: "note" }, note)] : []),
-        element("label", {}, element("span", { class: "quiet" }, `alternative text${sure}`), field),
-        element("label", {}, box, " reviewed"),
-        element("p", { class: "quiet" }, places.slice(0, 3).join(", ") + more),
-      ),
-    );
-    return item;
+    const placeholder = "none: the picture only decorates";
+    const field = element("textarea", { rows: "2", placeholder, oninput: change }, alt);
+    const box = element("input", { type: "checkbox", onchange: change });
+    const sure = confidence && `, ${percent(Number(confidence))} likely to be right`;
+    const lines = [image || tag, link, note].filter(Boolean).map((text) => element("div", {}, text));
+    const label = element("label", {}, `alternative text${sure}`, field);
+    const places = group.map(({ page, line }) => `${page}:${line}`).join(", ");
+    const where = element("p", { class: "quiet" }, places);
+    const texts = element("div", {}, ...lines, label, element("label", {}, box, " reviewed"), where);
+    return element("li", {}, element("img", { src: pictures[image] ?? null, alt: "" }), texts);
   }
 
-  function show() {
-    find(".count").textContent = `${rows.filter(({ reviewed }) => reviewed).length} of ${rows.length} reviewed`;
+  function count() {
+    const done = rows.filter(({ reviewed }) => reviewed).length;
+    document.querySelector("[role=status]").textContent = `${done} of ${rows.length} reviewed`;
   }
 
-  find(".tally button").addEventListener("click", () => {
-    const names = Object.keys(rows[0]);
-    const cell = (value) => (/[",\r\n]/.test(value) ? `"${`${value}`.replaceAll('"', '""')}"` : value);
-    const lines = [names, ...rows.map((row) => names.map((name) => row[name]))];
+  document.querySelector("[download]").addEventListener("click", ({ target }) => {
+    const cell = (value) => `"${value.replaceAll('"', '""')}"`;
+    const lines = [Object.keys(rows[0]), ...rows.map(Object.values)];
     const text = lines.map((line) => `${line.map(cell).join(",")}\n`).join("");
-    const url = URL.createObjectURL(new Blob(["\ufeff", text], { type: "text/csv" }));
-    element("a", { href: url, download: file }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 60_000); // the download has to start before
+    target.href = URL.createObjectURL(new Blob(["\ufeff", text], { type: "text/csv" }));
     unsaved = false;
   });
   window.addEventListener("beforeunload", (event) => unsaved && event.preventDefault());
-  find(".review").append(...[...groups.values()].map(card));
-  show();
+  document.querySelector(".review").append(...[...groups.values()].map(card));
+  count();
 })();
