@@ -38,7 +38,7 @@ from captioner.serving.security import client_of
 from captioner.serving.service import Service, disconnected, within
 from captioner.version import __version__
 
-IGNORED = "X-Captioner-Ignored"  # header of responses: names of what a request has in vain
+IGNORED = "X-Captioner-Ignored"  # header of responses: names of what was ignored
 NAME = "captioner"  # of any model
 
 # Fields that change what a response is, and their values that do not.
@@ -89,7 +89,7 @@ class Message(BaseModel):
     images: Annotated[list[str], _First, BeforeValidator(lambda given: given or [])] = []
 
 
-class Ask(BaseModel):
+class CaptionRequest(BaseModel):
     """A request in any of the protocols; fields that are not declared here are ignored."""
 
     model_config = ConfigDict(extra="allow")
@@ -114,7 +114,7 @@ class Ask(BaseModel):
 
     @property
     def ignored(self) -> list[str]:
-        """Names of what the request has in vain."""
+        """Names of the fields and parts that are ignored."""
         kinds = [part.type for message in self.messages for part in message.content]
         names = ["prompt" if kind == "text" else kind for kind in kinds if kind != "image_url"]
         more = (self.model_extra or {}).items()
@@ -122,10 +122,10 @@ class Ask(BaseModel):
         return [name for name in dict.fromkeys(names) if _PLAIN.fullmatch(name)][:30]
 
 
-def _read(data: dict[str, Any], streams: bool) -> Ask:
+def _read(data: dict[str, Any], streams: bool) -> CaptionRequest:
     given = {name: value for name, value in data.items() if value is not None}
     try:
-        ask = Ask.model_validate({"stream": streams, **given})
+        body = CaptionRequest.model_validate({"stream": streams, **given})
     except ValidationError as error:
         first = error.errors()[0]
         field, allowed = ".".join(map(str, first["loc"])), _ALLOWED[first["type"]]
@@ -135,7 +135,7 @@ def _read(data: dict[str, Any], streams: bool) -> Ask:
         if name in given and given[name] not in harmless:
             message = f"{name} is not supported: the response is a caption; leave {name} out"
             raise RequestError(400, "unsupported", message)
-    return ask
+    return body
 
 
 def _check_photos(photos: list[str], most: int) -> None:
@@ -165,20 +165,20 @@ Parts = list[dict[str, Any]]
 """A response, or what a stream is made of."""
 
 
-def _ollama(field: Callable[[str], dict[str, Any]], ask: Ask, found: Found) -> Parts:
+def _ollama(field: Callable[[str], dict[str, Any]], body: CaptionRequest, found: Found) -> Parts:
     nanoseconds = round(found.seconds * 1e9)
     counts = {"eval_count": found.words, "eval_duration": nanoseconds}
     end = {"done": True, "done_reason": "stop", "total_duration": nanoseconds, **counts}
-    head = {"model": ask.model, "created_at": datetime.now(timezone.utc).isoformat()}
-    if not ask.stream:
+    head = {"model": body.model, "created_at": datetime.now(timezone.utc).isoformat()}
+    if not body.stream:
         return [head | field(found.text) | end]
     return [head | field(found.text) | {"done": False}, head | field("") | end]
 
 
-def _openai(ask: Ask, found: Found) -> Parts:
-    kind = "chat.completion.chunk" if ask.stream else "chat.completion"
+def _openai(body: CaptionRequest, found: Found) -> Parts:
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
     head = {"id": f"chatcmpl-{found.id}", "object": kind, "created": int(time.time())}
-    head["model"] = ask.model
+    head["model"] = body.model
     usage = {"completion_tokens": found.words, "total_tokens": found.words}
     end = {"usage": {"prompt_tokens": 0, **usage}}
     message = {"role": "assistant", "content": found.text}
@@ -186,21 +186,21 @@ def _openai(ask: Ask, found: Found) -> Parts:
     def choice(reason: str | None, **content: Any) -> dict[str, Any]:
         return {"choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason}]}
 
-    if not ask.stream:
+    if not body.stream:
         return [head | choice("stop", message={**message, "refusal": None}) | end]
     return [head | choice(None, delta=message), head | choice("stop", delta={}) | end]
 
 
-def _photoprism(ask: Ask, found: Found) -> Parts:
+def _photoprism(body: CaptionRequest, found: Found) -> Parts:
     caption: dict[str, Any] = {"text": found.text}
     if found.confidence is not None:
         caption["confidence"] = round(found.confidence, 4)
-    model = {"type": "caption", "name": ask.model, "version": ask.version or "latest"}
-    head = {"id": ask.id or found.id, "code": 200, "model": model}
+    model = {"type": "caption", "name": body.model, "version": body.version or "latest"}
+    head = {"id": body.id or found.id, "code": 200, "model": model}
     return [{**head, "result": {"caption": caption}}]
 
 
-def _shown(_: Ask, __: Found) -> Parts:
+def _shown(_: CaptionRequest, __: Found) -> Parts:
     info = {"details": _DETAILS, "model_info": {"general.architecture": NAME}}
     return [{**info, "template": "", "capabilities": ["completion", "vision"]}]
 
@@ -210,14 +210,14 @@ class Protocol(NamedTuple):
 
     summary: str
     example: dict[str, Any]
-    parts: Callable[[Ask, Found], Parts]
+    parts: Callable[[CaptionRequest, Found], Parts]
     stream_type: str | None = None
     """Content type of streams; None: there are none."""
 
-    def encode(self, ask: Ask, found: Found) -> tuple[bytes, str]:
+    def encode(self, body: CaptionRequest, found: Found) -> tuple[bytes, str]:
         """The body of a response, and its content type."""
-        lines = [*map(json_line, self.parts(ask, found))]
-        if not ask.stream or self.stream_type is None:
+        lines = [*map(json_line, self.parts(body, found))]
+        if not body.stream or self.stream_type is None:
             return lines[0], JSON
         if self.stream_type == NDJSON:
             return b"\n".join(lines) + b"\n", NDJSON
@@ -268,10 +268,10 @@ class Models:
         tags = (f"{NAME}:{style}" for style in styles[1:])
         self._names = [*dict.fromkeys((NAME, *tags, self._folder))]
 
-    def style(self, ask: Ask) -> str | None:
+    def style(self, body: CaptionRequest) -> str | None:
         """The style of a request; None: the default."""
-        name, _, tag = ask.model.partition(":")
-        tag = tag or ask.version or "latest"
+        name, _, tag = body.model.partition(":")
+        tag = tag or body.version or "latest"
         if name not in (NAME, self._folder) or tag not in ("latest", *self._styles):
             given = shortened(repr(name if tag == "latest" else f"{name}:{tag}"))
             message = f"model {given} not found; give {either(self._names)}"
@@ -293,11 +293,11 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
     models = Models(model_name, tuple(service.model.stored.vocabulary.styles))
     query = schema.query_model(service.options, "protocols", schema.WordOptions)
 
-    async def caption(request: Request, ask: Ask) -> Found:
-        client, limits, photos = client_of(request), service.options, ask.photos
-        start, options = time.monotonic(), query.model_validate({"style": models.style(ask)})
+    async def caption(request: Request, body: CaptionRequest) -> Found:
+        client, limits, photos = client_of(request), service.options, body.photos
+        start, options = time.monotonic(), query.model_validate({"style": models.style(body)})
         wanted = schema.read_request(service.model, options, limits.max_cost)
-        _check_photos(photos, limits.max_batch)
+        _check_photos(photos, min(limits.max_batch, limits.rate_limit or limits.max_batch))
         captions: list[Caption] = []
 
         async def caption_all() -> None:
@@ -321,13 +321,13 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
         async def endpoint(request: Request) -> Response:
             memory = check_headers(request, service.options, several=True, kind=JSON)
             with service.slots(memory, client_of(request)):
-                body = read_object(request, service.options, several=True)
-                data = await service.received(body, "the JSON")
-                ask = await asyncio.to_thread(_read, data, protocol.stream_type == NDJSON)
-                models.style(ask)
-                found = Found() if path == SHOW else await caption(request, ask)
-            content, media_type = protocol.encode(ask, found)
-            headers = {IGNORED: ", ".join(ask.ignored)} if ask.ignored else {}
+                reading = read_object(request, service.options, several=True)
+                data = await service.received(reading, "the JSON")
+                body = await asyncio.to_thread(_read, data, protocol.stream_type == NDJSON)
+                models.style(body)
+                found = Found() if path == SHOW else await caption(request, body)
+            content, media_type = protocol.encode(body, found)
+            headers = {IGNORED: ", ".join(body.ignored)} if body.ignored else {}
             return Response(content, media_type=media_type, headers=headers)
 
         content = {JSON: {"schema": {"type": "object"}, "example": protocol.example}}

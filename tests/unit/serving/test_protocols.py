@@ -12,7 +12,7 @@ import pytest
 from colour_server import OWN, ColourModel, ColourVocabulary, png
 from pydantic import ValidationError
 
-from captioner.serving.protocols import IGNORED, Ask
+from captioner.serving.protocols import IGNORED, CaptionRequest
 from captioner.serving.security import ApiKeys
 
 KEY = "alice-0123456789abcdef"
@@ -280,6 +280,9 @@ async def test_limits_are_those_of_the_service(serve, model):
     assert server.service.in_flight == 0
     long = server.open("/api/chat", headers={"content-length": "2000000"}, client="127.0.0.2")
     assert (await long.send(b"").response()).status == 413
+    server = await serve(rate_limit=2)
+    refused = await ask("/api/generate", three)
+    assert (refused.status, "give 1 to 2" in refused.error) == (413, True)  # never within a minute
 
 
 async def test_a_photo_has_one_caption(serve, model, monkeypatch):
@@ -331,7 +334,7 @@ async def test_any_content_type_and_prefix(serve):
 def test_long_lists_are_refused_at_the_first_error(given):
     """Errors of a million items, or their objects, would block the server for a minute."""
     with pytest.raises(ValidationError) as refused:
-        Ask.model_validate({"stream": False, **given})
+        CaptionRequest.model_validate({"stream": False, **given})
     assert refused.value.error_count() == 1
 
 
