@@ -196,7 +196,8 @@ class Animation:
         names = (theme.background, theme.text, theme.muted, theme.track, theme.gate)
         fixed = [ImageColor.getrgb(name)[:3] for name in (*names, theme.highlight)]
         count = 255 - len(fixed)  # one of 256 stays free: GIF marks unchanged pixels with it
-        found = sheet.quantize(count, Image.Quantize.MEDIANCUT).getpalette() or []
+        # Median cut drops rare bright colours, in whose place dithering leaves specks.
+        found = sheet.quantize(count, Image.Quantize.MAXCOVERAGE).getpalette() or []
         palette = Image.new("P", (1, 1))
         palette.putpalette([*np.ravel(fixed).tolist(), *found[: 3 * count]])
         return palette

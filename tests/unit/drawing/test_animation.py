@@ -150,6 +150,17 @@ def test_a_gif_has_no_contours(tmp_path: Path) -> None:
         assert np.abs(error.reshape(20, 10, 30, 10).mean(axis=(1, 3))).max() < 4
 
 
+def test_a_gif_has_no_specks(tmp_path: Path) -> None:
+    """Every pixel is close to its colour, rare bright ones too."""
+    photo = Image.open(Path(__file__).parents[3] / "assets" / "examples" / "rocket.jpg")
+    animation = animate(photo, make_caption(["a", "dog"]), seconds_per_word=0.3, panel_size=240)
+    animation.save(tmp_path / "a.gif")
+    expected = next(iter(animation.frames()))
+    with Image.open(tmp_path / "a.gif") as file:
+        first = file.convert("RGB")
+    assert np.abs(np.asarray(first, float) - np.asarray(expected, float)).max() < 60
+
+
 @pytest.mark.slow
 def test_mp4_plays_in_browsers(tmp_path: Path) -> None:
     import av
