@@ -85,11 +85,8 @@ class HtmlPage(HTMLParser):
         self._sources: list[str] = []  # of a picture
         self._around: list[tuple[HtmlImage, _Element]] = []
         self._lines = [0, *(end.end() for end in re.finditer("\n", self.text))]
-        try:
-            self.feed(self.text)
-            self.close()
-        except AssertionError as error:  # of html.parser, for <![other[
-            raise DataError(f"{path}: not valid HTML ({error}); correct it") from error
+        self.feed(self.text.replace("<![", "<! "))  # a comment, as in browsers
+        self.close()
         for image, element in self._around:  # whose texts may follow the image
             text = _plain(element.text)[:80]
             if element.name == "figure":
