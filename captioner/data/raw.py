@@ -22,6 +22,6 @@ def raw_preview(file: BinaryIO) -> io.BytesIO:
         reason = error.args[0]
         raise ValueError(reason.decode() if isinstance(reason, bytes) else str(reason)) from error
     # Others, of old cameras, are tiny; rawpy reads beyond their end if the file is damaged.
-    if preview.format != rawpy.ThumbFormat.JPEG:
+    if not isinstance(preview.data, bytes):
         raise ValueError("not a JPEG")
     return io.BytesIO(preview.data)  # LibRaw adds EXIF where there is none
