@@ -85,7 +85,7 @@ def _suggest(site: Path, options: AltOptions, given: dict[str, Any]) -> int:
     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    # The mark tells spreadsheets that it is UTF-8; names of files may be no text.
+    # Spreadsheets need the byte order mark to read UTF-8. File names may be invalid UTF-8.
     atomic_write(table, f"\ufeff{file.getvalue()}".encode(errors="backslashreplace"))
     atomic_write(review, review_page(site, table.name, rows))
     inside = sum(bool(row["link"]) for row in rows)

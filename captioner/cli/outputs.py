@@ -29,10 +29,10 @@ def require_parent(path: Path) -> None:
         )
 
 
-def check_force(force: bool) -> None:
-    """Raise ConfigError if ``--force`` is given beside ``--skip-existing``."""
+def check_force(force: bool, other: str = "--skip-existing") -> None:
+    """Raise ConfigError if ``--force`` is given beside an option that keeps existing files."""
     if force:
-        raise ConfigError("--skip-existing and --force contradict each other; give one of them")
+        raise ConfigError(f"{other} and --force contradict each other; give one of them")
 
 
 @contextmanager

@@ -199,8 +199,9 @@ def choose_store(
         raise ConfigError(f"--skip-existing and --existing {existing} contradict each other")
     if existing in ("append", "prepend") and options.sidecar != "txt":
         raise ConfigError(f"--existing {existing} is for --sidecar txt; give skip or replace")
-    if existing == "skip":
-        check_force(force)
+    if existing not in (None, "replace"):
+        kept = "--skip-existing" if options.skip_existing else f"--existing {existing}"
+        check_force(force, kept)
     folder = None if options.embed is None else Path(options.embed)
     if folder is not None:
         require_parent(folder)

@@ -366,7 +366,7 @@ def read_judgements(
     """Read tables of judged captions with the columns image, caption, grade and perhaps style.
 
     The grade is right, partly or wrong: 1, 0.5 or 0; of several judgements of a caption the mean
-    counts. Rows without a grade are left out: nobody has judged them yet.
+    counts. Rows with an empty grade are skipped.
 
     Returns:
         The grade by style, file name and caption.

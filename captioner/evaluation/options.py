@@ -149,7 +149,7 @@ class CalibrateOptions(DeviceOptions):
     from photos by a fit to the other kinds."""
     judged: list[File] = field(default_factory=list)
     """CSV of judged captions (image, style, caption, grade: right, partly or wrong), instead of a
-    comparison with references: a caption is right if nobody finds anything false in it. The
+    comparison with references: a caption is right if every judgement is *right*. The
     photos of --annotations then only show which photos are familiar. Repeat for several."""
     threshold: Annotated[float, Interval(gt=0, lt=10)] = 0.5
     """CIDEr-D from which a caption counts as right (default: 0.5, which is 50 points)."""

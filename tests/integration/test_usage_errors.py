@@ -25,6 +25,7 @@ LINES = [
     ("caption PHOTO --sidecar xmp -o x.csv --resume", "--sidecar and --resume cannot be combined"),
     ("caption PHOTO --sidecar txt --num-captions 2", "--sidecar has one caption per photo"),
     ("caption PHOTO --in-place --skip-existing --force", "contradict each other"),
+    ("caption PHOTO --sidecar txt --existing append --force", "append and --force contradict"),
     ("caption PHOTO --in-place --skip-existing -o x.csv", "--skip-existing and -o cannot be"),
     ("caption PHOTO --in-place --skip-existing --existing replace", "contradict each other"),
     ("caption PHOTO --in-place --existing append", "--existing append is for --sidecar txt"),
