@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import random
 from collections import Counter
@@ -35,9 +34,10 @@ from captioner.evaluation.calibration import (
     measure_kinds,
 )
 from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.evaluation.judgements import read_judgements
 from captioner.evaluation.options import CalibrateOptions
 from captioner.evaluation.references import References
-from captioner.files import FREQUENCIES, atomic_write, read_input
+from captioner.files import FREQUENCIES, atomic_write
 from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import Calibrator, Observation, PhraseTable, search_key
 from captioner.inference.engine import Prepared
@@ -48,9 +48,6 @@ OnError = Callable[[ImageError], None]
 
 MIN_PHOTOS = 100
 """Fewest photos to calibrate with: from fewer, probabilities cannot be estimated."""
-
-GRADES = {"right": 1.0, "partly": 0.5, "wrong": 0.0}
-"""Of a judged caption: nothing in it is false; the main thing is right; nothing."""
 
 TRAINING_PHOTOS = 8000
 """Training photos that are encoded, at random, to know which photos are familiar, and which words
@@ -358,40 +355,6 @@ class _Work:
 def _words(photo: CaptionedImage) -> set[str]:
     """The words of a photo's references."""
     return {word for text in photo.captions for word in caption_tokens(text)}
-
-
-def read_judgements(
-    files: Sequence[str], default_style: str
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Read tables of judged captions with the columns image, caption, grade and perhaps style.
-
-    The grade is right, partly or wrong: 1, 0.5 or 0; of several judgements of a caption the mean
-    counts. Rows with an empty grade are skipped.
-
-    Returns:
-        The grade by style, file name and caption.
-
-    Raises:
-        DataError: A file cannot be read, or lacks a column; or a grade is another.
-    """
-    found: dict[tuple[str, str, str], list[float]] = {}
-    for path in files:
-        rows = csv.DictReader(io.StringIO(read_input(path, "judged captions").decode("utf-8-sig")))
-        for number, row in enumerate(rows, 2):
-            try:
-                if row["grade"]:
-                    key = row.get("style") or default_style, row["image"], row["caption"]
-                    found.setdefault(key, []).append(GRADES[row["grade"]])
-            except KeyError as error:
-                raise DataError(
-                    f"{path}:{number}: {error} is missing or no grade; give the columns image, "
-                    f"caption and grade ({', '.join(GRADES)})"
-                ) from error
-    judged: dict[str, dict[str, dict[str, float]]] = {}
-    for (style, file, caption), grades in found.items():
-        of_file = judged.setdefault(style, {}).setdefault(file, {})
-        of_file[caption] = sum(grades) / len(grades)
-    return judged
 
 
 # --- the report for people -----------------------------------------------------------------------
