@@ -32,9 +32,6 @@ from captioner.model.kernels.switch import enabled
 Extents = Sequence[tuple[int, int]]
 """The leading photos and captions, (b, r), that each step runs on."""
 
-MANY = 8
-"""Queries per photo from which on blocks are faster without gradients."""
-
 
 class StepLinear(nn.Linear):
     """A linear layer without bias that is applied once per step."""
@@ -63,8 +60,7 @@ def additive_scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
     recurrence = _RECURRENCE.get()
     if recurrence is not None and keys.requires_grad:
         return recurrence.additive_scores(query, keys, energy)
-    searches = enabled() and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-    if searches and query.shape[1] >= MANY:
+    if enabled() and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
         return scores_without_gradient(query, keys, energy)
     return torch.tanh(query.unsqueeze(2) + keys.unsqueeze(1)) @ energy
 
