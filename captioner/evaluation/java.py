@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -54,16 +54,14 @@ def unavailable(metric: str) -> str | None:
         return f"{metric} needs pycocoevalcap; run: pip install 'captioner[evaluate]'"
     if find_java() is None:
         return f"{metric} needs Java, which is not on the PATH; install Java 8 or 11"
-    try:
-        ran = subprocess.run(["java", "-version"], capture_output=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{metric} needs Java, but {find_java()} cannot be started ({error})"
-    version = re.search(rb'version "(\d+)', ran.stderr)  # 1 is Java 8 or older
-    if metric == "SPICE" and version is not None and int(version[1]) >= _TOO_NEW_FOR_SPICE:
-        return (
-            f"SPICE needs Java 8 or 11, but {find_java()} is Java {int(version[1])}; put Java 8 or "
-            "11 first on the PATH"
-        )
+    if metric == "SPICE":
+        ran = subprocess.run(["java", "-version"], capture_output=True, check=False)
+        version = re.search(rb'version "(\d+)', ran.stderr)  # 1 is Java 8 or older
+        if version is not None and int(version[1]) >= _TOO_NEW_FOR_SPICE:
+            return (
+                f"SPICE needs Java 8 or 11, but {find_java()} is Java {int(version[1])}; put Java "
+                "8 or 11 first on the PATH"
+            )
     return None
 
 
@@ -84,36 +82,31 @@ def meteor_counts(
     Raises:
         ProgramError: The program stopped.
     """
-    from pycocoevalcap.meteor.meteor import Meteor
+    from pycocoevalcap.meteor import meteor as source
 
-    # Not its compute_score: after an error it keeps a lock for which its destructor waits forever.
-    program = Meteor()
-    counts = np.empty((0, 0))
-    with suppress(OSError, ValueError):  # a broken pipe; output that is not numbers
-        lines = [
-            program._stat(_sendable(candidate), [_sendable(text) for text in texts]).split()
-            for candidate, texts in zip(candidates, references, strict=True)
-        ]
-        counts = np.array(lines, dtype=np.float64)
-    program.meteor_p.kill()
-    output = b""
-    with suppress(OSError, ValueError, subprocess.TimeoutExpired):  # a child may hold the pipe
-        output = program.meteor_p.communicate(timeout=1)[1]
-    for pipe in (program.meteor_p.stdin, program.meteor_p.stdout, program.meteor_p.stderr):
-        with suppress(OSError):
-            pipe.close()
-    if counts.shape != (len(candidates), METEOR_COUNTS):
-        first = next(iter(output.decode(errors="replace").strip().splitlines()), "no output")
-        raise ProgramError("METEOR", f"METEOR's Java program stopped ({first}); it needs 2 GB")
+    command = ["java", "-jar", "-Xmx2G", source.METEOR_JAR, "-", "-", "-stdio", "-l", "en", "-norm"]
+    lines = [
+        " ||| ".join(["SCORE", *texts, text.replace("|||", "").replace("  ", " ")])
+        for text, texts in zip(candidates, references, strict=True)
+    ]
+    ran = subprocess.run(
+        command,
+        cwd=Path(source.__file__).parent,
+        input="".join(f"{line}\n" for line in lines).encode(errors="replace"),  # lone surrogates
+        capture_output=True,
+        check=False,
+    )
+    try:
+        found = [line.split() for line in ran.stdout.splitlines()]
+        counts = np.array(found, dtype=np.float64).reshape(len(candidates), METEOR_COUNTS)
+    except ValueError as error:  # too few lines, or others
+        problem = ran.stderr.decode(errors="replace").strip().partition("\n")[0]
+        raise ProgramError(
+            "METEOR", f"METEOR's Java program stopped ({problem or 'no output'}); it needs 2 GB"
+        ) from error
     perfect = (counts[:, 21:23] == counts[:, 0:2]).all(axis=1) & (counts[:, 20] == 1)
     counts[perfect, 20] = 0
     return counts
-
-
-def _sendable(text: str) -> str:
-    """The text as one encodable line; the program reads one request per line."""
-    line = text.replace("\n", " ").replace("\r", " ")
-    return line.encode(errors="replace").decode()  # lone surrogates
 
 
 def meteor_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -29,7 +29,6 @@ CANDIDATES = [
     "men ||| on bikes |||",
     "the the the",
     "a caf\u00e9 with \u72ac \ud800",
-    "a dog\nEVAL ||| 1",
 ]
 REFERENCES = [
     ["two men ride bikes quickly", "a man rides another man follows him", "two riders"],
@@ -40,10 +39,9 @@ REFERENCES = [
     ["some cyclists", "men on bicycles | here"],
     ["the dog"],
     ["a caf\u00e9 with \u732b", "caf\u00e9"],
-    ["a dog runs"],
 ]
 
-# pycocoevalcap cannot process the last two: a lone surrogate, and a line break.
+# pycocoevalcap cannot process the last one: a lone surrogate.
 COMMON = 7
 
 
