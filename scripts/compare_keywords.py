@@ -181,7 +181,7 @@ def compare_with_masks(model: Captioner, instances: str, folder: str) -> None:
             total += len(found)
             there += len(annotated)
         print(f"{name}: precision {hits / total:.3f}, recall {hits / there:.3f}")
-        maps = measure_maps(group, known).summary()
+        maps = measure_maps(group, known)
         for key in ("correctness", "uniform", "centre", "pointing", "pointing_centre", "ratio"):
             print(f"  {key} {maps[key]:.3f}", maps["intervals"][key])
 

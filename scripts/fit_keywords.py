@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence, Set
-from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,10 +27,8 @@ from numpy.typing import NDArray
 
 import captioner
 from captioner.data.coco import CaptionedImage, read_dataset
-from captioner.data.images import open_image
-from captioner.data.prefetch import read_batches
-from captioner.data.progress import photo_bar
-from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
+from captioner.errors import CaptionerError, ConfigError, DataError
+from captioner.evaluation import calibrate
 from captioner.evaluation.calibration import (
     MIN_MENTIONS,
     Judged,
@@ -119,22 +116,7 @@ def photo_batches(
     model: Captioner, photos: Sequence[CaptionedImage]
 ) -> Iterator[tuple[list[CaptionedImage], list[Prepared]]]:
     """The photos that can be read, prepared, in batches; the errors of the others are printed."""
-
-    def read(photo: CaptionedImage) -> Prepared:
-        return model.prepare(open_image(photo.path))
-
-    bar = photo_bar(total=len(photos))
-    with bar, closing(read_batches(read, photos, 32)) as batches:
-        for batch in batches:
-            good = {}
-            for photo, prepared in batch:
-                if isinstance(prepared, ImageError):
-                    print(prepared, file=sys.stderr)
-                else:
-                    good[photo] = prepared
-            if good:
-                yield [*good], [*good.values()]
-            bar.update(len(batch))
+    return calibrate.photo_batches(model, photos, lambda error: print(error, file=sys.stderr))
 
 
 def read_words(path: Path) -> Phrases:

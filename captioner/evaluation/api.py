@@ -14,13 +14,12 @@ from captioner.data.coco import locate_photos, read_captions, read_dataset
 from captioner.data.folders import find_images
 from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError, OptionError, either, first_of
-from captioner.evaluation.frequencies import GZIP, DocumentFrequencies
-from captioner.evaluation.grounding import measure as measure_attention
-from captioner.evaluation.hallucination import by_confidence, photo_objects
+from captioner.evaluation.grounding import measure
 from captioner.evaluation.masks import Instances, read_instances
 from captioner.evaluation.metrics import CaptionEvaluator
+from captioner.evaluation.objects import by_confidence, photo_objects
 from captioner.evaluation.options import EvaluateOptions, OnError, changed_device, raise_error
-from captioner.evaluation.references import count_frequencies
+from captioner.evaluation.references import GZIP, DocumentFrequencies, count_frequencies
 from captioner.evaluation.report import Report, build, difference, per_image, read_captions_of
 from captioner.files import FREQUENCIES
 from captioner.inference.captioner import Captioner, load
@@ -61,14 +60,14 @@ def evaluate(
             needs is not installed.
         DataError: A file cannot be used; ImageError: a photo cannot be read.
     """
-    names = option_fields(EvaluateOptions).keys() - {"output", "force"}
-    given = {name: options.pop(name) for name in names & options.keys()}
-    loaded = None if isinstance(model, str | Path | Sequence | None) else model
-    known = option_fields(EvaluateOptions).keys() | option_fields(SearchOptions).keys()
+    fields = option_fields(EvaluateOptions).keys() - {"output", "force"}
+    given = {name: options.pop(name) for name in fields & options.keys()}
+    known = fields | option_fields(SearchOptions).keys()
     for name in options.keys() - known:
         close = similar(name, known)
-        hint = f"; did you mean {either(close)}?" if close else f"; give {', '.join(sorted(known))}"
-        raise ConfigError(f"unknown option {name}{hint}")
+        hint = f"did you mean {either(close)}?" if close else f"give {', '.join(sorted(known))}"
+        raise ConfigError(f"unknown option {name}; {hint}")
+    loaded = None if isinstance(model, str | Path | Sequence | None) else model
     captions = None if isinstance(results, str | Path | None) else results
     given |= {
         "model": [repr(model)] if loaded else model or [],
@@ -109,30 +108,33 @@ class Evaluation:
         if options.faithfulness:
             return self._faithfulness()
         # Files are read before photos are captioned, so that errors appear early.
-        judge = self._judge()
-        if judge is None:
-            return self._caption(None)[2]
-        others = None if options.compare is None else self._within(judge, options.compare)
-        if others == {}:
-            raise DataError(
-                f"{options.compare} has no captions for the photos in {options.annotations}; "
-                "give captions of the same photos"
-            )
-        known = None
+        judge, known, others = self._judge(), None, None
+        if judge is not None and options.compare is not None:
+            others = self._within(judge, options.compare)
         if options.train_annotations:
-            _, training = read_captions(options.train_annotations, renumber=True)
+            training = read_captions(options.train_annotations, renumber=True)[1]
             known = [text for texts in training.values() for text in texts]
-            if self.search.get("neutral"):
-                known = [neutral_caption(text) for text in known]
         confidences: dict[int, float] = {}
-        if options.results is not None:
+        if judge is not None and options.results is not None:
             captions = self._within(judge, options.results, self.captions)
             report: Report = {"results": options.results}
-            if self.search.get("neutral"):
-                report |= _make_neutral(judge)
+            neutral = bool(self.search.get("neutral"))
         else:
-            captions, confidences, report = self._caption(judge)
+            photos = self._photos()
+            model, report = self._load()
+            neutral = model.options(**self.search).neutral
+            captions, confidences, attention = self._caption(model, photos)
+            report |= attention
+            if judge is None:
+                return report
+            judge.frequencies = judge.frequencies or model_frequencies(model)
             captions = {i: text for i, text in captions.items() if judge.references.get(i)}
+        if neutral:
+            report["references"] = "neutral: words for people are replaced, as in the captions"
+            judge.references = {
+                i: [*map(neutral_caption, texts)] for i, texts in judge.references.items()
+            }
+            known = known and [*map(neutral_caption, known)]
         found, scores = build(captions, judge, known)
         report |= {"annotations": options.annotations, **found}
         missing = sum(1 for i, texts in judge.references.items() if texts and i not in captions)
@@ -144,7 +146,7 @@ class Evaluation:
                 report["chair_by_confidence"] = by_confidence(
                     scores.counts["CHAIR_i"], [confidences[i] for i in scores.ids]
                 )
-        if others:
+        if others is not None:
             compared = difference(captions, others, judge, scores)
             report["compare"] = {"with": options.compare, **compared}
         report["per_image"] = per_image(captions, scores)
@@ -186,12 +188,11 @@ class Evaluation:
     def _without_masks(self, captions: Mapping[int, str]) -> list[str]:
         """A note on photos whose objects are known from their references alone."""
         count = len(captions.keys() - (() if self.instances is None else self.instances.sizes))
-        if not count:
-            return []
-        return [
+        note = (
             f"CHAIR: {count} of {len(captions)} photos have no annotated objects, so objects that "
             "their references do not name count as hallucinated"
-        ]
+        )
+        return [note] if count else []
 
     def _load(self) -> tuple[Captioner, Report]:
         """The model, and what the report says of it: its search options that are not default."""
@@ -212,28 +213,16 @@ class Evaluation:
         return model, {"model": name, "search": ", ".join(shown), "precision": model.precision}
 
     def _caption(
-        self, judge: CaptionEvaluator | None
+        self, model: Captioner, photos: Mapping[int, Path]
     ) -> tuple[dict[int, str], dict[int, float], Report]:
-        """The captions of the photos of the annotations and of the instances.
-
-        Returns:
-            The captions, their confidences, if they have one, and what the report says of the
-            model and of its attention.
-        """
+        """Captions, confidences, if they have one, and what the report says of the attention."""
         options, instances = self.options, self.instances
-        paths = self._photos()
-        model, report = self._load()
-        own = model.stored.frequencies
-        if judge is not None and judge.frequencies is None and own is not None:
-            judge.frequencies = DocumentFrequencies.from_bytes(own, f"the model's {FREQUENCIES}")
-        if judge is not None and model.options(**self.search).neutral:
-            report |= _make_neutral(judge)
         captions: dict[int, str] = {}
         confidences: dict[int, float] = {}
         grounded: dict[int, Caption] = {}  # of photos with instances
-        results = model.stream(paths.values(), batch_size=options.batch_size, **self.search)
-        bar = photo_bar(results, shown=self.progress, total=len(paths))
-        for image_id, result in zip(paths, bar, strict=True):
+        results = model.stream(photos.values(), batch_size=options.batch_size, **self.search)
+        bar = photo_bar(results, shown=self.progress, total=len(photos))
+        for image_id, result in zip(photos, bar, strict=True):
             if result.error is not None:
                 self.on_error(result.error)
                 continue
@@ -243,10 +232,10 @@ class Evaluation:
                 confidences[image_id] = best.confidence
             if instances is not None and image_id in instances.sizes:
                 grounded[image_id] = best
-        if instances is not None:
-            report["instances"] = options.instances
-            report["attention"] = measure_attention(grounded, instances).summary()
-        return captions, confidences, report
+        if instances is None:
+            return captions, confidences, {}
+        attention = {"instances": options.instances, "attention": measure(grounded, instances)}
+        return captions, confidences, attention
 
     def _photos(self) -> dict[int, Path]:
         """The photos of the annotations, and of the instances: of both, those in the folder."""
@@ -273,7 +262,7 @@ class Evaluation:
         model, report = self._load()
         model.stored.require_weights("faithfulness")
 
-        from captioner.evaluation.faithfulness import measure  # imports torch
+        from captioner.evaluation import faithfulness  # imports torch
 
         photos: dict[Path, str | None]
         if annotations is None:
@@ -281,19 +270,18 @@ class Evaluation:
         else:
             photos = {one.path: one.captions[0] for one in read_dataset([annotations], folders)}
             report["search"] = f"none; the captions of {annotations}"
-        found = measure(
+        found = faithfulness.measure(
             model, photos, self.how, model.options(**self.search),
             on_error=self.on_error, progress=self.progress,
         )  # fmt: skip
-        return report | {"faithfulness": found.summary()}
+        return report | {"faithfulness": found}
 
 
-def _make_neutral(judge: CaptionEvaluator) -> Report:
-    """Treat the references as captions without sex and age; what the report says of it."""
-    judge.references = {
-        i: [neutral_caption(text) for text in texts] for i, texts in judge.references.items()
-    }
-    return {"references": "neutral: their words for people are replaced, as in the captions"}
+def model_frequencies(model: Captioner) -> DocumentFrequencies | None:
+    """The document frequencies that are stored with a model."""
+    stored = model.stored.frequencies
+    name = f"the model's {FREQUENCIES}"
+    return None if stored is None else DocumentFrequencies.from_bytes(stored, name)
 
 
 def read_frequencies(given: str | None) -> DocumentFrequencies | None:

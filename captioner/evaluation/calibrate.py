@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from captioner.data.images import open_image
 from captioner.data.prefetch import read_batches
 from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError, ImageError, OptionError, counted
+from captioner.evaluation.api import model_frequencies
 from captioner.evaluation.calibration import (
     JUDGED_RIGHT,
     Backdrop,
@@ -33,18 +33,15 @@ from captioner.evaluation.calibration import (
     measure_groups,
     measure_kinds,
 )
-from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.judgements import read_judgements
-from captioner.evaluation.options import CalibrateOptions
-from captioner.evaluation.references import References
+from captioner.evaluation.options import CalibrateOptions, OnError
+from captioner.evaluation.references import DocumentFrequencies, References
+from captioner.evaluation.report import ends, table
 from captioner.files import FREQUENCIES, atomic_write
 from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import Calibrator, Observation, PhraseTable, search_key
 from captioner.inference.engine import Prepared
 from captioner.text.tokenizer import caption_tokens
-
-OnError = Callable[[ImageError], None]
-"""Called with the error of a photo; the others go on."""
 
 MIN_PHOTOS = 100
 """Fewest photos to calibrate with: from fewer, probabilities cannot be estimated."""
@@ -52,6 +49,12 @@ MIN_PHOTOS = 100
 TRAINING_PHOTOS = 8000
 """Training photos that are encoded, at random, to know which photos are familiar, and which words
 are used for them."""
+
+_KEPT = (
+    "photos", "right", "score", "auroc", "auroc_wrong", "calibration_error", "half_gain",
+    "calibration_error_interval", "half_gain_interval", "calibration_error_by_chance",
+)  # fmt: skip
+"""The figures that are stored with a model."""
 
 
 def calibrate(
@@ -68,7 +71,7 @@ def calibrate(
         model: A single model with document frequencies.
         given: The photos and options.
         changes: Search options to change.
-        on_error: Called for photos that cannot be read.
+        on_error: Called with the error of a photo that cannot be read; the others go on.
         progress: Show progress on standard error, if that is a terminal.
 
     Returns:
@@ -101,13 +104,6 @@ def calibrate(
     return replace(calibrator, report=kept), report
 
 
-_KEPT = (
-    "photos", "right", "score", "auroc", "auroc_wrong", "calibration_error", "half_gain",
-    "calibration_error_interval", "half_gain_interval", "calibration_error_by_chance",
-)  # fmt: skip
-"""The figures that are stored with a model."""
-
-
 def check(
     model: Captioner,
     given: CalibrateOptions,
@@ -124,14 +120,50 @@ def check(
     if calibrator.threshold is None and not given.judged:
         raise OptionError("the confidence was fitted to judgements; give captions with {judged}")
     work = _Work(model, given, changes, on_error, progress)
-    if missing := sorted(set(work.styles) - calibrator.intercepts.keys()):
-        raise ConfigError(f"the model is not calibrated for style {missing[0]}; calibrate it anew")
-    if not work.examples:
-        raise DataError("no photo could be captioned; give photos that can be read")
+    if missing := {task.style for task in work.tasks} - calibrator.intercepts.keys():
+        raise ConfigError(f"the model is not calibrated for style {missing.pop()}; calibrate it")
     confidences = [calibrator.confidence(one.seen, one.style) for one in work.examples]
     scores = [one.score for one in work.examples]
     right = JUDGED_RIGHT if given.judged else calibrator.threshold or given.threshold
     return work.report(Judged(np.array(confidences), np.array(scores), right))
+
+
+def photo_batches(
+    model: Captioner,
+    photos: Sequence[CaptionedImage],
+    on_error: OnError,
+    *,
+    batch_size: int = 32,
+    **bar: Any,
+) -> Iterator[tuple[list[CaptionedImage], list[Prepared]]]:
+    """The photos that can be read, in batches, with a progress bar (see `photo_bar`)."""
+
+    def read(photo: CaptionedImage) -> Prepared:
+        return model.prepare(open_image(photo.path))
+
+    progress = photo_bar(total=len(photos), **bar)
+    with progress, closing(read_batches(read, photos, batch_size)) as batches:
+        for batch in batches:
+            good = {}
+            for photo, prepared in batch:
+                if isinstance(prepared, ImageError):
+                    on_error(prepared)
+                else:
+                    good[photo] = prepared
+            if good:
+                yield [*good], [*good.values()]
+            progress.update(len(batch))
+
+
+class _Task(NamedTuple):
+    """Photos to measure the confidence on."""
+
+    group: str
+    """Their name in the report."""
+    style: str
+    photos: Sequence[CaptionedImage]
+    judged: Sequence[Mapping[str, float]] | None = None
+    """The mean judgement of each caption of the photo with this id; None: it has references."""
 
 
 @dataclass(frozen=True)
@@ -146,20 +178,16 @@ class _Work:
 
     def __post_init__(self) -> None:
         """Check what can be checked before photos are captioned."""
-        if self.model.stored.frequencies is None:
-            raise ConfigError(
-                f"the model has no {FREQUENCIES}, which decide whether a caption is right; add it "
-                "with: captioner prepare frequencies CAPTIONS.json -o MODEL"
-            )
-        for style in self.styles:
-            self.model.stored.vocabulary.start(style)  # raises if the model does not know it
+        _ = self.frequencies  # raises if the model has none
+        for task in self.tasks:
+            self.model.stored.vocabulary.start(task.style)  # raises if the model does not know it
         if temperature := self.model.options(**self.changes).temperature:
             raise OptionError(
                 "{temperature} is {given}; confidence is for the best caption of a search, so omit "
                 "it",
                 given=temperature,
             )
-        total = sum(map(len, self.photos.values()))
+        total = sum(len(task.photos) for task in self.tasks)
         if total < MIN_PHOTOS:
             raise DataError(
                 f"{total} photos with captions are too few to calibrate; give {MIN_PHOTOS} or more"
@@ -168,105 +196,74 @@ class _Work:
     @cached_property
     def frequencies(self) -> DocumentFrequencies:
         """Those of the model."""
-        return DocumentFrequencies.from_bytes(
-            self.model.stored.frequencies or b"", f"the model's {FREQUENCIES}"
-        )
+        if (found := model_frequencies(self.model)) is None:
+            raise ConfigError(
+                f"the model has no {FREQUENCIES}, which decide whether a caption is right; add it "
+                "with: captioner prepare frequencies CAPTIONS.json -o MODEL"
+            )
+        return found
 
     @cached_property
-    def judgements(self) -> dict[str, dict[str, dict[str, float]]]:
-        """The mean judgement of each caption, by style and name of the photo."""
-        return read_judgements(self.given.judged, self.default_style)
-
-    @property
-    def default_style(self) -> str:
-        """The style of files for which none is given."""
-        given = self.model.options(**self.changes).style
-        return given or next(iter(self.model.stored.vocabulary.styles), "")
-
-    @cached_property
-    def styles(self) -> list[str]:
-        """The style of each annotations file, or those of the judgements."""
-        if self.given.judged:
-            return [*self.judgements]
-        return self.given.styles or [self.default_style] * len(self.given.annotations)
-
-    @cached_property
-    def photos(self) -> dict[str, list[CaptionedImage]]:
-        """The photos of each annotations file, with their style, by the file's name.
-
-        With judgements, the photos of each style.
-        """
-        if self.given.judged:
-            source = self.given.judged[0]
-            return {
-                style: [
-                    CaptionedImage(number, path, (), style)
-                    for number, path in locate_photos(
-                        dict(enumerate(captions)), self.given.images, source
-                    ).items()
-                ]
-                for style, captions in self.judgements.items()
-            }
+    def tasks(self) -> list[_Task]:
+        """The photos of each annotations file; or the judged ones, by style."""
+        given = self.given
+        default = self.model.options(**self.changes).style
+        default = default or next(iter(self.model.stored.vocabulary.styles), "")
+        if given.judged:
+            tasks = []
+            for style, captions in read_judgements(given.judged, default).items():
+                names = dict(enumerate(captions))
+                paths = locate_photos(names, given.images, given.judged[0])
+                photos = [CaptionedImage(n, path, (), style) for n, path in paths.items()]
+                tasks.append(_Task(style, style, photos, [*captions.values()]))
+            return tasks
+        styles = given.styles or [default] * len(given.annotations)
+        stems = [Path(path).stem for path in given.annotations]
         # By style, if each file has its own: annotation files often have the same name.
-        names = self.styles
-        if not self.given.styles or len(set(names)) < len(names):
-            paths = [Path(path).absolute() for path in self.given.annotations]
-            stems = Counter(path.stem for path in paths)
-            names = [p.stem if stems[p.stem] == 1 else f"{p.parent.name}/{p.stem}" for p in paths]
-        if len(set(names)) < len(names):
-            names = [str(path) for path in self.given.annotations]
-        return {
-            name: [replace(photo, style=style) for photo in read_dataset([file], self.given.images)]
-            for name, style, file in zip(names, self.styles, self.given.annotations, strict=True)
-        }
+        groups = next(
+            (names for names in (given.styles, stems) if names and len({*names}) == len(names)),
+            given.annotations,
+        )
+        return [
+            _Task(group, style, read_dataset([file], given.images))
+            for group, style, file in zip(groups, styles, given.annotations, strict=True)
+        ]
 
     @cached_property
     def examples(self) -> list[Example]:
-        """The captions of all photos that can be read."""
+        """The captions of all photos that can be read; the judged ones that have a judgement."""
         examples: list[Example] = []
-        for group, photos in self.photos.items():
-            found: dict[int, Observation] = {}
-            options = self.model.options(**{**self.changes, "style": photos[0].style})
-            for batch, prepared in self._batches(photos, group):
-                seen_of = self.model.observe_batch(prepared, options)
-                found |= zip((photo.image_id for photo in batch), seen_of, strict=True)
-            read = [photo for photo in photos if photo.image_id in found]
-            if self.given.judged:
-                examples += self._judged(read, found)
+        for task in self.tasks:
+            found = [*self._observed(task.photos, task.group, task.style)]
+            if task.judged is not None:
+                for photo, seen in found:
+                    if (score := task.judged[photo.image_id].get(seen.text)) is not None:
+                        path = str(photo.path)
+                        examples.append(Example(seen, task.style, task.group, score, photo=path))
                 continue
-            references = {one.image_id: map(caption_tokens, one.captions) for one in read}
-            captions = {i: [caption_tokens(seen.text)] for i, seen in found.items()}
-            scores = References(references, self.frequencies).score(captions)
-            for photo in read:
-                seen, (score,) = found[photo.image_id], scores[photo.image_id]
-                examples.append(Example(seen, photo.style, group, score, _words(photo)))
+            references = {photo.image_id: map(caption_tokens, photo.captions) for photo, _ in found}
+            captions = {photo.image_id: [caption_tokens(seen.text)] for photo, seen in found}
+            scores = References(references, self.frequencies).score(captions) if found else {}
+            for photo, seen in found:
+                (score,) = scores[photo.image_id]
+                examples.append(Example(seen, task.style, task.group, score, _words(photo)))
+        if not examples:
+            raise DataError("no photo could be captioned; give photos that can be read")
         return examples
-
-    def _judged(
-        self, photos: Sequence[CaptionedImage], found: Mapping[int, Observation]
-    ) -> Iterator[Example]:
-        """The captions of photos that have been judged; the model may have others by now."""
-        for photo in photos:
-            seen = found[photo.image_id]
-            captions = [*self.judgements[photo.style].values()][photo.image_id]
-            if seen.text in captions:
-                score = captions[seen.text]
-                yield Example(seen, photo.style, photo.style, score, photo=str(photo.path))
 
     def usual_photos(self) -> NDArray[np.float32] | None:
         """With judgements, the vectors of the photos of the annotations, if any."""
         if not (self.given.judged and self.given.annotations):
             return None
         photos = read_dataset(self.given.annotations, self.given.images, renumber=True)
-        batches = self._batches(photos, "photos")
-        return np.concatenate([self.model.photo_vectors(prepared) for _, prepared in batches])
+        return self._vectors(photos, "photos")[1]
 
     def training_photos(self) -> tuple[NDArray[np.float32], list[set[str]]] | None:
         """Vectors of a sample of the training photos, (N, D), and the words of their references."""
         if not self.given.train_annotations:
             return None
         photos = read_dataset(self.given.train_annotations, self.given.images, renumber=True)
-        own = {photo.path for task in self.photos.values() for photo in task}
+        own = {photo.path for task in self.tasks for photo in task.photos}
         photos = [photo for photo in photos if photo.path not in own]
         if len(photos) < MIN_PHOTOS:
             raise DataError(
@@ -275,24 +272,18 @@ class _Work:
             )
         if len(photos) > TRAINING_PHOTOS:
             photos = random.Random(0).sample(photos, TRAINING_PHOTOS)
-        vectors, words = [], []
-        for batch, prepared in self._batches(photos, "training photos"):
-            vectors.append(self.model.photo_vectors(prepared))
-            words += [_words(photo) for photo in batch]
-        return np.concatenate(vectors), words
+        read, vectors = self._vectors(photos, "training photos")
+        return vectors, [_words(photo) for photo in read]
 
     def other_kinds(self) -> dict[str, list[Observation]]:
         """The captions of images that are not photos, by kind."""
         if self.given.other_images is None:
             return {}
         found: dict[str, list[Observation]] = {}
-        options = self.model.options(**{**self.changes, "style": self.styles[0]})
         for folder in sorted(p for p in Path(self.given.other_images).iterdir() if p.is_dir()):
             images = [CaptionedImage(0, path, ()) for path in find_images([folder])]
-            for _, prepared in self._batches(images, folder.name):
-                found.setdefault(folder.name, []).extend(
-                    self.model.observe_batch(prepared, options)
-                )
+            if seen := [one for _, one in self._observed(images, folder.name, self.tasks[0].style)]:
+                found[folder.name] = seen
         if len(found) < 2:
             raise DataError(
                 f"{self.given.other_images} has {counted(len(found), 'folder')} with images; give "
@@ -300,26 +291,27 @@ class _Work:
             )
         return found
 
-    def _batches(
+    def _observed(
+        self, photos: Sequence[CaptionedImage], name: str, style: str
+    ) -> Iterator[tuple[CaptionedImage, Observation]]:
+        """The photos that can be read, with their captions."""
+        options = self.model.options(**{**self.changes, "style": style})
+        for batch, prepared in self._batches(photos, name):
+            yield from zip(batch, self.model.observe_batch(prepared, options), strict=True)
+
+    def _vectors(
         self, photos: Sequence[CaptionedImage], name: str
-    ) -> Iterator[tuple[list[CaptionedImage], list[Prepared]]]:
-        """The photos that can be read."""
+    ) -> tuple[list[CaptionedImage], NDArray[np.float32]]:
+        """The photos that can be read, and their vectors, (N, D)."""
+        read, vectors = [], []
+        for batch, prepared in self._batches(photos, name):
+            read += batch
+            vectors.append(self.model.photo_vectors(prepared))
+        return read, np.concatenate(vectors)
 
-        def read(photo: CaptionedImage) -> Prepared:
-            return self.model.prepare(open_image(photo.path))
-
-        bar = photo_bar(shown=self.progress, total=len(photos), desc=name)
-        with bar, closing(read_batches(read, photos, self.given.batch_size)) as batches:
-            for batch in batches:
-                good = {}
-                for photo, prepared in batch:
-                    if isinstance(prepared, ImageError):
-                        self.on_error(prepared)
-                    else:
-                        good[photo] = prepared
-                if good:
-                    yield [*good], [*good.values()]
-                bar.update(len(batch))
+    def _batches(self, photos: Sequence[CaptionedImage], name: str) -> Iterator[Any]:
+        size, bar = self.given.batch_size, {"shown": self.progress, "desc": name}
+        return photo_batches(self.model, photos, self.on_error, batch_size=size, **bar)
 
     def report(self, judged: Judged) -> dict[str, Any]:
         """What was measured on all photos and, with references, on their words."""
@@ -331,16 +323,15 @@ class _Work:
             "groups": measure_groups(judged, [example.group for example in self.examples]),
         }
         if self.given.judged:
-            total = sum(len(photos) for photos in self.photos.values())
+            total = sum(len(task.photos) for task in self.tasks)
             return report | {"photos": total, "judged_otherwise": total - len(self.examples)}
-        words = [
-            (float(np.exp(log_prob)) < DOUBTFUL, word in one.known)
-            for one in self.examples
-            if len(tokens := caption_tokens(one.seen.text)) == len(one.seen.log_probs)  # no pieces
-            for word, log_prob in zip(tokens, one.seen.log_probs, strict=True)
-        ]
-        doubtful = [right for unsure, right in words if unsure]
-        others = [right for unsure, right in words if not unsure]
+        in_references: dict[bool, list[bool]] = {True: [], False: []}  # by whether it is doubtful
+        for one in self.examples:
+            words = caption_tokens(one.seen.text)
+            if len(words) == len(one.seen.log_probs):  # else they are pieces
+                for word, p in zip(words, np.exp(one.seen.log_probs), strict=True):
+                    in_references[bool(p < DOUBTFUL)].append(word in one.known)
+        doubtful, others = in_references[True], in_references[False]
         return report | {
             "words": {
                 "doubtful_below": DOUBTFUL,
@@ -362,23 +353,23 @@ def _words(photo: CaptionedImage) -> set[str]:
 
 def as_text(report: Mapping[str, Any]) -> str:
     """The report as text."""
-    groups = report["groups"]
-    width = max(map(len, groups))
-    lines = [
-        f"right: {report['right']}",
-        "",
-        f"{'':<{width}}  captions  right  score  AUROC right  wrong  calibration error (95%)"
-        "  by chance  confident half (95%)",
-    ]
-    for name, part in groups.items():
-        error, half = part["calibration_error_interval"], part["half_gain_interval"]
-        errors = f"{part['calibration_error']:.3f} ({error[0]:.3f} to {error[1]:.3f})"
-        lines.append(
-            f"{name:<{width}}  {part['photos']:>8,}  {part['right']:>5.0%}  {part['score']:>5.2f}"
-            f"  {_share(part['auroc']):>11}  {_share(part['auroc_wrong']):>5}  {errors:<23}"
-            f"  {part['calibration_error_by_chance']:>9.3f}"
-            f"  {part['half_gain']:.2f} x ({half[0]:.2f} to {half[1]:.2f})"
+    rows: list[tuple[object, ...]] = [
+        (
+            "", "captions", "right", "score", "AUROC right", "wrong", "calibration error (95%)",
+            "by chance", "confident half (95%)",
         )
+    ]  # fmt: skip
+    for name, part in report["groups"].items():
+        error, half = ends(part["calibration_error_interval"], ".3f"), part["half_gain_interval"]
+        rows.append(
+            (
+                name, part["photos"], f"{part['right']:.0%}", f"{part['score']:.2f}", part["auroc"],
+                part["auroc_wrong"], f"{part['calibration_error']:.3f} ({error})",
+                part["calibration_error_by_chance"],
+                f"{part['half_gain']:.2f} x ({ends(half, '.2f')})",
+            )
+        )  # fmt: skip
+    lines = [f"right: {report['right']}", "", *table(rows, 3, first=0)]
     if report.get("judged_otherwise"):
         lines += ["", f"{report['judged_otherwise']} of {report['photos']} captions are not judged"]
     found = report.get("words")
@@ -390,18 +381,10 @@ def as_text(report: Mapping[str, Any]) -> str:
             f"{found['others']:,}, {found['others_in_references']:.0%}",
         ]
     if kinds := report.get("other_kinds"):
-        width = max(map(len, [*kinds, "kind, unseen"]))
-        lines += ["", f"{'kind, unseen':<{width}}  images  AUROC  confidence  below 0.2"]
-        lines += [
-            f"{name:<{width}}  {part['images']:>6,}  {part['auroc']:.3f}  "
-            f"{part['confidence']:>10.2f}  {part['below_0.2']:>9.0%}"
-            for name, part in kinds.items()
-        ]
+        rows = [("kind, unseen", "images", "AUROC", "confidence", "below 0.2")]
+        rows += [(name, *part.values()) for name, part in kinds.items()]
+        lines += ["", *table(rows, 3, first=0)]
     return "\n".join(lines)
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 FIGURES = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -415,7 +398,7 @@ def save_figure(report: Mapping[str, Any], path: Path) -> None:
     confidence is calibrated. Right: the mean score of the most confident captions.
 
     Args:
-        report: Of `calibrate` or `check`.
+        report: Of `calibrate`.
         path: The file; its extension, one of ``FIGURES``, selects the format.
     """
     from matplotlib.figure import Figure

@@ -131,15 +131,14 @@ class Recipe:
         """The score from which a caption is right."""
         return JUDGED_RIGHT if self.threshold is None else self.threshold
 
-    def backdrop(self, examples: Sequence[Example]) -> Backdrop:
-        """The backdrop for these examples."""
-        return self.training or Backdrop.fit(
-            np.stack([example.seen.photo for example in examples]), self.kinds
-        )
+    def backgrounds(self, examples: Sequence[Example]) -> tuple[Backdrop, NDArray[np.float32]]:
+        """The backdrop for these examples, and the vectors of the usual photos."""
+        own = np.stack([example.seen.photo for example in examples])
+        usual = own if self.usual is None else self.usual
+        return self.training or Backdrop.fit(own, self.kinds), usual
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """N captions with their confidence and their score."""
 
     confidences: _Floats
@@ -153,14 +152,10 @@ class Judged:
         """1 where the caption is right, else 0, (N,)."""
         return (self.scores >= self.threshold).astype(np.float64)
 
-    def select(self, rows: NDArray[Any]) -> Judged:
-        """Some of the captions."""
-        return Judged(self.confidences[rows], self.scores[rows], self.threshold)
-
 
 def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
     """Fit a calibrator."""
-    backdrop = recipe.backdrop(examples)
+    backdrop, usual = recipe.backgrounds(examples)
     found = np.array(
         [features(one.seen, backdrop.space, recipe.phrases, backdrop.reading) for one in examples]
     )
@@ -187,14 +182,7 @@ def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
         search=recipe.search,
         threshold=recipe.threshold,
     )
-    return _with_kinds(calibrator, usual_photos(examples, recipe), backdrop.kinds)
-
-
-def usual_photos(examples: Sequence[Example], recipe: Recipe) -> NDArray[np.float32]:
-    """Vectors of photos that the model was not trained on, (M, D); see ``Recipe.usual``."""
-    if recipe.usual is not None:
-        return recipe.usual
-    return np.stack([example.seen.photo for example in examples])
+    return _with_kinds(calibrator, usual, backdrop.kinds)
 
 
 def fit_reading(photos: NDArray[np.float32], words: Sequence[Set[str]]) -> WordReading:
@@ -282,8 +270,8 @@ def measure_kinds(
         By kind ``images``; ``auroc``, the probability that one is stranger than a photo;
         ``confidence``, the mean of their captions, and the share ``below_0.2``.
     """
-    photos, report = recipe.backdrop(examples).photos, {}
-    unseen = usual_photos(examples, recipe)
+    (photos, *_), unseen = recipe.backgrounds(examples)
+    report = {}
     for name, seen in recipe.kinds.items():
         others = {other: recipe.kinds[other] for other in recipe.kinds if other != name}
         without = _with_kinds(calibrator, unseen, fit_kinds(photos, others))
@@ -383,14 +371,13 @@ def reliability(judged: Judged) -> list[dict[str, Any]]:
         Of each bin the number of ``photos``, the mean ``confidence`` and the share that is
         ``right``.
     """
-    in_bin = _in_bin(judged.confidences).T.astype(bool)
     return [
         {
             "photos": int(rows.sum()),
             "confidence": float(judged.confidences[rows].mean()),
             "right": float(judged.right[rows].mean()),
         }
-        for rows in in_bin
+        for rows in _in_bin(judged.confidences).T.astype(bool)
         if rows.any()
     ]
 
@@ -480,8 +467,9 @@ def measure(judged: Judged) -> dict[str, Any]:
 
 def measure_groups(judged: Judged, groups: Sequence[str]) -> dict[str, dict[str, Any]]:
     """`measure` of each group of photos, and of ``all`` if there are several."""
-    names = np.array(groups)
-    parts = {name: judged.select(names == name) for name in dict.fromkeys(groups)}
+    confidences, scores, least = judged
+    rows = {name: np.array(groups) == name for name in dict.fromkeys(groups)}
+    parts = {name: Judged(confidences[own], scores[own], least) for name, own in rows.items()}
     if len(parts) > 1:
         parts["all"] = judged
     return {name: measure(part) for name, part in parts.items()}

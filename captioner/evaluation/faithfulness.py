@@ -1,22 +1,32 @@
 """Faithfulness: do the regions that an explanation ranks first matter for the word?
 
-For each content word of a caption the regions of the photo are deleted or inserted in the order of
-their relevance, and the word's log-probability is measured given the same words before it; see
-`evaluation.deletion`. Regions are replaced at two levels: in the grid of features, where the rest
-is unchanged, and in the pixels of the encoder's input, where neighbouring features change too. A
-deleted region becomes the mean of the photo (of its features, or its colour) or that of the blurred
-photo.
+    curve(f) = log p(word | share f of the regions deleted or inserted) - log p(word | photo)
+    area     = mean of the curve over f from 0 to 1 (nats)
 
-Notation: W content words, L regions, V versions of a photo.
+For each content word of a caption the regions of the photo are deleted or inserted in the order of
+their relevance, and the word's log-probability is measured given the same words before it. A
+faithful order finds the regions that the word depends on early: it has a low area under deletion
+and a high one under insertion. Three orders that know nothing of the word's dependence are the
+baselines: random, from the centre of the photo outwards, and least attended first.
+
+Regions are replaced at two levels: in the grid of features, where the rest is unchanged, and in the
+pixels of the encoder's input, where neighbouring features change too. A deleted region becomes the
+mean of the photo (of its features, or its colour) or that of the blurred photo.
+
+Source: Petsiuk et al. 2018 (arXiv:1806.07421); deviations: regions instead of single pixels,
+log-probabilities instead of probabilities, and the blur removes whole regions.
+
+Notation: W content words, L regions, S steps, V versions of a photo, N scored pairs of a version
+and a word.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,30 +38,96 @@ from captioner.caption import CropBox
 from captioner.data.images import open_image
 from captioner.data.progress import photo_bar
 from captioner.errors import DataError, ImageError, OptionError
-from captioner.evaluation.deletion import (
-    METHODS,
-    Array,
-    Faithfulness,
-    Indices,
-    Score,
-    Word,
-    measure_orders,
-    region_orders,
-)
+from captioner.evaluation.bootstrap import MIN_IMAGES, PhotoMeans, compare, interval, too_few
 from captioner.evaluation.options import OnError, raise_error
+from captioner.geometry import Geometry
 from captioner.inference.captioner import Captioner
 from captioner.inference.captions import given_hypothesis
 from captioner.inference.engine import Ensemble, Prepared
 from captioner.inference.torch_engine import TorchEngine
 from captioner.model.explanations import WordScorer, rows_per_block
-from captioner.options import FaithfulnessOptions, SearchOptions
+from captioner.options import ExplanationMethod, FaithfulnessOptions, SearchOptions
 from captioner.search.words import encode_search_words
 from captioner.text.vocabulary import FUNCTION_WORDS, UNKNOWN
 
 T = TypeVar("T")
 
+Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+Score = Callable[[Indices, NDArray[np.bool_], Indices, Indices], Array]
+"""From versions of a photo, which are fills (V,) and masks (V, L) of regions to fill, and versions
+(N,) with words (N,) to score: to log-probabilities (N,)."""
+
+MEAN, BLUR = 0, 1
+CURVES = {
+    "deletion_mean": (MEAN, False),
+    "deletion_blur": (BLUR, False),
+    "insertion_blur": (BLUR, True),
+}
+"""The fill of each curve, and whether regions are inserted."""
+
+METHODS: tuple[ExplanationMethod, ...] = ("attention", "gradient_input", "grad_cam", "occlusion")
+"""``attention_gate`` is missing: the gate is one number per word, so the order is attention's."""
+BASELINES = ("random", "centre", "least_attended")
+ORDERS = (*METHODS, *BASELINES)
+
 ENCODED_TOGETHER = 16
 """Versions of a photo that the encoder processes together."""
+
+
+# --- orders --------------------------------------------------------------------------------------
+
+
+def measure_orders(orders: Indices, steps: int, score: Score) -> Array:
+    """Delete and insert the regions of a photo in given orders.
+
+    Args:
+        orders: Indices of the regions, first those to delete or insert first, (orders, W, L).
+        steps: S.
+        score: Called once; versions that several orders share are scored once.
+
+    Returns:
+        Log-probability of the words, (curves, orders, W, S + 1).
+    """
+    count, words, regions = orders.shape
+    counts = np.rint(np.linspace(0, regions, steps + 1))
+    ranks = orders.argsort(axis=2)
+    first = ranks[:, :, None, :] < counts[:, None]  # (orders, W, S + 1, L), deleted or inserted
+    masks = np.stack([~first if inserts else first for _, inserts in CURVES.values()])
+    fills = np.array([fill for fill, _ in CURVES.values()])[:, None, None, None]
+    fills = np.where(masks.any(axis=-1), fills, MEAN)  # without a mask there is nothing to fill
+    rows = np.concatenate([fills[..., None], masks], axis=-1).reshape(-1, regions + 1)
+    rows, version = np.unique(rows, axis=0, return_inverse=True)
+    word = np.broadcast_to(np.arange(words)[:, None], fills.shape).ravel()
+    pairs, inverse = np.unique(version.ravel() * words + word, return_inverse=True)
+    found = score(rows[:, 0], rows[:, 1:].astype(bool), *divmod(pairs, words))
+    return found[inverse].reshape(len(CURVES), count, words, steps + 1)
+
+
+def region_orders(
+    relevances: Mapping[ExplanationMethod, Array],
+    geometry: Geometry,
+    grid: tuple[int, int],
+    seed: int,
+) -> Indices:
+    """The orders of the regions of a photo, most relevant first.
+
+    Args:
+        relevances: By method of ``METHODS``, (W, L).
+        geometry: Where the regions lie.
+        grid: Gh and Gw.
+        seed: Seed of the random order, which also orders equally relevant regions.
+
+    Returns:
+        (orders, W, L), in the order of ``ORDERS``.
+    """
+    random = np.random.default_rng(seed).permutation(grid[0] * grid[1])
+    attention = relevances["attention"]
+    centre = np.broadcast_to(-geometry.from_centre(grid).ravel(), attention.shape)
+    baselines = (np.zeros_like(attention), centre, -attention)
+    values = np.stack([*(relevances[method] for method in METHODS), *baselines])
+    order: Indices = random[np.argsort(-values[..., random], axis=-1, kind="stable")]
+    return order
 
 
 # --- photos --------------------------------------------------------------------------------------
@@ -125,6 +201,18 @@ class _Photo:
 
 
 # --- captions ------------------------------------------------------------------------------------
+
+
+class Word(NamedTuple):
+    """A content word and what was measured for it."""
+
+    photo: str
+    """File name of the photo."""
+    word: str
+    log_prob: float
+    """Given the photo as it is (nats)."""
+    curves: dict[str, Array]
+    """By level: (curves, orders, S + 1)."""
 
 
 def content_words(words: Sequence[str], tokens: Sequence[int], limit: int) -> Indices:
@@ -216,8 +304,8 @@ def measure(
     *,
     on_error: OnError = raise_error,
     progress: bool = False,
-) -> Faithfulness:
-    """Measure the content words of the captions of several photos.
+) -> dict[str, Any]:
+    """Measure the content words of the captions of several photos; see `summarize`.
 
     Args:
         model: A single model, not an exported one.
@@ -249,4 +337,85 @@ def measure(
         words += measure_photo(
             model, image, options, search, reference=reference, number=number, name=path.name
         )
-    return Faithfulness(options, read, tuple(words), math.prod(model.engine.grid))
+    return summarize(words, read, options.steps, math.prod(model.engine.grid))
+
+
+# --- summary -------------------------------------------------------------------------------------
+
+
+def summarize(words: Sequence[Word], photos: int, steps: int, regions: int) -> dict[str, Any]:
+    """All results as JSON data.
+
+    Args:
+        words: What was measured, by photo.
+        photos: Number of photos that were read, with or without content words.
+        steps: S.
+        regions: L.
+
+    Returns:
+        ``photos``, ``photos_with_words``, ``words``, ``steps``, ``regions``, ``log_prob`` (mean
+        over words) and, by level, curve and order: ``area`` (mean over words), ``curve`` (at S + 1
+        equal steps), ``interval`` (95%, bootstrap over photos), and for methods ``over_random``,
+        ``over_centre``, ``over_least_attended`` and ``over_attention``: how much better the area is
+        (``difference``, positive is better) with its paired ``interval`` and ``significant``.
+        Intervals are None for fewer than 30 photos. ``per_word`` lists the areas of every word.
+    """
+    names = sorted({one.photo for one in words})
+    found: dict[str, Any] = {
+        "photos": photos,
+        "photos_with_words": len(names),
+        "words": len(words),
+        "steps": steps,
+        "regions": regions,
+    }
+    if not words:
+        return found
+    found["log_prob"] = float(np.mean([one.log_prob for one in words]))
+    means = PhotoMeans(names, [one.photo for one in words])
+    rows = [dict[str, Any](photo=one.photo, word=one.word, log_prob=one.log_prob) for one in words]
+    for level in words[0].curves:
+        curves = np.stack([one.curves[level] for one in words])  # (W, curves, orders, S + 1)
+        areas: Array = (curves[..., 1:] + curves[..., :-1]).mean(axis=-1) / 2  # trapezoidal rule
+        found[level] = {
+            curve: _compare_orders(curves[:, n], areas[:, n], means, sign=1 if inserts else -1)
+            for n, (curve, (_, inserts)) in enumerate(CURVES.items())
+        }
+        for row, of_word in zip(rows, np.round(areas, 4).tolist(), strict=True):
+            row[level] = {
+                curve: dict(zip(ORDERS, of_curve, strict=True))
+                for curve, of_curve in zip(CURVES, of_word, strict=True)
+            }
+    found["per_word"] = rows
+    if len(names) < MIN_IMAGES:
+        purpose = "confidence intervals"
+        found["warning"] = too_few(len(names), "photos with content words", purpose)
+    return found
+
+
+def _compare_orders(
+    curves: Array, areas: Array, means: PhotoMeans, *, sign: int
+) -> dict[str, dict[str, Any]]:
+    """The results of every order, from curves (W, orders, S + 1) and areas (W, orders)."""
+    resampled = {order: means.resampled(areas[:, n]) for n, order in enumerate(ORDERS)}
+    average = dict(zip(ORDERS, areas.mean(axis=0).tolist(), strict=True))
+
+    def over(order: str, baseline: str) -> dict[str, Any]:
+        this, other = resampled[order], resampled[baseline]
+        test = None if this is None or other is None else compare(sign * (this - other))
+        return {
+            "difference": sign * (average[order] - average[baseline]),
+            "interval": test and test.interval,
+            "significant": test and test.significant,
+        }
+
+    found: dict[str, dict[str, Any]] = {}
+    for number, (order, drawn) in enumerate(resampled.items()):
+        found[order] = {
+            "area": average[order],
+            "interval": None if drawn is None else interval(drawn),
+            "curve": curves[:, number].mean(axis=0).tolist(),
+        }
+        if order in METHODS:
+            others = [name for name in ("attention", *BASELINES) if name != order]
+            found[order] |= {f"over_{name}": over(order, name) for name in others}
+    return found

@@ -22,8 +22,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,135 +38,7 @@ _MEANS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Occurrence:
-    """Measurements of one name in one caption; NaN where undefined."""
-
-    image_id: int
-    category: str
-    text: str
-    """The words of the name."""
-    start: int
-    """Index of its first word in the caption."""
-    correctness: float
-    """Share of the attention of the mean map of the words on the objects, 0 to 1."""
-    uniform: float
-    """Correctness of a map with equal attention to every region."""
-    centre: float
-    """Correctness of a Gaussian at the centre of the crop with sigma = 1/4 of each side."""
-    shuffled: float
-    """Correctness of the mean map of the other words of the caption; NaN without other words."""
-    shift: tuple[float, float, float]
-    """Correctness of the word before, the name and the word after; all NaN if one is missing."""
-    pointing: float
-    """1 if the middle of the most attended region lies on an object, else 0; mean over ties; NaN if
-    all tied middles lie in crowd regions."""
-    pointing_uniform: float
-    """Expected pointing of a random region."""
-    pointing_centre: float
-    """Pointing of the centre of the crop."""
-    gate: float
-    """Mean context gate of the words."""
-
-
-@dataclass(frozen=True, eq=False)
-class Grounding:
-    """Grounding measurements over a set of captions."""
-
-    photos: tuple[int, ...]
-    """Image ids of all captions."""
-    occurrences: tuple[Occurrence, ...]
-    """Every measured name, by photo and position."""
-    absent: int
-    """Names whose category is not in the photo."""
-    unseen: int
-    """Names whose objects lie outside the crop that the model sees."""
-    ignored: int
-    """Names with crowd regions only, or whose attention lies entirely on them."""
-    entropy: float
-    """Mean over all words in nats; NaN without words."""
-    entropy_even: float
-    """Entropy of uniform maps: ln L."""
-    movement: float
-    """Mean `movement` over captions of at least two words."""
-
-    def summary(self) -> dict[str, Any]:
-        """All results as data, NaN where undefined.
-
-        Means are over names. ``ratio`` is mean correctness over mean uniform; 1 is no better than a
-        uniform map. It is not a mean of ratios, in which small objects would dominate, since a
-        ratio is bounded by 1 / area.
-
-        ``over_uniform``, ``over_centre`` and ``over_shuffled`` are correctness minus the baseline,
-        averaged over names; ``over_before`` and ``over_after`` are correctness minus that of the
-        word before or after. Their intervals are paired. ``shift`` and the last two cover the names
-        with a word on both sides.
-
-        ``intervals`` are 95% bootstrap intervals over photos, since the names of a photo are not
-        independent; None for fewer than 30 photos with names.
-
-        Returns:
-            The means, the differences, ``ratio``, ``shift``, ``intervals`` (low and high by key),
-            the counts, ``gate``, ``entropy`` and ``entropy_even`` (nats), ``movement``,
-            ``categories`` (count, correctness, uniform and ratio, the most frequent first) and
-            ``per_name`` (every measured name).
-        """
-        columns = {key: self._column(key) for key in _MEANS}
-        shifts = np.array([one.shift for one in self.occurrences]).reshape(-1, 3)
-        for key in ("uniform", "centre", "shuffled"):
-            columns[f"over_{key}"] = columns["correctness"] - columns[key]
-        columns["over_before"] = shifts[:, 1] - shifts[:, 0]
-        columns["over_after"] = shifts[:, 1] - shifts[:, 2]
-        photos = len({one.image_id for one in self.occurrences})
-        found: dict[str, Any] = {
-            **{key: _mean(column) for key, column in columns.items()},
-            "ratio": _ratio(columns),
-            "gate": _mean(self._column("gate")),
-            "entropy": self.entropy,
-            "entropy_even": self.entropy_even,
-            "movement": self.movement,
-            "shift": {
-                **dict(zip(("-1", "0", "+1"), map(_mean, shifts.T), strict=True)),
-                "names": int((~np.isnan(shifts[:, 0])).sum()),
-            },
-            "intervals": self._intervals(columns),
-            "photos": len(self.photos),
-            "photos_with_names": photos,
-            "names": len(self.occurrences) + self.absent + self.unseen + self.ignored,
-            "measured": len(self.occurrences),
-            "absent": self.absent,
-            "unseen": self.unseen,
-            "ignored": self.ignored,
-            "categories": self._categories(columns),
-        }
-        if photos < MIN_IMAGES:
-            found["warning"] = too_few(photos, "photos with names", "confidence intervals")
-        return found | {"per_name": [asdict(one) for one in self.occurrences]}
-
-    def _column(self, key: str) -> Array:
-        return np.array([getattr(one, key) for one in self.occurrences], dtype=np.float64)
-
-    def _intervals(self, columns: Mapping[str, Array]) -> dict[str, list[float] | None]:
-        """Low and high of each mean and of the ratio; None for too few photos."""
-        means = PhotoMeans(self.photos, [one.image_id for one in self.occurrences])
-        found = {key: means.resampled(column) for key, column in columns.items()}
-        above, below = found["correctness"], found["uniform"]
-        found["ratio"] = None if above is None or below is None else above / below
-        return {key: None if one is None else interval(one) for key, one in found.items()}
-
-    def _categories(self, columns: Mapping[str, Array]) -> dict[str, dict[str, Any]]:
-        """Count, correctness, uniform and ratio of each category, the most frequent first."""
-        categories = np.array([one.category for one in self.occurrences])
-        found = {}
-        counts = Counter(sorted(categories.tolist()))  # sorted: ties in alphabetical order
-        for category, count in counts.most_common():
-            own = {key: columns[key][categories == category] for key in _MEANS[:2]}
-            means = {key: _mean(column) for key, column in own.items()}
-            found[category] = {"count": count, **means, "ratio": _ratio(own)}
-        return found
-
-
-def measure(captions: Mapping[int, Caption], instances: Instances) -> Grounding:
+def measure(captions: Mapping[int, Caption], instances: Instances) -> dict[str, Any]:
     """Measure every name of every caption against the masks of the photo.
 
     Source of ``correctness``: Liu et al. 2017, Attention Correctness in Neural Image Captioning
@@ -178,40 +49,104 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> Grounding:
     (arXiv:1608.00507). Deviations: no margin of 15 pixels around objects; the mean is over names,
     not over categories; crowd regions are ignored.
 
+    Means are over names. ``ratio`` is mean correctness over mean uniform; 1 is no better than a
+    uniform map. It is not a mean of ratios, in which small objects would dominate, since a ratio is
+    bounded by 1 / area. ``over_uniform``, ``over_centre`` and ``over_shuffled`` are correctness
+    minus the baseline; ``over_before`` and ``over_after`` are correctness minus that of the word
+    before or after. Their intervals are paired. ``shift`` and the last two cover the names with a
+    word on both sides.
+
+    ``intervals`` are 95% bootstrap intervals over photos, since the names of a photo are not
+    independent; None for fewer than 30 photos with names.
+
     Args:
         captions: Caption by image id.
         instances: The objects of these photos.
+
+    Returns:
+        The means, the differences, ``ratio``, ``gate``, ``entropy`` (mean over all words) and
+        ``entropy_even`` (that of uniform maps, ln L; nats), ``movement`` (mean over captions of at
+        least two words), ``shift``, ``intervals`` (low and high by key), the counts of ``photos``
+        and ``names`` (``absent``: their category is not in the photo; ``unseen``: outside the crop
+        that the model sees; ``ignored``: crowd regions only, or all attention on them),
+        ``categories`` (count, correctness, uniform and ratio, the most frequent first) and
+        ``per_name`` (every measured name, see `measure_name`). NaN where undefined.
 
     Raises:
         DataError: A mask cannot be decoded.
     """
     counts: Counter[str] = Counter()
-    found: list[Occurrence] = []
+    names: list[dict[str, Any]] = []
     for image_id, caption in sorted(captions.items()):
         for name in find_names(caption.words):
             if name.category in instances.categories:
-                outcome = _measure_name(image_id, caption, name, instances)
-                if isinstance(outcome, Occurrence):
-                    found.append(outcome)
+                measured = measure_name(image_id, caption, name, instances)
+                if isinstance(measured, str):
+                    counts[measured] += 1
                 else:
-                    counts[outcome] += 1
+                    names.append(measured)
+    columns = {key: np.array([one[key] for one in names], np.float64) for key in _MEANS}
+    shifts = np.array([one["shift"] for one in names]).reshape(-1, 3)
+    for key in ("uniform", "centre", "shuffled"):
+        columns[f"over_{key}"] = columns["correctness"] - columns[key]
+    columns["over_before"] = shifts[:, 1] - shifts[:, 0]
+    columns["over_after"] = shifts[:, 1] - shifts[:, 2]
+    owners = [one["image_id"] for one in names]
+    means = PhotoMeans(sorted(captions), owners)
+    drawn = {key: means.resampled(column) for key, column in columns.items()}
+    above, below = drawn["correctness"], drawn["uniform"]
+    drawn["ratio"] = None if above is None or below is None else above / below
     alphas = [caption.alphas for caption in captions.values() if len(caption.words)]
-    return Grounding(
-        photos=tuple(sorted(captions)),
-        occurrences=tuple(found),
-        absent=counts["absent"],
-        unseen=counts["unseen"],
-        ignored=counts["ignored"],
-        entropy=_mean(np.array([value for maps in alphas for value in entropy(maps)])),
-        entropy_even=_mean(np.array([math.log(one.size) for maps in alphas for one in maps])),
-        movement=_mean(np.array([movement(maps) for maps in alphas])),
-    )
+    found: dict[str, Any] = {
+        **{key: _mean(column) for key, column in columns.items()},
+        "ratio": _mean(columns["correctness"]) / _mean(columns["uniform"]),
+        "gate": _mean([one["gate"] for one in names]),
+        "entropy": _mean([value for maps in alphas for value in entropy(maps)]),
+        "entropy_even": _mean([math.log(one.size) for maps in alphas for one in maps]),
+        "movement": _mean([movement(maps) for maps in alphas]),
+        "shift": {
+            **dict(zip(("-1", "0", "+1"), map(_mean, shifts.T), strict=True)),
+            "names": int((~np.isnan(shifts[:, 0])).sum()),
+        },
+        "intervals": {key: None if one is None else interval(one) for key, one in drawn.items()},
+        "photos": len(captions),
+        "photos_with_names": len(set(owners)),
+        "names": len(names) + counts.total(),
+        "measured": len(names),
+        **{reason: counts[reason] for reason in ("absent", "unseen", "ignored")},
+        "categories": {},
+    }
+    categories = [one["category"] for one in names]
+    for category, count in Counter(sorted(categories)).most_common():  # ties in alphabetical order
+        own = np.array(categories) == category
+        correctness, uniform = (_mean(columns[key][own]) for key in ("correctness", "uniform"))
+        found["categories"][category] = {
+            "count": count,
+            "correctness": correctness,
+            "uniform": uniform,
+            "ratio": correctness / uniform,
+        }
+    if len(set(owners)) < MIN_IMAGES:
+        found["warning"] = too_few(len(set(owners)), "photos with names", "confidence intervals")
+    return found | {"per_name": names}
 
 
-def _measure_name(
+def measure_name(
     image_id: int, caption: Caption, name: Name, instances: Instances
-) -> Occurrence | Literal["absent", "unseen", "ignored"]:
-    """Measure one name, or say why it cannot be measured."""
+) -> dict[str, Any] | str:
+    """Measure one name of a caption.
+
+    Returns:
+        ``image_id``, ``category``, ``text`` (the words of the name), ``start`` (the index of the
+        first); ``correctness``, the share of the attention of their mean map on the objects, 0 to
+        1, and that of baselines: ``uniform`` (equal attention to every region), ``centre`` (a
+        Gaussian at the centre of the crop with sigma = 1/4 of each side), ``shuffled`` (the mean
+        map of the other words); ``shift``, that of the word before, the name and the word after,
+        all NaN if one is missing; ``pointing``, 1 if the middle of the most attended region lies on
+        an object, else 0 (mean over ties), ``pointing_uniform`` (of a random region),
+        ``pointing_centre`` (of the centre of the crop); ``gate``, mean context gate of the words.
+        NaN where undefined. Or why it cannot be measured: ``absent``, ``unseen`` or ``ignored``.
+    """
     category, start, stop = name
     in_photo = instances.masks(image_id, category)
     if in_photo is None:
@@ -226,23 +161,22 @@ def _measure_name(
     before = masks.correctness(maps[max(start - 1, 0) : start])
     shift = (before, correctness, masks.correctness(maps[stop : stop + 1]))
     uniform = np.ones((1, *maps.shape[1:]))
-    # A Gaussian at the centre of what the model sees with sigma = 1/4 of each side, not tuned.
-    gaussian = np.exp(-caption.regions.from_centre(maps.shape[1:]) / (2 * 0.25**2))
-    return Occurrence(
-        image_id=image_id,
-        category=category,
-        text=" ".join(caption.words[start:stop]),
-        start=start,
-        correctness=correctness,
-        uniform=masks.correctness(uniform),
-        centre=masks.correctness(gaussian[None]),
-        shuffled=masks.correctness(np.delete(maps, slice(start, stop), axis=0)),
-        shift=(math.nan,) * 3 if any(map(math.isnan, shift)) else shift,
-        pointing=masks.pointing(maps[start:stop].mean(axis=0)),
-        pointing_uniform=masks.pointing(uniform[0]),
-        pointing_centre=masks.grid_centre,
-        gate=float(np.mean(caption.gates[start:stop], dtype=np.float64)),
-    )
+    gaussian = np.exp(-caption.regions.from_centre(maps.shape[1:]) / (2 * 0.25**2))  # not tuned
+    return {
+        "image_id": image_id,
+        "category": category,
+        "text": " ".join(caption.words[start:stop]),
+        "start": start,
+        "correctness": correctness,
+        "uniform": masks.correctness(uniform),
+        "centre": masks.correctness(gaussian[None]),
+        "shuffled": masks.correctness(np.delete(maps, slice(start, stop), axis=0)),
+        "shift": (math.nan,) * 3 if any(map(math.isnan, shift)) else shift,
+        "pointing": masks.pointing(maps[start:stop].mean(axis=0)),
+        "pointing_uniform": masks.pointing(uniform[0]),
+        "pointing_centre": masks.grid_centre,
+        "gate": float(np.mean(caption.gates[start:stop], dtype=np.float64)),
+    }
 
 
 def entropy(maps: ArrayLike) -> Array:
@@ -285,11 +219,8 @@ def _flat(maps: ArrayLike) -> Array:
     return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
-def _mean(values: Array) -> float:
+def _mean(values: ArrayLike) -> float:
     """Mean of the values that are not NaN; NaN if there are none."""
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if values.size else math.nan
-
-
-def _ratio(columns: Mapping[str, Array]) -> float:
-    return _mean(columns["correctness"]) / _mean(columns["uniform"])
+    array = np.asarray(values, dtype=np.float64)
+    array = array[~np.isnan(array)]
+    return float(array.mean()) if array.size else math.nan

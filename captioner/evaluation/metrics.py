@@ -5,7 +5,7 @@ The scores equal those of pycocoevalcap, and so do their names and scale: CIDEr 
 spaces between words are split into characters, and texts are normalized to NFC.
 
 Optional metrics: CIDEr_D, which is CIDEr with frozen document frequencies, METEOR and SPICE, which
-need Java, and CHAIR_i and CHAIR_s, see `captioner.evaluation.hallucination`.
+need Java, and CHAIR_i and CHAIR_s, see `captioner.evaluation.objects`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from captioner.errors import DataError, ProgramError
 from captioner.evaluation import java as java_programs
-from captioner.evaluation.frequencies import DocumentFrequencies
-from captioner.evaluation.hallucination import chair_i, count_mentions
+from captioner.evaluation.objects import chair_i, count_mentions
 from captioner.evaluation.options import OnError, raise_error
-from captioner.evaluation.references import ORDERS, References
+from captioner.evaluation.references import ORDERS, DocumentFrequencies, References
 from captioner.text.tokenizer import caption_tokens, has_unspaced
 from captioner.version import __version__
 
@@ -44,7 +43,7 @@ class Scores:
     """Scores of each image, (N,), by metric; CIDEr uses the document frequencies of all images."""
     counts: Mapping[str, NDArray[np.float64]]
     """Counts of the metrics that are not a mean over images: Bleu (N, 10), see `bleu_from_counts`;
-    METEOR (N, 23), see `java.METEOR_COUNTS`; CHAIR_i (N, 2), see `hallucination.count_mentions`."""
+    METEOR (N, 23), see `java.METEOR_COUNTS`; CHAIR_i (N, 2), see `objects.count_mentions`."""
 
     @cached_property
     def corpus(self) -> dict[str, float]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, zip_longest
 from numbers import Integral
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -26,11 +29,11 @@ from captioner.evaluation.bootstrap import (
     resample_blocks,
     too_few,
 )
-from captioner.evaluation.deletion import CURVES, ORDERS
 from captioner.evaluation.metrics import CaptionEvaluator, Scores
-from captioner.evaluation.statistics import describe, describe_texts
 from captioner.files import read_input
 from captioner.options import METHOD_TITLES
+from captioner.text.tokenizer import caption_tokens
+from captioner.text.vocabulary import BAD_ENDINGS
 
 Report = dict[str, Any]
 """``metrics`` (pycocoevalcap's names and scale), ``intervals`` (95%, low and high), ``statistics``,
@@ -197,214 +200,257 @@ def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
     return captions
 
 
+# --- statistics --------------------------------------------------------------------------------
+
+
+def describe(
+    captions: Mapping[int, str], known: Iterable[str] | None = None
+) -> dict[str, float | None]:
+    """Statistics of one caption per image.
+
+    Args:
+        captions: Caption by image id, not tokenized.
+        known: Training captions, if available.
+
+    Returns:
+        The values of `describe_texts`; ``images``, the number of images; ``distinct``, the share of
+        captions that no other image has; and ``new``, the share that is not among ``known`` (None
+        without training captions). Shares are 0 to 1.
+    """
+    tokenized = [tuple(caption_tokens(text)) for text in captions.values()]
+    counts = Counter(tokenized)
+    training = None if known is None else {tuple(caption_tokens(text)) for text in known}
+    return {
+        "images": len(tokenized),
+        **describe_texts(captions.values()),
+        "distinct": fmean(counts[tokens] == 1 for tokens in tokenized),
+        "new": None if training is None else fmean(one not in training for one in tokenized),
+    }
+
+
+def describe_texts(texts: Iterable[str]) -> dict[str, float]:
+    """Statistics of any texts, such as all captions or all references; at least one.
+
+    Returns:
+        ``length_mean``, ``length_min``, ``length_max``: length in words. ``vocabulary``: number of
+        different words. Signs of broken captions, as shares of the texts, 0 to 1:
+        ``repeated_words``, a word directly follows itself (``a a dog``); ``repeated_phrases``, a
+        bigram occurs twice (``a dog and a dog``); ``bad_endings`` (``a dog on the``). References
+        have some too, so compare with their shares.
+    """
+    tokenized = [caption_tokens(text) for text in texts]
+    pairs = [list(pairwise(tokens)) for tokens in tokenized]
+    lengths = [len(tokens) for tokens in tokenized]
+    return {
+        "length_mean": fmean(lengths),
+        "length_min": min(lengths),
+        "length_max": max(lengths),
+        "vocabulary": len({word for tokens in tokenized for word in tokens}),
+        "repeated_words": fmean(any(one == two for one, two in found) for found in pairs),
+        "repeated_phrases": fmean(len(set(found)) < len(found) for found in pairs),
+        "bad_endings": fmean(not BAD_ENDINGS.isdisjoint(tokens[-1:]) for tokens in tokenized),
+    }
+
+
 # --- text ----------------------------------------------------------------------------------------
 
-
-_LISTED = (
-    "metrics", "intervals", "resamples", "statistics", "signature", "warnings", "per_image",
-    "compare", "attention", "faithfulness", "chair_by_confidence",
-)  # fmt: skip
-
-
-def as_text(report: Report) -> str:
-    """The report as text, with scores in points (times 100)."""
-    parts = [
-        [
-            _row(name, ", ".join(value) if isinstance(value, list) else value)
-            for name, value in report.items()
-            if name not in _LISTED
-        ]
-    ]
-    if "metrics" in report:
-        parts += [_metrics(report), _statistics(report["statistics"])]
-    for name, lines in (
-        ("chair_by_confidence", _chair),
-        ("compare", _compare),
-        ("attention", _attention),
-        ("faithfulness", _faithfulness),
-    ):
-        if name in report:
-            parts.append(lines(report[name]))
-    parts.append([_row("note", warning) for warning in report.get("warnings", ())])
-    if "signature" in report:
-        parts.append([_row("signature", report["signature"])])
-    return "\n\n".join("\n".join(lines) for lines in parts if lines)
-
-
-def _row(name: str, value: object) -> str:
-    return f"{name.replace('_', ' '):<22} {value}"
-
-
-def _ends(interval: list[float] | None, style: str) -> str:
-    """``low to high``; empty for None."""
-    return " to ".join(f"{end:{style}}" for end in interval or ())
-
-
-def _metrics(report: Report) -> list[str]:
-    resamples = report["resamples"]
-    title = f"points and 95% intervals ({resamples} bootstrap resamples of the images)"
-    lines = [title if resamples else "points"]
-    for name, value in report["metrics"].items():
-        ends = report["intervals"][name]
-        bounds = f"   {100 * ends[0]:6.2f} to {100 * ends[1]:6.2f}" if ends else ""
-        lines.append(f"{name:<22} {100 * value:6.2f}{bounds}{_NOTES.get(name, '')}")
-    return lines
-
-
 _NOTES = {
-    "CIDEr_D": "   CIDEr with frozen document frequencies",
-    "CHAIR_i": "   share of the named objects that are not in the photo",
-    "CHAIR_s": "   share of the captions that name such an object",
+    "CIDEr_D": "CIDEr with frozen document frequencies",
+    "CHAIR_i": "share of the named objects that are not in the photo",
+    "CHAIR_s": "share of the captions that name such an object",
 }
-
-
-def _chair(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [
-        _row("confidence", "captions  named objects  CHAIR_i  CHAIR_s"),
-        *(
-            _row(
-                f"{one['from']:.1f} to {one['to']:.1f}",
-                f"{one['captions']:>8}  {one['mentions']:>13}  "
-                f"{100 * one['CHAIR_i']:>7.2f}  {100 * one['CHAIR_s']:>7.2f}",
-            )
-            for one in found
-        ),
-    ]
-
-
-def _statistics(found: Mapping[str, Any]) -> list[str]:
-    references, new = found["references"], found["new"]
-    unknown = "unknown (give --train-annotations)"
-
-    def row(name: str, one: object, other: object) -> str:
-        return _row(name, f"{one!s:<16} {other}")
-
-    def words(of: Mapping[str, Any]) -> str:
-        return f"{of['length_mean']:.1f} ({of['length_min']} to {of['length_max']})"
-
-    return [
-        row("", "captions", "references"),
-        row("words per caption", words(found), words(references)),
-        row("distinct words", found["vocabulary"], references["vocabulary"]),
-        _row("unique captions", f"{100 * found['distinct']:.1f}%"),
-        _row("not in training", unknown if new is None else f"{100 * new:.1f}%"),
-        *(
-            row(name, f"{100 * found[name]:.1f}%", f"{100 * references[name]:.1f}%")
-            for name in ("repeated_words", "repeated_phrases", "bad_endings")
-        ),
-    ]
-
-
-def _compare(found: Mapping[str, Any]) -> list[str]:
-    lines = [f"compared with {found['with']} on {found['images']} common images"]
-    for name, one in found["metrics"].items():
-        this, other, difference = (100 * one[key] for key in ("this", "other", "difference"))
-        text = f"{this:6.2f} - {other:6.2f} = {difference:+6.2f}"
-        if one["interval"] is not None and not math.isnan(difference):
-            low, high = one["interval"]
-            verdict = "significant" if one["significant"] else "not significant"
-            least = 2 / (RESAMPLES + 1)
-            p_value = "p < 0.002" if one["p_value"] <= least else f"p {one['p_value']:.3f}"
-            text += f"   {100 * low:+6.2f} to {100 * high:+6.2f}   {p_value}, {verdict}"
-        lines.append(f"{name:<22} {text}")
-    return lines + _note(found)
-
-
-def _note(found: Mapping[str, Any]) -> list[str]:
-    return [_row("note", found["warning"])] if "warning" in found else []
-
-
-_ATTENTION_ROWS = (
-    ("correctness", "share of the attention inside the masks"),
-    ("uniform", "uniform baseline: share of the area inside the masks"),
-    ("centre", "centre-Gaussian baseline"),
-    ("shuffled", "baseline: maps of the other words of the caption"),
-    ("over_uniform", "correctness - uniform"),
-    ("over_centre", "correctness - centre"),
-    ("over_shuffled", "correctness - shuffled"),
-    ("over_before", "correctness - correctness of the word before"),
-    ("over_after", "correctness - correctness of the word after"),
-    ("ratio", "correctness / uniform; 1 = no better than uniform"),
-    ("pointing", "centre of the most attended region is inside a mask"),
-    ("pointing_uniform", "baseline: random region"),
-    ("pointing_centre", "baseline: centre of the photo"),
-)
-
-
-def _attention(found: Mapping[str, Any]) -> list[str]:
-    lines = [
-        "attention on named objects, with 95% intervals over photos: "
-        f"{found['measured']} names measured in {found['photos_with_names']} of "
-        f"{found['photos']} photos",
-        _row(
-            "not measured",
-            f"{found['absent']} names not in the photo, {found['unseen']} outside the crop, "
-            f"{found['ignored']} crowds only",
-        ),
-    ]
-    if not found["measured"]:
-        return lines
-    for name, text in _ATTENTION_ROWS:
-        ends = found["intervals"].get(name)
-        bounds = f"({_ends(ends, '.3f')})" if ends else ""
-        lines.append(_row(name, f"{_number(found[name])} {bounds:<18} {text}"))
-    shift = found["shift"]
-    shifted = ", ".join(f"{offset}: {_number(shift[offset])}" for offset in ("-1", "0", "+1"))
-    even = _number(found["entropy_even"])
-    return [
-        *lines,
-        _row("shifted by a word", f"{shifted} ({shift['names']} names with two neighbours)"),
-        _row("gate", f"{_number(found['gate'])} (mean over names)"),
-        _row("entropy", f"{_number(found['entropy'])} nats (uniform: {even})"),
-        _row("movement", f"{_number(found['movement'])} (0 to 1) between the maps of two words"),
-        *_note(found),
-    ]
-
-
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-_TITLES = METHOD_TITLES | {
+_ATTENTION = {
+    "correctness": "share of the attention inside the masks",
+    "uniform": "uniform baseline: share of the area inside the masks",
+    "centre": "centre-Gaussian baseline",
+    "shuffled": "baseline: maps of the other words of the caption",
+    "over_uniform": "correctness - uniform",
+    "over_centre": "correctness - centre",
+    "over_shuffled": "correctness - shuffled",
+    "over_before": "correctness - correctness of the word before",
+    "over_after": "correctness - correctness of the word after",
+    "ratio": "correctness / uniform; 1 = no better than uniform",
+    "pointing": "centre of the most attended region is inside a mask",
+    "pointing_uniform": "baseline: random region",
+    "pointing_centre": "baseline: centre of the photo",
+    "gate": "mean over names",
+    "entropy": "of the maps of all words (nats)",
+    "entropy_even": "entropy of uniform maps",
+    "movement": "0 to 1, between the maps of two words of a caption",
+}
+_ORDERS = METHOD_TITLES | {
     "attention": "attention (x gate)",
     "gradient_input": "gradient x input",
     "least_attended": "least attended",
 }
 
 
-def _faithfulness(found: Mapping[str, Any]) -> list[str]:
-    lines = [
-        f"faithfulness: {found['words']} content words of {found['photos_with_words']} photos, "
-        f"{found['steps']} steps of {found['regions']} regions",
+def as_text(report: Report) -> str:
+    """The report as text, with scores in points (times 100)."""
+    makers = {
+        "metrics": _metrics, "statistics": _statistics, "chair_by_confidence": _chair,
+        "compare": _compare, "attention": _attention, "faithfulness": _faithfulness,
+    }  # fmt: skip
+    listed = {*makers, "intervals", "resamples", "per_image", "warnings", "signature"}
+    general = [
+        (name.replace("_", " "), ", ".join(value) if isinstance(value, list) else str(value))
+        for name, value in report.items()
+        if name not in listed
     ]
-    if not found["words"]:
-        return lines
-    lines.append(
-        "mean change of a word's log-probability (nats) and 95% interval over photos; of "
-        f"{found['log_prob']:.2f} on average"
+    last = [("signature", report["signature"])] if "signature" in report else []
+    parts = [
+        table(general),
+        *(make(report) for name, make in makers.items() if name in report),
+        table([("note", warning) for warning in report.get("warnings", ())]),
+        table(last),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def table(rows: Iterable[Sequence[object]], digits: int = 2, first: int = 22) -> list[str]:
+    """Rows of cells as lines with aligned columns.
+
+    Args:
+        rows: Texts and numbers; columns with numbers are aligned to the right.
+        digits: Decimals of floats.
+        first: Least width of the first column.
+    """
+    columns: list[list[str]] = []
+    for cells in zip_longest(*rows, fillvalue=""):
+        texts = [_shown(cell, digits) for cell in cells]
+        width = max(len(text) for text in texts) if columns else max(first, *map(len, texts))
+        align = str.ljust if all(isinstance(cell, str) for cell in cells) else str.rjust
+        columns.append([align(text, width) for text in texts])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+
+
+def _shown(cell: object, digits: int) -> str:
+    if isinstance(cell, float):
+        return "-" if math.isnan(cell) else f"{cell:.{digits}f}"
+    return f"{cell:,}" if isinstance(cell, int) else "-" if cell is None else str(cell)
+
+
+def ends(interval: Sequence[float] | None, style: str, scale: float = 1) -> str:
+    """``low to high``; empty for None."""
+    return " to ".join(f"{scale * end:{style}}" for end in interval or ())
+
+
+def _metrics(report: Report) -> list[str]:
+    resamples = f" and 95% intervals ({report['resamples']} bootstrap resamples of the images)"
+    rows = [
+        (name, 100 * value, ends(report["intervals"][name], "6.2f", 100), _NOTES.get(name, ""))
+        for name, value in report["metrics"].items()
+    ]
+    return [f"points{resamples if report['resamples'] else ''}", *table(rows)]
+
+
+def _statistics(report: Report) -> list[str]:
+    found = report["statistics"]
+    shares = ("repeated_words", "repeated_phrases", "bad_endings")
+
+    def column(of: Mapping[str, Any]) -> list[str]:
+        length = f"{of['length_mean']:.1f} ({of['length_min']} to {of['length_max']})"
+        return [length, str(of["vocabulary"]), *(f"{of[share]:.1%}" for share in shares)]
+
+    names = ["words per caption", "distinct words", *(share.replace("_", " ") for share in shares)]
+    new = found["new"]
+    return table(
+        [
+            ("", "captions", "references"),
+            *zip(names, column(found), column(found["references"]), strict=True),
+            ("unique captions", f"{found['distinct']:.1%}"),
+            ("not in training", "unknown", "(give --train-annotations)")
+            if new is None
+            else ("not in training", f"{new:.1%}"),
+        ]
     )
-    for level in ("grid", "pixels"):
-        if level not in found:
-            continue
-        heads = [f"{name.replace('_', ', '):<26}" for name in CURVES]
-        lines += ["", f"{level:<20}{''.join(heads)}".rstrip()]
-        for order in ORDERS:
-            cells = [f"{_cell(found[level][curve][order]):<26}" for curve in CURVES]
-            lines.append(f"{_TITLES.get(order, order):<20}{''.join(cells)}".rstrip())
-    lines += [
+
+
+def _chair(report: Report) -> list[str]:
+    rows = [
+        (
+            f"{one['from']:.1f} to {one['to']:.1f}", one["captions"], one["mentions"],
+            100 * one["CHAIR_i"], 100 * one["CHAIR_s"],
+        )
+        for one in report["chair_by_confidence"]
+    ]  # fmt: skip
+    return table([("confidence", "captions", "named objects", "CHAIR_i", "CHAIR_s"), *rows])
+
+
+def _compare(report: Report) -> list[str]:
+    found, rows = report["compare"], []
+    for name, one in found["metrics"].items():
+        this, other, difference = (100 * one[key] for key in ("this", "other", "difference"))
+        row = [name, this, "-", other, "=", f"{difference:+6.2f}"]
+        if one["interval"] is not None and not math.isnan(difference):
+            verdict = "significant" if one["significant"] else "not significant"
+            least = 2 / (RESAMPLES + 1)
+            p_value = "p < 0.002" if one["p_value"] <= least else f"p {one['p_value']:.3f}"
+            row += [ends(one["interval"], "+6.2f", 100), f"{p_value}, {verdict}"]
+        rows.append(row)
+    title = f"compared with {found['with']} on {found['images']} common images"
+    return [title, *table(rows), *_note(found)]
+
+
+def _note(found: Mapping[str, Any]) -> list[str]:
+    return table([("note", found["warning"])] if "warning" in found else [])
+
+
+def _attention(report: Report) -> list[str]:
+    found = report["attention"]
+    lines = [
+        f"attention on named objects, with 95% intervals over photos: {found['measured']} names "
+        f"measured in {found['photos_with_names']} of {found['photos']} photos",
+        f"not measured: {found['absent']} names not in the photo, {found['unseen']} outside the "
+        f"crop, {found['ignored']} crowds only",
+    ]
+    if not found["measured"]:
+        return lines
+    rows = [
+        (key.replace("_", " "), found[key], ends(found["intervals"].get(key), ".3f"), text)
+        for key, text in _ATTENTION.items()
+    ]
+    shift, text = found["shift"], f"{found['shift']['names']} names with two neighbours"
+    rows += [(f"shifted by {by} words", shift[by], "", text) for by in ("-1", "0", "+1")]
+    return [*lines, *table(rows, 3), *_note(found)]
+
+
+def _faithfulness(report: Report) -> list[str]:
+    found = report["faithfulness"]
+    title = (
+        f"faithfulness: {found['words']} content words of {found['photos_with_words']} photos, "
+        f"{found['steps']} steps of {found['regions']} regions"
+    )
+    if not found["words"]:
+        return [title]
+    lines = [
+        title,
+        "mean change of a word's log-probability (nats) and 95% interval over photos; of "
+        f"{found['log_prob']:.2f} on average",
         "",
+    ]
+    for level in ("grid", "pixels"):
+        if curves := found.get(level):
+            rows = [
+                (_ORDERS.get(order, order), *(_area(curve[order]) for curve in curves.values()))
+                for order in next(iter(curves.values()))
+            ]
+            heads = [name.replace("_", ", ") for name in curves]
+            lines += [*table([(level, *heads), *rows]), ""]
+    return [
+        *lines,
         "Lower is better for deletion, higher for insertion. * better than random; ** better than "
         "centre as well",
         "(95% interval of the paired difference). The gate does not change the order of regions.",
+        *_note(found),
     ]
-    return lines + ([f"note: {found['warning']}"] if "warning" in found else [])
 
 
-def _cell(one: Mapping[str, Any]) -> str:
-    bounds = f" ({_ends(one['interval'], '.2f')})" if one["interval"] else ""
+def _area(one: Mapping[str, Any]) -> str:
     better = [
         name in one and one[name]["significant"] and one[name]["difference"] > 0
         for name in ("over_random", "over_centre")
     ]
     stars = "**" if all(better) else "*" if better[0] else ""
+    bounds = f" ({ends(one['interval'], '.2f')})" if one["interval"] else ""
     return f"{one['area']:6.2f}{bounds} {stars}".rstrip()

@@ -24,7 +24,7 @@ from captioner.data.images import image_size, open_image
 from captioner.data.prefetch import read_batches
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import CaptionEvaluator
-from captioner.evaluation.statistics import describe_texts
+from captioner.evaluation.report import describe_texts
 from captioner.hardware import autocast, upload
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared

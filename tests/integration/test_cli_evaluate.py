@@ -284,7 +284,7 @@ def test_hallucinated_objects_are_counted(tiny, tmp_path, capsys) -> None:
     assert names == {1: 0.5, 2: None, 4: 1}
     assert by_both["metrics"]["CHAIR_i"] == by_both["metrics"]["CHAIR_s"] == pytest.approx(2 / 3)
     assert by_both["compare"]["metrics"]["CHAIR_s"]["this"] == pytest.approx(2 / 3)
-    assert "CHAIR_s                 66.67   share of the captions" in text
+    assert "share of the captions that name such an object" in text
     assert "1 of 3 photos have no annotated objects" in text
     assert "3 of 3 photos have no annotated objects" in by_references["warnings"][-1]
     assert by_references["metrics"]["CHAIR_i"] == pytest.approx(2 / 3)

@@ -17,7 +17,6 @@ from captioner.evaluation.calibration import (
     cross_validate,
     error_by_chance,
     fit,
-    fit_kinds,
     fit_reading,
     logistic_regression,
     measure,
@@ -114,7 +113,7 @@ def test_intervals_contain_the_gain_and_groups_are_separate() -> None:
 
     assert [part["photos"] for part in found.values()] == [100, 200, 300]
     assert list(found) == ["one", "two", "all"]
-    assert found["two"] == measure(table.select(np.arange(100, 300)))
+    assert found["two"] == measure(Judged(table.confidences[100:], table.scores[100:], 0.5))
     low, high = found["all"]["half_gain_interval"]
     assert low < found["all"]["half_gain"] < high
     assert sum(one["photos"] for one in found["all"]["bins"]) == 300
@@ -256,25 +255,6 @@ def test_other_kinds_of_images_have_no_confidence_even_if_their_kind_was_never_s
         calibrator.confidence(one.seen, "") == unlimited.confidence(one.seen, "")
         for one in familiar
     )
-
-
-def test_auroc_by_counting_pairs() -> None:
-    random = np.random.default_rng(1)
-    vectors = random.normal(size=(200, 4)).astype(np.float32)
-    given = [one._replace(seen=one.seen._replace(photo=vector))
-             for one, vector in zip(examples(200), vectors, strict=True)]  # fmt: skip
-    near = [one.seen._replace(photo=one.seen.photo + np.float32(0.5)) for one in given[:40]]
-    recipe = replace(RECIPE, kinds={"a": near, "b": near[::2]})
-    calibrator = fit(given, recipe)
-
-    report = measure_kinds(calibrator, given, recipe)["a"]
-
-    weights = fit_kinds(vectors, {"b": near[::2]})
-    assert weights is not None
-    photos, others = ([float(weights[:-1] @ v + weights[-1]) for v in vs]
-                      for vs in (vectors, [one.photo for one in near]))  # fmt: skip
-    pairs = [other > photo for other in others for photo in photos]
-    assert report["auroc"] == pytest.approx(np.mean(pairs))
 
 
 # --- parts ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,18 +12,20 @@ from PIL import Image
 
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation import faithfulness
-from captioner.evaluation.deletion import (
+from captioner.evaluation.faithfulness import (
     BLUR,
     CURVES,
     MEAN,
     METHODS,
     ORDERS,
-    Faithfulness,
     Word,
+    content_words,
+    measure,
     measure_orders,
+    measure_photo,
     region_orders,
+    summarize,
 )
-from captioner.evaluation.faithfulness import content_words, measure, measure_photo
 from captioner.evaluation.report import as_text
 from captioner.geometry import Geometry
 from captioner.inference.captioner import Captioner
@@ -204,7 +207,7 @@ def test_words_are_those_of_the_generated_caption(captioner, image) -> None:
 # --- summary -------------------------------------------------------------------------------------
 
 
-def synthetic_result(count: int) -> Faithfulness:
+def synthetic_result(count: int) -> dict[str, Any]:
     """Two words per photo; Grad-CAM's curves drop by 2 nats, all others' by 1."""
     curve = np.zeros((len(CURVES), len(ORDERS), 3))
     curve[:2, :, 1:] = -1
@@ -216,11 +219,11 @@ def synthetic_result(count: int) -> Faithfulness:
         for n in range(count)
         for word in ("dog", "grass")
     )
-    return Faithfulness(FaithfulnessOptions(steps=2), count, words, 81)
+    return summarize(words, count, steps=2, regions=81)
 
 
 def test_summary_compares_with_the_baselines() -> None:
-    found = synthetic_result(40).summary()
+    found = synthetic_result(40)
 
     assert (found["photos"], found["photos_with_words"], found["words"]) == (40, 40, 80)
     deletion = found["grid"]["deletion_mean"]
@@ -255,8 +258,8 @@ def test_photos_are_sampled_evenly_and_broken_ones_reported(
 
     found = measure(captioner, photos, options, captioner.options(), on_error=errors.append)
 
-    assert {one.photo for one in found.words} == {"0.png", "4.png"}
-    assert (found.photos, len(errors)) == (2, 1)
+    assert {one["photo"] for one in found["per_word"]} == {"0.png", "4.png"}
+    assert (found["photos"], len(errors)) == (2, 1)
     with pytest.raises(DataError, match="no photos to measure"):
         measure(captioner, {}, options, captioner.options(), on_error=errors.append)
     monkeypatch.setattr(captioner.ensemble, "engines", captioner.ensemble.engines * 2)

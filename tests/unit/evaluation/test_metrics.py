@@ -31,12 +31,7 @@ CANDIDATES = {
     5: "a plate of food on a wooden table",
     7: "a dog's ball isn't on the grass",
 }
-ODD = {
-    "a word": {3: "men", 12: "a", 5: "food", 7: "dog"},
-    "nothing": {3: "", 12: "...", 5: "a plate of food", 7: "a dog"},
-    "repetition": {3: "men men men men", 12: "the the the", 5: "a a a a a", 7: "dog dog"},
-    "other words": {3: "zebra", 12: "quartz lamp", 5: "x y z w v", 7: "q"},
-}
+REPETITION = {3: "men men men men", 12: "the the the", 5: "a a a a a", 7: "dog dog"}
 
 
 def score(candidates: dict[int, str], references: dict[int, list[str]], **settings) -> Scores:
@@ -101,7 +96,7 @@ FREQUENCIES = count_frequencies(REFERENCES | {99: ["a dog on a bike"]})
 
 @given(row=st.lists(st.integers(0, 3), min_size=4, max_size=4).filter(any), odd=st.booleans())
 def test_weights_equal_repeated_images(row: list[int], odd: bool):
-    candidates = ODD["repetition"] if odd else CANDIDATES
+    candidates = REPETITION if odd else CANDIDATES
     ids = sorted(candidates)
     drawn = dict(enumerate(i for i, times in zip(ids, row, strict=True) for _ in range(times)))
     again = score(

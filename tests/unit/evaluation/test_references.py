@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 from captioner.errors import DataError
-from captioner.evaluation.frequencies import DocumentFrequencies
-from captioner.evaluation.references import References
+from captioner.evaluation.references import DocumentFrequencies, References
 
 Tokens = list[str]
 
@@ -28,30 +26,12 @@ TRUTH = st.dictionaries(
 )
 
 
-def oracle(truth: dict[int, list[Tokens]], candidates: dict[int, Tokens]) -> dict[int, float]:
-    """pycocoevalcap's score of each image."""
-    references = {i: [" ".join(tokens) for tokens in captions] for i, captions in truth.items()}
-    _, scores = Cider().compute_score(references, {i: [" ".join(candidates[i])] for i in truth})
-    return dict(zip(truth, scores, strict=True))
-
-
 def has_words(truth: dict[int, list[Tokens]]) -> bool:
     """pycocoevalcap fails without any words."""
     return any(tokens for captions in truth.values() for tokens in captions)
 
 
 # --- score ---------------------------------------------------------------------------------------
-
-
-@given(truth=TRUTH.filter(has_words), data=st.data())
-def test_equals_pycocoevalcap(truth, data) -> None:
-    candidates = {i: data.draw(CAPTION) for i in truth}
-
-    found = References(truth).score({i: [candidates[i]] for i in truth})
-
-    assert {i: score for i, (score,) in found.items()} == pytest.approx(
-        oracle(truth, candidates), abs=1e-9
-    )
 
 
 @given(truth=TRUTH.filter(has_words), frozen=TRUTH.filter(has_words), data=st.data())
@@ -171,21 +151,15 @@ GOOD = {"format_version": 1, "documents": 7, "counts": {"a": 2}}
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    "data",
     [
-        (SAMPLE.to_bytes()[:-20], "f is damaged, or no document"),
-        (b"{}", "f is damaged, or no document"),
-        (gzip.compress(b"[" * 200_000, mtime=0), "f is damaged, or no document"),
-        *[
-            (gzip.compress(json.dumps(content).encode(), mtime=0), "f is damaged, or no document")
-            for content in (
-                {**GOOD, "format_version": 2}, {**GOOD, "counts": {"a": 8}},
-            )
-        ],
+        SAMPLE.to_bytes()[:-20],
+        b"{}",
+        gzip.compress(b"[" * 200_000, mtime=0),
+        gzip.compress(json.dumps(GOOD | {"format_version": 2}).encode()),
+        gzip.compress(json.dumps(GOOD | {"counts": {"a": 8}}).encode()),
     ],
-)  # fmt: skip
-def test_invalid_content(data: bytes, message: str) -> None:
-    assert DocumentFrequencies.from_bytes(gzip.compress(json.dumps(GOOD).encode())).documents == 7
-
-    with pytest.raises(DataError, match=message):
+)
+def test_invalid_content(data: bytes) -> None:
+    with pytest.raises(DataError, match="f is damaged, or no document"):
         DocumentFrequencies.from_bytes(data, "f")

@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from captioner.errors import ModelError
-from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.evaluation.references import DocumentFrequencies
 from captioner.files import FREQUENCIES
 from captioner.inference.folder import (
     SHIPPED_MODEL,

@@ -21,8 +21,7 @@ from captioner import load
 from captioner.cli.main import FAILED, OK, main
 from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, ImageError
-from captioner.evaluation.frequencies import DocumentFrequencies
-from captioner.evaluation.references import count_frequencies
+from captioner.evaluation.references import DocumentFrequencies, count_frequencies
 from captioner.files import FREQUENCIES
 from captioner.inference.folder import StoredModel
 from captioner.options import TrainConfig
