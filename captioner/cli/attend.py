@@ -23,7 +23,7 @@ from captioner.cli.outputs import check_force, hint, refuse_overwrite, require_p
 from captioner.cli.photos import PICTURE_MARK, STDIN, PhotoOptions, find_photos, missing
 from captioner.data.images import open_image
 from captioner.data.progress import photo_bar
-from captioner.drawing.animation import animate, check_ending
+from captioner.drawing.animation import Animation, animate
 from captioner.drawing.archive import MapArchive
 from captioner.drawing.figure import overlay
 from captioner.drawing.options import (
@@ -166,7 +166,7 @@ def targets(
             f"({', '.join(ANIMATIONS)}), a page (.html) or an archive of maps (.npz)"
         )
     if suffix in ANIMATIONS:
-        check_ending(f"animation{suffix}")  # .mp4 needs a library
+        Animation.check_suffix(f"animation{suffix}")  # .mp4 needs a library
     if file and output:
         if ending is not None:
             raise ConfigError(f"--format is for output folders; {output} is a file, so omit it")

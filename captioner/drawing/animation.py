@@ -26,25 +26,16 @@ from PIL import Image, ImageColor, ImageDraw
 
 from captioner.caption import Caption
 from captioner.data.images import Photo, open_image
-from captioner.drawing import style
+from captioner.drawing import heatmap, style
 from captioner.drawing.document import base64_uri, encoded
-from captioner.drawing.heatmap import (
-    MIN_PANEL,
-    attention_image,
-    fit_photo,
-    scale_bar,
-    scale_of,
-    shared_scale,
-)
 from captioner.drawing.options import (
     ANIMATIONS,
     AnimationOptions,
+    Drawing,
     check_captions,
     check_size,
-    check_suffix,
 )
 from captioner.errors import ConfigError
-from captioner.files import atomic_write
 from captioner.option_fields import build_options
 
 _MAX_SIDE = 16_382  # pixels; the largest even side that WebP supports
@@ -85,14 +76,20 @@ def ease(part: float) -> float:
     return part * part * (3.0 - 2.0 * part)
 
 
-class Animation:
-    """An animation that can be saved or shown; frames are drawn on demand."""
+class Animation(Drawing):
+    """An animation, whose frames are drawn on demand.
+
+    ``.gif`` has 256 colours and plays everywhere, ``.webp`` full colour in a small file, both in a
+    loop; ``.mp4`` (H.264) is the smallest and requires PyAV.
+    """
+
+    kind, suffixes = "an animation", ANIMATIONS
 
     def __init__(self, photo: Image.Image, caption: Caption, options: AnimationOptions) -> None:
         self.photo, self.caption, self.options = photo, caption, options
         self.theme = style.THEMES[options.theme]
-        common = scale_of(caption) if options.scale == "common" else None
-        self.tops = [common or shared_scale(alpha) for alpha in caption.alphas]
+        common = heatmap.scale_of(caption) if options.scale == "common" else None
+        self.tops = [common or heatmap.shared_scale(alpha) for alpha in caption.alphas]
         """Attention drawn the brightest, of each word."""
         self.inner = max(photo.width, _MIN_WIDTH)
         self.text = max(13, min(22, round(self.inner / 26)))
@@ -122,20 +119,17 @@ class Animation:
             for _ in range(shot.frames):
                 yield image.copy()
 
-    def save(self, path: str | Path) -> None:
-        """Write the animation; GIF and WebP loop forever.
+    def encode(self, suffix: str) -> bytes:
+        """The content of a file with this extension."""
+        return {".gif": self._gif, ".webp": self._webp, ".mp4": self._mp4}[suffix]()
 
-        Args:
-            path: A file; its extension selects the format: ``.gif`` (256 colours, plays
-                everywhere), ``.webp`` (full colour, small) or ``.mp4`` (H.264, smallest; requires
-                PyAV).
-
-        Raises:
-            ConfigError: The format is not supported, or PyAV is not installed.
-            OSError: The file cannot be written; an existing file is kept.
-        """
-        writers = {".gif": self._gif, ".webp": self._webp, ".mp4": self._mp4}
-        atomic_write(path, writers[check_ending(path)]())
+    @classmethod
+    def check_suffix(cls, path: str | Path) -> str:
+        """The extension of a file name; ConfigError: unsupported, or PyAV is missing."""
+        suffix = super().check_suffix(path)
+        if suffix == ".mp4":
+            _import_pyav()
+        return suffix
 
     def _repr_html_(self) -> str:
         data, (width, height) = base64_uri("webp", self._webp()), self.size
@@ -238,7 +232,7 @@ class Animation:
         else:
             before = max(shot.word - 1, 0)
             levels = [self.caption.alphas[i] / self.tops[i] for i in (before, shot.word)]
-            panel = attention_image(
+            panel = heatmap.attention_image(
                 self.photo,
                 levels[0] + ease(shot.part) * (levels[1] - levels[0]),
                 scale_max=1.0,
@@ -296,7 +290,9 @@ class Animation:
         left = max(self.margin + round(14 * size), right - 9 * size)
         self._text(frame, (end, baseline), most, size, muted, anchor="rs")
         self._text(frame, (left - 0.4 * size, baseline), "0", size, muted, anchor="rs")
-        frame.paste(scale_bar(right - left, bottom - top, self.options.colormap), (left, top))
+        frame.paste(
+            heatmap.scale_bar(right - left, bottom - top, self.options.colormap), (left, top)
+        )
 
     def _text(
         self,
@@ -349,18 +345,10 @@ def animate(photo: Photo, caption: Caption, **options: Any) -> Animation:
     """
     wanted = build_options(AnimationOptions, options)
     check_captions(caption)
-    fitted = fit_photo(open_image(photo), wanted.panel_size, MIN_PANEL)
+    fitted = heatmap.fit_photo(open_image(photo), wanted.panel_size, heatmap.MIN_PANEL)
     made = Animation(fitted, caption, wanted)
     check_size("animation", *made.size, _MAX_SIDE, _MAX_PIXELS)
     return made
-
-
-def check_ending(path: str | Path) -> str:
-    """The file extension; ConfigError if it is not supported, or needs a missing package."""
-    suffix = check_suffix("an animation", path, ANIMATIONS)
-    if suffix == ".mp4":
-        _import_pyav()
-    return suffix
 
 
 def _import_pyav() -> Any:

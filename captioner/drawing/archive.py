@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 
 from captioner.caption import Caption
 from captioner.data.images import image_size
-from captioner.drawing.options import ARCHIVES, check_captions, check_suffix
+from captioner.drawing.options import ARCHIVES, Drawing, check_captions
 from captioner.errors import ConfigError
-from captioner.files import atomic_write
 
 FORMAT_VERSION = 1
 
 
-class MapArchive:
+class MapArchive(Drawing):
     """Captions and their attention maps, to be saved as ``.npz``."""
+
+    kind, suffixes = "an archive of maps", ARCHIVES
 
     def __init__(self) -> None:
         self._rows: list[tuple[str, tuple[int, int], Caption]] = []
@@ -62,11 +63,7 @@ class MapArchive:
             self._rows.append((str(photo), size, caption))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The contents of the archive by their keys.
-
-        Raises:
-            ConfigError: There are no captions.
-        """
+        """The contents of the archive by their keys; ConfigError: there are no captions."""
         if not self._rows:
             raise ConfigError("the archive has no captions; add at least one")
         names, sizes, captions = zip(*self._rows, strict=True)
@@ -85,17 +82,11 @@ class MapArchive:
             "geometry": np.array([[*caption.regions] for caption in captions], dtype=np.float64),
         }
 
-    def save(self, path: str | Path) -> None:
-        """Write the archive, compressed; the output is deterministic.
-
-        Raises:
-            ConfigError: The name does not end with ``.npz``, or there are no captions.
-            OSError: The file cannot be written; an existing file is kept.
-        """
-        check_suffix("an archive of maps", path, ARCHIVES)
+    def encode(self, suffix: str = ".npz") -> bytes:  # noqa: ARG002 - there is only one format
+        """The content of the file, compressed; ConfigError: there are no captions."""
         data = io.BytesIO()
         np.savez_compressed(data, allow_pickle=False, **self.arrays())
-        atomic_write(path, data.getvalue())
+        return data.getvalue()
 
 
 def _padded(of_captions: Sequence[NDArray[Any]]) -> NDArray[np.float32]:

@@ -21,16 +21,15 @@ from PIL import Image
 MAX_SIDE = 65_500
 """Largest side of a JPEG picture in pixels."""
 
+WEB = Path(__file__).parent / "web"
 ThemeName = Literal["auto", "light", "dark"]
 
 _QUALITY = 88
-_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
-_STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 
 
-def asset(name: str, folder: Path = Path(__file__).parent / "web") -> str:
-    """Read a script or style sheet of the package."""
-    return (folder / name).read_text(encoding="utf-8")
+def asset(path: Path) -> str:
+    """Read a script, style sheet or template of the package."""
+    return path.read_text(encoding="utf-8")
 
 
 def escaped(text: str) -> str:
@@ -71,9 +70,8 @@ def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
 def document(
     title: str,
     body: str,
+    files: Sequence[Path],
     *,
-    styles: Sequence[str],
-    scripts: Sequence[str],
     theme: ThemeName = "auto",
     head: Sequence[str] = (),
 ) -> str:
@@ -82,11 +80,12 @@ def document(
     Args:
         title: Plain text.
         body: Markup; text in it must be escaped.
-        styles: Style sheets.
-        scripts: Scripts, run in order after the body.
+        files: Style sheets, and scripts that run in order after the body.
         theme: ``auto`` follows the reader's system.
         head: More elements of the head, such as another icon than an empty one.
     """
+    styles = [asset(path) for path in files if path.suffix == ".css"]
+    scripts = [asset(path) for path in files if path.suffix == ".js"]
     elements = [
         '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -114,8 +113,8 @@ def policy(page: str, *, connect: str = "'none'", scripts: str = "", images: str
     return "; ".join(
         [
             "default-src 'none'",
-            f"script-src {_hashes(_SCRIPT, page)} {scripts}".rstrip(),
-            f"style-src {_hashes(_STYLE, page)}",
+            f"script-src {hashes('script', page)} {scripts}".rstrip(),
+            f"style-src {hashes('style', page)}",
             f"img-src data: blob: {images}".rstrip(),
             f"connect-src {connect}",
             "base-uri 'none'",
@@ -124,11 +123,8 @@ def policy(page: str, *, connect: str = "'none'", scripts: str = "", images: str
     )
 
 
-def script_hashes(page: str) -> str:
-    """The inline scripts of a document, as sources of a ``script-src`` directive."""
-    return _hashes(_SCRIPT, page)
-
-
-def _hashes(elements: re.Pattern[str], page: str) -> str:
-    digests = (hashlib.sha256(text.encode()).digest() for text in elements.findall(page))
+def hashes(kind: str, page: str) -> str:
+    """The inline elements of a document, ``script`` or ``style``, as sources of a directive."""
+    texts = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
+    digests = (hashlib.sha256(text.encode()).digest() for text in texts)
     return " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests) or "'none'"

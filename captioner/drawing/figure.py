@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
@@ -14,14 +13,13 @@ from captioner.drawing.document import encoded
 from captioner.drawing.heatmap import MIN_PANEL, attention_map, fit_photo
 from captioner.drawing.options import (
     FIGURES,
+    Drawing,
     FigureOptions,
     check_captions,
     check_size,
-    check_suffix,
 )
 from captioner.drawing.word_queries import find, find_all
 from captioner.errors import ConfigError
-from captioner.files import atomic_write
 from captioner.option_fields import build_options
 
 if TYPE_CHECKING:
@@ -34,8 +32,10 @@ _MAX_SIDE = 65_500  # pixels; matplotlib's renderer uses 16-bit coordinates
 _MAX_PIXELS = 89_478_485  # what Pillow reads without a warning; twice that needs 5 GB
 
 
-class Figure:
-    """A figure that can be saved or shown."""
+class Figure(Drawing):
+    """A figure: ``.png``, ``.jpg``, or with text and lines as vectors ``.svg`` and ``.pdf``."""
+
+    kind, suffixes = "a figure", FIGURES
 
     def __init__(self, figure: matplotlib.figure.Figure, title: str) -> None:
         self.figure = figure
@@ -53,21 +53,8 @@ class Figure:
 
         return to_image(self.figure)
 
-    def save(self, path: str | Path) -> None:
-        """Write the figure; the output is deterministic.
-
-        Args:
-            path: A file; its extension selects the format: ``.png``, ``.jpg``, or, with text and
-                lines as vectors, ``.svg`` and ``.pdf``.
-
-        Raises:
-            ConfigError: The format is not supported.
-            OSError: The file cannot be written; an existing file is kept.
-        """
-        atomic_write(path, self.encode(check_suffix("a figure", path, FIGURES)))
-
     def encode(self, suffix: str) -> bytes:
-        """The content of a file with this extension (one of ``FIGURES``)."""
+        """The content of a file with this extension."""
         if suffix in (".svg", ".pdf"):
             from captioner.drawing.canvas import to_vectors
 

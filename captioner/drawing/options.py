@@ -1,16 +1,18 @@
-"""Formats of pictures, the options of each, and checks of what is drawn."""
+"""Formats of drawings, the options of each, and checks of what is drawn."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Interval
 
 from captioner.caption import Caption
 from captioner.errors import ConfigError
+from captioner.files import atomic_write
 from captioner.option_fields import Shown, check_options
 
 # File extensions
@@ -102,13 +104,35 @@ class PageOptions(DrawingOptions):
     """Background; auto follows the reader's system."""
 
 
-def check_suffix(kind: str, path: str | Path, suffixes: Sequence[str]) -> str:
-    """Return the lower-case file extension; raise ConfigError if it is not supported."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in suffixes:
-        wanted = suffix or "a file without extension"
-        raise ConfigError(f"{path}: cannot write {wanted} as {kind}; use {', '.join(suffixes)}")
-    return suffix
+class Drawing(ABC):
+    """What can be saved, or shown in a notebook."""
+
+    kind: ClassVar[str]
+    """What it is, for messages."""
+    suffixes: ClassVar[tuple[str, ...]]
+    """The file extensions that it is saved with."""
+
+    @abstractmethod
+    def encode(self, suffix: str) -> bytes:
+        """The content of a file with this extension."""
+
+    def save(self, path: str | Path) -> None:
+        """Write a file, in the format of its extension; the output is deterministic.
+
+        Raises:
+            ConfigError: The format is not supported, or needs a package that is missing.
+            OSError: The file cannot be written; an existing file is kept.
+        """
+        atomic_write(path, self.encode(self.check_suffix(path)))
+
+    @classmethod
+    def check_suffix(cls, path: str | Path) -> str:
+        """The extension of a file name in lower case; ConfigError: it is not supported."""
+        suffix = Path(path).suffix.lower()
+        if suffix not in cls.suffixes:
+            wanted, allowed = suffix or "a file without extension", ", ".join(cls.suffixes)
+            raise ConfigError(f"{path}: cannot write {wanted} as {cls.kind}; use {allowed}")
+        return suffix
 
 
 def check_size(kind: str, width: int, height: int, max_side: int, max_pixels: int) -> None:

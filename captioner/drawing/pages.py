@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from captioner.caption import DOUBTFUL, Caption
 from captioner.data.images import Photo, open_image
 from captioner.drawing.document import (
     MAX_SIDE,
+    WEB,
     ThemeName,
     asset,
     data_uri,
@@ -25,18 +25,11 @@ from captioner.drawing.document import (
     with_policy,
 )
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, fit_photo, palette
-from captioner.drawing.options import (
-    PAGES,
-    PageOptions,
-    check_captions,
-    check_size,
-    check_suffix,
-)
+from captioner.drawing.options import PAGES, Drawing, PageOptions, check_captions, check_size
 from captioner.errors import ConfigError
-from captioner.files import atomic_write
 from captioner.option_fields import build_options
 
-VIEWER_ASSETS = ("viewer.css", "zoom.js", "viewer.js")
+VIEWER = [WEB / name for name in ("viewer.css", "zoom.js", "viewer.js")]
 """Files of the viewer, which every page includes."""
 
 
@@ -54,20 +47,15 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Page:
-    """An HTML document that can be saved, or shown in a notebook."""
+class Page(Drawing):
+    """An HTML document."""
 
+    kind, suffixes = "a page", PAGES
     html: str
 
-    def save(self, path: str | Path) -> None:
-        """Write the page.
-
-        Raises:
-            ConfigError: The file extension is not ``.html``.
-            OSError: The file cannot be written; an existing file is kept.
-        """
-        check_suffix("a page", path, PAGES)
-        atomic_write(path, self.html.encode())
+    def encode(self, suffix: str = ".html") -> bytes:  # noqa: ARG002 - there is only one format
+        """The content of the file."""
+        return self.html.encode()
 
     def _repr_html_(self) -> str:
         """In an iframe, so that styles and scripts do not affect the notebook."""
@@ -144,30 +132,18 @@ def gallery_template() -> str:
     """A gallery page to be filled in a browser that shows a page with the viewer.
 
     ``@@kind@@``, ``@@title@@``, ``@@items@@``, ``@@data@@`` and ``@@footer@@`` (one of ``FOOTERS``)
-    stand for what ``gallery`` puts there, and the name of each of ``VIEWER_ASSETS`` for its text,
+    stand for what ``gallery`` puts there, and the name of each file of ``VIEWER`` for its text,
     which the browser already has.
     """
     html = _template("auto")
-    for name in VIEWER_ASSETS:
-        html = html.replace(asset(name), f"@@{name}@@")
+    for path in VIEWER:
+        html = html.replace(asset(path), f"@@{path.name}@@")
     return html
 
 
 def _template(theme: ThemeName) -> str:
-    styles = [*viewer_styles(), asset("page.css")]
-    scripts = [*viewer_scripts(), asset("page.js")]
-    body = asset("page.html").rstrip("\n")
-    return with_policy(document("@@title@@", body, styles=styles, scripts=scripts, theme=theme))
-
-
-def viewer_styles() -> list[str]:
-    """Style sheets of the viewer."""
-    return [asset(name) for name in VIEWER_ASSETS if name.endswith(".css")]
-
-
-def viewer_scripts() -> list[str]:
-    """Scripts of the viewer, in order."""
-    return [asset(name) for name in VIEWER_ASSETS if name.endswith(".js")]
+    body, files = asset(WEB / "page.html").rstrip("\n"), [WEB / "page.css", WEB / "page.js"]
+    return with_policy(document("@@title@@", body, [*VIEWER, *files], theme=theme))
 
 
 def viewer_look(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captioner.data.images import open_image
-from captioner.drawing.document import asset, data_uri, document, embedded, escaped, with_policy
+from captioner.drawing.document import WEB, data_uri, document, embedded, escaped, with_policy
 from captioner.drawing.heatmap import fit_photo
-from captioner.drawing.pages import viewer_scripts, viewer_styles
+from captioner.drawing.pages import VIEWER
 
 _BODY = """<body>
 <main>
@@ -30,6 +30,5 @@ def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
     pictures = {name: data_uri(fit_photo(open_image(site / name), 320)) for name in names}
     data = embedded({"rows": rows, "pictures": pictures}, "captioner-data")
     body = _BODY.format(title=escaped(str(site)), file=escaped(file), data=data)
-    styles = [*viewer_styles(), asset("page.css"), asset("review.css")]
-    scripts = [*viewer_scripts(), asset("review.js")]
-    return with_policy(document(f"Review: {site}", body, styles=styles, scripts=scripts))
+    files = [*VIEWER, *(WEB / name for name in ("page.css", "review.css", "review.js"))]
+    return with_policy(document(f"Review: {site}", body, files))

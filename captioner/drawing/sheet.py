@@ -29,18 +29,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import DOUBTFUL, END_NAME, Alternative, Caption
-from captioner.drawing import style
+from captioner.drawing import heatmap, style
 from captioner.drawing.canvas import Canvas
-from captioner.drawing.heatmap import (
-    CLOSED_GATE,
-    MIN_PANEL,
-    attention_image,
-    closed_words,
-    most_attended,
-    scale_bar,
-    scale_of,
-    shared_scale,
-)
 from captioner.drawing.options import FigureOptions
 from captioner.drawing.word_queries import find_all
 from captioner.options import METHOD_TITLES
@@ -90,15 +80,11 @@ class Block:
     label: str
     panels: list[Panel]
 
-    def single(self) -> list[int]:
-        """Positions of the words that have a panel of their own, in order."""
-        return sorted({p.positions[0] for p in self.panels if len(p.positions) == 1})
-
 
 def panels_of(caption: Caption, masks: Masks, options: FigureOptions) -> list[Panel]:
     """The photo, all or the selected words, and on request the whole caption."""
     words, count = caption.words, len(caption.words)
-    closed = closed_words(caption.gates) & (caption.method == "attention")
+    closed = heatmap.closed_words(caption.gates) & (caption.method == "attention")
     panels = [Panel("photo", (), None, [m for at in sorted(masks) for m in masks[at]])]
     shown = find_all(caption, options.only) if options.only else [(i,) for i in range(count)]
     for positions in shown:
@@ -128,7 +114,7 @@ class Layout:
     ) -> None:
         panels = [one for block in blocks for one in block.panels]
         self.across, self.columns, self.inches = across, columns, inches
-        cell = max(panel[0], MIN_PANEL)
+        cell = max(panel[0], heatmap.MIN_PANEL)
         # Text of this part of the figure's width is readable; the gaps grow with it.
         part = _READABLE / _SMALL / inches
         gaps = (0.9 * columns - 0.9 + 2.4) * across
@@ -197,7 +183,9 @@ class Sheet(Canvas):
         for block in blocks:
             if shown := sorted({i for panel in block.panels for i in panel.positions}):
                 one = block.caption
-                self.tops[one.method] = max(scale_of(one, shown), self.tops.get(one.method, 0.0))
+                self.tops[one.method] = max(
+                    heatmap.scale_of(one, shown), self.tops.get(one.method, 0.0)
+                )
         self.grids = sorted({one.caption.alphas.shape[1:] for one in blocks if one.caption.words})
         self.common = options.scale == "common"
 
@@ -270,10 +258,10 @@ class Sheet(Canvas):
         else:
             self._title(caption, panel, x, y)
             name = f"{_TITLES[caption.method]}: {panel.title}"
-            picture = attention_image(
+            picture = heatmap.attention_image(
                 self.photo,
                 panel.alpha,
-                scale_max=self._top(caption, panel.alpha),
+                scale_max=self.tops[caption.method] if self.common else None,
                 regions=caption.regions,
                 smooth=self.options.smooth,
                 colormap=self.options.colormap,
@@ -286,10 +274,6 @@ class Sheet(Canvas):
         for line, other in enumerate(panel.alternatives):
             chosen = other.word == caption.words[panel.positions[0]]
             self._alternative(other, chosen, x, y + line * layout.line)
-
-    def _top(self, caption: Caption, alpha: NDArray[np.float32]) -> float:
-        """The value that is fully lit in a panel."""
-        return self.tops[caption.method] if self.common else shared_scale(alpha)
 
     def _title(self, caption: Caption, panel: Panel, x: int, y: int) -> None:
         """Draw the words and their probability, above their gate and the focus of the map."""
@@ -316,7 +300,7 @@ class Sheet(Canvas):
             self.bar((start, upper, end, lower), gate, theme.gate)
             self.text(end + layout.em(0.4), number_line, style.number(gate))
         assert panel.alpha is not None
-        focus = f"focus {style.percent(most_attended(panel.alpha)[1])}"
+        focus = f"focus {style.percent(heatmap.most_attended(panel.alpha)[1])}"
         self.text(right, number_line, focus, align="right")
 
     def _alternative(self, other: Alternative, chosen: bool, x: int, y: int) -> None:
@@ -356,17 +340,17 @@ class Sheet(Canvas):
         drawn = [(b.caption, p) for b in self.blocks for p in b.panels if p.alpha is not None]
         several = any(len(panel.positions) > 1 for _, panel in drawn)
         greatest = several and self.options.combine == "max"
-        doubtful = any({*block.single()} & {*block.caption.doubtful} for block in self.blocks)
+        doubtful = any(len(p.positions) == 1 and p.positions[0] in c.doubtful for c, p in drawn)
         whole = all(block.caption.regions.covers_photo for block in self.blocks)
         kind = "attention" if [*self.tops] == ["attention"] else "relevance"
-        even = sorted({most_attended(np.full(g, 1 / math.prod(g)))[1] for g in self.grids})
+        even = sorted({heatmap.most_attended(np.full(g, 1 / math.prod(g)))[1] for g in self.grids})
         notes = {
             f"focus: share of {kind} on the brightest tenth of the photo (spread evenly: "
             f"{' and '.join(map(style.percent, even))})": True,
             "maps of several words: their " + ("maximum" if greatest else "mean"): several,
             "β: gate, the weight of the photo for the word"
             + (" (several words: mean)" if several else ""): True,
-            f"grey words: β below {CLOSED_GATE}, so the map hardly counts": any(
+            f"grey words: β below {heatmap.CLOSED_GATE}, so the map hardly counts": any(
                 panel.unused for _, panel in drawn
             ),
             "p: probability of the word, given the previous words"
@@ -402,6 +386,6 @@ class Sheet(Canvas):
         middle = (upper + lower) / 2 + 0.36 * size
         self.text(x, middle, "0")
         self.text(x + width, middle, most, align="right")
-        bar = scale_bar(right - left, lower - upper, self.options.colormap)
+        bar = heatmap.scale_bar(right - left, lower - upper, self.options.colormap)
         self.picture(left, upper, bar, "scale")
         return lower

@@ -11,7 +11,7 @@ from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
-from captioner.drawing.document import script_hashes
+from captioner.drawing.document import hashes
 
 DESCRIPTION = """Captions photos and returns where the model looked for every word.
 
@@ -91,7 +91,7 @@ def add_api_pages(app: FastAPI, *, keys: bool) -> None:
     )
     for path, page in {"/docs": swagger, "/redoc": redoc}.items():
         html = bytes(page.body).decode()
-        scripts = script_hashes(html) if "<script>" in html else ""
+        scripts = hashes("script", html) if "<script>" in html else ""
         page.headers["Content-Security-Policy"] = (
             f"default-src 'none'; script-src 'self' {scripts}; "
             "style-src 'self' 'unsafe-inline'; worker-src blob:; img-src 'self' data: blob:; "

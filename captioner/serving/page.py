@@ -9,14 +9,7 @@ from typing import Any
 
 from captioner.drawing import document as documents
 from captioner.drawing.document import asset, document, embedded, escaped
-from captioner.drawing.pages import (
-    FOOTERS,
-    VIEWER_ASSETS,
-    gallery_template,
-    viewer_look,
-    viewer_scripts,
-    viewer_styles,
-)
+from captioner.drawing.pages import FOOTERS, VIEWER, gallery_template, viewer_look
 from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
 from captioner.options import METHOD_TITLES, SearchOptions
@@ -48,7 +41,7 @@ def index_page(limits: Limits, model: Captioner) -> str:
         model.stored.vocabulary,
         max_beam=limits.max_beam,
         intro=_INTRO,
-        scripts=_assets("key.js", "upload.js", "requests.js"),
+        files=[_WEB / name for name in ("key.js", "upload.js", "requests.js")],
         with_keywords=model.stored.keywords is not None,
         data={
             "limits": {"max_bytes": limits.max_bytes, "max_pixels": limits.max_pixels},
@@ -64,11 +57,10 @@ def caption_page(
     *,
     max_beam: int,
     intro: str,
-    scripts: Sequence[str],
+    files: Sequence[Path],
     data: Mapping[str, Any],
     own_words: bool = True,
     with_keywords: bool = False,
-    css: Sequence[str] = (),
     head: Sequence[str] = (),
 ) -> str:
     """The page without what brings photos to the model: the served page and the static site.
@@ -79,12 +71,11 @@ def caption_page(
         vocabulary: The model's words and caption styles.
         max_beam: Maximum beam size and number of captions.
         intro: Markup below the title.
-        scripts: They define ``Pool``, a ``JobPool`` with ``captions(body, query, signal)``, and
-            ``Upload``.
+        files: Scripts that define ``Pool``, a ``JobPool`` with ``captions(body, query, signal)``,
+            and ``Upload``; and more style sheets.
         data: What the scripts need.
         own_words: Whether captions of the reader's own can be tested.
         with_keywords: Whether keywords can be requested.
-        css: More style sheets.
         head: More elements of the head.
     """
     settings = {
@@ -94,7 +85,7 @@ def caption_page(
         "methods": {name: METHOD_TITLES[name] for name in methods},
         "template": gallery_template(),
         "footers": FOOTERS,
-        "viewerAssets": VIEWER_ASSETS,
+        "viewerAssets": [path.name for path in VIEWER],
     }
     names = "".join(
         f"<option{' selected' if style == options.style else ''}>{escaped(style)}</option>"
@@ -106,7 +97,7 @@ def caption_page(
     neutral = f"<label>neutral words for people\n{box}</label>\n"
     count = f'name="keywords" type="number" min="0" max="100" placeholder="{options.keywords}"'
     keywords = f"<label>keywords\n<input {count}></label>\n"
-    body = asset("page.html", _WEB).rstrip()
+    body = asset(_WEB / "page.html").rstrip()
     for name, value in {
         "intro": intro,
         "number": f'type="number" min="1" max="{max_beam}"',
@@ -119,19 +110,10 @@ def caption_page(
         "data": embedded(settings, "captioner-data"),
     }.items():
         body = body.replace(f"@@{name}@@", value)
+    base = ("page.css", "kinds.js", "pictures.js", "jobs.js")
     own = ("form.js", "cards.js", "figure.js", "downloads.js", "page.js")
-    base = _assets("kinds.js", "pictures.js", "jobs.js")
-    return document(
-        "captioner",
-        body,
-        styles=[*viewer_styles(), *_assets("page.css"), *css],
-        scripts=[*viewer_scripts(), *base, *scripts, *_assets(*own)],
-        head=head,
-    )
-
-
-def _assets(*names: str) -> list[str]:
-    return [asset(name, _WEB) for name in names]
+    every = [*VIEWER, *(_WEB / name for name in base), *files, *(_WEB / name for name in own)]
+    return document("captioner", body, every, head=head)
 
 
 def policy(page: str) -> str:

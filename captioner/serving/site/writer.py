@@ -102,8 +102,8 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
         files[names[kind]["loader"]] = runtime[f"{wasm}.mjs"]
         files[names[kind]["binary"]] = _compressed(runtime[f"{wasm}.wasm"])
     files |= {f"icons/{side}.png": _icon(side) for side in (192, 512)}
-    files |= {f"code/{name}.js": asset(f"{name}.js", _WEB).encode() for name in _WORKER}
-    files["manifest.json"] = asset("manifest.json", _WEB).encode()
+    files |= {f"code/{name}.js": asset(_WEB / f"{name}.js").encode() for name in _WORKER}
+    files["manifest.json"] = asset(_WEB / "manifest.json").encode()
     device = {
         "runtimes": names,
         "files": {name: f"model/{name}{_COMPRESSED}" for name in graphs}
@@ -115,12 +115,11 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
         ATTENTION_METHODS,
         model.vocabulary,
         max_beam=MAX_BEAM,
-        intro=asset("intro.html", _WEB).rstrip(),
-        scripts=[asset("device.js", _WEB)],
+        intro=asset(_WEB / "intro.html").rstrip(),
+        files=[_WEB / "device.js", _WEB / "site.css"],
         data={"device": device},
         own_words=model.vocabulary.subwords is None,
-        css=[asset("site.css", _WEB)],
-        head=asset("head.html", _WEB).splitlines(),
+        head=asset(_WEB / "head.html").splitlines(),
     )
     # The page's own files only, and no other host.
     rules = policy(page, connect="'self'", scripts="'self' 'wasm-unsafe-eval'", images="'self'")
@@ -219,7 +218,7 @@ def _service_worker(files: Mapping[str, bytes], rules: str) -> bytes:
         for name, content in sorted(files.items())
     }
     small = [name for name in digests if not name.startswith(("model/", "runtime/"))]
-    code = asset("sw.js", _WEB)
+    code = asset(_WEB / "sw.js")
     for name, value in {"digests": digests, "page": small, "policy": rules}.items():
         code = code.replace(f"@@{name}@@", json.dumps(value, indent=1))
     return code.encode()
