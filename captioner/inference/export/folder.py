@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from captioner.inference.folder import (
     ENCODER_GRAPH,
     EXPORTED,
     KEYWORDS,
-    SOURCE,
     TOKENIZER,
     WEIGHTS,
     StoredModel,
@@ -44,9 +43,6 @@ TOLERANCE = 1e-4
 
 COMPARED = 100
 """Calibration photos whose captions are compared with float32's."""
-
-COPIED = (TOKENIZER, FREQUENCIES, CONFIDENCE, KEYWORDS)
-KEPT = (WEIGHTS, CARD)
 
 
 class Exported(NamedTuple):
@@ -83,15 +79,15 @@ def export(
     """
     path = find_model(folder)
     stored = load_model(path)
-    config = exported_config(read_config(path), stored)
-    config[EXPORTED][SOURCE] = digest(path / WEIGHTS)
+    config = _exported_config(path, stored)
     resize = stored.model.preprocessing.pixels
     photos = [Prepared((resize(open_image(photo)),), CropBox()) for photo in calibration]
     with atomic_folder(output) as new:
         attention = stored.decoder.attention
         write_graphs(stored.model, attention, new / ENCODER_GRAPH, new / DECODER_GRAPH)
         write_config(new, config)
-        for name in (*COPIED, *(KEPT if weights else ())):
+        kept = (WEIGHTS, CARD) if weights else ()
+        for name in (TOKENIZER, FREQUENCIES, CONFIDENCE, KEYWORDS, *kept):
             if (path / name).is_file():
                 shutil.copyfile(path / name, new / name)
         difference = largest_difference(stored.model, new)
@@ -118,10 +114,11 @@ def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) 
     return sum(one[0].text == other[0].text for one, other in pairs), len(compared)
 
 
-def exported_config(config: Mapping[str, Any], stored: StoredModel) -> dict[str, Any]:
+def _exported_config(folder: Path, stored: StoredModel) -> dict[str, Any]:
     """The config of a model folder, unknown entries included, with what the graphs need."""
-    model, vocabulary = stored.model, stored.vocabulary
-    encoder = config["encoder"] | {"grid": model.grid, "geometry": model.geometry.as_dict()}
+    model, vocabulary, config = stored.model, stored.vocabulary, read_config(folder)
+    config.pop(EXPORTED, None)
+    config["encoder"] |= {"grid": model.grid, "geometry": model.geometry.as_dict()}
     tokens = {  # for programs without captioner's source, such as a web page
         "start": vocabulary.start(),
         "end": END,
@@ -129,9 +126,9 @@ def exported_config(config: Mapping[str, Any], stored: StoredModel) -> dict[str,
         "first_word": len(SPECIAL_NAMES),
         "styles": {style: vocabulary.start(style) for style in vocabulary.styles},
     }
-    exported = {"opset": OPSET, "precision": "fp32", "tokens": tokens}
-    others = {name: value for name, value in config.items() if name != EXPORTED}
-    return {EXPORTED: exported, **others, "encoder": encoder}
+    source = digest(folder / WEIGHTS)
+    exported = {"opset": OPSET, "precision": "fp32", "tokens": tokens, "source": source}
+    return {EXPORTED: exported, **config}
 
 
 def digest(path: Path) -> str:

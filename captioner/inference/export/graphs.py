@@ -76,8 +76,7 @@ class DecoderGraph(nn.Module):
 def write_graphs(model: CaptionModel, attention: str, encoder: Path, decoder: Path) -> None:
     """Write both graphs of a model in eval mode, in float32; its batch norms are folded in place.
 
-    Raises:
-        ConfigError: The encoder or the attention has an operation that ONNX cannot express.
+    ConfigError: the encoder or the attention has an operation that ONNX cannot express.
     """
     fold_norms(model.encoder)
     size = model.preprocessing.image_size

@@ -16,7 +16,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,20 +58,20 @@ def _quantize(source: Path, target: Path, inputs: Iterator[dict[str, NDArray[Any
 
     prepared = target.with_suffix(".prepared.onnx")
     quant_pre_process(source, prepared, skip_symbolic_shape=True)  # folds constants
-    graph = onnx.load(prepared).graph
+    excluded, scales = _plan(onnx.load(prepared).graph)
     quantize_static(
         prepared,
         target,
-        _Reader(inputs),
+        SimpleNamespace(get_next=lambda: next(inputs, None)),
         quant_format=QuantFormat.QDQ,
         op_types_to_quantize=QUANTIZED[source.name],
-        nodes_to_exclude=_products_without_weights(graph),
+        nodes_to_exclude=excluded,
         per_channel=True,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
         calibrate_method=CalibrationMethod.MinMax,
         extra_options={
-            "TensorQuantOverrides": _weight_scales(graph),
+            "TensorQuantOverrides": scales,
             "OpTypesToExcludeOutputQuantization": ["MatMul"],
         },
     )
@@ -96,38 +97,36 @@ def _decoder_inputs(
                     break
 
 
-def _products_without_weights(graph: Any) -> list[str]:
-    """Names of the products of two inputs (attention and values), and of those with a vector."""
-    matrices = {one.name for one in graph.initializer if len(one.dims) > 1}
-    products = (node for node in graph.node if node.op_type == "MatMul")
-    return [node.name for node in products if node.input[1] not in matrices]
+def _plan(graph: Any) -> tuple[list[str], dict[str, list[dict[str, Any]]]]:
+    """What stays float32, and the scale of each output channel of the weights, for the quantizer.
 
-
-def _weight_scales(graph: Any) -> dict[str, list[dict[str, Any]]]:
-    """The scale of every output channel of the convolutions and products, for the quantizer."""
+    The names of the products of two inputs (attention and values), and of those with a vector; and
+    by weight, of the convolutions and the other products.
+    """
     from onnx import numpy_helper
 
-    held = {one.name: one for one in graph.initializer}
-    found = {}
+    held = {one.name: numpy_helper.to_array(one) for one in graph.initializer}
+    excluded, scales = [], {}
     for node in graph.node:
-        if node.op_type not in ("Conv", "MatMul") or node.input[1] not in held:
+        if node.op_type not in ("Conv", "MatMul"):
             continue
-        weight = numpy_helper.to_array(held[node.input[1]])
-        if weight.ndim < 2:
+        weight, convolution = held.get(node.input[1]), node.op_type == "Conv"
+        if weight is None or weight.ndim < 2:
+            excluded.append(node.name)
             continue
-        axis = 0 if node.op_type == "Conv" else 1
         # Neighbours are inputs of a product, or channels of a convolution at one position.
-        rows = np.moveaxis(weight, 1, -1) if node.op_type == "Conv" else weight.T
-        depthwise = node.op_type == "Conv" and weight.shape[1] == 1
-        scale = channel_scales(rows.reshape(len(rows), -1), paired=not depthwise)
-        if node.op_type == "Conv" and len(node.input) > 2:
+        rows = np.moveaxis(weight, 1, -1) if convolution else weight.T
+        rows = rows.reshape(len(rows), -1)
+        depthwise = convolution and weight.shape[1] == 1
+        scale = channel_scales(rows, paired=not depthwise)
+        if convolution and len(node.input) > 2:
             # A channel without weights is its bias, an int32 at the scale of the weights.
-            bias = numpy_helper.to_array(held[node.input[2]])
-            scale = np.where(rows.reshape(len(rows), -1).any(axis=1), scale, abs(bias) / 1e6 + 1e-9)
-        found[node.input[1]] = [
+            scale = np.where(rows.any(axis=1), scale, abs(held[node.input[2]]) / 1e6 + 1e-9)
+        axis = 0 if convolution else 1
+        scales[node.input[1]] = [
             {"axis": axis, "scale": np.float32(one), "zero_point": 0} for one in scale
         ]
-    return found
+    return excluded, scales
 
 
 def channel_scales(weights: _Array, *, paired: bool) -> _Array:
@@ -149,12 +148,3 @@ def channel_scales(weights: _Array, *, paired: bool) -> _Array:
     while (too_large := sums(np.rint(pairs / scale[:, None, None])) > PAIR).any():  # rounded up
         scale[too_large] *= 1.002
     return scale
-
-
-class _Reader(NamedTuple):
-    """Inputs one by one, as ONNX Runtime reads them."""
-
-    inputs: Iterator[dict[str, NDArray[Any]]]
-
-    def get_next(self) -> dict[str, NDArray[Any]] | None:
-        return next(self.inputs, None)
