@@ -1,22 +1,24 @@
-"""A small Hugging Face hub: the endpoints that huggingface_hub calls to push and to download.
+"""A small Hugging Face hub in memory, which answers the requests of huggingface_hub.
 
-Repositories live in memory, and all of their files are small ones, which need no LFS. ``me`` has
-the token ``hf_good``; tags are branches.
+All of its files are small ones, which need no LFS. ``me`` has the token ``hf_good``; tags are
+branches.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import importlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
+from huggingface_hub import errors, set_client_factory
+
+HTTP = importlib.import_module(errors.HfHubHTTPError.__bases__[0].__module__.partition(".")[0])
+"""The HTTP library of huggingface_hub, whatever its name."""
 TOKENS = {"hf_good": "me", "hf_user": "user", "hf_read": "reader"}
 
 
@@ -44,22 +46,21 @@ class Repo:
         return commits[-1] if commits else None
 
 
-class Hub(ThreadingHTTPServer):
-    """The server and what it holds."""
+class Refused(Exception):  # noqa: N818
+    def __init__(self, status: int, code: str, message: str) -> None:
+        self.status, self.code, self.message = status, code, message
 
-    daemon_threads = True
+
+class Hub:
+    """The repositories, and every request as ``GET /path``."""
+
+    url = "https://huggingface.co"
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.repos: dict[str, Repo] = {}
         self.requests: list[str] = []
-        """``GET /path`` of every request."""
         self.down = False
         """Answer everything with 503."""
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
     def add(self, name: str, files: dict[str, bytes], *, private: bool = False) -> Repo:
         """Create a repository of one commit."""
@@ -72,161 +73,121 @@ class Hub(ThreadingHTTPServer):
         asked = [r for r in self.requests if r.startswith("HEAD") and "/resolve/" in r]
         return [r.partition("/resolve/")[2].partition("/")[2] for r in asked]
 
-
-@contextmanager
-def running() -> Iterator[Hub]:
-    """A hub that serves until the end of the block."""
-    hub = Hub()
-    thread = threading.Thread(target=hub.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield hub
-    finally:
-        hub.shutdown()
-        thread.join()
-        hub.server_close()
-
-
-class _Refused(Exception):  # noqa: N818
-    def __init__(self, status: int, code: str, message: str) -> None:
-        self.status, self.code, self.message = status, code, message
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Hub
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        self.body = self.rfile.read(length) if length else self._chunks()
-        path = unquote(urlsplit(self.path).path)
-        self.server.requests.append(f"{self.command} {path}")
+    def answer(self, request: Any) -> Any:
+        path = request.url.path
+        self.requests.append(f"{request.method} {path}")
         try:
-            if self.server.down:
-                raise _Refused(503, "", "down for maintenance")
-            self._route(path)
-        except _Refused as refused:
+            if self.down:
+                raise Refused(503, "", "down for maintenance")
+            return self._route(request, self._user(request), path)
+        except Refused as refused:
             codes = {"X-Error-Code": refused.code, "X-Error-Message": refused.message}
-            self._json({"error": refused.message}, refused.status, **codes)
-
-    do_GET = do_POST = do_HEAD  # noqa: N815
-
-    def _chunks(self) -> bytes:
-        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
-            return b""
-        body = b""
-        while size := int(self.rfile.readline(), 16):
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return body
-
-    def _send(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def _json(self, value: object, status: int = 200, **headers: str) -> None:
-        kind = {"Content-Type": "application/json"}
-        self._send(status, json.dumps(value).encode(), **kind, **headers)
+            return _json({"error": refused.message}, refused.status, codes)
 
     # --- who ---
 
-    def _user(self) -> str | None:
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+    def _user(self, request: Any) -> str | None:
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if token and token not in TOKENS:
-            raise _Refused(401, "", "Invalid credentials in Authorization header")
+            raise Refused(401, "", "Invalid credentials in Authorization header")
         return TOKENS.get(token)
 
-    def _readable(self, name: str, revision: str) -> tuple[Repo, str]:
+    def _readable(self, user: str | None, name: str, revision: str) -> tuple[Repo, str]:
         """A repository, and the commit of its revision."""
-        user, repo = self._user(), self.server.repos.get(name)
+        repo = self.repos.get(name)
         if repo is None or (repo.private and user != name.partition("/")[0]):
-            raise _Refused(401 if user is None else 404, "RepoNotFound", "Repository not found")
+            raise Refused(401 if user is None else 404, "RepoNotFound", "Repository not found")
         sha = repo.resolve(revision)
         if sha is None and (revision != "main" or repo.branches["main"]):
-            raise _Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+            raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return repo, sha or "0" * 40
-
-    def _check_writable(self, name: str) -> None:
-        if self._user() != name.partition("/")[0]:
-            raise _Refused(403, "", f"You don't have the rights to write to {name}")
 
     # --- what ---
 
-    def _route(self, path: str) -> None:
+    def _route(self, request: Any, user: str | None, path: str) -> Any:
         parts = path.strip("/").split("/")
         if path == "/api/validate-yaml":
-            self._json({"errors": [], "warnings": []})
-        elif path == "/api/repos/create":
-            self._create()
-        elif path.startswith("/api/models/"):
+            return _json({"errors": [], "warnings": []})
+        if path == "/api/repos/create":
+            given = json.loads(request.content)
+            return self._create(user, f"{given['organization']}/{given['name']}", given)
+        if path.startswith("/api/models/"):
             what, *value = parts[4:] or ("revision", "main")
-            act = self._read if self.command == "GET" else self._write
-            act("/".join(parts[2:4]), what, "/".join(value))
-        elif parts[2:3] == ["resolve"]:
-            self._resolve("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
-        else:
-            raise _Refused(404, "", f"no such page: {self.command} {path}")
+            name, rest = "/".join(parts[2:4]), "/".join(value)
+            if request.method == "GET":
+                return self._read(user, name, what, rest)
+            return self._write(user, name, what, rest, request.content)
+        if parts[2:3] == ["resolve"]:
+            return self._resolve(user, "/".join(parts[:2]), parts[3], "/".join(parts[4:]))
+        raise Refused(404, "", f"no such page: {request.method} {path}")
 
-    def _create(self) -> None:
-        given = json.loads(self.body)
-        name = f"{given['organization']}/{given['name']}"
-        self._check_writable(name)
-        if name in self.server.repos:
-            self._json({"error": "You already created this model repo", "url": name}, 409)
-            return
+    def _create(self, user: str | None, name: str, given: dict[str, Any]) -> Any:
+        _check_writable(user, name)
+        if name in self.repos:
+            return _json({"error": "You already created this model repo", "url": name}, 409)
         private = given.get("private") is True or given.get("visibility") == "private"
-        self.server.repos[name] = Repo(private)
-        self._json({"url": f"{self.server.url}/{name}", "name": name})
+        self.repos[name] = Repo(private)
+        return _json({"url": f"{self.url}/{name}", "name": name})
 
-    def _read(self, name: str, what: str, revision: str) -> None:
-        repo, sha = self._readable(name, revision)
+    def _read(self, user: str | None, name: str, what: str, revision: str) -> Any:
+        repo, sha = self._readable(user, name, revision)
         files = repo.trees.get(sha, {})
         if what == "tree":
-            self._json([
+            return _json([
                 {"type": "file", "path": path, "size": len(content), "oid": _digest(content)}
                 for path, content in files.items()
             ])  # fmt: skip
-            return
-        self._json({
+        return _json({
             "_id": "0", "id": name, "modelId": name, "sha": sha, "private": repo.private,
             "gated": False, "disabled": False, "downloads": 0, "likes": 0, "tags": [],
             "siblings": [{"rfilename": file} for file in files],
         })  # fmt: skip
 
-    def _write(self, name: str, what: str, branch: str) -> None:
-        self._check_writable(name)
-        repo = self.server.repos[name]
+    def _write(self, user: str | None, name: str, what: str, branch: str, body: bytes) -> Any:
+        _check_writable(user, name)
+        repo = self.repos[name]
         if what == "branch":
             if branch in repo.branches:
-                raise _Refused(409, "", "Reference already exists")
+                raise Refused(409, "", "Reference already exists")
             repo.branches[branch] = list(repo.branches["main"])
-            self._json({})
-        elif what == "preupload":
+            return _json({})
+        if what == "preupload":
             how = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
-            names = [file["path"] for file in json.loads(self.body)["files"]]
-            self._json({"files": [{"path": path, **how} for path in names]})
-        elif what == "commit":
-            header, *files = (json.loads(line)["value"] for line in self.body.splitlines())
-            content = {file["path"]: base64.b64decode(file["content"]) for file in files}
-            sha = repo.commit(branch, content, header["summary"])
-            url = f"{self.server.url}/{name}/commit/{sha}"
-            self._json({"success": True, "commitOid": sha, "commitUrl": url})
+            names = [file["path"] for file in json.loads(body)["files"]]
+            return _json({"files": [{"path": path, **how} for path in names]})
+        header, *files = (json.loads(line)["value"] for line in body.splitlines())
+        content = {file["path"]: base64.b64decode(file["content"]) for file in files}
+        sha = repo.commit(branch, content, header["summary"])
+        url = f"{self.url}/{name}/commit/{sha}"
+        return _json({"success": True, "commitOid": sha, "commitUrl": url})
 
-    def _resolve(self, name: str, revision: str, path: str) -> None:
-        repo, sha = self._readable(name, revision)
+    def _resolve(self, user: str | None, name: str, revision: str, path: str) -> Any:
+        repo, sha = self._readable(user, name, revision)
         if path not in repo.trees.get(sha, {}):
-            raise _Refused(404, "EntryNotFound", "Entry not found")
+            raise Refused(404, "EntryNotFound", "Entry not found")
         content = repo.trees[sha][path]
         about = {"X-Repo-Commit": sha, "Accept-Ranges": "bytes", "ETag": f'"{_digest(content)}"'}
-        self._send(200, content, **about)
+        return HTTP.Response(200, content=content, headers=about)
+
+
+@contextmanager
+def running() -> Iterator[Hub]:
+    """A hub that answers until the end of the block."""
+    hub, transport = Hub(), HTTP.MockTransport
+    set_client_factory(lambda: HTTP.Client(transport=transport(hub.answer), timeout=None))
+    try:
+        yield hub
+    finally:
+        set_client_factory(lambda: HTTP.Client(follow_redirects=True, timeout=None))
+
+
+def _check_writable(user: str | None, name: str) -> None:
+    if user != name.partition("/")[0]:
+        raise Refused(403, "", f"You don't have the rights to write to {name}")
+
+
+def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Any:
+    return HTTP.Response(status, json=value, headers=headers)
 
 
 def _digest(content: bytes) -> str:
