@@ -255,21 +255,15 @@ class PushOptions(CardArguments):
 def push(options: PushOptions, *_: Any) -> int:
     """Upload, or list what would be uploaded."""
     from captioner.inference import hub
-    from captioner.inference.card import CardOptions, files_to_push, picture_of
-    from captioner.inference.folder import CARD, find_model, read_config
+    from captioner.inference.card import CardOptions, files_to_push
+    from captioner.inference.folder import CARD, find_model
 
     if hub.is_hub_name(options.model):
         raise ConfigError(f"{options.model} is on the hub already; give a model or run folder")
     if not hub.is_hub_name(options.target):
         raise ConfigError(f"the target is {options.target!r}; give hf:user/name")
     target, folder = hub.parse(options.target), find_model(options.model)
-    read_config(folder)  # before the model is loaded for a picture
-    picture = None
-    if options.picture is not None:
-        from captioner.inference.captioner import load
-
-        picture = picture_of(load(folder, precision="fp32"), options.picture)
-    card = CardOptions(options.license, options.dataset, options.report, picture)
+    card = CardOptions(options.license, options.dataset, options.report, options.picture)
     files = files_to_push(folder, target.repo, card)
     if not options.dry_run:
         private = options.private or None

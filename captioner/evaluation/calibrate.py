@@ -327,9 +327,9 @@ class _Work:
             return report | {"photos": total, "judged_otherwise": total - len(self.examples)}
         in_references: dict[bool, list[bool]] = {True: [], False: []}  # by whether it is doubtful
         for one in self.examples:
-            words = caption_tokens(one.seen.text)
-            if len(words) == len(one.seen.log_probs):  # else they are pieces
-                for word, p in zip(words, np.exp(one.seen.log_probs), strict=True):
+            words, log_probs = caption_tokens(one.seen.text), one.seen.found.token_log_probs
+            if len(words) == len(log_probs):  # else they are pieces
+                for word, p in zip(words, np.exp(log_probs), strict=True):
                     in_references[bool(p < DOUBTFUL)].append(word in one.known)
         doubtful, others = in_references[True], in_references[False]
         return report | {

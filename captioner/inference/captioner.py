@@ -7,10 +7,10 @@ captioner.overlay("photo.jpg", caption).save("attention.png")
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
@@ -18,26 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import Caption, CropBox, Keyword
+from captioner.caption import Caption, CropBox, Keyword, text_of
 from captioner.data.images import Photo, is_photo, open_image, reduced_side
 from captioner.data.prefetch import read_batches, reader_threads
 from captioner.drawing.notebook import PhotoCaption, shown_photo, with_photo
 from captioner.errors import ConfigError, ImageError, OptionError
 from captioner.hardware import Precision
-from captioner.inference.captions import (
-    Alternatives,
-    given_hypothesis,
-    most_probable,
-    observe,
-)
+from captioner.inference.captions import add_alternatives, given_hypothesis
 from captioner.inference.confidence import Observation, no_confidence
-from captioner.inference.engine import ATTENTION_METHODS, Engine, Ensemble, Prepared, as_map
+from captioner.inference.engine import ATTENTION_METHODS, Prepared, as_map, open_models
 from captioner.inference.folder import (
     SHIPPED_MODEL,
     StoredModel,
     find_model,
     load_model,
-    runs_graphs,
     save_model,
 )
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
@@ -55,24 +49,14 @@ Photos = list[P] | tuple[P, ...]
 """What returns a list."""
 
 
-class _Read(NamedTuple):
-    """A photo that was read."""
-
-    prepared: Prepared
-    shown: Image.Image | Path
-
-
 class _Encoded(NamedTuple):
     """Photos that were encoded."""
 
     grids: Sequence[Any]
     crop_boxes: Sequence[CropBox]
     seeds: Sequence[int]
-    method: ExplanationMethod = "attention"
     explained: Sequence[Any] = ()
     """Grids for a method that needs the weights."""
-    check: Callable[[], None] = lambda: None
-    """Called before the maps of each caption."""
 
 
 class Result(NamedTuple):
@@ -95,7 +79,7 @@ def load(
     Args:
         *folders: Model or run folders, or models of the Hugging Face hub (``hf:user/name`` or
             ``hf:user/name@revision``); none: the model included in the package.
-        revision: Branch, tag or commit of a single model of the hub.
+        revision: Branch, tag or commit of a model of the hub.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...
         precision: ``auto``, ``fp32``, ``tf32``, ``bf16`` or ``fp16``. ``auto`` on a CPU: exported
             graphs if the model has them, without torch; else the fastest precision that the
@@ -104,16 +88,11 @@ def load(
     Raises:
         ModelError: A folder cannot be loaded, or a model of the hub cannot be downloaded.
         ConfigError: The device is not available, torch is needed and not installed, the models
-            cannot be averaged, or ``revision`` is not for a single model of the hub.
+            cannot be averaged, or ``revision`` is not for a model of the hub.
     """
     for folder in folders:
         if not isinstance(folder, str | Path):
             raise ConfigError(f"a model is {folder!r:.60}; give each folder by its own path")
-    if revision is not None and len(folders) != 1:
-        raise ConfigError(
-            f"revision is {revision!r}, but there are {len(folders)} models; write "
-            "hf:user/name@revision"
-        )
     paths = [find_model(folder, revision) for folder in folders or (SHIPPED_MODEL,)]
     return Captioner(*map(load_model, paths), device=device, precision=precision)
 
@@ -136,11 +115,9 @@ class Captioner:
         precision: Precision = "auto",
     ) -> None:
         """Prepare models in memory, from ``load_model``, for inference; see ``load``."""
-        for number, other in enumerate(others, 2):
-            _check_vocabularies(stored, other, number)
         self.stored = stored
         """The (first) model as stored: network in float32, vocabulary, search options."""
-        self.ensemble = Ensemble(_engines((stored, *others), device, precision))
+        self.ensemble = open_models((stored, *others), device, precision)
         self.engine = self.ensemble.engines[0]
         self.device = self.engine.device
         """Where the models run."""
@@ -164,61 +141,43 @@ class Captioner:
 
     @property
     def model(self) -> CaptionModel:
-        """The (first) network, copied for inference if torch runs it.
-
-        Raises:
-            ConfigError: It has no weights, or torch is not installed.
-        """
+        """The (first) network, as it runs in torch; ConfigError: no weights, or no torch."""
         own: CaptionModel | None = getattr(self.engine, "model", None)
         return self.stored.model if own is None else own
 
     def in_torch(self) -> Captioner:
         """The model run by torch, in float32 unless it is so already, for what needs its weights.
 
-        Raises:
-            ConfigError: It has no weights, torch is not installed, or there are several models.
+        ConfigError: it has no weights, torch is not installed, or there are several models.
         """
         if hasattr(self.engine, "model"):
             return self
         if len(self.ensemble.engines) > 1:
             raise ConfigError("this needs a single model, not an ensemble")
         if self._torch is None:
-            weights = dataclasses.replace(self.stored, network=self.stored.model, graphs=None)
+            weights = replace(self.stored, network=self.stored.model, graphs=None)
             self._torch = Captioner(weights, device=str(self.device), precision="fp32")
         return self._torch
 
     def options(self, **changes: Any) -> SearchOptions:
-        """The model's default search options with some of them changed.
-
-        Raises:
-            ConfigError: An option is unknown or out of range.
-        """
+        """The model's search options with some of them changed; ConfigError: one is invalid."""
         return self.stored.search.changed(**changes)
 
     def known_words(self, text: str) -> list[str]:
-        """The words of a text, spelled as in the vocabulary.
-
-        Raises:
-            ConfigError: The text is empty or has words outside the vocabulary.
-        """
+        """The words of a text as in the vocabulary; ConfigError: it has others, or none."""
         return self.stored.vocabulary.known_words(text)
 
     def check_method(self, method: object) -> None:
-        """Check that the model supports a method of explanation.
-
-        Raises:
-            ConfigError: It does not, or torch is needed and not installed.
-        """
+        """Raise ConfigError if the model does not support a method of explanation."""
         check_method(method)
-        if method in ATTENTION_METHODS:
-            return
-        if len(self.ensemble.engines) > 1:
-            raise OptionError(
-                "{method} {given} needs a single model, not an ensemble; give attention or "
-                "attention_gate, or one model",
-                given=method,
-            )
-        self.stored.require_weights(f"method {method}")
+        if method not in ATTENTION_METHODS:
+            if len(self.ensemble.engines) > 1:
+                raise OptionError(
+                    "{method} {given} needs a single model, not an ensemble; give attention or "
+                    "attention_gate, or one model",
+                    given=method,
+                )
+            self.stored.require_weights(f"method {method}")
 
     def no_confidence(self, options: SearchOptions) -> str | None:
         """Why captions found with these options have no confidence; None: they have one."""
@@ -294,11 +253,11 @@ class Captioner:
         """
         words = self.known_words(text)
         self._check(method, alternatives)
-        read = self._read(photo)
+        prepared, shown = self._read(photo)
         explained = self.explain_batch(
-            [read.prepared], [words], alternatives=alternatives, method=method, style=style
+            [prepared], [words], alternatives=alternatives, method=method, style=style
         )
-        return with_photo(explained, read.shown)[0]
+        return with_photo(explained, shown)[0]
 
     def stream(
         self,
@@ -332,32 +291,27 @@ class Captioner:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise OptionError("{batch_size} is {given!r}; give an integer >= 1", given=batch_size)
         several = cast("Iterable[Photo]", [photos] if is_photo(photos) else photos)
-        return self._results(several, options, batch_size, alternatives, method)
-
-    def _results(
-        self,
-        photos: Iterable[Photo],
-        options: SearchOptions,
-        batch_size: int,
-        alternatives: int,
-        method: ExplanationMethod,
-    ) -> Iterator[Result]:
         on_cpu = str(self.device).startswith("cpu")  # which is busy encoding
         threads = 2 if on_cpu else reader_threads()
-        with closing(read_batches(self._read, photos, batch_size, threads=threads)) as batches:
-            for batch in batches:
-                good = [read.prepared for _, read in batch if isinstance(read, _Read)]
-                found = self.caption_batch(good, options, alternatives=alternatives, method=method)
-                captions = iter(found)
-                for photo, read in batch:
-                    if isinstance(read, ImageError):
-                        yield Result(photo, [], read)
-                    else:
-                        yield Result(photo, with_photo(next(captions), read.shown), None)
 
-    def _read(self, photo: Photo) -> _Read:
+        def results() -> Iterator[Result]:
+            with closing(read_batches(self._read, several, batch_size, threads=threads)) as batches:
+                for batch in batches:
+                    good = [read[0] for _, read in batch if not isinstance(read, ImageError)]
+                    how: Any = {"alternatives": alternatives, "method": method}
+                    captions = iter(self.caption_batch(good, options, **how))
+                    for photo, read in batch:
+                        if isinstance(read, ImageError):
+                            yield Result(photo, [], read)
+                        else:
+                            yield Result(photo, with_photo(next(captions), read[1]), None)
+
+        return results()
+
+    def _read(self, photo: Photo) -> tuple[Prepared, Image.Image | Path]:
+        """A photo for the encoders, and what its captions keep of it."""
         image = open_image(photo, min_side=reduced_side(self.ensemble.image_size))
-        return _Read(self.prepare(image), shown_photo(image, photo))
+        return self.prepare(image), shown_photo(image, photo)
 
     # --- batches ---
 
@@ -384,8 +338,7 @@ class Captioner:
         self._check(method, alternatives, options)
         if not photos:
             return []
-        encoded = self._encode(photos, method)._replace(check=check)
-        return self._search(encoded, options, alternatives)
+        return self._search(self._encode(photos, method), options, alternatives, method, check)
 
     def caption_features(
         self,
@@ -396,10 +349,8 @@ class Captioner:
     ) -> list[list[Caption]]:
         """``caption_batch`` from cached features, (B, L, D), of a ``FeatureCache``.
 
-        A photo's seed is of random sampling; without seeds it is its index.
-
-        Raises:
-            ConfigError: There are several models.
+        A photo's seed is of random sampling; without seeds it is its index. ConfigError: there are
+        several models.
         """
         if len(self.ensemble.engines) > 1:
             raise ConfigError("cached features belong to one encoder; use a single model")
@@ -425,11 +376,13 @@ class Captioner:
         if not photos:
             return []
         encoded = self._encode(photos, method)
-        tokens = [[caption] for caption in captions]
-        scores = self.ensemble.score(self.ensemble.memories(encoded.grids), tokens, start)
-        found = [[given_hypothesis(scores, row, caption)] for row, caption in enumerate(captions)]
-        others = most_probable(scores, tokens, alternatives, vocabulary) if alternatives else []
-        return [caption for [caption] in self._captions(found, encoded, start, others)]
+        memories = self.ensemble.memories(encoded.grids)
+        scores = self.ensemble.score(memories, [[tokens] for tokens in captions], start)
+        found = [[given_hypothesis(scores, row, tokens)] for row, tokens in enumerate(captions)]
+        explained = self._captions(found, encoded, start, method)
+        if alternatives:
+            add_alternatives(explained, scores, alternatives, vocabulary)
+        return [caption for [caption] in explained]
 
     def observe_batch(
         self, photos: Sequence[Prepared], options: SearchOptions
@@ -457,37 +410,39 @@ class Captioner:
     def _encode(
         self, photos: Sequence[Prepared], method: ExplanationMethod = "attention"
     ) -> _Encoded:
-        encoded = _Encoded(
-            self.ensemble.encode(photos),
-            [photo.crop_box for photo in photos],
-            [photo.seed for photo in photos],
-        )
-        if method in ATTENTION_METHODS:
-            return encoded._replace(method=method)
-        explaining = self.in_torch()
-        grids = encoded.grids if explaining is self else explaining.ensemble.encode(photos)
-        return encoded._replace(method=method, explained=grids)
+        grids = self.ensemble.encode(photos)
+        explained: Sequence[Any] = ()
+        if method not in ATTENTION_METHODS:
+            explaining = self.in_torch()
+            explained = grids if explaining is self else explaining.ensemble.encode(photos)
+        crop_boxes, seeds = [one.crop_box for one in photos], [one.seed for one in photos]
+        return _Encoded(grids, crop_boxes, seeds, explained)
 
     def _search(
-        self, encoded: _Encoded, options: SearchOptions, alternatives: int = 0
+        self,
+        encoded: _Encoded,
+        options: SearchOptions,
+        alternatives: int = 0,
+        method: ExplanationMethod = "attention",
+        check: Callable[[], None] = lambda: None,
     ) -> list[list[Caption]]:
+        vocabulary = self.stored.vocabulary
+        start = vocabulary.start(options.style)
         calibrator = None if self.no_confidence(options) else self.stored.calibrator
         memories, found, seen = self._find(encoded, options, evidence=calibrator is not None)
-        vocabulary = self.stored.vocabulary
-        style = options.style or next(iter(vocabulary.styles), "")
-        of_best: list[dict[str, Any]] = [{} for _ in found]
-        for one, values in zip(seen, of_best, strict=False):  # nothing is seen without calibrator
-            values["confidence"] = calibrator.confidence(one, style) if calibrator else None
-        start = vocabulary.start(options.style)
-        others: list[list[Alternatives]] = []
+        captions = self._captions(found, encoded, start, method, check)
         if alternatives:  # score the captions again, so that the search need not store every word
             tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
             scores = self.ensemble.score(memories, tokens, start)
-            others = most_probable(scores, tokens, alternatives, vocabulary)
+            add_alternatives(captions, scores, alternatives, vocabulary)
+        if calibrator is not None:
+            style = options.style or next(iter(vocabulary.styles), "")
+            for group, one in zip(captions, seen, strict=True):
+                group[0] = replace(group[0], confidence=calibrator.confidence(one, style))
         if options.keywords:
-            for words, values in zip(self._keywords(memories, options), of_best, strict=True):
-                values["keywords"] = words
-        return self._captions(found, encoded, start, others, of_best)
+            for group, words in zip(captions, self._keywords(memories, options), strict=True):
+                group[0] = replace(group[0], keywords=words)
+        return captions
 
     def _keywords(self, memories: list[Any], options: SearchOptions) -> list[tuple[Keyword, ...]]:
         """The keywords of photos; those of the first model."""
@@ -515,25 +470,30 @@ class Captioner:
         found = self.ensemble.search(
             memories, options, words, start, encoded.seeds, evidence=evidence
         )
-        vectors = self.ensemble.summary(memories) if evidence else ()
-        pairs = zip(found, vectors, strict=True) if evidence else ()
-        return memories, found, [observe(best, photo, vocabulary) for (best, *_), photo in pairs]
+        pairs = zip(found, self.ensemble.summary(memories), strict=True) if evidence else ()
+        seen = [
+            Observation(
+                text_of(vocabulary.shown(best.tokens), vocabulary.pieces(best.tokens)), best, photo
+            )
+            for (best, *_), photo in pairs
+        ]
+        return memories, found, seen
 
     def _captions(
         self,
         found: Sequence[Sequence[Hypothesis]],
         encoded: _Encoded,
         start: int,
-        others: Sequence[Sequence[Alternatives]],
-        of_best: Sequence[Mapping[str, Any]] = (),
+        method: ExplanationMethod,
+        check: Callable[[], None] = lambda: None,
     ) -> list[list[Caption]]:
-        """The captions of photos with their maps; the best of each with what only it has."""
-        method, engine, vocabulary = encoded.method, self.engine, self.stored.vocabulary
+        """The captions of photos with their maps."""
+        engine, vocabulary = self.engine, self.stored.vocabulary
         by_attention, size = method in ATTENTION_METHODS, engine.preprocessing.image_size
         explaining = (self if by_attention else self.in_torch()).ensemble
 
-        def caption(row: int, column: int, hypothesis: Hypothesis) -> Caption:
-            encoded.check()
+        def caption(row: int, hypothesis: Hypothesis) -> Caption:
+            check()
             maps = explaining.explain(method, encoded.explained, row, start, hypothesis)
             maps = maps if by_attention else as_map(maps)
             crop_box = encoded.crop_boxes[row]
@@ -544,26 +504,17 @@ class Captioner:
                 gates=hypothesis.gates,
                 log_prob=hypothesis.log_prob,
                 crop_box=crop_box,
-                alternatives=others[row][column] if others else (),
                 pieces=vocabulary.pieces(hypothesis.tokens),
                 geometry=engine.geometry.placed(size, *crop_box),
                 method=method,
-                **(of_best[row] if of_best and column == 0 else {}),
             )
 
-        return [
-            [caption(row, column, hypothesis) for column, hypothesis in enumerate(hypotheses)]
-            for row, hypotheses in enumerate(found)
-        ]
+        return [[caption(row, one) for one in group] for row, group in enumerate(found)]
 
     # --- folders and the hub ---
 
     def save(self, folder: str | Path) -> None:
-        """Write the (first) model as a model folder.
-
-        Raises:
-            ConfigError: It is exported.
-        """
+        """Write the (first) model as a model folder; ConfigError: it is exported."""
         save_model(folder, self.stored)
 
     @classmethod
@@ -637,41 +588,11 @@ class Captioner:
         """
         if len(self.ensemble.engines) > 1:
             raise ConfigError("an ensemble cannot be pushed; push each model on its own")
-        from captioner.inference.card import CardOptions, files_to_push, picture_of
+        from captioner.inference.card import CardOptions, files_to_push
 
         target = parse(repo_id, branch)
-        shown = None if picture is None else picture_of(self, picture)
-        options = CardOptions(license, datasets, reports, shown)
+        options = CardOptions(license, datasets, reports, picture)
         with tempfile.TemporaryDirectory() as folder:
             self.save(f"{folder}/model")
             files = files_to_push(Path(folder, "model"), target.repo, options)
             return push(files, target, **commit)
-
-
-def _engines(models: Sequence[StoredModel], device: str, precision: Precision) -> list[Engine]:
-    if all(runs_graphs(one, device, precision) for one in models):
-        from captioner.inference.onnx_engine import OnnxEngine
-
-        return [OnnxEngine(one.graphs, device, precision) for one in models if one.graphs]
-    if len(models) > 1 and not all(one.has_weights for one in models):
-        raise ConfigError(
-            "an ensemble needs models of one kind, all with weights or all exported; leave out "
-            "--precision and --device, or give the folders that the models were exported from"
-        )
-    for one in models:
-        one.require_weights(f"precision {precision} on device {device}")
-    from captioner.inference.torch_engine import TorchEngine
-
-    return [TorchEngine(one.model, device, precision) for one in models]
-
-
-def _check_vocabularies(first: StoredModel, other: StoredModel, number: int) -> None:
-    """Raise ConfigError unless model ``number`` can be averaged with the first."""
-    one, two = first.vocabulary, other.vocabulary
-    if one == two:
-        return
-    what = f"vocabularies of model 1 and model {number} differ ({len(one)} and {len(two)} words)"
-    if (one.words, one.subwords) == (two.words, two.subwords):
-        styles = " and ".join(", ".join(each.styles) or "none" for each in (one, two))
-        what = f"styles of model 1 and model {number} differ ({styles})"
-    raise ConfigError(f"the {what}; an ensemble needs models trained with the same of both")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from captioner.caption import END_NAME, Alternative, text_of
-from captioner.inference.confidence import Observation
+from captioner.caption import END_NAME, Alternative, Caption
 from captioner.inference.engine import CaptionScores
 from captioner.search.arrays import top_k
 from captioner.search.search import Hypothesis
 from captioner.text.vocabulary import END, NEVER_GENERATED, Vocabulary
-
-Alternatives = tuple[tuple[Alternative, ...], ...]
 
 
 def given_hypothesis(scores: CaptionScores, row: int, tokens: list[int]) -> Hypothesis:
@@ -32,41 +29,23 @@ def given_hypothesis(scores: CaptionScores, row: int, tokens: list[int]) -> Hypo
     )
 
 
-def most_probable(
-    scores: CaptionScores,
-    captions: Sequence[Sequence[list[int]]],
-    count: int,
-    vocabulary: Vocabulary,
-) -> list[list[Alternatives]]:
-    """The ``count`` most probable words at every position of the photos' captions."""
-
-    def of(log_probs: NDArray[np.float32]) -> Alternatives:  # (T, V)
-        allowed = log_probs.copy()
-        allowed[:, list(NEVER_GENERATED)] = -math.inf
-        values, tokens = top_k(allowed, min(count, allowed.shape[-1] - len(NEVER_GENERATED)))
-        return tuple(
-            tuple(
-                Alternative(END_NAME if token == END else vocabulary.shown([token])[0], value)
-                for token, value in zip(*position, strict=True)
+def add_alternatives(
+    captions: Sequence[list[Caption]], scores: CaptionScores, count: int, vocabulary: Vocabulary
+) -> None:
+    """Add the ``count`` most probable words at every position to the photos' captions."""
+    for row, group in enumerate(captions):
+        for column, caption in enumerate(group):
+            log_probs = scores.log_probs[row, column, : len(caption.words)].copy()  # (T, V)
+            log_probs[:, list(NEVER_GENERATED)] = -math.inf
+            most = min(count, log_probs.shape[-1] - len(NEVER_GENERATED))
+            values, tokens = top_k(log_probs, most)
+            group[column] = replace(
+                caption,
+                alternatives=tuple(
+                    tuple(
+                        Alternative(END_NAME if t == END else vocabulary.shown([t])[0], value)
+                        for t, value in zip(*position, strict=True)
+                    )
+                    for position in zip(tokens.tolist(), values.tolist(), strict=True)
+                ),
             )
-            for position in zip(tokens.tolist(), values.tolist(), strict=True)
-        )
-
-    return [
-        [of(scores.log_probs[row, column, : len(tokens)]) for column, tokens in enumerate(group)]
-        for row, group in enumerate(captions)
-    ]
-
-
-def observe(best: Hypothesis, photo: NDArray[np.float32], vocabulary: Vocabulary) -> Observation:
-    """What is known of the best caption of a photo, whose vector is (D,)."""
-    assert best.evidence is not None  # collected on request
-    return Observation(
-        text=text_of(vocabulary.shown(best.tokens), vocabulary.pieces(best.tokens)),
-        log_probs=best.token_log_probs,
-        log_prob=best.log_prob,
-        entropies=best.evidence.entropies,
-        share=best.evidence.share,
-        overlap=best.evidence.overlap,
-        photo=photo,
-    )

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -32,7 +32,6 @@ from captioner.options import TrainConfig
 
 if TYPE_CHECKING:
     from captioner.data.images import Photo
-    from captioner.inference.captioner import Captioner
 
 Report = Mapping[str, Any]
 """What ``captioner evaluate -o`` writes."""
@@ -51,23 +50,6 @@ _PRIVATE = {
 """Settings that a card leaves out, by section: paths, and what does not matter to others."""
 
 
-class Picture(NamedTuple):
-    """A photo with its attention."""
-
-    png: bytes
-    caption: str
-
-
-def picture_of(model: Captioner, photo: Photo) -> Picture:
-    """A photo with its attention, captioned by the model."""
-    from captioner.data.images import open_image
-    from captioner.drawing.figure import overlay
-
-    image = open_image(photo)
-    caption = model.caption(image)
-    return Picture(overlay(image, caption, panel_size=240).encode(".png"), caption.text)
-
-
 @dataclass(frozen=True)
 class CardOptions:
     """Contents of a card that the model folder does not hold."""
@@ -78,7 +60,8 @@ class CardOptions:
     """Names of the training data on the hub."""
     reports: Sequence[str | Path] = ()
     """Reports of ``captioner evaluate -o``, one per data set."""
-    picture: Picture | None = None
+    picture: Photo | None = None
+    """Published with its attention."""
 
 
 def files_to_push(
@@ -91,6 +74,7 @@ def files_to_push(
     Raises:
         ConfigError: The model has no weights, or a report cannot be read or added to a card that
             was edited.
+        ImageError: The photo of ``picture`` cannot be read.
         ModelError: The model folder cannot be read.
     """
     options = options or CardOptions()
@@ -102,12 +86,13 @@ def files_to_push(
     }
     own = (folder / CARD).read_text(encoding="utf-8") if CARD in files else None
     if own is None or is_generated(own):
-        files[CARD] = make_card(folder, repo, options).encode()
+        caption = ""
         if options.picture is not None:
-            files[PICTURE] = options.picture.png
+            caption, files[PICTURE] = _picture(folder, options.picture)
+        files[CARD] = make_card(folder, repo, options, caption).encode()
         return files
-    headed = own.startswith("---\n")
-    if options.reports or options.picture or (headed and (options.license or options.datasets)):
+    headed, shown = own.startswith("---\n"), options.picture is not None
+    if shown or options.reports or (headed and (options.license or options.datasets)):
         raise ConfigError(
             f"{folder / CARD} was edited, so that nothing can be added to it; edit it yourself, or "
             "remove the file for a new card"
@@ -117,16 +102,29 @@ def files_to_push(
     return files
 
 
+def _picture(folder: Path, photo: Photo) -> tuple[str, bytes]:
+    """The model's caption of a photo, and a figure of its attention."""
+    from captioner.data.images import open_image
+    from captioner.drawing.figure import overlay
+    from captioner.inference.captioner import load
+
+    image = open_image(photo)
+    caption = load(folder, precision="fp32").caption(image)
+    return caption.text, overlay(image, caption, panel_size=240).encode(".png")
+
+
 def write_card(folder: Path) -> None:
     """Write the card into a model folder."""
     atomic_write(folder / CARD, make_card(folder))
 
 
-def make_card(folder: Path, repo: str | None = None, options: CardOptions | None = None) -> str:
+def make_card(
+    folder: Path, repo: str | None = None, options: CardOptions | None = None, caption: str = ""
+) -> str:
     """The card of a model, on the hub ``user/name``; its last line marks it as generated.
 
     If a model folder is in its run folder, the settings of the run are listed; a copy keeps those
-    that its generated card lists.
+    that its generated card lists. ``caption`` is that of the picture.
 
     Raises:
         ConfigError: A report cannot be read, or two are about one data set.
@@ -141,39 +139,31 @@ def make_card(folder: Path, repo: str | None = None, options: CardOptions | None
         if reports.setdefault(name, report) is not report:
             raise ConfigError(f"two reports are about {name}; give one report per data set")
     title = repo.partition("/")[2] if repo else (_run(folder) or folder.resolve()).name
-    shown = f"![Where the model looked for each word]({PICTURE})"
+    required = config.get("requires", ())  # scorers or encoders that are not built in
+    shown = options.picture is not None
+    packages = [one["package"] for one in required if "package" in one]
     parts = [
         _header(config, title, options, reports),
         f"# {title}",
         _summary(folder, config),
-        f"{shown}\n\n*{options.picture.caption}*" if options.picture else "",
-        _own_code(config),
+        f"![Where the model looked for each word]({PICTURE})\n\n*{caption}*" if shown else "",
+        "\n".join(
+            f"The {one['kind']} `{one['name']}` is code of the author, which is not in this "
+            f"folder; register it before loading the model (`captioner.register_{one['kind']}`)."
+            for one in required
+            if "package" not in one
+        ),
         USE_AND_LIMITS.read_text(encoding="utf-8")
         .strip()
         .format(
             model=f"hf:{repo}" if repo else "FOLDER",
-            package=" ".join(["'captioner[hub]'" if repo else "captioner", *_own_packages(config)]),
+            package=" ".join(["'captioner[hub]'" if repo else "captioner", *packages]),
             grid=_grid(config),
         ),
         _scores(reports) if reports else _validation_scores(_training_row(config)),
         _training(folder, config),
     ]
     return _marked("\n\n".join(part for part in parts if part) + "\n")
-
-
-def _own_packages(config: Mapping[str, Any]) -> list[str]:
-    """The packages of a scorer or encoder that is not built in."""
-    return [record["package"] for record in config.get("requires", ()) if "package" in record]
-
-
-def _own_code(config: Mapping[str, Any]) -> str:
-    """A note on a scorer or encoder that no package has."""
-    return "\n".join(
-        f"The {one['kind']} `{one['name']}` is code of the author, which is not in this folder; "
-        f"register it before loading the model (`captioner.register_{one['kind']}`)."
-        for one in config.get("requires", ())
-        if "package" not in one
-    )
 
 
 def _marked(text: str) -> str:

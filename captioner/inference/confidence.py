@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,9 @@ from captioner.errors import ModelError
 from captioner.inference.folder import CONFIDENCE
 from captioner.options import SearchOptions
 from captioner.text.tokenizer import caption_tokens
+
+if TYPE_CHECKING:
+    from captioner.search.search import Hypothesis
 
 FORMAT_VERSION = 2
 
@@ -68,19 +72,11 @@ _Array = NDArray[np.float32]
 
 
 class Observation(NamedTuple):
-    """What is known of a caption of T words without references."""
+    """What is known of a caption without references."""
 
     text: str
-    log_probs: _Array
-    """(T,) of the words."""
-    log_prob: float
-    """Of the caption with its end token."""
-    entropies: _Array
-    """(T,) in nats."""
-    share: float
-    """See ``decoding.search.Evidence``."""
-    overlap: float
-    """See ``decoding.search.Evidence``."""
+    found: Hypothesis
+    """The caption as the search found it, with its evidence."""
     photo: _Array
     """(D,) mean of the features of the photo's regions, as the decoder uses them."""
 
@@ -267,44 +263,42 @@ class Calibrator:
         }
         if self.kinds is not None:
             arrays["kinds"] = self.kinds
-        numbers = {
-            name: dict(zip(FEATURES, getattr(self, name).tolist(), strict=True))
-            for name in ("weights", "mean", "scale", "lowest", "highest")
-        }
+        vectors = {name: getattr(self, name).tolist() for name in _OF_FEATURES}
         header = {
             "format_version": FORMAT_VERSION,
-            **numbers,
-            "intercepts": dict(self.intercepts),
-            "familiar": list(self.familiar),
+            **{name: dict(zip(FEATURES, vector, strict=True)) for name, vector in vectors.items()},
+            **{name: getattr(self, name) for name in _PLAIN},
             "unknown_rarity": self.phrases.unknown,
             "words": self.reading.words,
-            "search": dict(self.search),
-            "threshold": self.threshold,
-            "report": dict(self.report),
         }
         return save(arrays, metadata={"confidence": json.dumps(header, allow_nan=False)})
+
+
+_OF_FEATURES = ("weights", "mean", "scale", "lowest", "highest")
+_PLAIN = ("intercepts", "familiar", "search", "threshold", "report")
+"""Fields of ``Calibrator`` in the header: with a number for each feature, and as they are."""
 
 
 def features(
     seen: Observation, space: PhotoSpace, phrases: PhraseTable, reading: WordReading
 ) -> NDArray[np.float64]:
     """The features of a caption, (F,); see ``FEATURES``."""
-    words = caption_tokens(seen.text)
-    length = len(seen.log_probs)
-    strength, unfamiliarity = space.measure(seen.photo)
+    words, found = caption_tokens(seen.text), seen.found
+    log_probs, evidence = found.token_log_probs, found.evidence
+    assert evidence is not None  # collected on request
+    length = len(log_probs)
     return np.array(
         [
-            seen.log_prob / (length + 1),
-            float(seen.log_probs.min()) if length else seen.log_prob,
-            float(seen.entropies.mean()) if length else 0.0,
-            float(seen.entropies.max()) if length else 0.0,
-            np.log(max(seen.share, 1e-6)),
-            seen.overlap,
+            found.log_prob / (length + 1),
+            float(log_probs.min()) if length else found.log_prob,
+            float(evidence.entropies.mean()) if length else 0.0,
+            float(evidence.entropies.max()) if length else 0.0,
+            np.log(max(evidence.share, 1e-6)),
+            evidence.overlap,
             length,
             phrases.mean_rarity(words, 1),
             phrases.mean_rarity(words, 3),
-            strength,
-            unfamiliarity,
+            *space.measure(seen.photo),
             *reading.measure(seen.photo, words),
         ],
         np.float64,
@@ -328,13 +322,7 @@ def search_key(options: SearchOptions) -> dict[str, Any]:
 def no_confidence(
     calibrator: Calibrator | None, options: SearchOptions, styles: Sequence[str]
 ) -> str | None:
-    """Why captions found with these options have no confidence; None: they have one.
-
-    Args:
-        calibrator: The model's.
-        options: Search options.
-        styles: The model's styles.
-    """
+    """Why captions of a model with these styles have no confidence; None: they have one."""
     if calibrator is None:
         return "the model is not calibrated; run captioner calibrate"
     if names := calibrator.differing(options):
@@ -357,31 +345,21 @@ def _shown(value: Any) -> str:
 
 
 def read_calibrator(folder: Path) -> Calibrator | None:
-    """Read the calibrator of a model folder; None if it has none.
-
-    Raises:
-        ModelError: The file is damaged, or was written by a newer version.
-    """
+    """Read the calibrator of a model folder, if it has one; for errors see `read_arrays`."""
     path = folder / CONFIDENCE
     if not path.is_file():
         return None
-    again = "run captioner calibrate again, or delete the file"
-    try:
-        with safe_open(path, framework="numpy") as file:
-            header = json.loads(file.metadata()["confidence"])
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        version = header["format_version"]
-        if version != FORMAT_VERSION:
-            raise ModelError(
-                f"{path} has format {version}, and this captioner reads {FORMAT_VERSION}; {again}"
-            )
+    with read_arrays(path, "run captioner calibrate again") as (header, arrays):
+        if header["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"format {header['format_version']}, not {FORMAT_VERSION}")
+        fields: dict[str, Any] = {name: header[name] for name in _PLAIN}
+        fields["familiar"] = tuple(fields["familiar"])
+        # Options that are newer than the file had their default.
+        fields["search"] = {**search_key(SearchOptions()), **fields["search"]}
+        for name in _OF_FEATURES:
+            fields[name] = np.array([header[name][feature] for feature in FEATURES])
         return Calibrator(
-            **{
-                name: np.array([header[name][feature] for feature in FEATURES])
-                for name in ("weights", "mean", "scale", "lowest", "highest")
-            },
-            intercepts=header["intercepts"],
-            familiar=tuple(header["familiar"]),
+            **fields,
             space=PhotoSpace(arrays["space.mean"], arrays["space.components"].astype(np.float32)),
             phrases=PhraseTable(
                 arrays["phrases.hashes"], arrays["phrases.rarities"], header["unknown_rarity"]
@@ -392,10 +370,20 @@ def read_calibrator(folder: Path) -> Calibrator | None:
                 arrays["reading.biases"],
             ),
             kinds=arrays.get("kinds"),
-            # Options that are newer than the file had their default.
-            search={**search_key(SearchOptions()), **header["search"]},
-            threshold=header["threshold"],
-            report=header["report"],
         )
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path} is damaged ({error}); {again}") from error
+
+
+@contextmanager
+def read_arrays(
+    path: Path, advice: str
+) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[Any]]]]:
+    """Read a file's JSON header and arrays; ModelError: it is damaged, or the block fails."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            (header,) = file.metadata().values()
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        yield json.loads(header), arrays
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"{path} is damaged or of another release ({error}); {advice}, or delete the file"
+        ) from error

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import CropBox
-from captioner.errors import OptionError
+from captioner.errors import ConfigError, OptionError
 from captioner.geometry import Geometry
+from captioner.hardware import Precision
+from captioner.inference.folder import StoredModel, runs_graphs
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import ExplanationMethod, SearchOptions
 from captioner.search.arrays import Array, to_numpy
@@ -158,11 +160,7 @@ class Ensemble:
         *,
         evidence: bool = False,
     ) -> list[list[Hypothesis]]:
-        """Search for captions; see ``search.search``.
-
-        Raises:
-            ConfigError: No caption satisfies the options.
-        """
+        """Search for captions, see ``search.search``; ConfigError: none satisfies the options."""
         with self.engines[0].running():
             stepper = self._stepper(memories, start)
             blank = self._blank(start, stepper) if options.guidance else None
@@ -261,9 +259,39 @@ def _same_view(one: Engine, other: Engine) -> bool:
     """Whether region l is the same part of every photo for both models, within 0.1 of a region."""
     if (one.grid, one.preprocessing.resize) != (other.grid, other.preprocessing.resize):
         return False
-    for mine, theirs in zip(one.geometry, other.geometry, strict=True):
-        a = mine.mapped(1 / one.preprocessing.image_size)
-        b = theirs.mapped(1 / other.preprocessing.image_size)
-        if max(abs(a.first - b.first), abs(a.pitch - b.pitch)) > 0.1 * a.pitch:
-            return False
-    return True
+    mine, theirs = (  # (2, 2) first and pitch of each axis, in sides of the input
+        np.array(each.geometry)[:, :2] / each.preprocessing.image_size for each in (one, other)
+    )
+    return bool((np.abs(mine - theirs) <= 0.1 * mine[:, 1:]).all())
+
+
+def open_models(models: Sequence[StoredModel], device: str, precision: Precision) -> Ensemble:
+    """Prepare models for inference; for errors see ``captioner.load``."""
+    for number, other in enumerate(models[1:], 2):
+        _check_vocabularies(models[0], other, number)
+    if all(runs_graphs(one, device, precision) for one in models):
+        from captioner.inference.onnx_engine import OnnxEngine
+
+        return Ensemble([OnnxEngine(one.graphs, device, precision) for one in models if one.graphs])
+    if len(models) > 1 and not all(one.has_weights for one in models):
+        raise ConfigError(
+            "an ensemble needs models of one kind, all with weights or all exported; leave out "
+            "--precision and --device, or give the folders that the models were exported from"
+        )
+    for one in models:
+        one.require_weights(f"precision {precision} on device {device}")
+    from captioner.inference.torch_engine import TorchEngine
+
+    return Ensemble([TorchEngine(one.model, device, precision) for one in models])
+
+
+def _check_vocabularies(first: StoredModel, other: StoredModel, number: int) -> None:
+    """Raise ConfigError unless model ``number`` can be averaged with the first."""
+    one, two = first.vocabulary, other.vocabulary
+    if one == two:
+        return
+    what = f"vocabularies of model 1 and model {number} differ ({len(one)} and {len(two)} words)"
+    if (one.words, one.subwords) == (two.words, two.subwords):
+        styles = " and ".join(", ".join(each.styles) or "none" for each in (one, two))
+        what = f"styles of model 1 and model {number} differ ({styles})"
+    raise ConfigError(f"the {what}; an ensemble needs models trained with the same of both")

@@ -57,9 +57,8 @@ ENCODER_GRAPH, DECODER_GRAPH = GRAPHS = ("encoder.onnx", "decoder.onnx")
 MODEL_FILES = (CONFIG, WEIGHTS, *GRAPHS, TOKENIZER, FREQUENCIES, CONFIDENCE, KEYWORDS, CARD)
 """Everything that a model folder holds. Nothing else is read from it, downloaded or pushed."""
 EXPORTED = "exported"
-"""Entry of the config of a folder with graphs: opset, precision, special tokens and source."""
-SOURCE = "source"
-"""Part of that entry: the digest of the weights that were exported."""
+"""Entry of the config of a folder with graphs: opset, precision, special tokens and source, the
+digest of the weights that were exported."""
 LARGEST_IMAGE = 2048
 """Largest height and width of an encoder's input (pixels)."""
 LARGEST_SEARCH = {"beam_size": 64, "num_captions": 64, "candidates": 64, "max_length": 256}
@@ -135,12 +134,7 @@ class StoredModel:
 
     @property
     def model(self) -> CaptionModel:
-        """The network with its weights.
-
-        Raises:
-            ConfigError: See `require_weights`.
-            ModelError: The weights are damaged.
-        """
+        """The network; ConfigError: see `require_weights`; ModelError: its weights are damaged."""
         self.require_weights()
         if self.network is None:
             assert self.read is not None
@@ -187,13 +181,9 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
 def _download(model: hub.HubModel, options: dict[str, Any]) -> Path:
     """The folder of a model of the hub; another kind of model is refused before its weights."""
     first = hub.fetch(model, [CONFIG], **options)
-    config = hub.read_captioner_config(model, first)
+    hub.read_captioner_config(model, first)
     # That commit, even if the branch moves on meanwhile.
-    path = hub.fetch(model, MODEL_FILES, commit=first.name, **options)
-    for name in GRAPHS if EXPORTED in config else (WEIGHTS,):
-        if not (path / name).is_file():
-            raise ModelError(f"{model} is not a captioner model: it has no {name}")
-    return path
+    return hub.fetch(model, MODEL_FILES, commit=first.name, **options)
 
 
 # --- read ----------------------------------------------------------------------------------------
@@ -314,10 +304,7 @@ def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
-    """What training that starts from a model inherits, as settings of ``TrainConfig``.
-
-    For errors see `read_config`.
-    """
+    """What training that starts from a model inherits, as settings of ``TrainConfig``."""
     path = find_model(folder)
     config = read_config(path)
     with config_errors(path):
@@ -404,17 +391,18 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         "styles": vocabulary.styles,
         "vocabulary": vocabulary.words,
     }
-    files = {FREQUENCIES: stored.frequencies}
+    subwords, calibrator, keywords = vocabulary.subwords, stored.calibrator, stored.keywords
+    files = {
+        FREQUENCIES: stored.frequencies,
+        TOKENIZER: None if subwords is None else subwords.data.encode(),
+        CONFIDENCE: None if calibrator is None else calibrator.to_bytes(),
+        KEYWORDS: None if keywords is None else keywords.to_bytes(),
+    }
     if stored.graphs is not None:
         config[EXPORTED] = stored.graphs.exported
         files |= {name: (stored.graphs.folder / name).read_bytes() for name in GRAPHS}
-    if vocabulary.subwords is not None:
+    if subwords is not None:
         config["tokenizer"] = vocabulary.tokenizer
-        files[TOKENIZER] = vocabulary.subwords.data.encode()
-    if stored.calibrator is not None:
-        files[CONFIDENCE] = stored.calibrator.to_bytes()
-    if stored.keywords is not None:
-        files[KEYWORDS] = stored.keywords.to_bytes()
     try:
         with atomic_folder(folder) as new:
             (new / WEIGHTS).write_bytes(to_bytes(model))

@@ -47,8 +47,7 @@ def is_hub_name(name: object) -> bool:
 def parse(name: str | Path, revision: str | None = None) -> HubModel:
     """Read ``hf:user/name`` or ``hf:user/name@revision``, with or without its prefix.
 
-    Raises:
-        ConfigError: It is not such a name, or two revisions are given.
+    ConfigError: it is not such a name, or two revisions are given.
     """
     repo, at, own = str(name).removeprefix(PREFIX).partition("@")
     if not _REPO.fullmatch(repo) or (at and not own):
@@ -63,10 +62,9 @@ def parse(name: str | Path, revision: str | None = None) -> HubModel:
 def fetch(
     model: HubModel, files: Sequence[str], *, commit: str | None = None, **options: Any
 ) -> Path:
-    """Download files of a repository, as far as they are not in the cache.
+    """Download files of a repository to the cache, as far as the repository has them.
 
-    Files that it does not have are ignored; ``commit`` is what the revision is known to be. The
-    options are ``token``, ``cache_dir``, ``force_download`` and ``local_files_only`` of
+    ``commit`` is what the revision is known to be; the options are those of
     ``huggingface_hub.snapshot_download``.
 
     Returns:
@@ -74,8 +72,8 @@ def fetch(
 
     Raises:
         ConfigError: huggingface_hub is not installed.
-        ModelError: The repository or revision does not exist, access is denied, the hub cannot be
-            reached and the files are not in the cache, or the download is interrupted.
+        ModelError: There is no such repository or revision, access is denied, or the hub cannot be
+            reached and the files are not in the cache.
     """
     require_extra("hub", "the Hugging Face hub")
     import huggingface_hub
@@ -119,19 +117,18 @@ def push(
     Args:
         files: Content, or path of the content, by name; see ``card.files_to_push``.
         target: The repository; its revision is the branch.
-        commit_message: As on the hub.
+        commit_message: Of the commit.
         private: Whether only its owner sees a new repository; None: the account's default.
-        token: None: the one that is stored.
+        token: Of the account; None: the stored one.
         create_pr: Open a pull request instead.
 
     Returns:
         The address of the commit.
 
     Raises:
-        ConfigError: The repository exists and is public although ``private`` is given, or
-            huggingface_hub is not installed.
-        ModelError: The repository holds another kind of model, or the hub refuses or cannot be
-            reached.
+        ConfigError: A public repository exists and ``private`` is given, or huggingface_hub is not
+            installed.
+        ModelError: The repository holds another kind of model, or the hub refuses or is down.
     """
     require_extra("hub", "the Hugging Face hub")
     from huggingface_hub import CommitOperationAdd, HfApi

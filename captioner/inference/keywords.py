@@ -20,12 +20,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from captioner.caption import Keyword
-from captioner.errors import ModelError
-from captioner.inference.confidence import sigmoid
+from captioner.inference.confidence import read_arrays, sigmoid
 from captioner.inference.folder import KEYWORDS
 from captioner.search.words import NEUTRAL_WORDS
 
@@ -96,24 +94,15 @@ class KeywordReader:
 
 
 def read_keywords(folder: Path) -> KeywordReader | None:
-    """Read the keywords of a model folder; None if it has none.
-
-    Raises:
-        ModelError: The file is damaged, or was written by another version.
-    """
+    """Read the keywords of a model folder, if it has some; for errors see `read_arrays`."""
     path = folder / KEYWORDS
     if not path.is_file():
         return None
-    try:
-        with safe_open(path, framework="numpy") as file:
-            header = json.loads(file.metadata()["keywords"])
-            weights, biases = file.get_tensor("weights"), file.get_tensor("biases")
+    with read_arrays(path, "run scripts/fit_keywords.py again") as (header, arrays):
         words, neutral = tuple(header["words"]), tuple(header["neutral_words"])
+        weights, biases = arrays["weights"], arrays["biases"]
         if header["format_version"] != FORMAT_VERSION:
             raise ValueError(f"format {header['format_version']}, not {FORMAT_VERSION}")
         if weights.shape[:1] != biases.shape or len(biases) != len(words + neutral):
             raise ValueError("it does not have a row of weights for each word")
         return KeywordReader(words, neutral, weights.astype(np.float32), biases)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        again = "run scripts/fit_keywords.py again, or delete the file"
-        raise ModelError(f"{path} is damaged or of another release ({error}); {again}") from error

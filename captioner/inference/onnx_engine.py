@@ -43,12 +43,9 @@ class OnnxEngine:
     """See ``inference.Engine``; a photo's grid is what the encoder's graph returns, its memory."""
 
     def __init__(self, graphs: Graphs, device: str, precision: str) -> None:
-        """Load the graphs.
+        """Load the graphs; ModelError: one is damaged.
 
-        Raises:
-            ConfigError: The device or the precision is not available, or ONNX Runtime is not
-                installed.
-            ModelError: A graph is damaged.
+        ConfigError: the device, the precision or ONNX Runtime is not available.
         """
         self.name, self.grid = graphs.encoder, graphs.grid
         self.preprocessing, self.geometry = graphs.preprocessing, graphs.geometry

@@ -40,11 +40,7 @@ class TorchEngine:
     """See ``inference.Engine``; grids are features, (B, L, D)."""
 
     def __init__(self, model: CaptionModel, device: str, precision: Precision) -> None:
-        """Copy a model to a device.
-
-        Raises:
-            ConfigError: The device or the precision is not available.
-        """
+        """Copy a model to a device; ConfigError: it, or the precision, is not available."""
         self.device = pick_device(device)
         self.precision: str = pick_precision(precision, self.device)
         self.geometry = model.geometry  # computed before the copy, which cannot be differentiated

@@ -65,9 +65,7 @@ def read_network(
 ) -> CaptionModel:
     """Build the network of a config in eval mode and read its weights file, as float32.
 
-    Raises:
-        ModelError: The file is damaged or holds other tensors than the network, or a scorer or
-            encoder of another package is not available.
+    ModelError: the file does not fit the config, or a scorer or encoder is not available.
     """
     registries: dict[str, Registry[Any]] = {"encoder": ENCODERS, "scorer": SCORERS}
     for record in config.get("requires", ()):

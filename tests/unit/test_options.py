@@ -200,6 +200,21 @@ def test_word_lists_are_tokenized(given) -> None:
     assert SearchOptions(forced_words=given).forced_words == ("dog", "cat")
 
 
+def test_another_strategy_drops_the_options_of_the_first() -> None:
+    sampling = SearchOptions(
+        beam_size=1, temperature=0.8, top_k=5, num_captions=4, max_length=7, banned_words=("hat",)
+    )
+    assert sampling.changed() == sampling
+    assert sampling.changed(seed=3).num_captions == 4
+    searched = sampling.changed(beam_size=3)
+    assert (searched.temperature, searched.top_k, searched.num_captions) == (0, 0, 1)
+    assert (searched.max_length, searched.banned_words) == (7, ("hat",))
+    assert sampling.changed(temperature=0).beam_size == SearchOptions.beam_size
+    groups = SearchOptions(beam_size=4, beam_groups=2, max_length=7)
+    sampled = groups.changed(temperature=1.0)
+    assert (sampled.beam_size, sampled.beam_groups, sampled.max_length) == (1, 1, 7)
+
+
 def test_each_interface_spells_options_but_not_values() -> None:
     with pytest.raises(OptionError) as caught:
         SearchOptions(forced_words=["{top_k} {"])

@@ -31,6 +31,7 @@ from captioner.inference.confidence import (
     WordReading,
     sigmoid,
 )
+from captioner.search.search import Evidence, Hypothesis
 
 PHRASES = PhraseTable.count(100, {("a",): 90, ("dog",): 20, ("a", "dog", "runs"): 5})
 
@@ -49,7 +50,9 @@ def gain(judged: Judged, share: float) -> float:
 
 def example(log_prob: float, score: float, *, photo=(0.0, 0.0, 1.0), style: str = "") -> Example:
     words = np.full(3, log_prob / 4, np.float32)
-    seen = Observation("a dog runs", words, log_prob, -words, 0.5, 0.8, np.array(photo, np.float32))
+    evidence = Evidence(-words, 0.5, 0.8)
+    found = Hypothesis([], words, words, words, log_prob, ended=True, evidence=evidence)
+    seen = Observation("a dog runs", found, np.array(photo, np.float32))
     return Example(seen, style, "photos", score)
 
 

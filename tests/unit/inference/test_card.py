@@ -13,7 +13,6 @@ import yaml
 from captioner.errors import ConfigError
 from captioner.inference.card import (
     CardOptions,
-    Picture,
     is_generated,
     make_card,
     readable,
@@ -86,7 +85,7 @@ def test_a_card_of_scores_with_intervals(best, tmp_path):
         "search": "beam_size 3",
     }
     (tmp_path / "report.json").write_text(json.dumps(report))
-    options = CardOptions("mit", ["me/photos"], [tmp_path / "report.json"], Picture(b"", "a dog"))
+    options = CardOptions("mit", ["me/photos"], [tmp_path / "report.json"])
 
     card = make_card(best, "me/dogs", options)
 

@@ -11,24 +11,12 @@ from toy_captioner import (
     WORDS,
     build,
     ensemble_of,
-    make_photos,
     stored,
 )  # fmt: skip
 
 from captioner import load
 from captioner.data.images import open_image
 from captioner.errors import ConfigError, ModelError
-from captioner.inference.captioner import Captioner
-
-
-@pytest.fixture(scope="module")
-def captioner() -> Captioner:
-    return build()
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return make_photos(tmp_path_factory.mktemp("photos"))
 
 
 @torch.inference_mode()

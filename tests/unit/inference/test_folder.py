@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from captioner.errors import ModelError
-from captioner.evaluation.references import DocumentFrequencies
 from captioner.files import FREQUENCIES
 from captioner.inference.folder import (
     SHIPPED_MODEL,
@@ -110,9 +108,13 @@ def test_round_trip(folder: Path):
         assert found[name].dtype == tensor.dtype
 
 
-def test_saving_a_loaded_model_gives_equal_files(folder: Path, tmp_path: Path):
-    save_model(tmp_path / "again", load_model(folder))
-    assert contents(tmp_path / "again") == contents(folder)
+def test_saving_a_loaded_model_gives_equal_files(tmp_path: Path):
+    stored = build()
+    stored.frequencies = b"a file"
+    save_model(tmp_path / "model", stored)
+    save_model(tmp_path / "again", load_model(tmp_path / "model"))
+    assert contents(tmp_path / "again") == contents(tmp_path / "model")
+    assert contents(tmp_path / "again")[FREQUENCIES] == b"a file"
 
 
 def test_nothing_is_pickled(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -133,15 +135,6 @@ def test_the_stored_geometry_is_used(folder: Path):
     assert load_model(folder).model.geometry.x.first == 5
 
 
-def test_an_existing_folder_is_replaced_completely(folder: Path):
-    (folder / "stray").write_text("from an older version")
-    stored = build(seed=1)
-    stored.info = {"second": True}
-    save_model(folder, stored)
-    assert set(contents(folder)) == {"config.json", "model.safetensors"}
-    assert load_model(folder).info == {"second": True}
-
-
 def test_weights_that_overflow_float16_are_kept(tmp_path: Path):
     stored = build()
     with torch.no_grad():
@@ -149,28 +142,6 @@ def test_weights_that_overflow_float16_are_kept(tmp_path: Path):
     save_model(tmp_path / "model", stored)
     found = load_model(tmp_path / "model").model.encoder.get_buffer("backbone.bn1.running_var")
     torch.testing.assert_close(found, torch.full_like(found, 1e6))
-
-
-# --- Document frequencies ---
-
-COUNTED = DocumentFrequencies(3, {("a",): 3, ("a", "dog"): 2}).to_bytes()
-
-
-@pytest.fixture
-def counted(tmp_path: Path) -> Path:
-    """A model folder with document frequencies."""
-    stored = build()
-    stored.frequencies = COUNTED
-    save_model(tmp_path / "counted", stored)
-    return tmp_path / "counted"
-
-
-def test_frequencies_round_trip(counted: Path):
-    assert set(contents(counted)) == {"config.json", "model.safetensors", FREQUENCIES}
-    assert contents(counted)[FREQUENCIES] == COUNTED
-    loaded = load_model(counted).frequencies
-    assert loaded == COUNTED
-    assert DocumentFrequencies.from_bytes(loaded).documents == 3
 
 
 # --- Invalid folders ---
@@ -190,17 +161,13 @@ def test_truncated_weights(folder: Path, kept: float):
     assert_refused(folder, r"is damaged or not a safetensors file .*; copy the whole folder again")
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"[" * 100_000], ids=len)
 def test_a_config_that_is_not_json(folder: Path, content: bytes):
     (folder / "config.json").write_bytes(content)
     assert_refused(folder, r"cannot read .*config\.json .*; copy the whole folder again")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [[], "text", None, {}, {"model_type": "vit-gpt2", "architectures": ["x"]},
-     {"format_version": "1"}, {"format_version": None}],
-)  # fmt: skip
+@pytest.mark.parametrize("content", [[], {"model_type": "vit-gpt2"}, {"format_version": "1"}])
 def test_a_foreign_config(folder: Path, content: Any):
     (folder / "config.json").write_text(json.dumps(content))
     assert_refused(folder, r"config\.json is not a captioner model config: no format_version")
@@ -261,11 +228,6 @@ def test_a_decoder_larger_than_its_weights_takes_no_memory(
     assert_refused(folder, r"does not match its config\.json")
 
 
-def test_nested_json(folder: Path):
-    (folder / "config.json").write_text("[" * 100_000)
-    assert_refused(folder, r"cannot read .*config\.json")
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_no_numbers(folder: Path, value: float):
     tensors = load_file(folder / "model.safetensors")
@@ -277,24 +239,16 @@ def test_weights_that_are_no_numbers(folder: Path, value: float):
 # --- Writing ---
 
 
-@pytest.mark.parametrize("where", ["fsync", "write", "rename"])
-def test_a_full_disk_keeps_the_old_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
-):
+def test_a_full_disk_keeps_the_old_folder(folder: Path, monkeypatch: pytest.MonkeyPatch):
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = contents(folder)
-    owner = {"fsync": (os, "fsync"), "write": (Path, "write_text"), "rename": (Path, "rename")}
     with monkeypatch.context() as patch:
-        patch.setattr(*owner[where], full)
-        with pytest.raises(ModelError, match=r"cannot save .* \(No space left") as caught:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(ModelError, match=rf"^cannot save {folder} \(No space left [^\n]*$"):
             save_model(folder, build(seed=1))
-    assert str(folder) in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert contents(folder) == before
-    if where != "rename":  # cleaning up renames too
-        assert [entry.name for entry in folder.parent.iterdir()] == ["model"]
 
 
 def test_every_tensor_comes_from_the_file():

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 from toy_captioner import (
     assert_same,
-    build,
-    make_photos,
     stored,
 )  # fmt: skip
 
@@ -19,16 +17,6 @@ from captioner.data.images import open_image
 from captioner.hardware import autocast
 from captioner.inference.captioner import Captioner
 from captioner.inference.folder import StoredModel
-
-
-@pytest.fixture(scope="module")
-def captioner() -> Captioner:
-    return build()
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return make_photos(tmp_path_factory.mktemp("photos"))
 
 
 def test_explain_batch_equals_explaining_single_photos(captioner: Captioner, photos: list[Path]):

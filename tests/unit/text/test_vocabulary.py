@@ -52,6 +52,12 @@ def test_other_words_are_encoded_as_unknown() -> None:
     assert vocabulary.decode([UNKNOWN, 5]) == ["<unk>", "dog"]
 
 
+@pytest.mark.parametrize("text", ["A dog on a zeppelin.", "", "..."])
+def test_texts_with_other_words_or_none_are_refused(text) -> None:
+    with pytest.raises(ConfigError, match=r"does not know zeppelin|no words"):
+        Vocabulary(["a", "dog", "on"]).known_words(text)
+
+
 def test_special_tokens_have_the_first_ids() -> None:
     assert sorted([PAD, START, END, UNKNOWN]) == [0, 1, 2, 3]
     assert Vocabulary([]).decode([PAD, START, END, UNKNOWN]) == list(SPECIAL_NAMES)
