@@ -207,11 +207,13 @@ class _Work:
     def tasks(self) -> list[_Task]:
         """The photos of each annotations file; or the judged ones, by style."""
         given = self.given
-        default = self.model.options(**self.changes).style
-        default = default or next(iter(self.model.stored.vocabulary.styles), "")
+        options = self.model.options(**self.changes)
+        default = options.style or next(iter(self.model.stored.vocabulary.styles), "")
         if given.judged:
             tasks = []
-            for style, captions in read_judgements(given.judged, default).items():
+            for style, captions in read_judgements(
+                given.judged, default, neutral=options.neutral
+            ).items():
                 names = dict(enumerate(captions))
                 paths = locate_photos(names, given.images, given.judged[0])
                 photos = [CaptionedImage(n, path, (), style) for n, path in paths.items()]

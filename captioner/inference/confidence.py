@@ -65,8 +65,9 @@ of its beam, overlap of its words with those of the beam's other captions, numbe
 rarity of its words and of its phrases of three words among the training captions, the two measures
 of ``PhotoSpace``, and the two of ``WordReading``."""
 
-ANY_VALUE = ("keywords", "num_captions", "seed", "style", "top_k", "top_p")
-"""Search options that do not change the best caption of a beam search, or have an intercept."""
+ANY_VALUE = ("keywords", "neutral", "num_captions", "seed", "style", "top_k", "top_p")
+"""Search options that do not change the best caption of a beam search, or have an intercept, or
+leave the confidence nearly as good (``neutral``, see docs/confidence.md)."""
 
 _Array = NDArray[np.float32]
 

@@ -66,8 +66,7 @@ export class Model {
   }
 
   confidence(best, memory, style, options) {
-    // As in Python: the calibration holds for the search that it was fitted for.
-    if (this.calibrator === null || options.neutral !== this.config.search.neutral) return null;
+    if (this.calibrator === null) return null;
     const words = this.vocabulary.counted(best.tokens);
     const named = style || (Object.keys(this.config.tokens.styles)[0] ?? "");
     return this.calibrator.confidence(best, words, memory.summary.data, named, options.beam_size);
