@@ -121,15 +121,12 @@ def compare(model: Captioner, annotations: str, images: str) -> None:
     plain, varied = model.options(), model.options(temperature=1.0, num_captions=SAMPLES)
     for batch, prepared in photo_batches(model, photos):
         memories = model.ensemble.memories(model.ensemble.encode(prepared))
-        start = model.stored.vocabulary.start("")
         seeds = range(len(batch))
 
         def found(options: Any) -> list[list[set[str]]]:
-            from captioner.search.words import encode_search_words
-
-            words = encode_search_words(options, model.stored.vocabulary)
-            hypotheses = model.ensemble.search(memories, options, words, start, seeds)  # noqa: B023
-            shown = model.stored.vocabulary.shown
+            vocabulary = model.stored.vocabulary
+            hypotheses = model.ensemble.search(memories, options, vocabulary, seeds)  # noqa: B023
+            shown = vocabulary.shown
             return [[mentions([" ".join(shown(h.tokens))], table) for h in of] for of in hypotheses]
 
         vectors = model.ensemble.summary(memories)

@@ -47,7 +47,6 @@ from captioner.inference.engine import Ensemble, Prepared
 from captioner.inference.torch_engine import TorchEngine
 from captioner.model.explanations import WordScorer, rows_per_block
 from captioner.options import ExplanationMethod, FaithfulnessOptions, SearchOptions
-from captioner.search.words import encode_search_words
 from captioner.text.vocabulary import FUNCTION_WORDS, UNKNOWN
 
 T = TypeVar("T")
@@ -265,8 +264,7 @@ def measure_photo(
     grids = [photo.grid.unsqueeze(0)]
     memories = ensemble.memories(grids)
     if reference is None:
-        tokens = encode_search_words(search, vocabulary)
-        caption = ensemble.search(memories, search, tokens, start, [photo.seed])[0][0]
+        caption = ensemble.search(memories, search, vocabulary, [photo.seed])[0][0]
     else:
         given = vocabulary.encode(vocabulary.tokenize(reference))
         caption = given_hypothesis(ensemble.score(memories, [[given]], start), 0, given)

@@ -52,11 +52,11 @@ Photos = list[P] | tuple[P, ...]
 class _Encoded(NamedTuple):
     """Photos that were encoded."""
 
-    grids: Sequence[Any]
+    memories: Sequence[Any]
     crop_boxes: Sequence[CropBox]
     seeds: Sequence[int]
-    explained: Sequence[Any] = ()
-    """Grids for a method that needs the weights."""
+    grids: Sequence[Any] = ()
+    """For a method that needs the weights."""
 
 
 class Result(NamedTuple):
@@ -357,7 +357,8 @@ class Captioner:
         model = self.in_torch()
         with model.engine.running():
             grid = cast("TorchEngine", model.engine).encode_features(features)
-        return model._search(_Encoded([grid], crop_boxes, seeds or range(len(features))), options)
+        memories = model.ensemble.memories([grid])
+        return model._search(_Encoded(memories, crop_boxes, seeds or range(len(features))), options)
 
     def explain_batch(
         self,
@@ -376,8 +377,7 @@ class Captioner:
         if not photos:
             return []
         encoded = self._encode(photos, method)
-        memories = self.ensemble.memories(encoded.grids)
-        scores = self.ensemble.score(memories, [[tokens] for tokens in captions], start)
+        scores = self.ensemble.score(encoded.memories, [[one] for one in captions], start)
         found = [[given_hypothesis(scores, row, tokens)] for row, tokens in enumerate(captions)]
         explained = self._captions(found, encoded, start, method)
         if alternatives:
@@ -388,11 +388,11 @@ class Captioner:
         self, photos: Sequence[Prepared], options: SearchOptions
     ) -> list[Observation]:
         """What is known of the best caption of every photo, from which confidence is computed."""
-        return self._find(self._encode(photos), options, evidence=True)[2]
+        return self._find(self._encode(photos), options, evidence=True)[1]
 
     def photo_vectors(self, photos: Sequence[Prepared]) -> NDArray[np.float32]:
         """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
-        return self.ensemble.summary(self.ensemble.memories(self._encode(photos).grids))
+        return self.ensemble.summary(self._encode(photos).memories)
 
     def _check(
         self, method: object, alternatives: object, options: SearchOptions | None = None
@@ -411,12 +411,11 @@ class Captioner:
         self, photos: Sequence[Prepared], method: ExplanationMethod = "attention"
     ) -> _Encoded:
         grids = self.ensemble.encode(photos)
-        explained: Sequence[Any] = ()
-        if method not in ATTENTION_METHODS:
-            explaining = self.in_torch()
-            explained = grids if explaining is self else explaining.ensemble.encode(photos)
         crop_boxes, seeds = [one.crop_box for one in photos], [one.seed for one in photos]
-        return _Encoded(grids, crop_boxes, seeds, explained)
+        encoded = _Encoded(self.ensemble.memories(grids), crop_boxes, seeds, grids)
+        if method in ATTENTION_METHODS or self.in_torch() is self:
+            return encoded
+        return encoded._replace(grids=self.in_torch().ensemble.encode(photos))
 
     def _search(
         self,
@@ -429,55 +428,46 @@ class Captioner:
         vocabulary = self.stored.vocabulary
         start = vocabulary.start(options.style)
         calibrator = None if self.no_confidence(options) else self.stored.calibrator
-        memories, found, seen = self._find(encoded, options, evidence=calibrator is not None)
+        found, seen = self._find(encoded, options, evidence=calibrator is not None)
         captions = self._captions(found, encoded, start, method, check)
         if alternatives:  # score the captions again, so that the search need not store every word
             tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
-            scores = self.ensemble.score(memories, tokens, start)
+            scores = self.ensemble.score(encoded.memories, tokens, start)
             add_alternatives(captions, scores, alternatives, vocabulary)
         if calibrator is not None:
             style = options.style or next(iter(vocabulary.styles), "")
             for group, one in zip(captions, seen, strict=True):
                 group[0] = replace(group[0], confidence=calibrator.confidence(one, style))
         if options.keywords:
-            for group, words in zip(captions, self._keywords(memories, options), strict=True):
+            for group, words in zip(captions, self._keywords(encoded, options), strict=True):
                 group[0] = replace(group[0], keywords=words)
         return captions
 
-    def _keywords(self, memories: list[Any], options: SearchOptions) -> list[tuple[Keyword, ...]]:
+    def _keywords(self, encoded: _Encoded, options: SearchOptions) -> Iterator[tuple[Keyword, ...]]:
         """The keywords of photos; those of the first model."""
         reader, calibrator = self.stored.keywords, self.stored.calibrator
         assert reader is not None  # checked
-        photos, regions = self.ensemble.summary(memories), self.ensemble.regions(memories)
-        return [
-            reader.read(
-                photo,
-                None if regions is None else regions[row],
-                options.keywords,
-                neutral=options.neutral,
-                familiarity=calibrator.familiarity(photo) if calibrator else 1.0,
+        regions = self.ensemble.regions(encoded.memories)
+        for row, photo in enumerate(self.ensemble.summary(encoded.memories)):
+            familiarity = calibrator.familiarity(photo) if calibrator else 1.0
+            of_photo = None if regions is None else regions[row]
+            yield reader.read(
+                photo, of_photo, options.keywords, neutral=options.neutral, familiarity=familiarity
             )
-            for row, photo in enumerate(photos)
-        ]
 
     def _find(
         self, encoded: _Encoded, options: SearchOptions, *, evidence: bool
-    ) -> tuple[list[Any], list[list[Hypothesis]], list[Observation]]:
-        """The photos' memories, what the search finds, and what is known of the best captions."""
-        vocabulary = self.stored.vocabulary
-        memories = self.ensemble.memories(encoded.grids)
-        words, start = encode_search_words(options, vocabulary), vocabulary.start(options.style)
+    ) -> tuple[list[list[Hypothesis]], list[Observation]]:
+        """What the search finds, and what is known of the best captions."""
+        vocabulary, memories = self.stored.vocabulary, encoded.memories
         found = self.ensemble.search(
-            memories, options, words, start, encoded.seeds, evidence=evidence
+            memories, options, vocabulary, encoded.seeds, evidence=evidence
         )
-        pairs = zip(found, self.ensemble.summary(memories), strict=True) if evidence else ()
-        seen = [
-            Observation(
-                text_of(vocabulary.shown(best.tokens), vocabulary.pieces(best.tokens)), best, photo
-            )
-            for (best, *_), photo in pairs
-        ]
-        return memories, found, seen
+        if not evidence:
+            return found, []
+        best = [captions[0] for captions in found]
+        texts = [text_of(vocabulary.shown(o.tokens), vocabulary.pieces(o.tokens)) for o in best]
+        return found, [*map(Observation, texts, best, self.ensemble.summary(memories))]
 
     def _captions(
         self,
@@ -494,7 +484,7 @@ class Captioner:
 
         def caption(row: int, hypothesis: Hypothesis) -> Caption:
             check()
-            maps = explaining.explain(method, encoded.explained, row, start, hypothesis)
+            maps = explaining.explain(method, encoded.grids, row, start, hypothesis)
             maps = maps if by_attention else as_map(maps)
             crop_box = encoded.crop_boxes[row]
             return Caption(

@@ -26,8 +26,8 @@ from captioner.options import ExplanationMethod, SearchOptions
 from captioner.search.arrays import Array, to_numpy
 from captioner.search.ensemble import EnsembleStepper, mean, mean_probability
 from captioner.search.search import Hypothesis, Stepper, search
-from captioner.search.words import SearchTokens
-from captioner.text.vocabulary import PAD
+from captioner.search.words import encode_search_words
+from captioner.text.vocabulary import PAD, Vocabulary
 
 ATTENTION_METHODS = ("attention", "attention_gate")
 """Methods of explanation that need no more than what the decoder gives with each word."""
@@ -154,16 +154,21 @@ class Ensemble:
         self,
         memories: Sequence[Any],
         options: SearchOptions,
-        words: SearchTokens,
-        start: int,
+        vocabulary: Vocabulary,
         seeds: Sequence[int],
         *,
         evidence: bool = False,
     ) -> list[list[Hypothesis]]:
-        """Search for captions, see ``search.search``; ConfigError: none satisfies the options."""
+        """Search for captions, see ``search.search``.
+
+        ConfigError: a word in the options is unknown, or no caption satisfies the options.
+        """
+        words, start = encode_search_words(options, vocabulary), vocabulary.start(options.style)
         with self.engines[0].running():
-            stepper = self._stepper(memories, start)
-            blank = self._blank(start, stepper) if options.guidance else None
+            stepper, blank = self._stepper(memories, start), None
+            if options.guidance:  # as many blank photos
+                blank, xp = self._stepper(self._blank, start), stepper.xp
+                blank.keep(xp.zeros((stepper.batch_size,), dtype=xp.int64, device=stepper.device))
             found = search(stepper, options, words, seeds, blank=blank, evidence=evidence)
         if not all(found):
             raise OptionError(
@@ -179,17 +184,12 @@ class Ensemble:
         ]
         return EnsembleStepper(steppers, one_grid=self.one_grid) if steppers[1:] else steppers[0]
 
-    def _blank(self, start: int, stepper: Stepper) -> Stepper:
-        """A new stepper of blank photos, as many as another one has."""
-        blank = self._stepper(self.memories(self._blank_grids), start)
-        xp = stepper.xp
-        blank.keep(xp.zeros((stepper.batch_size,), dtype=xp.int64, device=stepper.device))
-        return blank
-
     @cached_property
-    def _blank_grids(self) -> list[Any]:
-        """The features of one photo whose pixels all have the encoder's mean colour."""
-        return [engine.encode(engine.preprocessing.blank()[None]) for engine in self.engines]
+    def _blank(self) -> list[Any]:
+        """The memories of one photo whose pixels all have the encoder's mean colour."""
+        return self.memories(
+            [engine.encode(engine.preprocessing.blank()[None]) for engine in self.engines]
+        )
 
     def score(
         self, memories: Sequence[Any], captions: Sequence[Sequence[list[int]]], start: int
