@@ -25,7 +25,7 @@ import math
 import operator
 import os
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -263,40 +263,37 @@ def build_options(kind: type[Options], *layers: Any) -> Options:
     Raises:
         ConfigError: A setting is unknown or invalid, or two contradict each other.
     """
-    settings: dict[str, Any] = {}
-    for layer in layers:
-        _merge(settings, checked_settings(kind, layer))
-    built: Options = _made(kind, settings)
-    return built
+    checked = [checked_settings(kind, layer) for layer in layers]
+    values: dict[str, Any] = {}
+    fields: Any = option_fields(kind)  # type: ignore[arg-type]
+    for name, field in fields.items():
+        if given := [layer[name] for layer in checked if name in layer]:
+            is_section = dataclasses.is_dataclass(field.type)
+            values[name] = build_options(field.type, *given) if is_section else given[-1]
+    return kind(**values)
 
 
-def checked_settings(kind: type, given: Any, section: str = "") -> dict[str, Any]:
+def checked_settings(kind: Any, given: Any, section: str = "") -> dict[str, Any]:
     """Check settings by name one by one; paths become text, and a text a list where one is needed.
 
     Raises:
         ConfigError: A setting is unknown or invalid.
     """
-    known = option_fields(kind)
+    known, prefix = option_fields(kind), f"{section}." if section else ""
+    given = vars(given) if dataclasses.is_dataclass(given) else given
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(f"{section or 'config'} is {given!r:.60}; give its settings by name")
     checked: dict[str, Any] = {}
-    for name, value in _by_name(given, section):
+    for name, value in (given or {}).items():
         field = known.get(name)
-        prefix = f"{section}." if section else ""
         if field is None:
             raise ConfigError(f"unknown setting {prefix}{name}{_suggestion(name, prefix, known)}")
         if dataclasses.is_dataclass(field.type):
-            checked[name] = checked_settings(field.type, value, prefix + name)  # type: ignore[arg-type]
-            continue
-        checked[name] = _plain(field, value)
-        check_option(field, checked[name], section)
+            checked[name] = checked_settings(field.type, value, prefix + name)
+        else:
+            checked[name] = _plain(field, value)
+            check_option(field, checked[name], section)
     return checked
-
-
-def _by_name(given: Any, section: str) -> Iterator[tuple[Any, Any]]:
-    if dataclasses.is_dataclass(given):
-        return ((field.name, getattr(given, field.name)) for field in dataclasses.fields(given))
-    if not isinstance(given, Mapping | None):
-        raise ConfigError(f"{section or 'config'} is {given!r:.60}; give its settings by name")
-    return iter((given or {}).items())
 
 
 def _suggestion(name: Any, prefix: str, known: Mapping[str, OptionField]) -> str:
@@ -322,26 +319,5 @@ def _plain(field: OptionField, value: Any) -> Any:
     if field.is_list and isinstance(value, str | os.PathLike):
         value = [value]
     if isinstance(value, list | tuple):
-        return [_plain_text(part) for part in value]
-    return _plain_text(value)
-
-
-def _plain_text(value: Any) -> Any:
+        return [os.fspath(part) if isinstance(part, os.PathLike) else part for part in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _merge(settings: dict[str, Any], more: Mapping[str, Any]) -> None:
-    for name, value in more.items():
-        if isinstance(value, dict):
-            _merge(settings.setdefault(name, {}), value)
-        else:
-            settings[name] = value
-
-
-def _made(kind: Any, settings: Mapping[str, Any]) -> Any:
-    known = option_fields(kind)
-    values = {
-        name: _made(known[name].type, value) if isinstance(value, dict) else value
-        for name, value in settings.items()
-    }
-    return kind(**values)

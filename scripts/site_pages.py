@@ -30,7 +30,6 @@ from nbconvert import MarkdownExporter
 
 import captioner
 from captioner.cli.main import COMMANDS
-from captioner.cli.prepare import KINDS
 
 ROOT = Path(__file__).parents[1]
 MOVED = {
@@ -176,9 +175,7 @@ def commands() -> str:
     parts = ["# Commands", "Every command with its `--help`.", f"```text\n{_help()}```"]
     for name, summary in COMMANDS.items():
         parts += [f"## captioner {name}", f"{summary[0].upper()}{summary[1:]}."]
-        for words in [[name, kind] for kind in KINDS] if name == "prepare" else [[name]]:
-            parts += [f"### captioner {' '.join(words)}"] if len(words) > 1 else []
-            parts.append(f"```text\n{_help(*words)}```")
+        parts.append(f"```text\n{_help(*name.split())}```")
     return "\n\n".join(parts)
 
 

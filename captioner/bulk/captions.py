@@ -11,28 +11,25 @@ In a pipeline of your own, `Captions` is a callable class for ``Dataset.map_batc
     )
     captioned.write_parquet("s3://bucket/captions")
 
-`caption_parts` runs the parts of a job, which ``captioner caption --engine ray`` creates, on the
-workers of `captioner.bulk.cluster`: each captions one part at a time and writes it before it takes
-the next.
+`WritePart` is the task of ``captioner caption --engine ray``: the workers of
+`captioner.bulk.cluster` caption one part at a time and write it before they take the next.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from captioner.bulk.cluster import Workers, run_on_cluster
 from captioner.bulk.inputs import Part, RemoteFile, read_part
-from captioner.bulk.job import JOB, Job, Output, Row, decode_rows, encode_rows, row_schema
+from captioner.bulk.job import Output, Row, decode_rows, encode_rows, row_schema
 from captioner.errors import DataError
 from captioner.hardware import Precision
 from captioner.inference.captioner import Captioner, Result, load
 from captioner.inference.folder import SHIPPED_MODEL, fingerprint
-from captioner.options import SearchOptions
+from captioner.options import ModelOptions, SearchOptions
 
 
 class Captions:
@@ -110,20 +107,6 @@ def row(name: str, result: Result) -> Row:
 # --- jobs ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Model:
-    """What a worker loads."""
-
-    folders: tuple[str, ...] = ()
-    """Model folders that every machine can read, or names of the hub; empty: the shipped model."""
-    device: str = "auto"
-    precision: Precision = "auto"
-
-    def fingerprints(self) -> list[str]:
-        """One for each folder."""
-        return [fingerprint(folder) for folder in self.folders or [SHIPPED_MODEL]]
-
-
 class Finished(NamedTuple):
     """A part that was written."""
 
@@ -134,62 +117,25 @@ class Finished(NamedTuple):
     """The first failed photo's message; empty if there is none."""
 
 
-def caption_parts(
-    job: Job, model: Model, search: SearchOptions, *, batch_size: int, workers: Workers
-) -> Iterator[Finished]:
-    """Caption the missing parts of a job on the connected cluster.
-
-    Args:
-        job: From ``open_job``.
-        model: What each worker loads.
-        search: Search options.
-        batch_size: Photos that are captioned together; a batch never spans two parts.
-        workers: How many there are, and what each may use.
-
-    Returns:
-        The parts, as they are written.
-
-    Raises:
-        DataError: A part cannot be read or written, or workers died too often.
-    """
-    if model.device == "auto" and not workers.gpus:
-        model = dataclasses.replace(model, device="cpu")  # not a GPU of others
-
-    options = {"batch_size": batch_size, **vars(search)}
-    task = WritePart(job.output, job.id, model, model.fingerprints(), options)
-    return run_on_cluster(
-        task, job.missing(), workers, missing=job.name_missing, again="give --resume"
-    )
-
-
 @dataclass
 class WritePart:
-    """The task."""
+    """The task that captions a part of a job."""
 
     output: Output
-    job_id: str
-    model: Model
+    model: ModelOptions
+    """What each worker loads: folders that all machines can read, or names of the hub. Batches
+    never span two parts."""
     fingerprints: list[str]
-    options: dict[str, Any]
-    """Of ``Captioner.stream``."""
+    """Of the models here."""
+    search: SearchOptions
 
     def __call__(self, part: Part) -> Finished:
         """Caption a part and write it, unless it is there."""
         name, output = self.output.part_name(part.number), self.output
         held = output.read(name)
-        if held is None:  # otherwise written just before the worker or the driver died
-            rows = list(self._rows(part))
-            if part.photos not in (None, len(rows)):
-                raise DataError(
-                    f"{part.names[0]} has changed while the job was running; start over with "
-                    "--force"
-                )
-            owner = output.read(JOB)
-            if owner is None or f'"{self.job_id}"'.encode() not in owner:
-                raise DataError(f"{output.url}: another process has started over with --force")
+        rows = list(self._rows(part)) if held is None else decode_rows(held, output.format)
+        if held is None:
             output.write(name, encode_rows(rows, output.format))
-        else:
-            rows = decode_rows(held, output.format)
         errors = [one["error"] for one in rows if one.get("error") is not None]
         return Finished(part.number, len(rows), len(errors), next(iter(errors), ""))
 
@@ -197,20 +143,26 @@ class WritePart:
         names: list[str] = []
 
         def sources() -> Iterator[Any]:
-            for photo in read_part(part):
-                names.append(photo.name)
-                yield photo.source
+            for name, source in read_part(part):
+                names.append(name)
+                yield source
 
-        for number, result in enumerate(self.captioner.stream(sources(), **self.options)):
+        options = {"batch_size": self.model.batch_size, **vars(self.search)}
+        for number, result in enumerate(self.captioner.stream(sources(), **options)):
             yield row(names[number], result)
 
     @cached_property
     def captioner(self) -> Captioner:
         """The model, checked to be the driver's."""
         model = self.model
-        if model.fingerprints() != self.fingerprints:
+        if fingerprints(model.model) != self.fingerprints:
             raise DataError(
                 f"{socket.gethostname()} has another model than the machine that started the job; "
                 "install the same captioner, and give models in a shared folder"
             )
-        return load(*model.folders, device=model.device, precision=model.precision)
+        return load(*model.model, device=model.device, precision=model.precision)
+
+
+def fingerprints(folders: Sequence[str]) -> list[str]:
+    """Of models, or of the shipped one."""
+    return [fingerprint(folder) for folder in folders or [str(SHIPPED_MODEL)]]

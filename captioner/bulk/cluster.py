@@ -14,8 +14,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from captioner.bulk.options import RayOptions
 from captioner.errors import CaptionerError, DataError, first_line
 from captioner.hardware import keep_freed_memory
 
@@ -26,24 +27,11 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
-class Workers(NamedTuple):
-    """The processes of a job."""
-
-    number: int | None = None
-    """None: as many as the cluster's CPUs and GPUs allow."""
-    cpus: float = 1
-    """CPUs of each."""
-    gpus: float = 0
-    """GPUs of each; 0.5: two processes share one."""
-
-
 def run_on_cluster(
     task: Callable[[Item], Found],
     items: Sequence[Item],
-    workers: Workers,
+    workers: RayOptions,
     *,
-    missing: Callable[[], str],
-    again: str,
     ordered: bool = False,
 ) -> Iterator[Found]:
     """Process items on the connected cluster.
@@ -53,8 +41,6 @@ def run_on_cluster(
             CaptionerError or OSError ends the job.
         items: What is processed.
         workers: How many processes there are, and what each may use.
-        missing: What is left to do after a failure, for its message.
-        again: How to continue then.
         ordered: Yield the results in the order of the items, not as they are finished.
 
     Yields:
@@ -66,14 +52,12 @@ def run_on_cluster(
     import ray
     from ray import cloudpickle
 
-    if not items:
-        return
-    count = min(workers.number or _room(workers), len(items))
+    count = workers.workers or _room(workers)
     # Without a limit of calls, a process keeps its model for the next item, on a GPU too.
     remote = ray.remote(max_calls=0)(_process).options(
         name=type(task).__name__,
-        num_cpus=workers.cpus,
-        num_gpus=workers.gpus,
+        num_cpus=workers.worker_cpus,
+        num_gpus=workers.worker_gpus,
         max_retries=RETRIES,
     )
     given = ray.put(cloudpickle.dumps(task)), str(Path.cwd())
@@ -99,8 +83,8 @@ def run_on_cluster(
         if isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.NodeDiedError):
             reason = f"a worker died again and again; the limit per part is {RETRIES}"
         raise DataError(
-            f"the Ray job failed ({reason}; {missing()}). The finished ones are kept: check the "
-            f"machines' memory, then {again}"
+            f"the Ray job failed ({reason}); what is finished is kept: check the machines' memory, "
+            "then continue the job"
         ) from error
 
 
@@ -129,44 +113,37 @@ def _loaded(task: bytes, folder: str) -> Callable[[Any], Any]:
     return loaded
 
 
-def _room(workers: Workers) -> int:
+def _room(workers: RayOptions) -> int:
     """How many processes the cluster has room for; at least 1."""
     import ray
 
-    held = ray.cluster_resources()
-    room = [held.get("CPU", 0) / workers.cpus] if workers.cpus else []
-    room += [held.get("GPU", 0) / workers.gpus] if workers.gpus else []
+    held, needed = ray.cluster_resources(), {"CPU": workers.worker_cpus, "GPU": workers.worker_gpus}
+    room = [held.get(kind, 0) / each for kind, each in needed.items() if each]
     return max(1, int(min(room, default=1)))
 
 
 @contextmanager
-def cluster(address: str | None, workers: Workers) -> Iterator[None]:
-    """Connect to a Ray cluster, or start one on this machine.
-
-    Args:
-        address: ``auto``, ``HOST:PORT``, or None: ``RAY_ADDRESS`` if set, otherwise this machine.
-        workers: The processes that a cluster of this machine has to allow.
+def cluster(options: RayOptions) -> Iterator[None]:
+    """Connect to a Ray cluster, or start one on this machine, with room for the workers.
 
     Raises:
         DataError: There is no cluster at this address.
     """
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    address = options.ray_address or os.environ.get("RAY_ADDRESS") or "local"
     # As the plain command; Ray's default (15) starves beside other processes.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    options: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if address == "local":
         # Ray has no authentication. This variable, meant for systems whose firewall asks, makes it
         # listen on 127.0.0.1 only; it is read when Ray is imported.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        options["include_dashboard"] = False
-        if workers.number is not None:
-            wanted = math.ceil(workers.number * workers.cpus)
-            options["num_cpus"] = max(os.cpu_count() or 1, wanted)
+        wanted = math.ceil((options.workers or 0) * options.worker_cpus)
+        settings = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, wanted)}
     import ray
 
     try:
         with _quiet():
-            ray.init(address=address, logging_level="ERROR", log_to_driver=False, **options)
+            ray.init(address=address, logging_level="ERROR", log_to_driver=False, **settings)
     except (ConnectionError, ValueError, TimeoutError) as error:
         raise DataError(
             f"--ray-address is {address}: no connection ({first_line(error)}); start a cluster "

@@ -14,13 +14,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from captioner.bulk.cluster import Workers, run_on_cluster
+from captioner.bulk.cluster import run_on_cluster
+from captioner.bulk.options import RayOptions
 from captioner.data.feature_writer import Block, Blocks, FeatureWriter, encode_photos
 from captioner.data.features import difference
 from captioner.errors import DataError
 from captioner.hardware import Precision
 from captioner.options import TrainConfig
 from captioner.training.setup import FeatureEncoder, open_feature_encoder
+
+PART_PHOTOS = 256
 
 
 @dataclass
@@ -60,44 +63,28 @@ class EncodePhotos:
 
 
 def ray_blocks(
-    writer: FeatureWriter,
-    config: TrainConfig,
-    *,
-    device: str,
-    batch_size: int,
-    part_photos: int,
-    workers: Workers,
+    writer: FeatureWriter, config: TrainConfig, workers: RayOptions, *, device: str, batch_size: int
 ) -> Callable[[int], Blocks]:
     """What ``FeatureWriter.write`` takes: the blocks, computed on the connected cluster.
 
     Args:
         writer: Writes the blocks.
         config: Of the training run; the workers use the precision of the writer's plan.
+        workers: How many there are, what each may use, and photos that each takes at a time,
+            rounded up to whole batches.
         device: Device of each worker.
         batch_size: Photos encoded together.
-        part_photos: Photos that a worker takes at a time, rounded up to whole batches.
-        workers: How many there are, and what each may use.
     """
     plan, key = writer.plan, dict(writer.plan.fingerprint)
     training = replace(config.training, precision=cast(Precision, key["precision"]))
     task = EncodePhotos(replace(config, training=training), key, device, batch_size)
-    size = -(-part_photos // batch_size) * batch_size
+    size = -(-(workers.part_photos or PART_PHOTOS) // batch_size) * batch_size
     paths = [image.path for image in plan.images]
 
     def blocks(start: int) -> Blocks:
-        for part in run_on_cluster(
-            task,
-            [
-                (paths[n : n + size], max(0, plan.flipped - n))
-                for n in range(start, len(paths), size)
-            ],
-            workers,
-            missing=lambda: (
-                f"{len(paths) - len(writer.records)} of {len(paths)} photos are missing"
-            ),
-            again="run the same command again",
-            ordered=True,
-        ):
+        starts = range(start, len(paths), size)
+        items = [(paths[n : n + size], max(0, plan.flipped - n)) for n in starts]
+        for part in run_on_cluster(task, items, workers, ordered=True):
             yield from part
 
     return blocks

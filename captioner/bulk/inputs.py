@@ -14,16 +14,14 @@ the environment, as for the cloud's own tools.
 from __future__ import annotations
 
 import glob
-import hashlib
-import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from itertools import chain
+from dataclasses import dataclass
+from itertools import accumulate, chain, groupby, islice
 from pathlib import PurePath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -40,13 +38,15 @@ STORAGE = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hdfs")
 READERS = 8
 """Photos of object storage that are downloaded at the same time."""
 
+Kind = Literal["photos", "parquet", "tar"]
+
 
 @dataclass(frozen=True)
 class Part:
     """What one output file holds."""
 
     number: int
-    kind: Literal["photos", "parquet", "tar"]
+    kind: Kind
     names: tuple[str, ...]
     """The photos; or the one Parquet or tar file."""
     bytes: int | None = None
@@ -66,21 +66,13 @@ class Part:
         return self.stop - self.start if self.kind == "parquet" else None
 
 
-class Columns(NamedTuple):
-    """Columns of Parquet files."""
-
-    image: str | None = None
-    """Image bytes, or paths or URLs; None: detected."""
-    key: str | None = None
-    """Names of the photos in the output; None: their path, or file and row number."""
-
-
 def divide(
     inputs: Iterable[str],
     *,
     size: int,
     recursive: bool = False,
-    columns: Columns = Columns(),  # noqa: B008 (immutable)
+    image_column: str | None = None,
+    key_column: str | None = None,
 ) -> list[Part]:
     """Divide inputs into parts.
 
@@ -88,48 +80,31 @@ def divide(
         inputs: Photos, Parquet files, tar files, folders of these, and patterns; paths or URLs.
         size: Photos or rows per part.
         recursive: Search subfolders too.
-        columns: Columns of Parquet files.
+        image_column: Parquet column of image bytes, or paths or URLs; None: detected.
+        key_column: Of names of the photos in the output; None: their path, or file and row number.
 
     Raises:
         ConfigError: A Parquet file has no such column, or several could be meant.
         DataError: A folder has no photos, or a Parquet or tar file cannot be read.
     """
     parts: list[Part] = []
-    photos: list[str] = []
-
-    def end_photos() -> None:
-        for start in range(0, len(photos), size):
-            parts.append(Part(len(parts), "photos", tuple(photos[start : start + size])))
-        photos.clear()
-
-    for name in _find(inputs, recursive):
-        kind = _kind(name)
-        if kind not in ("parquet", "tar"):
-            photos.append(name)
+    for kind, group in groupby(_find(inputs, recursive), lambda name: _kind(name) or "photos"):
+        if kind == "photos":
+            while names := tuple(islice(group, size)):
+                parts.append(Part(len(parts), kind, names))
             continue
-        end_photos()
-        with _readable(name):
-            fs, path = url_to_fs(name)
-            length = int(fs.size(path))
-            if kind == "tar":
-                parts.append(Part(len(parts), "tar", (name,), length))
-                continue
-            rows, image = _inspect_parquet(name, columns)
+        for name in group:
+            with _readable(name):
+                fs, path = url_to_fs(name)
+                length = int(fs.size(path))
+                if kind == "tar":
+                    parts.append(Part(len(parts), kind, (name,), length))
+                    continue
+                rows, image = _inspect_parquet(name, image_column, key_column)
             for start in range(0, rows, size):
                 span = start, min(rows, start + size)
-                parts.append(
-                    Part(len(parts), "parquet", (name,), length, *span, image, columns.key)
-                )
-    end_photos()
+                parts.append(Part(len(parts), kind, (name,), length, *span, image, key_column))
     return parts
-
-
-def digest(parts: Iterable[Part]) -> str:
-    """Identifies inputs and their division: 16 hexadecimal digits."""
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(json.dumps(asdict(part)).encode() + b"\n")
-    return found.hexdigest()[:16]
 
 
 # --- finding -------------------------------------------------------------------------------------
@@ -143,7 +118,7 @@ def _readable(name: str) -> Iterator[None]:
         raise unreadable(name, error) from error
 
 
-def _kind(name: str) -> Literal["photos", "parquet", "tar"] | None:
+def _kind(name: str) -> Kind | None:
     """What a file is by its name; None: not an input."""
     if name.lower().endswith((".parquet", ".tar")):
         return "tar" if name.lower().endswith(".tar") else "parquet"
@@ -194,7 +169,7 @@ _NAMES = ("path", "image", "image_path", "file_name", "filename", "file", "url",
 """Usual names of columns with paths."""
 
 
-def _inspect_parquet(name: str, columns: Columns) -> tuple[int, str]:
+def _inspect_parquet(name: str, image: str | None, key: str | None) -> tuple[int, str]:
     """Number of rows, and the column of the photos."""
     import pyarrow.parquet as pq
     from pyarrow import types
@@ -208,18 +183,18 @@ def _inspect_parquet(name: str, columns: Columns) -> tuple[int, str]:
             return {"bytes", "path"} <= {field.name for field in kind}
         return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
-    for column in filter(None, columns):
+    for column in filter(None, (image, key)):
         if column not in schema.names:
             raise ConfigError(f"{name} has no column {column}; it has {', '.join(schema.names)}")
     with_bytes = [one.name for one in schema if is_bytes(one.type)]
     with_names = [one.name for one in schema if str(one.type) in ("string", "large_string")]
-    if columns.image is not None:
-        if columns.image not in with_bytes + with_names:
+    if image is not None:
+        if image not in with_bytes + with_names:
             raise ConfigError(
-                f"{name}: column {columns.image} is {schema.field(columns.image).type}; give one "
-                "with bytes, text, or a struct of bytes and path"
+                f"{name}: column {image} is {schema.field(image).type}; give one with bytes, text, "
+                "or a struct of bytes and path"
             )
-        return rows, columns.image
+        return rows, image
     found = with_bytes or [column for column in _NAMES if column in with_names]
     if len(found) != 1:
         which = f"could be {' or '.join(found)}" if found else "is not known"
@@ -233,13 +208,8 @@ def _inspect_parquet(name: str, columns: Columns) -> tuple[int, str]:
 # --- reading -------------------------------------------------------------------------------------
 
 
-class Photo(NamedTuple):
-    """A photo of a part."""
-
-    name: str
-    """Its name in the output."""
-    source: Any
-    """What ``Captioner.stream`` reads."""
+Photo = tuple[str, Any]
+"""Its name in the output, and what ``Captioner.stream`` reads."""
 
 
 class RemoteFile:
@@ -264,8 +234,9 @@ def read_part(part: Part) -> Iterator[Photo]:
 
     A damaged tar or Parquet file yields the photos before the damage, then one with the error.
     """
+    name = part.names[0]
     if part.kind == "tar":
-        photos = _read_tar(part.names[0])
+        photos = _read_tar(name)
     else:
         given = _read_parquet(part) if part.kind == "parquet" else ((n, n) for n in part.names)
         photos = read_ahead(_open, given, ahead=2 * READERS, threads=READERS)
@@ -273,28 +244,26 @@ def read_part(part: Part) -> Iterator[Photo]:
         yield from photos
     except (OSError, tarfile.TarError, ValueError) as error:  # pyarrow's errors are ValueErrors
         problem = f"the {part.kind} file is damaged here: {first_line(error)}"
-        yield Photo(part.names[0], RemoteFile(part.names[0], problem))
+        yield name, RemoteFile(name, problem)
 
 
-def _open(photo: tuple[str, Any]) -> Photo:
+def _open(photo: Photo) -> Photo:
     """A photo whose source is a path, URL or bytes."""
     name, source = photo
-    if isinstance(source, RemoteFile):
-        return Photo(name, source)
     if source is None:
-        return Photo(name, RemoteFile(name, "no image in this row"))
+        return name, RemoteFile(name, "no image in this row")
     if isinstance(source, bytes):
-        return Photo(name, RemoteFile(name, source))
-    if is_local(source):
-        return Photo(name, source)
+        return name, RemoteFile(name, source)
+    if isinstance(source, RemoteFile) or is_local(source):
+        return photo
     try:
         with fsspec.open(source, "rb") as file:
             data = file.read(MAX_STREAM_BYTES + 1)
             if len(data) > MAX_STREAM_BYTES:
                 raise ValueError(f"more than {MAX_STREAM_BYTES:,} bytes")
-            return Photo(name, RemoteFile(name, data))
+            return name, RemoteFile(name, data)
     except Exception as error:  # each protocol has its own
-        return Photo(name, RemoteFile(name, first_line(error)))
+        return name, RemoteFile(name, first_line(error))
 
 
 def _checked(name: str) -> str | RemoteFile:
@@ -333,7 +302,7 @@ def _read_tar(name: str) -> Iterator[Photo]:
         for member in chain(tar, [None]):
             if blocks:
                 problem = f"the tar file is damaged before here: {counted(blocks, 'block')} skipped"
-                yield Photo(name, RemoteFile(name, problem))
+                yield name, RemoteFile(name, problem)
                 blocks = 0
             if member is None:
                 return
@@ -345,32 +314,31 @@ def _read_tar(name: str) -> Iterator[Photo]:
                 continue
             last = sample
             called = f"{name}/{member.name}"
-            yield Photo(called, RemoteFile(called, content.read()))
+            yield called, RemoteFile(called, content.read())
 
 
-def _read_parquet(part: Part) -> Iterator[tuple[str, Any]]:
+def _read_parquet(part: Part) -> Iterator[Photo]:
     """Name and source of each row; only the row groups that hold the part are read."""
     import pyarrow.parquet as pq
 
     [file_name], key = part.names, part.key_column
     columns = [part.image_column, *([key] if key else [])]
     with fsspec.open(file_name, "rb") as file:
-        held, row = pq.ParquetFile(file), 0
-        for group in range(held.num_row_groups):
-            stop = row + held.metadata.row_group(group).num_rows
-            if stop <= part.start or row >= part.stop:
-                row = stop
-                continue
-            for batch in held.iter_batches(batch_size=64, row_groups=[group], columns=columns):
-                for values in batch.to_pylist():
-                    if part.start <= row < part.stop:
-                        source, name = values[part.image_column], f"{file_name}/{row}"
-                        if isinstance(source, dict):
-                            bytes_ = source["bytes"]
-                            source = source["path"] if bytes_ is None else bytes_
-                        if isinstance(source, str):
-                            name, source = source, _checked(source)
-                        if key and values[key] is not None:
-                            name = str(values[key])
-                        yield name, source
-                    row += 1
+        held = pq.ParquetFile(file)
+        groups = range(held.num_row_groups)
+        ends = [*accumulate((held.metadata.row_group(n).num_rows for n in groups), initial=0)]
+        needed = [n for n in groups if ends[n] < part.stop and ends[n + 1] > part.start]
+        first = ends[needed[0]]
+        batches = held.iter_batches(batch_size=64, row_groups=needed, columns=columns)
+        rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+        wanted = islice(rows, part.start - first, part.stop - first)
+        for row, values in enumerate(wanted, part.start):
+            source, name = values[part.image_column], f"{file_name}/{row}"
+            if isinstance(source, dict):
+                bytes_ = source["bytes"]
+                source = source["path"] if bytes_ is None else bytes_
+            if isinstance(source, str):
+                name, source = source, _checked(source)
+            if key and values[key] is not None:
+                name = str(values[key])
+            yield name, source

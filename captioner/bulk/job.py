@@ -9,30 +9,27 @@ Readers of a folder of Parquet files skip names that begin with an underscore.
 A part is renamed into place on a disk, and put in one request into object storage; both are atomic.
 What a part holds is fixed by ``_job.json``, so a part that exists is finished, and one that is
 computed twice, after a worker or the driver was killed, replaces itself. The result has each photo
-exactly once.
-
-Two drivers: on a disk the second one is refused (a lock). In object storage only one can create
-``_job.json``; if both resume the same job, they do the same work twice, with the same result. A
-worker writes only while ``_job.json`` is its own, so one left over from a job that was started over
-(``--force``) writes nothing.
+exactly once. On a disk, a second driver is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from captioner.bulk.inputs import Part, digest
-from captioner.errors import ConfigError, DataError, counted, first_of
+from captioner.bulk.inputs import Part
+from captioner.data.journal import check_same
+from captioner.errors import ConfigError, counted
 from captioner.files import atomic_write, write_lock
 
 JOB, DONE = "_job.json", "_done.json"
@@ -53,107 +50,48 @@ class Output(NamedTuple):
         """File name of a part."""
         return f"part-{number:05d}.{self.format}"
 
-    def file_system(self) -> tuple[Any, str]:
+    def _file_system(self) -> tuple[Any, str]:
         """What reads and writes, and the folder's name there."""
         fs, folder = url_to_fs(self.url, use_listings_cache=False)
         return fs, str(folder)
 
     def local_folder(self) -> Path | None:
         """The folder's path; None for object storage."""
-        fs, folder = self.file_system()
+        fs, folder = self._file_system()
         return Path(folder) if isinstance(fs, LocalFileSystem) else None
 
     def read(self, name: str) -> bytes | None:
         """Content of a file; None if it does not exist."""
-        fs, folder = self.file_system()
+        fs, folder = self._file_system()
         try:
             data: bytes = fs.cat_file(f"{folder}/{name}")
         except FileNotFoundError:
             return None
         return data
 
-    def write(self, name: str, data: bytes, *, new: bool = False) -> None:
-        """Write a file atomically.
-
-        Args:
-            name: File name.
-            data: Its content.
-            new: In object storage, where nothing is locked, fail if it exists.
-
-        Raises:
-            FileExistsError: It exists.
-        """
-        fs, folder = self.file_system()
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file atomically."""
+        fs, folder = self._file_system()
         if isinstance(fs, LocalFileSystem):
             atomic_write(Path(folder, name), data)
         else:
-            fs.pipe_file(f"{folder}/{name}", data, mode="create" if new else "overwrite")
+            fs.pipe_file(f"{folder}/{name}", data)
 
-    def names(self) -> list[str]:
-        """Names of the files; empty if there is no folder."""
-        fs, folder = self.file_system()
+    def parts(self) -> list[str]:
+        """Names of the finished parts."""
+        fs, folder = self._file_system()
         try:
-            listed = fs.ls(folder, detail=False)
+            names = [one.rstrip("/").rpartition("/")[2] for one in fs.ls(folder, detail=False)]
         except FileNotFoundError:
             return []
-        return [str(one).rstrip("/").rpartition("/")[2] for one in listed]
-
-    def finished(self) -> set[int]:
-        """Numbers of the finished parts."""
-        found = (_PART.fullmatch(name) for name in self.names())
-        return {int(match[1]) for match in found if match}
+        return [name for name in names if _PART.fullmatch(name)]
 
     def clear(self) -> None:
         """Remove a job; ``_job.json`` last, so that an interruption leaves what can be resumed."""
-        fs, folder = self.file_system()
-        names = [name for name in self.names() if name in (JOB, DONE) or _PART.fullmatch(name)]
-        for name in sorted(names, key=lambda name: (name == JOB, name != DONE)):
-            fs.rm_file(f"{folder}/{name}")
-
-
-class Job(NamedTuple):
-    """A job that this process may work on."""
-
-    output: Output
-    id: str
-    """Changes when a job is started over."""
-    parts: Sequence[Part]
-
-    def missing(self) -> list[Part]:
-        """Parts that are not finished."""
-        done = self.output.finished()
-        return [part for part in self.parts if part.number not in done]
-
-    def name_missing(self) -> str:
-        """The parts that are not finished, for messages."""
-        names = [self.output.part_name(part.number) for part in self.missing()]
-        return f"missing: {first_of(names or ['nothing'])}"
-
-    def finish(self, counts: Mapping[int, tuple[int, int]]) -> dict[str, int]:
-        """Write ``_done.json`` once all parts exist; return what it holds.
-
-        Args:
-            counts: For the parts of this run, the number of photos and of those that failed;
-                other parts are read.
-
-        Raises:
-            DataError: Parts are missing.
-        """
-        output = self.output
-        if self.missing():
-            raise DataError(f"{output.url}: {self.name_missing()}; give --resume to continue")
-        totals = {"parts": len(self.parts), "photos": 0, "failed": 0}
-        for part in self.parts:
-            photos, failed = counts.get(part.number) or self._count(part.number)
-            totals["photos"] += photos
-            totals["failed"] += failed
-        output.write(DONE, json.dumps(totals).encode() + b"\n")
-        return totals
-
-    def _count(self, number: int) -> tuple[int, int]:
-        data = self.output.read(self.output.part_name(number)) or b""
-        rows = decode_rows(data, self.output.format)
-        return len(rows), sum(row.get("error") is not None for row in rows)
+        fs, folder = self._file_system()
+        for name in [DONE, *self.parts(), JOB]:
+            with suppress(FileNotFoundError):
+                fs.rm_file(f"{folder}/{name}")
 
 
 @contextmanager
@@ -164,7 +102,7 @@ def open_job(
     *,
     resume: bool,
     force: bool,
-) -> Iterator[Job]:
+) -> Iterator[None]:
     """Start a job, or continue an interrupted one.
 
     Args:
@@ -181,58 +119,30 @@ def open_job(
     """
     folder = output.local_folder()
     if folder is not None:
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"-o {output.url} is a file; give a folder")
         folder.mkdir(parents=True, exist_ok=True)
-    now = {
-        "settings": json.loads(json.dumps(dict(settings))),
-        "inputs": digest(parts),
-        "parts": len(parts),
-    }
+    inputs = {"number of parts": len(parts), "digest of the inputs": _digest(parts)}
+    now = json.loads(json.dumps({**settings, **inputs}))
     with nullcontext() if folder is None else write_lock(folder):
-        held, done = output.read(JOB), output.finished()
-        if held is not None and not force:
-            before = json.loads(held)
-            if not resume:
-                raise ConfigError(
-                    f"{output.url} has a job ({len(done)} of {before['parts']} parts are "
-                    "finished); give --resume to continue it, --force to start over, or another "
-                    "folder"
-                )
-            _check_same(output.url, before, now)
-            yield Job(output, before["id"], parts)
-            return
+        before, done = output.read(JOB), output.parts()
         if force:
             output.clear()
-        elif done:
+        elif resume and before:
+            check_same(output.url, json.loads(before), now)
+        elif before or done:
             raise ConfigError(
-                f"{output.url} has {counted(len(done), 'part')} but no {JOB}; give another "
-                "folder, or --force to replace what is there"
+                f"{output.url} has {counted(len(done), 'finished part')} of a job; give --resume "
+                "to continue it, --force to start over, or another folder"
             )
-        now["id"] = secrets.token_hex(8)
-        try:
-            output.write(JOB, json.dumps(now, indent=1).encode() + b"\n", new=True)
-        except FileExistsError as error:
-            raise ConfigError(
-                f"{output.url}: another process has just started a job there; wait for it, or "
-                "give another folder"
-            ) from error
-        yield Job(output, now["id"], parts)
+        output.write(JOB, json.dumps(now, indent=1).encode() + b"\n")
+        yield
 
 
-def _check_same(url: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    old, new = before["settings"], now["settings"]
-    if changed := [name for name in new if old.get(name) != new[name]]:
-        name = changed[0]
-        problem = f"{name} was {old.get(name)} and is now {new[name]}; give the same options"
-    elif before["inputs"] != now["inputs"]:
-        problem = (
-            f"the inputs have changed ({counted(before['parts'], 'part')} then, {now['parts']} "
-            "now); give the same photos in the same order"
-        )
-    else:
-        return
-    raise ConfigError(f"cannot resume {url}: {problem}, or start over with --force")
+def _digest(parts: Sequence[Part]) -> str:
+    """Identifies inputs and their division: 16 hexadecimal digits."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(json.dumps(asdict(part)).encode() + b"\n")
+    return found.hexdigest()[:16]
 
 
 # --- rows ----------------------------------------------------------------------------------------
@@ -247,15 +157,11 @@ def encode_rows(rows: Sequence[Row], format: str) -> bytes:  # noqa: A002
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [{**row, "image": _valid(row["image"])} for row in rows]
+    valid = [row["image"].encode("utf-8", "backslashreplace").decode() for row in rows]
+    rows = [{**row, "image": name} for row, name in zip(rows, valid, strict=True)]
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=row_schema()), buffer)
     return buffer.getvalue()
-
-
-def _valid(name: str) -> str:
-    """A name as valid Unicode."""
-    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def decode_rows(data: bytes, format: str) -> list[Row]:  # noqa: A002
@@ -272,18 +178,15 @@ def row_schema() -> Any:
     """The columns of a Parquet part: ``image``, ``captions``, ``error``."""
     import pyarrow as pa
 
-    keyword = pa.struct([("word", pa.string()), ("probability", pa.float64())])
-    caption = pa.struct(
-        [
-            ("text", pa.string()),
-            ("words", pa.list_(pa.string())),
-            ("log_prob", pa.float64()),
-            ("log_probs", pa.list_(pa.float64())),
-            ("confidence", pa.float64()),
-            ("doubtful", pa.list_(pa.int64())),
-            ("keywords", pa.list_(keyword)),
-        ]
-    )
-    return pa.schema(
-        [("image", pa.string()), ("captions", pa.list_(caption)), ("error", pa.string())]
-    )
+    text, numbers = pa.string(), pa.list_(pa.float64())
+    keyword = pa.struct({"word": text, "probability": pa.float64()})
+    caption = {
+        "text": text,
+        "words": pa.list_(text),
+        "log_prob": pa.float64(),
+        "log_probs": numbers,
+        "confidence": pa.float64(),
+        "doubtful": pa.list_(pa.int64()),
+        "keywords": pa.list_(keyword),
+    }
+    return pa.schema({"image": text, "captions": pa.list_(pa.struct(caption)), "error": text})

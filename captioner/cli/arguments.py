@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -53,7 +53,6 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             usage=f"captioner {command} {usage}",
             description=_docstring(options),
             argument_default=argparse.SUPPRESS,
-            formatter_class=_Formatter,
             allow_abbrev=False,  # a typo must not select another option
             add_help=False,
         )
@@ -133,10 +132,9 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
                 nargs=several if field.is_list else one,
                 type=_reader(field, entry=True),
                 metavar=field.shown.value or name,
-                help=name,
             )
             return
-        settings: dict[str, Any] = {"dest": name, "required": field.required, "help": name}
+        settings: dict[str, Any] = {"dest": name, "required": field.required}
         if field.type is bool and "." not in name:
             both = _of_model(name, field) or field.optional or field.default
             settings["action"] = argparse.BooleanOptionalAction if both else "store_true"
@@ -161,8 +159,10 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
 
     def format_help(self) -> str:
         """The help of the requested section, of all, or without those of sections."""
-        formatter: Any = self._get_formatter()
-        formatter.fields = self.fields
+        for action in self._actions:
+            if action.dest in self.fields:
+                action.help = self._help_of(action)
+        formatter = self._get_formatter()
         if self._topic in ("", ALL):
             formatter.add_usage(self.usage, [], [])
             formatter.add_text(self.description)
@@ -173,13 +173,31 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
                 if not (name or self._topic):
                     formatter.add_arguments([a for a in self._actions if a.dest in self._shown])
                 formatter.end_section()
-        if self._sections and not self._topic:
-            formatter.start_section(f"more options, with {self.prog} --help SECTION")
-            for name in self._sections:
-                formatter.add_row(*self._groups[name].title.split(": ", 1))
-            formatter.add_row(ALL, "All of the above")
-            formatter.end_section()
-        return str(formatter.format_help())
+        text = formatter.format_help()
+        if not self._sections or self._topic:
+            return text
+        rows = [self._groups[name].title.split(": ", 1) for name in self._sections]
+        lines = [f"  {name:<22}{title}\n" for name, title in [*rows, [ALL, "All of the above"]]]
+        return f"{text}\nmore options, with {self.prog} --help SECTION:\n{''.join(lines)}"
+
+    def _help_of(self, action: argparse.Action) -> str:
+        """The help of an option from the source, which spells options as they are typed."""
+        name, field = action.dest, self.fields[action.dest]
+        section = name.rpartition(".")[0]
+
+        def spelled(mention: re.Match[str]) -> str:
+            names = (f"{section}.{mention[0]}", mention[0])
+            return next((flag(name) for name in names if name in self.fields), mention[0])
+
+        text = re.sub(r"(?<![-\w./])[a-z]+(?:[_.][a-z]+)+(?![\w/])", spelled, field.help)
+        text = text.replace("%", "%%")
+        if field.required and not field.shown.positional:
+            return f"{text} (required)"
+        empty = field.default in (None, "", [], ()) or action.nargs == 0
+        if empty or _of_model(name, field) or "(default" in text:
+            return text
+        shown = ", ".join(map(str, field.default)) if field.is_list else str(field.default)
+        return f"{text} (default: {shown.lower() if field.type is bool else shown})"
 
 
 class Command(NamedTuple):
@@ -216,35 +234,6 @@ class _Once(argparse.Action):
         if hasattr(namespace, self.dest):
             raise argparse.ArgumentError(self, "given twice; give it once")
         setattr(namespace, self.dest, values)
-
-
-class _Formatter(argparse.HelpFormatter):
-    """Reads the help of options from the source, and spells options as they are typed."""
-
-    fields: Mapping[str, OptionField]
-
-    def _expand_help(self, action: Any) -> str:
-        if action.dest not in self.fields:
-            return str(action.help)
-        field = self.fields[action.dest]
-        section = str(action.dest).rpartition(".")[0]
-
-        def spelled(mention: re.Match[str]) -> str:
-            names = (f"{section}.{mention[0]}", mention[0])
-            return next((flag(name) for name in names if name in self.fields), mention[0])
-
-        text = re.sub(r"(?<![-\w./])[a-z]+(?:[_.][a-z]+)+(?![\w/])", spelled, field.help)
-        if field.required and not field.shown.positional:
-            return f"{text} (required)"
-        empty = field.default in (None, "", [], ()) or action.nargs == 0
-        if empty or _of_model(action.dest, field) or "(default" in text:
-            return text
-        shown = ", ".join(map(str, field.default)) if field.is_list else str(field.default)
-        return f"{text} (default: {shown.lower() if field.type is bool else shown})"
-
-    def add_row(self, name: str, text: str) -> None:
-        """Add a line of a table."""
-        self._add_item(lambda row: row, [f"  {name:<22}{text}\n"])
 
 
 def _of_model(name: str, field: OptionField) -> bool:
@@ -321,6 +310,19 @@ def _entries(field: OptionField, text: str) -> list[str]:
 def taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
     """Remove the options of a dataclass from those given, and return them."""
     return {name: given.pop(name) for name in option_fields(kind) if name in given}
+
+
+def flags_given(options: Any, *names: str) -> list[str]:
+    """Those of these options that do not have their defaults, as they are typed."""
+    kind: type = type(options)
+    known = option_fields(kind)
+    return [flag(n) for n in names if n in known and getattr(options, n) != known[n].default]
+
+
+def refuse(options: Any, names: Iterable[str], why: str) -> None:
+    """Raise ConfigError for the first of these options that was given."""
+    for name in flags_given(options, *names):
+        raise ConfigError(f"{name} {why}")
 
 
 def model_folders(models: Sequence[str]) -> list[str | Path]:

@@ -10,17 +10,17 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, count, cycle, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
 from captioner.caption import END_NAME, Caption
-from captioner.cli.arguments import checked_search, command, flag, taken
+from captioner.cli.arguments import checked_search, command, flag, flags_given, refuse, taken
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import check_force, hint, refuse_overwrite, require_parent, warn
-from captioner.cli.photos import PICTURE_MARK, STDIN, PhotoOptions, find_photos, missing
+from captioner.cli.outputs import hint, refuse_overwrite, require_parent, warn
+from captioner.cli.photos import PICTURE_MARK, STDIN, PhotoOptions, Photos, find_photos
 from captioner.data.images import open_image
 from captioner.data.progress import photo_bar
 from captioner.drawing.animation import Animation, animate
@@ -45,13 +45,14 @@ if TYPE_CHECKING:
     from captioner.evaluation.masks import Instances
     from captioner.inference.captioner import Captioner
 
-_KINDS: dict[str, tuple[str, type | None]] = {
-    **dict.fromkeys(FIGURES, ("a figure", FigureOptions)),
-    **dict.fromkeys(ANIMATIONS, ("an animation", AnimationOptions)),
-    **dict.fromkeys(PAGES, ("a page", PageOptions)),
-    **dict.fromkeys(ARCHIVES, ("an archive", None)),
+_FIGURE = ("instances", "compare", "alternatives", "blocks")
+_KINDS: dict[str, tuple[str, type | None, Sequence[str]]] = {
+    **dict.fromkeys(FIGURES, ("a figure", FigureOptions, _FIGURE)),
+    **dict.fromkeys(ANIMATIONS, ("an animation", AnimationOptions, ("blocks",))),
+    **dict.fromkeys(PAGES, ("a page", PageOptions, _FIGURE[1:])),
+    **dict.fromkeys(ARCHIVES, ("an archive", None, ())),
 }
-"""What a file extension is, and its options."""
+"""What a file extension is, its options, and those of `AttendOptions` that only some have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,22 +126,18 @@ def _attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
         )
     found = checked_search(options.model, search)
     photos = find_photos(options)
-    paths = photos.paths
-    output = None if options.output is None else Path(options.output)
-    jobs = dict(zip(paths, targets(paths, output, options.format, photos.subfolders), strict=True))
+    jobs = _targets(photos, options)
     failures = photos.failures
     if jobs:
-        suffix = jobs[paths[0]].suffix.lower()  # the same for all
+        suffix = jobs[photos.paths[0]].suffix.lower()  # the same for all
         _check(suffix, options, drawing, len(options.words) or found.num_captions)
         if search.get("keywords") and suffix not in (*FIGURES, *PAGES):
             raise ConfigError(f"--keywords: not supported for {suffix}; give a figure or a page")
         jobs = _checked_outputs(jobs, options)
         if options.alternatives is None:
             options = replace(options, alternatives=5 if suffix in PAGES else 0)
-        known = {photo: path for photo, path in jobs.items() if not missing(photo)}
-        failures += len(jobs) - len(known)
-        if known:
-            failures += _draw(known, options, search, drawing | {"smooth": not options.blocks})
+        if jobs:
+            failures += _draw(jobs, options, search, drawing | {"smooth": not options.blocks})
     photos.report_skipped()
     return FAILED if failures else OK
 
@@ -148,18 +145,11 @@ def _attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
 # --- checks --------------------------------------------------------------------------------------
 
 
-def targets(
-    photos: Sequence[Path],
-    output: Path | None,
-    ending: str | None,
-    subfolders: Mapping[Path, Path],
-) -> list[Path]:
-    """Return the output file of each photo; the same one for all if it is a page or an archive.
-
-    ``ending`` is the format in a folder; ``subfolders``, where photos go in it.
-    """
-    file = output is not None and output.suffix and not output.is_dir()
-    suffix = output.suffix.lower() if file and output else f".{(ending or 'png').lower()}"
+def _targets(photos: Photos, options: AttendOptions) -> dict[Path, Path]:
+    """The output file of each photo; the same one for all if it is a page or an archive."""
+    output = None if options.output is None else Path(options.output)
+    file = output if output is not None and output.suffix and not output.is_dir() else None
+    suffix = file.suffix.lower() if file else f".{options.format or 'png'}".lower()
     if suffix not in _KINDS:
         raise ConfigError(
             f"cannot write {suffix}; use a figure ({', '.join(FIGURES)}), an animation "
@@ -167,59 +157,46 @@ def targets(
         )
     if suffix in ANIMATIONS:
         Animation.check_suffix(f"animation{suffix}")  # .mp4 needs a library
-    if file and output:
-        if ending is not None:
-            raise ConfigError(f"--format is for output folders; {output} is a file, so omit it")
-        if len(photos) > 1 and suffix not in (*PAGES, *ARCHIVES):
+    if file:
+        refuse(options, ("format",), f"is for output folders; {file} is a file, so omit it")
+        if len(photos.paths) > 1 and suffix not in (*PAGES, *ARCHIVES):
             raise ConfigError(
-                f"cannot write {len(photos)} photos to one {suffix}; give -o a folder (no file "
-                "extension), a page (.html) or an archive of maps (.npz)"
+                f"cannot write {len(photos.paths)} photos to one {suffix}; give -o a folder (no "
+                "file extension), a page (.html) or an archive of maps (.npz)"
             )
-        return [output] * len(photos)
-    names: dict[Path, None] = {}  # an ordered set
-    stems = [(photo.parent, "stdin" if photo == STDIN else photo.stem) for photo in photos]
-    for photo, (folder, stem) in zip(photos, stems, strict=True):
+        return dict.fromkeys(photos.paths, file)
+    stems = [(photo.parent, "stdin" if photo == STDIN else photo.stem) for photo in photos.paths]
+    names: dict[Path, Path] = {}  # photos by the files of their pictures
+    for photo, (folder, stem) in zip(photos.paths, stems, strict=True):
         if output is not None:
-            folder = output / subfolders.get(photo, Path())  # noqa: PLW2901
+            folder = output / photos.subfolders.get(photo, "")  # noqa: PLW2901
         # a.jpg and a.png: both keep their extension, whichever came first.
         own = stem if stems.count((photo.parent, stem)) == 1 else photo.name
         own = os.fsencode(own)[:220].decode(errors="ignore")  # of 255 bytes
-        name, number = f"{own}{PICTURE_MARK}{suffix}", 2
-        while folder / name in names:  # same file name in two folders
-            name, number = f"{own}_{number}{PICTURE_MARK}{suffix}", number + 1
-        names[folder / name] = None
-    return list(names)
+        tries = chain([own], (f"{own}_{number}" for number in count(2)))  # the same in two folders
+        named = (folder / f"{one}{PICTURE_MARK}{suffix}" for one in tries)
+        names[next(path for path in named if path not in names)] = photo
+    return {photo: path for path, photo in names.items()}
 
 
-def _check(suffix: str, options: AttendOptions, drawing: Mapping[str, Any], count: int) -> None:
+def _check(suffix: str, options: AttendOptions, drawing: Mapping[str, Any], captions: int) -> None:
     """Refuse options that the output format does not have, and captions that it cannot show."""
-    kind, schema = _KINDS[suffix]
-    lacking = {
-        "instances": schema is not FigureOptions,
-        "alternatives": schema in (AnimationOptions, None),
-        "compare": schema in (AnimationOptions, None),
-        "blocks": schema is None,
-    }
-    wrong = [name for name, lacks in lacking.items() if lacks and getattr(options, name)]
-    wrong += [n for n in drawing if schema is None or n not in option_fields(schema)]
+    kind, schema, own = _KINDS[suffix]
+    has = {*own, *(option_fields(schema) if schema else ())}
+    wrong = flags_given(options, *(name for name in _FIGURE if name not in has))
+    wrong += [flag(name) for name in drawing if name not in has]
     if wrong:
-        raise ConfigError(
-            f"{', '.join(map(flag, wrong))}: not supported for {kind} ({suffix}); leave it out"
-        )
-    if suffix in ANIMATIONS and len(options.methods) > 1:
-        raise ConfigError(f"an animation shows one method, not {len(options.methods)}")
+        raise ConfigError(f"{', '.join(wrong)}: not supported for {kind} ({suffix}); leave it out")
     if "combine" in drawing and not drawing.get("only"):
         raise ConfigError("--combine needs --only; give both")
-    single = {
-        "--compare": options.compare,
-        "several --method": len(options.methods) > 1,
-        "an animation": suffix in ANIMATIONS,
-    }
-    for what, given in single.items():
-        if given and count > 1:
-            raise ConfigError(
-                f"{what}: shows one caption, not {count}; give --num-captions 1 or one --words"
-            )
+    several = len(options.methods) > 1 or bool(options.compare)
+    if suffix in ANIMATIONS and several:
+        raise ConfigError(f"an animation shows one method, not {len(options.methods)}")
+    if captions > 1 and (several or suffix in ANIMATIONS):
+        raise ConfigError(
+            f"--compare, several --method and an animation show one caption, not {captions}; give "
+            "--num-captions 1 or one --words"
+        )
 
 
 def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Path, Path]:
@@ -231,12 +208,12 @@ def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Pat
     if options.output is not None:
         require_parent(Path(options.output))
     if options.skip_existing:
-        check_force(options.force)
+        refuse(options, ("force",), "and --skip-existing contradict each other; give one of them")
         if len(jobs) > 1 and len(set(jobs.values())) == 1:
             raise ConfigError("--skip-existing needs one file per photo; give -o a folder")
         new = {photo: path for photo, path in jobs.items() if not path.is_file()}
-        if count := len(jobs) - len(new):
-            warn(f"{count} of {len(jobs)} photos already have a picture; skipped")
+        if skipped := len(jobs) - len(new):
+            warn(f"{skipped} of {len(jobs)} photos already have a picture; skipped")
         jobs = new
     for path in set(jobs.values()):
         refuse_overwrite(path, options.force)
@@ -246,21 +223,9 @@ def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Pat
 # --- captions ------------------------------------------------------------------------------------
 
 
-class _Captioned(NamedTuple):
-    """A photo and its captions."""
-
-    name: Path
-    """The given path; - for standard input."""
-    photo: Path | bytes
-    title: str
-    captions: list[Caption]
-    labels: list[str]
-    """Of each caption: its model's, its method's, or both; attention alone has none."""
-
-
 def _captioned(
     photos: Sequence[Path], options: AttendOptions, search: dict[str, Any]
-) -> Iterator[_Captioned | ImageError]:
+) -> Iterator[Entry | ImageError]:
     """Every photo with its captions by all models and methods, or the error."""
     from captioner.data.images import MAX_STREAM_BYTES
     from captioner.inference.captioner import load
@@ -269,33 +234,23 @@ def _captioned(
     models = [load(*one, device=options.device, precision=options.precision) for one in folders]
     # Standard input cannot be read twice.
     sources = [p if p != STDIN else sys.stdin.buffer.read(MAX_STREAM_BYTES + 1) for p in photos]
-    results = [
-        _results(model, sources, method, options, search)
-        for model in models
-        for method in options.methods
-    ]
-    titles = [METHOD_TITLES[method] for method in options.methods]
-    kinds = [_model_names(options)] * bool(options.compare)
-    kinds += [titles] * (titles != [METHOD_TITLES["attention"]])
-    labels = [": ".join(label) for label in product(*kinds)]  # one for each of the results
-    shown = _titles(photos)
-    for name, source, *found in zip(photos, sources, *results, strict=True):
+    results, labels = [], []
+    for (model, name), method in product(
+        zip(models, _names(options), strict=True), options.methods
+    ):
+        title = METHOD_TITLES[method] if options.methods != ["attention"] else ""
+        labels.append(": ".join(filter(None, [name, title])))
+        results.append(_results(model, sources, method, options, search))
+    names = Counter(photo.name for photo in photos)
+    for photo, source, *found in zip(photos, sources, *results, strict=True):
         if isinstance(found[0], ImageError):
             yield ImageError(str(found[0]).replace("the given bytes", "<stdin>", 1))
             continue
         pairs = [(one, label) for some, label in zip(found, labels, strict=True) for one in some]
         captions, of = map(list, zip(*pairs, strict=True))
-        yield _Captioned(name, source, shown[name], captions, of if kinds else [])
-
-
-def _titles(photos: Sequence[Path]) -> dict[Path, str]:
-    """File names, with their folder only if two are the same: pages may be published."""
-    names = {photo: "" if photo == STDIN else photo.name for photo in photos}
-    count = Counter(names.values())
-    return {
-        photo: f"{photo.absolute().parent.name}/{name}" if count[name] > 1 else name
-        for photo, name in names.items()
-    }
+        # With the folder only if two names are the same: pages may be published.
+        title = photo.name if names[photo.name] == 1 else "/".join(photo.absolute().parts[-2:])
+        yield Entry(source, captions, "" if photo == STDIN else title, of if any(of) else [])
 
 
 def _results(
@@ -319,16 +274,19 @@ def _results(
             yield error
 
 
-def _model_names(options: AttendOptions) -> list[str]:
-    """Names of the compared models: their folders."""
-    return [" + ".join(options.model) or "shipped model", *options.compare]
+def _names(options: AttendOptions) -> list[str]:
+    """Names of the compared models: their folders; without a comparison, one that is empty."""
+    return (
+        [" + ".join(options.model) or "shipped model", *options.compare]
+        if options.compare
+        else [""]
+    )
 
 
-def _print_captions(one: _Captioned, options: AttendOptions) -> None:
-    names, step = _model_names(options), len(options.methods)
-    for number, caption in enumerate(one.captions[::step]):  # once, not for every method
-        label = f" ({names[number]})" if options.compare else ""
-        print(printable(f"{one.name}: {caption.text}{label}"), flush=True)
+def _print_captions(photo: Path, captions: Sequence[Caption], options: AttendOptions) -> None:
+    names = cycle(f" ({name})" if name else "" for name in _names(options))
+    for caption, name in zip(captions[:: len(options.methods)], names, strict=False):
+        print(printable(f"{photo}: {caption.text}{name}"), flush=True)  # once, not for every method
         if options.words:
             end = caption.log_prob - float(caption.log_probs.sum())
             each = [*zip(caption.words, caption.log_probs, strict=True), (END_NAME, end)]
@@ -348,10 +306,9 @@ def _draw(
         from captioner.evaluation.masks import read_instances
 
         instances = read_instances(options.instances)
-    target, several = next(iter(jobs.values())), len(jobs) > 1
+    several = len(jobs) > 1
     together = several and len(set(jobs.values())) == 1
-    suffix = target.suffix.lower()
-    gathered: list[_Captioned] = []
+    gathered: dict[Path, Entry] = {}
     failures, saved, boxes = 0, 0, False
     bar = photo_bar(_captioned([*jobs], options, search), shown=several, total=len(jobs))
 
@@ -362,82 +319,86 @@ def _draw(
         return f"{saved} of {len(jobs)} photos are finished{again}" if saved else ""
 
     with hint(finished):
-        for path, one in zip(jobs.values(), bar, strict=True):
-            if isinstance(one, ImageError):
-                failures += 1
-                warn(str(one))
-                continue
-            drawn = not together
+        for (photo, path), one in zip(jobs.items(), bar, strict=True):
             try:
+                if isinstance(one, ImageError):
+                    raise one
                 if together:
-                    gathered.append(one)
+                    gathered[photo] = one
                 else:
-                    _picture(suffix, [one], options, drawing, instances).save(path)
+                    _picture(path, {photo: one}, options, drawing, instances)
+                    saved += 1
+            except ImageError as error:
+                failures += 1
+                warn(str(error))
+                continue
             except ConfigError as error:  # e.g. --only with a word that this caption lacks
                 if not several:
                     raise
-                failures, drawn = failures + 1, False
-                warn(f"{one.name}: {error}")
-            saved += drawn
+                failures += 1
+                warn(f"{photo}: {error}")
+                continue
             boxes |= any(lacks_letters(caption.text) for caption in one.captions)
-            _print_captions(one, options)
-            if drawn:
+            _print_captions(photo, one.captions, options)
+            if not together:
                 print(f"  saved as {printable(str(path))}", flush=True)
     if gathered:
-        _picture(suffix, gathered, options, drawing, instances).save(target)
-        print(f"saved as {printable(str(target))}")
-    if boxes and suffix not in (".svg", *PAGES, *ARCHIVES):
+        _picture(path, gathered, options, drawing, instances)
+        print(f"saved as {printable(str(path))}")
+    if boxes and path.suffix.lower() not in (".svg", *PAGES, *ARCHIVES):
         warn("the font of pictures lacks letters of the captions; write .svg or .html instead")
     return failures
 
 
 def _picture(
-    suffix: str,
-    group: Sequence[_Captioned],
+    path: Path,
+    group: Mapping[Path, Entry],
     options: AttendOptions,
     drawing: dict[str, Any],
     instances: Instances | None,
-) -> Any:
-    """Something to save: of one photo, or a page or archive of several."""
-    one = group[0]
+) -> None:
+    """Save the picture of one photo, or a page or archive of several."""
+    suffix = path.suffix.lower()
+    [(photo, one), *others] = group.items()
+    picture: Any
     if suffix in ARCHIVES:
-        archive = MapArchive()
-        for each in group:
-            size = open_image(each.photo).size if each.name == STDIN else None
-            archive.add(each.name, each.captions, size)
-        return archive
-    if suffix in ANIMATIONS:
-        return animate(one.photo, one.captions[0], **drawing)
-    if suffix in PAGES and len(group) > 1:
-        entries = [Entry(each.photo, each.captions, each.title, each.labels) for each in group]
-        return gallery(entries, **drawing)
-    if suffix in PAGES:
-        return page(one.photo, one.captions, title=one.title, labels=one.labels, **drawing)
-    return overlay(
-        one.photo,
-        one.captions,
-        labels=one.labels,
-        outlines=() if instances is None else _outlines(one, instances),
-        alternatives=options.alternatives or 0,
-        **drawing,
-    )
+        picture = MapArchive()
+        for name, each in group.items():
+            size = open_image(each.photo).size if name == STDIN else None
+            picture.add(name, each.captions, size)
+    elif suffix in ANIMATIONS:
+        picture = animate(one.photo, one.captions[0], **drawing)
+    elif suffix in PAGES and others:
+        picture = gallery([*group.values()], **drawing)
+    elif suffix in PAGES:
+        picture = page(one.photo, one.captions, title=one.title, labels=one.labels, **drawing)
+    else:
+        picture = overlay(
+            one.photo,
+            one.captions,
+            labels=one.labels,
+            outlines=() if instances is None else _outlines(photo, one.captions, instances),
+            alternatives=options.alternatives or 0,
+            **drawing,
+        )
+    picture.save(path)
 
 
-def _outlines(one: _Captioned, instances: Instances) -> Any:
+def _outlines(photo: Path, captions: Sequence[Caption], instances: Instances) -> Any:
     """For each caption, masks of the objects that it names, by word position."""
     from captioner.evaluation.objects import find_names
 
-    ids = [i for i, name in instances.names.items() if Path(name).name == one.name.name]
+    ids = [i for i, name in instances.names.items() if Path(name).name == photo.name]
     if not ids:
-        warn(f"{one.name}: not in {instances.path}; no outlines are drawn")
+        warn(f"{photo}: not in {instances.path}; no outlines are drawn")
         return ()
-    outlines: list[dict[int, list[Any]]] = [{} for _ in one.captions]
-    for caption, by_word in zip(one.captions, outlines, strict=True):
+    outlines: list[dict[int, list[Any]]] = [{} for _ in captions]
+    for caption, by_word in zip(captions, outlines, strict=True):
         for name in find_names(caption.words):
             masks = instances.masks(ids[0], name.category)
             if masks is not None:
                 for position in range(name.start, name.stop):
                     by_word.setdefault(position, []).append(masks.objects)
     if not any(outlines):
-        warn(f"{one.name}: the caption names no object that has a mask in {instances.path}")
+        warn(f"{photo}: the caption names no object that has a mask in {instances.path}")
     return outlines

@@ -6,20 +6,28 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
 from annotated_types import Interval
 
+from captioner.bulk.options import CaptionRayOptions
 from captioner.cli import ray
-from captioner.cli.arguments import checked_search, command, flag, model_folders, settings_of
+from captioner.cli.arguments import (
+    checked_search,
+    command,
+    flag,
+    flags_given,
+    refuse,
+    settings_of,
+)
 from captioner.cli.formats import WRITERS, Entry, IfUnsure, choose_format, entry
-from captioner.cli.journal import journal_path, open_journal, stamp
+from captioner.cli.journal import journal_path, open_journal
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, output, refuse_overwrite, require_parent, to_continue, warn
-from captioner.cli.photos import STDIN, PhotoOptions, find_photos, missing
+from captioner.cli.photos import STDIN, PhotoOptions, find_photos
 from captioner.cli.sidecars import SidecarOptions, Store, check_photos, choose_store
 from captioner.cli.videos import interval, video_entries
 from captioner.data.formats import FORMATS, VIDEO
@@ -33,7 +41,7 @@ Named = tuple[Path, str | int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptionOptions(ray.CaptionRayOptions, ModelOptions, SidecarOptions, PhotoOptions):
+class CaptionOptions(CaptionRayOptions, ModelOptions, SidecarOptions, PhotoOptions):
     """Caption photos, folders of photos, a photo from standard input (-), or videos."""
 
     output: Annotated[str, Shown("FILE", ("-o", "--output"))] | None = None
@@ -68,20 +76,18 @@ def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str])
         options = replace(options, min_confidence=0.5)
     if ray.check_engine(options):
         return ray.caption(options, checked_search(options.model, given), argv)
-    store = _checked_store(options)
+    store = choose_store(options, force=options.force)
     target = None if options.output in (None, "-") else Path(str(options.output))
-    kind = _checked_format(options, target)
-    if options.every:
-        interval(options)
+    kind = choose_format(options.format, target)
+    _check(options, store, target, kind)
     search = checked_search(options.model, given)
-    _check_search(options, search, kind if kind in ("coco", "vtt") else None)
+    _check_search(options, search, kind)
 
     photos = find_photos(options, (VIDEO,) if options.every else FORMATS)
     if kind == "vtt" and len(photos.paths) > 1:
         raise ConfigError(f"--format vtt is for one video, not {len(photos.paths)}; give .json")
-    named, unnamed = _names(photos.paths, options, kind)
-    found = [(photo, name) for photo, name in named if not missing(photo)]
-    failures = photos.failures + unnamed + len(named) - len(found)
+    found, unnamed = _names(photos.paths, options, kind)
+    failures = photos.failures + unnamed
     run = _Run(options, search, kind, argv)
     lasting = "-" not in options.photos and not options.every
     if found or not failures:
@@ -89,7 +95,7 @@ def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str])
             store = replace(store, subfolders=photos.subfolders)
             failures += run.keep(store, dict(found), target)
         elif target and lasting and (target.is_file() or not target.exists()):
-            failures += run.write(target, found)
+            failures += run.write(target, dict(found))
         else:  # a pipe or a device, or a photo from one, or videos: cannot be continued
             with output(target) as file:
                 failures += run.print(file, run.entries(found))
@@ -97,64 +103,47 @@ def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str])
     return FAILED if failures else OK
 
 
-# --- checks of options ---------------------------------------------------------------------------
-
-
-def _checked_store(options: CaptionOptions) -> Store | None:
-    others = [name for name in ("resume", "annotations") if getattr(options, name)]
-    store = choose_store(options, force=options.force, others=others)
-    if store and "-" in options.photos:
-        raise ConfigError("standard input (-) has no name to write a caption to; give files")
-    if store and store.existing == "skip" and options.output is not None:
-        skip = "--skip-existing" if options.skip_existing else "--existing skip"
-        raise ConfigError(
-            f"{skip} and -o cannot be combined: FILE would lack the photos that have a "
-            "caption; leave one of them out"
-        )
-    return store
-
-
-def _checked_format(options: CaptionOptions, target: Path | None) -> str:
-    kind = choose_format(options.format, target)
-    if options.annotations and kind != "coco":
-        raise ConfigError(f"--annotations is for --format coco, not {kind}; leave it out")
+def _check(options: CaptionOptions, store: Store | None, target: Path | None, kind: str) -> None:
+    """Check that the options go together, and that the output can be written."""
+    if options.every:
+        interval(options)
+    if kind != "coco":
+        refuse(options, ("annotations",), f"is for --format coco, not {kind}; leave it out")
     if kind == "vtt" and not options.every:
         raise ConfigError("--format vtt is for videos; give --every 5s too, or another format")
     if kind == "coco" and options.every:
         raise ConfigError("--format coco is for photos; leave out --every, or give json")
-    if options.resume and target is None:
-        raise ConfigError("--resume continues with an output file; give -o FILE too")
-    if target is not None:
+    if store is not None:
+        refuse(options, ("resume",), "continues an -o FILE alone; give --skip-existing instead")
+        if "-" in options.photos:
+            raise ConfigError("standard input (-) has no name to write a caption to; give files")
+        if store.existing == "skip" and options.output is not None:
+            raise ConfigError(
+                "--skip-existing and -o cannot be combined: FILE would lack the photos that have "
+                "a caption; leave one of them out"
+            )
+    if target is None:
+        refuse(options, ("resume",), "continues with an output file; give -o FILE too")
+    else:
         require_parent(target)
         refuse_overwrite(target, options.force or options.resume)
-    return kind
 
 
-def _check_search(options: CaptionOptions, search: SearchOptions, single: str | None) -> None:
-    """Check that there is room for all captions, and that they have a confidence if needed."""
-    beside = [flag(name) for name in ("sidecar", "embed", "in_place") if getattr(options, name)]
-    beside += [f"--format {single}"] if single else []
-    if beside and search.num_captions > 1:
-        raise ConfigError(f"{beside[0]} has one caption per photo; give --num-captions 1")
-    if search.keywords and single and len(beside) == 1:
-        raise ConfigError(f"--format {single} has no keywords; leave out --keywords, or give .json")
-    if options.min_confidence is None:
+def _check_search(options: CaptionOptions, search: SearchOptions, kind: str) -> None:
+    """Check that there is room for all captions and what belongs to them."""
+    beside = flags_given(options, "sidecar", "embed", "in_place")
+    single = [*beside, *[f"--format {kind}"] * (kind in ("coco", "vtt"))]
+    if not single:
         return
-    if beside and options.if_unsure in (None, "mark"):
+    if search.num_captions > 1:
+        raise ConfigError(f"{single[0]} has one caption per photo; give --num-captions 1")
+    if search.keywords and not beside:
+        raise ConfigError(f"{single[0]} has no keywords; leave out --keywords, or give .json")
+    if options.min_confidence is not None and options.if_unsure in (None, "mark"):
         raise ConfigError(
-            f"--min-confidence marks captions in text, JSON and CSV, not {beside[0]}; leave one "
+            f"--min-confidence marks captions in text, JSON and CSV, not {single[0]}; leave one "
             "out, or give --if-unsure skip or hedge"
         )
-    from captioner.inference.confidence import no_confidence, read_calibrator
-    from captioner.inference.folder import find_model, read_search
-
-    if len(options.model) > 1:
-        raise ConfigError("--min-confidence needs a single --model; an ensemble is not calibrated")
-    folder = find_model(model_folders(options.model)[0])
-    styles = read_search(folder)[1].styles
-    if reason := no_confidence(read_calibrator(folder), search, styles):
-        spelled = re.sub("[a-z]+(_[a-z]+)+", lambda name: flag(name[0]), reason)
-        raise ConfigError(f"--min-confidence: {spelled}")
 
 
 # --- captions ------------------------------------------------------------------------------------
@@ -178,6 +167,9 @@ class _Run:
 
         options = self.options
         model = load(*options.model, device=options.device, precision=options.precision)
+        if options.min_confidence is not None and (why := model.no_confidence(self.search)):
+            spelled = re.sub("[a-z]+(_[a-z]+)+", lambda name: flag(name[0]), why)
+            raise ConfigError(f"--min-confidence: {spelled}")
         if options.every:
             yield from video_entries(model, named, options, self.search)
             return
@@ -192,53 +184,53 @@ class _Run:
 
     def print(self, file: IO[str], entries: Iterable[Entry]) -> int:
         """Write captions, and errors to standard error; return how many photos failed."""
-        failed: list[Entry] = []
-        unsure: list[Entry] = []
+        failed, unsure = 0, 0
 
         def succeeded() -> Iterator[Entry]:
+            nonlocal failed, unsure
             for one in entries:
                 if "error" in one:
-                    failed.append(one)
+                    failed += 1
                     warn(one["error"])
                 else:
-                    unsure.extend([one] * (not one["captions"]))
+                    unsure += not one["captions"]
                     yield one
 
         WRITERS[self.kind](file, succeeded())
         if unsure:
             least = self.options.min_confidence
-            warn(f"left out {counted(len(unsure), 'caption')} with a confidence below {least}")
-        return len(failed)
+            warn(f"left out {counted(unsure, 'caption')} with a confidence below {least}")
+        return failed
 
-    def write(self, target: Path, named: Sequence[Named]) -> int:
+    def write(self, target: Path, names: Mapping[Path, str | int]) -> int:
         """Write a file, or continue it; return how many photos failed."""
-        options, photos = self.options, [photo for photo, _ in named]
-        names = ("annotations", "min_confidence", "if_unsure", "sentence_case")
+        options, start = self.options, time.monotonic()
+        text = ("annotations", "min_confidence", "if_unsure", "sentence_case")
         settings = settings_of(options, self.search) | {"--format": self.kind}
-        settings |= {flag(name): getattr(options, name) for name in names}
-        start = time.monotonic()
-        with open_journal(target, settings, resume=options.resume, force=options.force) as journal:
+        settings |= {flag(name): getattr(options, name) for name in text}
+        with open_journal(
+            target, [*names], settings, resume=options.resume, force=options.force
+        ) as journal:
 
             def finished() -> str:
-                count = sum(map(journal.has, photos))
-                kept = f"{count} of {len(named)} photos are finished and kept in"
+                kept = f"{journal.finished} of {len(names)} photos are finished and kept in"
                 kept = f"{kept} {journal_path(target)}"
-                return to_continue(kept, self.argv, "--resume") if count else ""
+                return to_continue(kept, self.argv, "--resume") if journal.finished else ""
 
-            if len(journal):
-                warn(f"{target}: {journal.counts(photos)}")
-            new = [one for one in named if not journal.has(one[0])]
-            stamps = {photo: stamp(photo) for photo, _ in new}  # before they are read
-            with hint(finished):
-                found = zip((photo for photo, _ in new), self.entries(new), strict=True)
-                while batch := list(islice(found, options.batch_size)):
-                    journal.add(batch, stamps)
-                known = zip(named, journal.entries(photos), strict=True)
-                with output(target) as file:  # names: annotations may be others than before
-                    failed = self.print(file, (one | {"image": name} for (_, name), one in known))
+            if journal.summary:
+                warn(f"{target}: {journal.summary}")
+            new = self.entries([one for one in names.items() if not journal.has(one[0])])
+            with (
+                hint(finished),
+                closing(journal.entries(new, options.batch_size)) as entries,
+                output(target) as file,
+            ):
+                known = zip(names.values(), entries, strict=True)
+                # Annotations may give other names than before.
+                failed = self.print(file, (one | {"image": name} for name, one in known))
             journal.wrote(target)
         if time.monotonic() - start > 2:
-            warn(f"{target}: {counted(len(named) - failed, 'photo')} captioned")
+            warn(f"{target}: {counted(len(names) - failed, 'photo')} captioned")
         return failed
 
     def keep(self, store: Store, names: Mapping[Path, str | int], target: Path | None) -> int:

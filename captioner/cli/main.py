@@ -23,7 +23,6 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 COMMANDS = {
@@ -36,7 +35,10 @@ COMMANDS = {
     "calibrate": "fit the confidence of a model's captions",
     "train": "train a model",
     "export": "write a model as ONNX graphs, which run without torch",
-    "prepare": "prepare data for training and evaluation",
+    "prepare dataset": "convert captions from other formats to COCO",
+    "prepare frequencies": "count document frequencies of n-grams for CIDEr-D",
+    "prepare features": "compute the features of a frozen encoder once for all epochs",
+    "prepare shards": "pack training photos into tar files for streaming",
     "info": "show a model's architecture, training data and scores",
     "push": "upload a model with its card to the Hugging Face hub",
 }
@@ -63,8 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
+    group = [arguments.pop(0)] if arguments[:1] == ["prepare"] else []
     if not arguments or arguments[0] in ("-h", "--help"):
-        lines = [f"  captioner {name:<10} {text}\n" for name, text in COMMANDS.items()]
+        listed = [line for line in COMMANDS.items() if line[0].startswith("".join(group))]
+        lines = [f"  captioner {name:<19} {text}\n" for name, text in listed]
         print(OVERVIEW.format(commands="".join(lines)))
         return OK if arguments else USAGE
     if arguments[0] == "--version":
@@ -72,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"captioner {__version__}")
         return OK
-    command, *rest = arguments
+    command, rest = " ".join([*group, arguments[0]]), arguments[1:]
     if command not in COMMANDS:
         hint = f"Give one of {', '.join(COMMANDS)}."
         if similar := difflib.get_close_matches(command, COMMANDS, 1):
@@ -94,15 +98,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(error)
 
 
-def module_of(command: str) -> ModuleType:
-    """The module of a subcommand."""
-    return importlib.import_module(f"captioner.cli.{MODULES.get(command, command)}")
+def function_of(command: str) -> Any:
+    """The `captioner.cli.arguments.Command` of a command, such as ``prepare shards``."""
+    name, *kind = command.split()
+    module = importlib.import_module(f"captioner.cli.{MODULES.get(name, name)}")
+    return getattr(module, *kind or [name])
 
 
 def parser_of(command: str) -> Any:
-    """The parser of a subcommand, such as ``caption`` or ``prepare shards``."""
-    name, _, kind = command.partition(" ")
-    return getattr(module_of(name), kind or name).parser()
+    """The parser of a command."""
+    return function_of(command).parser()
 
 
 def _run(command: str, arguments: list[str], debug: bool) -> int:
@@ -115,7 +120,7 @@ def _run(command: str, arguments: list[str], debug: bool) -> int:
         if not any(word in ("-h", "--help") for word in arguments):
             require_extra(command)
         with memory_errors("give a smaller --batch-size or beam, or another --device"):
-            code: int = getattr(module_of(command), command)(arguments)
+            code: int = function_of(command)(arguments)
     sys.stdout.flush()
     return code
 

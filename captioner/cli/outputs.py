@@ -29,12 +29,6 @@ def require_parent(path: Path) -> None:
         )
 
 
-def check_force(force: bool, other: str = "--skip-existing") -> None:
-    """Raise ConfigError if ``--force`` is given beside an option that keeps existing files."""
-    if force:
-        raise ConfigError(f"{other} and --force contradict each other; give one of them")
-
-
 @contextmanager
 def output(path: Path | None) -> Iterator[IO[str]]:
     """Open standard output, or a file that is renamed to ``path`` once it is complete."""
@@ -61,11 +55,15 @@ def to_continue(finished: str, argv: Sequence[str], option: str) -> str:
 
 
 @contextmanager
-def hint(finished: Callable[[], str]) -> Iterator[None]:
-    """If the block is interrupted, print what is finished, if anything, and how to continue."""
+def hint(finished: Callable[[], str], *errors: type[Exception]) -> Iterator[None]:
+    """If the block is interrupted, print what is finished, if anything, and how to continue.
+
+    By Ctrl-C, an OSError or one of these errors.
+    """
+    ends: tuple[type[BaseException], ...] = (KeyboardInterrupt, OSError, *errors)
     try:
         yield
-    except (KeyboardInterrupt, OSError):
+    except ends:
         if message := finished():
             warn(message)
         raise

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 from captioner.cli.outputs import warn
 from captioner.data.folders import Skipped, expand_pattern, find_images
 from captioner.data.formats import FORMATS, PhotoFormat, format_by_name
-from captioner.errors import ConfigError, DataError, ImageError, counted
+from captioner.data.images import open_image
+from captioner.errors import ConfigError, DataError, counted
 from captioner.option_fields import File, Shown
 
 STDIN = Path("-")
@@ -91,45 +92,41 @@ class Photos:
         if any(rest.values()):
             warn(f"skipped {'; '.join(text for text, count in rest.items() if count)}")
 
-    def add(self, names: list[str], recursive: bool) -> None:
-        """Add files, and the photos of folders but not pictures of them."""
-        for name in names:
-            found = find_images(
-                [name], recursive=recursive, skipped=self.skipped, formats=self.formats
-            )
-            known = {(path.parent, stem) for path in found for stem in (path.stem, path.name)}
-            for path in found:
-                if path == Path(name):
-                    self.paths.append(path)
-                    continue
-                source = path.stem.removesuffix(PICTURE_MARK)
-                sources = {(path.parent, s) for s in (source, re.sub(r"_\d+$", "", source))}
-                if source != path.stem and sources & known:
-                    self.pictures += 1
-                    continue
-                self.paths.append(path)
-                self.subfolders[path] = path.parent.relative_to(name)
+    def add(self, name: str, recursive: bool) -> None:
+        """Add a file, or the photos of a folder but not pictures of them.
+
+        Raises:
+            DataError: There is no such file, or a folder has no photos.
+        """
+        path = Path(name)
+        kinds: Any = {"skipped": self.skipped, "formats": self.formats}
+        found = find_images([name], recursive=recursive, **kinds)
+        if not path.is_dir():
+            if name != "-" and not path.exists():
+                open_image(name)  # raises why
+            self.paths += found
+            return
+        known = {(photo.parent, stem) for photo in found for stem in (photo.stem, photo.name)}
+        for photo in found:
+            source = photo.stem.removesuffix(PICTURE_MARK)
+            sources = {(photo.parent, s) for s in (source, re.sub(r"_\d+$", "", source))}
+            if source != photo.stem and sources & known:
+                self.pictures += 1
+            else:
+                self.paths.append(photo)
+                self.subfolders[photo] = photo.parent.relative_to(path)
 
 
 def find_photos(options: PhotoOptions, formats: tuple[PhotoFormat, ...] = FORMATS) -> Photos:
     """Find the photos of a command, in folders of these formats; warn about each missing one."""
-    given = options.photos
-    if not given and options.from_file is None:
+    if not options.photos and options.from_file is None:
         raise ConfigError("no photos; give files, folders, - or --from-file")
-    if [*given, options.from_file].count("-") > 1:
-        raise ConfigError("standard input (-) is given more than once; give it once")
-    if "" in given:
-        raise ConfigError("the name of a photo or folder is empty; give . for the current folder")
     photos = Photos(formats=formats)
     listed = [] if options.from_file is None else read_names(options.from_file)
-    for position, name in [*(("", name) for name in given), *listed]:
+    for position, name in [*(("", name) for name in options.photos), *listed]:
         try:
-            if position and name == "-":
-                raise DataError("-: standard input; give it as an argument")
-            if position:
-                _check_exists(name)
-            names = [name] if position else _expand(name, photos.skipped)
-            photos.add(names, options.recursive)
+            for one in [name] if position else _expand(name, photos.skipped):
+                photos.add(f"./{one}" if position and one == "-" else one, options.recursive)
         except DataError as error:  # e.g. an empty folder: continue with the others
             photos.problems += 1
             warn(f"{position}{error}")
@@ -137,33 +134,12 @@ def find_photos(options: PhotoOptions, formats: tuple[PhotoFormat, ...] = FORMAT
     return photos
 
 
-def missing(photo: Path) -> bool:
-    """Whether a file does not exist; warns now instead of after a model was loaded."""
-    try:
-        if photo != STDIN:
-            _check_exists(str(photo))
-    except ImageError as error:
-        warn(str(error))
-        return True
-    return False
-
-
-def _check_exists(name: str) -> None:
-    """Raise the error of `open_image` for a missing file or a URL."""
-    from captioner.data.images import open_image
-
-    if not Path(name).exists():
-        open_image(name)
-
-
 def _expand(argument: str, skipped: Skipped) -> list[str]:
     """Expand a pattern that the shell left alone, as it would: to files, hidden ones excluded."""
     if Path(argument).suffix.lower() == ".txt" and Path(argument).is_file():
         raise DataError(f"{argument}: not a photo; if it lists photos, give --from-file {argument}")
-    if "://" in argument:
-        _check_exists(argument)
-    if argument == "-" or os.path.lexists(argument) or not glob.has_magic(argument):
-        return [argument]  # `missing` reports it
+    if "://" in argument or os.path.lexists(argument) or not glob.has_magic(argument):
+        return [argument]
     names = [name for name in expand_pattern(argument, skipped) if not Path(name).is_dir()]
     if not names:
         raise DataError(f"{argument}: no file matches this pattern; check it and the folder")
@@ -174,18 +150,10 @@ def read_names(source: str) -> list[tuple[str, str]]:
     """Every name in a list of lines, or else by NUL, after its position, ``list.txt:3: ``."""
     if format_by_name(source) is not None:
         raise ConfigError(f"--from-file is {source}, a photo; give it without --from-file")
-    try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"--from-file is {source}, which cannot be read ({error.strerror}); give a file with "
-            "names of photos"
-        ) from error
+    data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     called = "standard input" if source == "-" else source
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        data = data.decode("utf-16", errors="replace").encode()
     data = data.removeprefix(b"\xef\xbb\xbf")
-    lines = data.split(b"\0") if b"\0" in data else data.replace(b"\r\n", b"\n").split(b"\n")
+    lines = data.split(b"\0") if b"\0" in data else data.splitlines()
     names = [(f"{called}:{n}: ", os.fsdecode(line)) for n, line in enumerate(lines, 1) if line]
     if not names:
         raise ConfigError(f"--from-file: {called} has no names; give one per line")

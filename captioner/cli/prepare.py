@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from captioner.bulk.options import RayOptions
 from captioner.cli.arguments import command
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, refuse_overwrite, warn
-from captioner.cli.ray import RayOptions, check_engine, chosen_workers
+from captioner.cli.ray import check_engine
 from captioner.cli.train import ConfigOptions
 from captioner.data.importers import IMPORTERS
 from captioner.data.progress import photo_bar
@@ -22,33 +21,8 @@ from captioner.option_fields import Folder, Shown
 from captioner.options import Positive, TrainConfig
 from captioner.training.own_data import ColumnOptions
 
-KINDS = {
-    "dataset": "convert captions from other formats to COCO",
-    "frequencies": "count document frequencies of n-grams for CIDEr-D",
-    "features": "compute the features of a frozen encoder once for all epochs",
-    "shards": "pack training photos into tar files for streaming",
-}
-"""Each is a function ``KIND(argv) -> exit code``."""
-
 OutputFolder = Annotated[str, Shown("FOLDER", ("-o", "--output"))]
 CONFIG_USAGE = "[CONFIG.yaml] -o FOLDER [options]"
-
-
-def prepare(argv: Sequence[str]) -> int:
-    """Run the kind of preparation that the first argument names."""
-    if argv and argv[0] in ("-h", "--help"):
-        print("Prepare data for training and evaluation.\n")
-        for name, text in KINDS.items():
-            print(f"  captioner prepare {name:<12} {text}")
-        print("\ncaptioner prepare COMMAND --help   show the options of a command")
-        return OK
-    if not argv or argv[0] not in KINDS:
-        problem = f"Unknown command {argv[0]!r}" if argv else "Missing command"
-        close = difflib.get_close_matches(argv[0], KINDS, 1) if argv else []
-        hint = f". Did you mean `captioner prepare {close[0]}`?" if close else ""
-        raise ConfigError(problem + (hint or f"; give captioner prepare {either(KINDS)}"))
-    code: int = globals()[argv[0]](argv[1:])
-    return code
 
 
 # --- captions of other formats -------------------------------------------------------------------
@@ -225,10 +199,9 @@ FEATURES_SHOWN = [
 def features(options: FeaturesOptions, given: dict[str, Any], _: Any) -> int:
     """Encode the photos that are missing."""
     config = options.read(given)
-    folder, device = Path(options.output), options.device
+    folder, batch_size = Path(options.output), options.batch_size
     on_ray = check_engine(options)
-    if on_ray and device == "auto" and not options.worker_gpus:
-        device = "cpu"  # not a GPU of others
+    device = options.worker_device(options.device) if on_ray else options.device
 
     from captioner.data.feature_writer import FeatureWriter
     from captioner.data.features import FeatureCache
@@ -251,27 +224,19 @@ def features(options: FeaturesOptions, given: dict[str, Any], _: Any) -> int:
                 f"{folder}: {needed:,} bytes are needed, but {free:,} are free; free some space, "
                 "or give a folder on another disk or a smaller --dtype"
             )
-        with hint(lambda: "run the same command again to continue"), ExitStack() as stack:
-            if on_ray:
-                from captioner.bulk.cluster import cluster
-                from captioner.bulk.features import ray_blocks
+        done = len(writer.records)
+        bar = photo_bar(total=len(plan.images), initial=done, desc="encoding")
+        if on_ray:
+            from captioner.bulk.cluster import cluster
+            from captioner.bulk.features import ray_blocks
 
-                workers = chosen_workers(options)
-                blocks = ray_blocks(
-                    writer,
-                    config,
-                    device=device,
-                    batch_size=options.batch_size,
-                    part_photos=options.part_photos or 256,
-                    workers=workers,
-                )
-                stack.enter_context(cluster(options.ray_address, workers))
-                written = writer.write(blocks)
-            else:
-                written = writer.fill(encoder.encode, encoder.preprocessing, options.batch_size)
-            done = len(writer.records)
-            bar = photo_bar(total=len(plan.images), initial=done, desc="encoding")
-            stack.enter_context(bar)
+            blocks = ray_blocks(writer, config, options, device=device, batch_size=batch_size)
+            engine: Any = cluster(options)
+            written = writer.write(blocks)
+        else:
+            engine = nullcontext()
+            written = writer.fill(encoder.encode, encoder.preprocessing, batch_size)
+        with hint(lambda: "run the same command again to continue"), engine, bar:
             for count, errors in written:
                 for error in errors:
                     warn(f"{error}; skipped")

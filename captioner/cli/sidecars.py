@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from captioner.cli.arguments import flag
-from captioner.cli.outputs import check_force, require_parent, warn
+from captioner.cli.arguments import flags_given, refuse
+from captioner.cli.outputs import require_parent, warn
 from captioner.data.images import open_image
 from captioner.data.metadata.embedding import (
     HEAD,
@@ -58,15 +58,16 @@ class SidecarOptions:
 class Store:
     """Where captions go: sidecars, copies in a folder, or else the photos themselves."""
 
-    sidecar: str | None
-    folder: Path | None
-    sidecar_name: str | None = None
-    existing: str | None = None
-    """What to do with captions that are there, see ``SidecarOptions``; None: refuse to run."""
-    prefix: str = ""
-    suffix: str = ""
+    options: SidecarOptions
+    existing: str | None
+    """What to do with captions that are there; None: refuse to run."""
     subfolders: Mapping[Path, Path] = field(default_factory=dict)
     """Where photos go in the folder."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where copies go."""
+        return None if self.options.embed is None else Path(self.options.embed)
 
     def target(self, photo: Path) -> Path:
         """The file that gets the caption.
@@ -74,11 +75,10 @@ class Store:
         Lightroom, Bridge and Capture One use ``photo.xmp``, darktable and digiKam
         ``photo.jpg.xmp``; the second if there is one.
         """
-        if self.sidecar:
-            long = photo.with_name(f"{photo.name}.{self.sidecar}")
-            exists = self.sidecar == "xmp" and not self.sidecar_name and long.exists()
-            use_long = exists or self.sidecar_name == "photo.jpg.xmp"
-            return long if use_long else photo.with_suffix(f".{self.sidecar}")
+        if kind := self.options.sidecar:
+            long, name = photo.with_name(f"{photo.name}.xmp"), self.options.sidecar_name
+            use_long = long.exists() if kind == "xmp" and name is None else name == "photo.jpg.xmp"
+            return long if use_long else photo.with_suffix(f".{kind}")
         if self.folder is None:
             return photo
         return self.folder / self.subfolders.get(photo, "") / photo.name
@@ -89,12 +89,12 @@ class Store:
         Raises:
             DataError: The photo cannot be written to.
         """
-        target = self.target(photo)
-        if self.sidecar and target == photo:
+        target, sidecar = self.target(photo), self.options.sidecar
+        if sidecar and target == photo:
             raise DataError("not a photo, but what would be written beside it")
-        if self.sidecar == "txt":
+        if sidecar == "txt":
             return target if target.exists() else None
-        if self.sidecar == "xmp":
+        if sidecar == "xmp":
             found = target.exists() and read_description(target.read_bytes())
             return target if found else None
         if self.folder is not None and target.exists():
@@ -113,10 +113,10 @@ class Store:
     def write(self, photo: Path, text: str, keywords: Sequence[str]) -> None:
         """Write a caption and keywords; DataError or OSError: this photo cannot be written to."""
         target = self.target(photo)
-        if self.sidecar == "txt":
+        if self.options.sidecar == "txt":
             text = self._with_other_text(", ".join([text, *keywords]), target)
             atomic_write(target, f"{text}\n")
-        elif self.sidecar == "xmp":
+        elif self.options.sidecar == "xmp":
             packet = target.read_bytes() if target.exists() else None
             atomic_write(target, add_keywords(set_description(packet, text), keywords))
         else:
@@ -131,16 +131,16 @@ class Store:
                 raise DataError("the text is not in UTF-8; convert it, or move it away") from None
             parts = [old] if f", {text}, " in f", {old}, " else [old, text]
             text = ", ".join(filter(None, parts if self.existing == "append" else parts[::-1]))
-        text = self._bare(text)
-        if self.prefix:
-            text = self.prefix + " " * (not self.prefix[-1].isspace()) + text
-        if self.suffix:
-            text += " " * (self.suffix[0] not in " ,.;:!?)") + self.suffix
+        text, prefix, suffix = self._bare(text), self.options.prefix, self.options.suffix
+        if prefix:
+            text = prefix + " " * (not prefix[-1].isspace()) + text
+        if suffix:
+            text += " " * (suffix[0] not in " ,.;:!?)") + suffix
         return text
 
     def _bare(self, text: str) -> str:
         """The text without the prefix and suffix that it may have."""
-        prefix, suffix = self.prefix.strip(" ,"), self.suffix.strip(" ,")
+        prefix, suffix = (s.strip(" ,") for s in (self.options.prefix, self.options.suffix))
         text = re.sub(rf"^{re.escape(prefix)}(?!\w)", "", text.strip(" ,\r\n"))
         before = r"\b" if suffix[:1].isalnum() else ""
         return re.sub(rf"{before}{re.escape(suffix)}$", "", text.strip(" ,")).strip(" ,")
@@ -168,51 +168,37 @@ class Store:
 
     def problem(self, photo: Path, error: DataError | OSError) -> str:
         """An error of the methods in one line that names the file."""
-        path = self.target(photo) if self.sidecar else photo
+        path = self.target(photo) if self.options.sidecar else photo
         text = str(getattr(error, "strerror", None) or error)
         return text if text.startswith(str(photo)) else f"{path}: {text}"
 
 
-def choose_store(
-    options: SidecarOptions, *, force: bool, others: Sequence[str] = ()
-) -> Store | None:
-    """Where captions are kept; None if they are only printed or written to one file.
-
-    ``others`` are options that were given but cannot be combined with these.
-    """
-    given = [name for name in ("sidecar", "embed", "in_place") if getattr(options, name)]
-    for names, kinds, where in (
-        (("existing", "skip_existing"), given, "--sidecar, --embed and --in-place"),
-        (("prefix", "suffix"), options.sidecar == "txt", "--sidecar txt"),
-        (("sidecar_name",), options.sidecar == "xmp", "--sidecar xmp"),
-    ):
-        if not kinds and (wrong := [name for name in names if getattr(options, name)]):
-            raise ConfigError(f"{flag(wrong[0])} is for {where}; add it, or leave this option out")
-    if not given:
+def choose_store(options: SidecarOptions, *, force: bool) -> Store | None:
+    """Where captions are kept; None if they are only printed or written to one file."""
+    where = flags_given(options, "sidecar", "embed", "in_place")
+    leave = "add it, or leave this option out"
+    if not where:
+        names = ("existing", "skip_existing")
+        refuse(options, names, f"is for --sidecar, --embed and --in-place; {leave}")
+    if options.sidecar != "txt":
+        refuse(options, ("prefix", "suffix"), f"is for --sidecar txt; {leave}")
+    if options.sidecar != "xmp":
+        refuse(options, ("sidecar_name",), f"is for --sidecar xmp; {leave}")
+    if not where:
         return None
-    given += others
-    if len(given) > 1:
-        one, other = map(flag, given[:2])
-        raise ConfigError(f"{one} and {other} cannot be combined; give one of them")
+    if len(where) > 1:
+        raise ConfigError(f"{where[0]} and {where[1]} cannot be combined; give one of them")
+    if options.existing:
+        refuse(options, ("skip_existing",), "is short for --existing skip; give one of them")
     existing = options.existing or ("skip" if options.skip_existing else None)
-    if options.skip_existing and existing != "skip":
-        raise ConfigError(f"--skip-existing and --existing {existing} contradict each other")
     if existing in ("append", "prepend") and options.sidecar != "txt":
         raise ConfigError(f"--existing {existing} is for --sidecar txt; give skip or replace")
-    if existing not in (None, "replace"):
-        kept = "--skip-existing" if options.skip_existing else f"--existing {existing}"
-        check_force(force, kept)
-    folder = None if options.embed is None else Path(options.embed)
-    if folder is not None:
-        require_parent(folder)
-    return Store(
-        options.sidecar,
-        folder,
-        options.sidecar_name,
-        existing or ("replace" if force else None),
-        options.prefix,
-        options.suffix,
-    )
+    if force and existing not in (None, "replace"):
+        raise ConfigError(f"--force and --existing {existing} contradict each other; give one")
+    store = Store(options, existing or ("replace" if force else None))
+    if store.folder is not None:
+        require_parent(store.folder)
+    return store
 
 
 def check_photos(store: Store, photos: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -231,7 +217,9 @@ def check_photos(store: Store, photos: Sequence[Path]) -> tuple[list[Path], list
             continue
         other = owners.setdefault(store.target(photo), photo)
         if other is not photo:
-            long = ", or give --sidecar-name photo.jpg.xmp" if store.sidecar == "xmp" else ""
+            long = (
+                ", or give --sidecar-name photo.jpg.xmp" if store.options.sidecar == "xmp" else ""
+            )
             raise ConfigError(
                 f"{other} and {photo} would both get {store.target(photo)}; caption them "
                 f"separately, or rename one{long}"

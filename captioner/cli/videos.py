@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioner.cli.arguments import flag
+from captioner.cli.arguments import refuse
 from captioner.cli.formats import Entry, entry
 from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError
@@ -26,9 +26,8 @@ _UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 def interval(options: CaptionOptions) -> float | None:
     """The interval in seconds, None for shots; ConfigError for what videos do not have."""
     require_extra("video", "--every")
-    for name in ("sidecar", "embed", "in_place", "resume", "annotations"):
-        if getattr(options, name):
-            raise ConfigError(f"{flag(name)} is for photos; leave it out, or --every")
+    photos = ("sidecar", "embed", "in_place", "resume", "annotations")
+    refuse(options, photos, "is for photos; leave it out, or --every")
     if "-" in options.photos:
         raise ConfigError("videos cannot be read from standard input (-); give files")
     if options.every == "shot":

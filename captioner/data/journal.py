@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from captioner.files import atomic_write
+from captioner.errors import ConfigError
+from captioner.files import atomic_write, named_after
 
 
 def read_journal(path: Path) -> tuple[Any, list[Any]]:
@@ -37,8 +38,20 @@ def continue_journal(
     with path.open("a", encoding="utf-8") as file:
 
         def append(entry: Any) -> None:
-            file.write(json.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+            with named_after(path):
+                file.write(json.dumps(entry) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
 
         yield append
+
+
+def check_same(name: object, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a setting is not that of the run that is to be continued."""
+    for option, new in now.items():
+        if (old := before.get(option)) != new:
+            was, is_ = ("not set" if value in (None, "", []) else value for value in (old, new))
+            raise ConfigError(
+                f"cannot resume {name}: {option} was {was} and is now {is_}; give the same "
+                "options, or start over with --force"
+            )

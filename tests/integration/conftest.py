@@ -271,7 +271,7 @@ def workers_here(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             yield task(item)
 
     monkeypatch.setattr(cluster, "cluster", lambda *_: nullcontext())
-    monkeypatch.setattr("captioner.bulk.captions.run_on_cluster", run)
+    monkeypatch.setattr(cluster, "run_on_cluster", run)
     monkeypatch.setattr("captioner.bulk.features.run_on_cluster", run)
     return settings
 

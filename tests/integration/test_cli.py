@@ -52,15 +52,18 @@ def test_coco_results_take_ids_from_names_or_annotations(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert [entry["image_id"] for entry in json.loads(out)] == [42]
     assert "holiday.jpg" in err
-    annotations = tmp_path / "captions.json"
     images = [
         {"id": 7, "file_name": "holiday.jpg"},
         {"id": 8, "file_name": "COCO_val2014_000000000042.jpg"},
     ]
     captions = [{"id": n, "image_id": i["id"], "caption": "a"} for n, i in enumerate(images)]
+    annotations = tmp_path / "captions.json"
     annotations.write_text(json.dumps({"images": images, "annotations": captions}))
     assert main([*arguments, "--annotations", str(annotations)]) == OK
     assert [entry["image_id"] for entry in json.loads(capsys.readouterr().out)] == [8, 7]
+    photo.save(tmp_path / "000042.jpg")  # `evaluate --results` refuses two
+    assert main(arguments) == USAGE
+    assert "both have the image id 42" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

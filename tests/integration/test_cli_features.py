@@ -1,4 +1,4 @@
-"""``captioner prepare features`` as a user runs it."""
+"""``captioner prepare features``, alone and with ``--engine ray``."""
 
 from __future__ import annotations
 
@@ -13,25 +13,19 @@ import pytest
 import torch
 import yaml
 
-from captioner.cli.main import FAILED, OK, main
-from captioner.data.features import (
-    FeatureCache,
-    feature_fingerprint,
-)
+from captioner.cli.main import FAILED, INTERRUPTED, OK, main
+from captioner.data.features import JOURNAL, ROWS, FeatureCache, feature_fingerprint
 from captioner.data.images import open_image
-from captioner.options import DataConfig, EncoderConfig, TrainConfig, TrainingConfig
+from captioner.training.api import build_config
 from captioner.training.data import read_data
 from captioner.training.setup import prepare
 
-SETTINGS: dict[str, Any] = {
-    "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
-    "training": {"precision": "fp32", "seed": 3},
-}
+PHOTOS = 4
 
 
 @pytest.fixture
-def data(tiny, tmp_path: Path) -> dict[str, Any]:
-    """Three training photos, two validation photos; photo 3 is in both."""
+def config(tiny, tmp_path: Path) -> Path:
+    """Of a run with random weights: three training photos, two validation photos; 3 is in both."""
     data = json.loads(tiny.captions.read_text())
     shutil.copytree(tiny.photos, tmp_path / "photos")
     for name, ids in (("train", (1, 2, 3)), ("val", (3, 4))):
@@ -40,50 +34,40 @@ def data(tiny, tmp_path: Path) -> dict[str, Any]:
             "annotations": [one for one in data["annotations"] if one["image_id"] in ids],
         }
         (tmp_path / f"{name}.json").write_text(json.dumps(part))
-    return {
-        "train_annotations": [str(tmp_path / "train.json")],
-        "val_annotations": [str(tmp_path / "val.json")],
-        "images": [str(tmp_path / "photos")],
-        "horizontal_flip": True,
-        "vocabulary_threshold": 1,
+    settings = {
+        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
+        "training": {"precision": "fp32", "seed": 3},  # as conftest.py's "auto", in all processes
+        "data": {
+            "train_annotations": [str(tmp_path / "train.json")],
+            "val_annotations": [str(tmp_path / "val.json")],
+            "images": [str(tmp_path / "photos")],
+            "horizontal_flip": True,
+            "vocabulary_threshold": 1,
+        },
     }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    return tmp_path / "config.yaml"
 
 
 @pytest.fixture
-def config(data: dict[str, Any], tmp_path: Path) -> str:
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump({**SETTINGS, "data": data}))
-    return str(path)
+def command(config: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """``command("folder", "--workers", "2")``: the arguments of the command."""
 
+    def arguments(folder: str, *options: str) -> list[str]:
+        output = ["-o", str(tmp_path / folder), "--device", "cpu"]
+        return ["prepare", "features", str(config), *output, *options]
 
-Run = Callable[..., int]
+    return arguments
 
 
 @pytest.fixture
-def run(config: str, tmp_path: Path) -> Run:
-    """The command with this config, into ``tmp_path / "f"``."""
+def run(command: Any, capsys: Any) -> Callable[..., tuple[int, str, str]]:
+    """The command: exit code, standard output and error."""
 
-    def prepare_features(*arguments: str, dtype: str = "float32") -> int:
-        options = ("-o", str(tmp_path / "f"), "--dtype", dtype, "--device", "cpu")
-        return main(["prepare", "features", config, *options, *arguments])
+    def run(*arguments: str) -> tuple[int, str, str]:
+        return main(command(*arguments)), *capsys.readouterr()
 
-    return prepare_features
-
-
-def whole(data: dict[str, Any], **encoder: Any) -> TrainConfig:
-    return TrainConfig(
-        data=DataConfig(**data),
-        encoder=EncoderConfig(**SETTINGS["encoder"] | encoder),
-        training=TrainingConfig(**SETTINGS["training"]),
-    )
-
-
-def only_line(capsys: pytest.CaptureFixture[str]) -> str:
-    out, err = capsys.readouterr()
-    assert out == ""
-    line = next(line for line in err.splitlines() if line.startswith("captioner: "))
-    assert "Traceback" not in err
-    return line
+    return run
 
 
 FEATURES = {
@@ -93,20 +77,21 @@ FEATURES = {
 
 
 @pytest.mark.parametrize("encoder", FEATURES)
-def test_cached_features_equal_those_of_the_run(encoder, data, run, tmp_path, capsys) -> None:
+def test_cached_features_equal_those_of_the_run(encoder, config, run, tmp_path) -> None:
     """The run's model, with its random weights, gives the cached features bit for bit.
 
     One photo at a time, since rounding may depend on the size of the batch.
     """
-    assert run("--encoder.name", encoder, "--batch-size", "1") == OK
-    out, err = capsys.readouterr()
-    assert out == f"{tmp_path / 'f'}: features of 4 photos\n"
+    options = ("--dtype", "float32", "--batch-size", "1")
+    code, out, err = run("f", "--encoder.name", encoder, *options)
+    assert (code, out) == (OK, f"{tmp_path / 'f'}: features of {PHOTOS} photos\n")
     assert f"4 photos and 3 flipped, each 2 x 2 regions of {FEATURES[encoder]}" in err
 
-    model = prepare(whole(data, name=encoder)).stored.model.eval()
+    settings = build_config(config, encoder={"name": encoder})
+    model = prepare(settings).stored.model.eval()
     key = feature_fingerprint(model.encoder.name, model.encoder.state_dict(), model.preprocessing)
     cache = FeatureCache.open(tmp_path / "f", key)
-    train, val = read_data(whole(data).data)
+    train, val = read_data(settings.data)
     cache.check(train, flipped=True)
     cache.check(val)
 
@@ -121,12 +106,71 @@ def test_cached_features_equal_those_of_the_run(encoder, data, run, tmp_path, ca
     assert not torch.equal(live[:3], flipped)
 
 
-def test_a_full_disk_is_reported_before_encoding(run, tmp_path, monkeypatch, capsys) -> None:
+def test_a_full_disk_is_reported_before_encoding(run, tmp_path, monkeypatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 0, 10_000))
 
-    assert run() == FAILED
-    line = only_line(capsys)
-    assert "10,752 bytes are needed, but 10,000 are free" in line
+    code, out, err = run("f", "--dtype", "float32")
+    assert (code, out) == (FAILED, "")
+    assert "10,752 bytes are needed, but 10,000 are free" in err
     assert not (tmp_path / "f").exists()
-    assert run(dtype="bfloat16") == OK
+    assert run("f", "--dtype", "bfloat16")[0] == OK
+
+
+# --- Ray -----------------------------------------------------------------------------------------
+
+SAME = ("--batch-size", "2")
+RAY = (*SAME, "--engine", "ray", "--workers", "2", "--part-photos", "1")  # parts are whole batches
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def broken(tmp_path: Path, config: Path) -> None:
+    (tmp_path / "photos" / "2.png").write_bytes(b"no photo")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray", "broken")
+def test_the_folder_is_that_of_the_plain_command(run, command, on_ray, tmp_path) -> None:
+    assert run("plain", *SAME)[0] == FAILED  # one photo is broken
+
+    code, _, err = on_ray(*command("ray", *RAY))
+
+    assert code == FAILED, err
+    [warning] = [line for line in err.splitlines() if "skipped" in line]
+    assert "2.png: not a supported image" in warning
+    assert contents_of(tmp_path / "ray") == contents_of(tmp_path / "plain")
+
+
+@pytest.mark.usefixtures("broken")
+def test_an_interrupted_job_is_continued_by_either_engine(run, tmp_path, workers_here) -> None:
+    assert run("plain", *SAME)[0] == FAILED
+    workers_here.stop_after = 1
+    assert run("f", *RAY)[0] == INTERRUPTED
+    _, block = (tmp_path / "f" / JOURNAL).read_text().splitlines()
+    assert len(json.loads(block)) == 2
+
+    assert run("f", *SAME)[0] == FAILED
+
+    assert contents_of(tmp_path / "f") == contents_of(tmp_path / "plain")
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_an_encoder_that_differs_on_a_machine_stops_the_job(run, tmp_path, monkeypatch) -> None:
+    """As with another version of timm there."""
+    from captioner.bulk import features
+
+    own = features.open_feature_encoder
+
+    def other(*arguments: Any, **options: Any) -> Any:
+        encoder = own(*arguments, **options)
+        return encoder._replace(fingerprint={**encoder.fingerprint, "weights": "other"})
+
+    monkeypatch.setattr(features, "open_feature_encoder", other)
+    code, _, err = run("f", *RAY)
+    assert code == FAILED
+    assert "has another encoder than the machine that started the job (" in err
+    assert sorted(contents_of(tmp_path / "f")) == [ROWS, JOURNAL]

@@ -65,11 +65,11 @@ def test_commands_are_valid(line, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(PHOTO.read_bytes())))
         words = words[words.index("|") + 1 :]
     command, arguments = words[1], words[2:]
+    if command == "prepare":
+        command = f"prepare {arguments.pop(0)}"
     assert command in COMMANDS
     if command in ("caption", "attend"):
         assert main([command, *arguments]) == OK
-    elif command == "prepare":
-        parser_of(f"prepare {arguments[0]}").parse(arguments[1:])
     elif command == "train":
         read(arguments)
     else:

@@ -98,7 +98,7 @@ def test_reference_is_complete(site) -> None:
     api = (site / "api.html").read_text("utf-8")
 
     for name in COMMANDS:
-        assert f'id="captioner-{name}"' in commands, name
+        assert f'id="captioner-{name.replace(" ", "-")}"' in commands, name
     assert "--training.label-smoothing" in commands
     for name in (*vars(SearchOptions()), *vars(DataConfig())):
         assert re.search(rf'id="captioner\.(options\.)?\w+\.{name}"', api), name
