@@ -318,6 +318,8 @@ def table(rows: Iterable[Sequence[object]], digits: int = 2, first: int = 22) ->
     columns: list[list[str]] = []
     for cells in zip_longest(*rows, fillvalue=""):
         texts = [_shown(cell, digits) for cell in cells]
+        if not any(texts):
+            continue
         width = max(len(text) for text in texts) if columns else max(first, *map(len, texts))
         align = str.ljust if all(isinstance(cell, str) for cell in cells) else str.rjust
         columns.append([align(text, width) for text in texts])

@@ -52,20 +52,6 @@ def captioned(tiny: SimpleNamespace) -> tuple[object, ...]:
     return "--images", tiny.photos, "--model", tiny.model
 
 
-@pytest.fixture
-def captioned_and_scored(
-    tiny: SimpleNamespace, captioned: tuple[object, ...]
-) -> tuple[object, ...]:
-    """A model that captions the photos, and the references."""
-    return *captioned, "--annotations", tiny.captions
-
-
-@pytest.fixture
-def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail if a model is loaded."""
-    monkeypatch.setattr(api, "load", None)
-
-
 def written(path: Path, content: object) -> Path:
     path.write_text(json.dumps(content))
     return path
@@ -189,9 +175,9 @@ def test_the_model_s_own_frequencies_are_the_default(tiny, counted, tmp_path) ->
 # --- generated captions --------------------------------------------------------------------------
 
 
-def test_captions_equal_those_of_caption(tiny, captioned_and_scored, tmp_path) -> None:
+def test_captions_equal_those_of_caption(tiny, captioned, tmp_path) -> None:
     search = ("--beam-size", "3", "--forced-words", "dog, hat", "--precision", "fp32")
-    report = reported(tmp_path, *captioned_and_scored, *search)
+    report = reported(tmp_path, *captioned, "--annotations", tiny.captions, *search)
 
     target = tmp_path / "results.json"
     command = ("caption", tiny.photos, "--model", tiny.model, *search)
@@ -255,11 +241,8 @@ def test_inconsistent_image_ids_are_refused(tiny, captioned, tmp_path, capsys) -
         image["file_name"] = name
     instances = written(tmp_path / "turned.json", content)
 
-    code = evaluate(
-        *captioned, "--instances", instances, "--annotations", tiny.captions
-    )  # fmt: skip
-
-    assert code == FAILED
+    given = ("--instances", instances, "--annotations", tiny.captions)
+    assert evaluate(*captioned, *given) == FAILED
     line = only_line(capsys)
     assert "1.png" in line
     assert "4.png" in line
@@ -293,7 +276,7 @@ def test_hallucinated_objects_are_counted(tiny, tmp_path, capsys) -> None:
 # --- neutral words -------------------------------------------------------------------------------
 
 
-def test_references_are_neutral_if_the_captions_are(tiny, captioned, tmp_path) -> None:
+def test_references_are_neutral_if_the_captions_are(tiny, tmp_path) -> None:
     results = [{"image_id": 2, "caption": "a person runs"}]
     given = ("--annotations", tiny.captions, "--results", written(tmp_path / "r.json", results))
 
@@ -318,27 +301,19 @@ def false_java(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str | None
         (programs / "java").chmod(0o755)
 
 
-@pytest.fixture
-def without_java(tmp_path, monkeypatch) -> None:
-    false_java(tmp_path, monkeypatch, None)
-
-
-@pytest.mark.usefixtures("without_java", "no_model")
 def test_missing_java_is_an_error_before_photos_are_captioned(
-    tiny, captioned, tmp_path, capsys
+    tiny, captioned, tmp_path, monkeypatch, capsys
 ) -> None:
-    target = tmp_path / "report.json"
+    false_java(tmp_path, monkeypatch, None)
+    monkeypatch.setattr(api, "load", None)
 
-    code = evaluate("--annotations", tiny.captions, *captioned, "--meteor", "-o", target)
+    code = evaluate("--annotations", tiny.captions, *captioned, "--meteor")
 
     assert code == USAGE
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == (
-        "captioner: METEOR needs Java, which is not on the PATH; install Java 8 or 11, "
-        "or omit --meteor\n"
+    assert only_line(capsys) == (
+        "captioner: METEOR needs Java, which is not on the PATH; install Java 8 or 11, or omit "
+        "--meteor"
     )
-    assert not target.exists()
 
 
 def test_a_failing_java_skips_meteor(scored, tmp_path, monkeypatch, capsys) -> None:

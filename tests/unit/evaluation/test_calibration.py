@@ -67,6 +67,14 @@ def examples(count: int = 200, seed: int = 0) -> list[Example]:
     return found
 
 
+def with_photos(given: list[Example], vectors) -> list[Example]:
+    """The examples with other vectors of their photos."""
+    return [
+        one._replace(seen=one.seen._replace(photo=np.asarray(vector, np.float32)))
+        for one, vector in zip(given, vectors, strict=True)
+    ]
+
+
 RECIPE = Recipe(PHRASES, {"beam_size": 3}, 0.5)
 
 
@@ -213,8 +221,7 @@ def test_styles_have_their_own_intercepts() -> None:
 def test_a_photo_far_from_all_others_has_no_confidence() -> None:
     random = np.random.default_rng(0)
     photos = random.normal(size=(400, 40)) * np.r_[np.ones(10), np.full(30, 0.1)]
-    given = [one._replace(seen=one.seen._replace(photo=p.astype(np.float32)))
-             for one, p in zip(examples(400), photos, strict=True)]  # fmt: skip
+    given = with_photos(examples(400), photos)
     calibrator = fit(given, RECIPE)
     usual, strange = given[0].seen, np.r_[np.zeros(10), np.full(30, 3.0)].astype(np.float32)
 
@@ -228,17 +235,16 @@ def test_a_photo_far_from_all_others_has_no_confidence() -> None:
 def test_other_kinds_of_images_have_no_confidence_even_if_their_kind_was_never_seen() -> None:
     random = np.random.default_rng(0)
 
-    def seen(count: int, *, photo: bool) -> list[Observation]:
-        vectors = random.normal(size=(count, 8)).astype(np.float32)
+    def seen(count: int, *, photo: bool) -> list[Example]:
+        vectors = random.normal(size=(count, 8))
         vectors[:, 0] += 0 if photo else 8  # all kinds differ from photos in this direction
-        return [
-            one.seen._replace(photo=vector)
-            for one, vector in zip(examples(count), vectors, strict=True)
-        ]
+        return with_photos(examples(count), vectors)
 
-    given = [one._replace(seen=photo)
-             for one, photo in zip(examples(400), seen(400, photo=True), strict=True)]  # fmt: skip
-    kinds = {"pages": seen(50, photo=False), "charts": seen(60, photo=False)}
+    given = seen(400, photo=True)
+    kinds = {
+        name: [one.seen for one in seen(count, photo=False)]
+        for name, count in (("pages", 50), ("charts", 60))
+    }
     recipe = replace(RECIPE, kinds=kinds)
 
     calibrator = fit(given, recipe)

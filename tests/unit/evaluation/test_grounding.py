@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,13 +58,9 @@ def pixels(left: int, top: int, right: int, bottom: int) -> NDArray[np.bool_]:
 
 def runs(mask: NDArray[np.bool_]) -> dict[str, Any]:
     """Uncompressed run lengths in column order, starting with zeros."""
-    counts, last = [0], False
-    for value in mask.T.ravel().tolist():
-        if value != last:
-            counts.append(0)
-            last = value
-        counts[-1] += 1
-    return {"size": list(mask.shape), "counts": counts}
+    values = mask.T.ravel().tolist()
+    counts = [len([*run]) for _, run in groupby(values)]
+    return {"size": list(mask.shape), "counts": [0, *counts] if values[0] else counts}
 
 
 def packed(mask: NDArray[np.bool_]) -> dict[str, Any]:
@@ -167,20 +163,11 @@ def test_objects_are_merged_and_override_crowds(read) -> None:
 
 
 DOG = entry("dog", CELL)
-CAPTION = {"id": 1, "image_id": 1, "caption": "A dog."}
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (coco(CAPTION), r"annotations\[0\] lacks a valid 'category_id'; give a COCO"),
-        (coco({**DOG, "image_id": 9}), r"annotation 7 has the image_id 9, which is not in the"),
-    ],
-)
-def test_files_that_are_not_instances(tmp_path: Path, content: Any, expected: str) -> None:
-    with pytest.raises(DataError, match=expected) as caught:
-        read_instances(put(tmp_path / "a.json", content))
-    assert "\n" not in str(caught.value)
+def test_annotations_of_missing_images(read) -> None:
+    with pytest.raises(DataError, match="annotation 7 has the image_id 9, which is not in the"):
+        read({**DOG, "image_id": 9})
 
 
 @pytest.mark.parametrize(
@@ -197,9 +184,8 @@ def test_files_that_are_not_instances(tmp_path: Path, content: Any, expected: st
     ],
 )
 def test_masks_that_cannot_be_decoded(read, shape: Any, expected: str) -> None:
-    with pytest.raises(DataError, match=expected) as caught:
+    with pytest.raises(DataError, match=expected):
         measure({1: caption("dog")}, read(entry("dog", shape)))
-    assert "\n" not in str(caught.value)
 
 
 def test_run_lengths_that_end_early_are_an_error(read, monkeypatch: pytest.MonkeyPatch) -> None:
