@@ -2,19 +2,25 @@
 
     python scripts/compare_keywords.py --annotations COCO/captions_val.json --images COCO/val \
         --annotations data/flickr8k/captions_val.json --images FLICKR8K/images \
-        --instances COCO128/annotations/instances.json --instance-photos COCO128/images
+        --instances COCO128/annotations/instances.json --instance-photos COCO128/images \
+        --labels COCO/captions_train.json --label-photos COCO/train
 
 Words are those of scripts/fit_keywords.py; one is right if a reference caption of the photo
 has it. Samples: the share of 64 sampled captions that have a word, calibrated like the reading: one
 half of the photos with the scale and shift of the other. With instance masks, words that name a
-category of COCO are compared with what is annotated, and their maps with the masks.
+category of COCO are compared with what is annotated, and their maps with the masks. With labels
+(``"labels"`` of an image: numbers of COCO's categories 1 to 19), the words that name one of these
+on 2,000 photos with one caption, which the keywords were not fitted to.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +41,14 @@ from captioner.inference.confidence import sigmoid
 from captioner.inference.keywords import MIN_PROBABILITY
 
 SAMPLES = 64
+LABELLED = 2000
+"""Photos with labels."""
+CATEGORIES = {
+    1: "person", 2: "bicycle", 3: "car", 4: "motorcycle", 5: "airplane", 6: "bus", 7: "train",
+    8: "truck", 9: "boat", 10: "traffic light", 11: "fire hydrant", 13: "stop sign",
+    14: "parking meter", 15: "bench", 16: "bird", 17: "cat", 18: "dog", 19: "horse",
+}  # fmt: skip
+"""Names of COCO's first categories by number."""
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.bool_]
@@ -47,6 +61,8 @@ def main() -> None:
     parser.add_argument("--images", action="append", default=[])
     parser.add_argument("--instances")
     parser.add_argument("--instance-photos")
+    parser.add_argument("--labels")
+    parser.add_argument("--label-photos", type=Path)
     options = parser.parse_args()
     model = captioner.load()
     for references, images in zip(options.annotations, options.images, strict=True):
@@ -54,6 +70,8 @@ def main() -> None:
         compare(model, references, images)
     if options.instances:
         compare_with_masks(model, options.instances, options.instance_photos)
+    if options.labels:
+        compare_with_labels(model, options.labels, options.label_photos)
 
 
 def cross_calibrated(odds: Floats, labels: Labels) -> Floats:
@@ -168,19 +186,50 @@ def compare_with_masks(model: Captioner, instances: str, folder: str) -> None:
         ids[path.name]: one
         for path, one in zip(photos, model.caption(photos, keywords=8), strict=True)
     }
-    words = {image_id: _apart(one.of_keywords()) for image_id, one in captions.items()}
-    for name, group in {"caption": captions, "keywords": words}.items():
-        hits = total = there = 0
-        for image_id, caption in group.items():
-            annotated = {c for c in known.categories if known.masks(image_id, c) is not None}
-            found = {one.category for one in find_names(caption.words)}
-            hits += len(found & annotated)
-            total += len(found)
-            there += len(annotated)
-        print(f"{name}: precision {hits / total:.3f}, recall {hits / there:.3f}")
+    annotated = {
+        image_id: {c for c in known.categories if known.masks(image_id, c) is not None}
+        for image_id in captions
+    }
+    for name, group in compare_categories(captions, annotated).items():
         maps = measure_maps(group, known)
         for key in ("correctness", "uniform", "centre", "pointing", "pointing_centre", "ratio"):
-            print(f"  {key} {maps[key]:.3f}", maps["intervals"][key])
+            print(f"  {name}: {key} {maps[key]:.3f}", maps["intervals"][key])
+
+
+def compare_with_labels(model: Captioner, labels: str, folder: Path) -> None:
+    """Print precision and recall of COCO's first categories on photos with labels."""
+    content = json.loads(Path(labels).read_text(encoding="utf-8"))
+    counts = Counter(one["image_id"] for one in content["annotations"])
+    images = [one for one in content["images"] if one.get("labels") and counts[one["id"]] == 1]
+    images = random.Random(0).sample(images, min(LABELLED, len(images)))
+    found = model.caption([folder / one["file_name"] for one in images], keywords=8)
+    captions = {one["id"]: caption for one, caption in zip(images, found, strict=True)}
+    annotated = {one["id"]: {CATEGORIES[label] for label in one["labels"]} for one in images}
+    compare_categories(captions, annotated, set(CATEGORIES.values()))
+
+
+def compare_categories(
+    captions: Mapping[int, Caption],
+    annotated: Mapping[int, Set[str]],
+    known: Set[str] | None = None,
+) -> dict[str, dict[int, Caption]]:
+    """Print precision and recall of the ``known`` categories that captions and keywords name.
+
+    Returns:
+        The captions, and the keywords as captions.
+    """
+    words = {image_id: _apart(one.of_keywords()) for image_id, one in captions.items()}
+    groups = {"caption": dict(captions), "keywords": words}
+    for name, group in groups.items():
+        hits = total = there = 0
+        for image_id, caption in group.items():
+            found = {one.category for one in find_names(caption.words)}
+            found = found if known is None else found & known
+            hits += len(found & annotated[image_id])
+            total += len(found)
+            there += len(annotated[image_id])
+        print(f"{name}: precision {hits / total:.3f}, recall {hits / there:.3f}")
+    return groups
 
 
 def _apart(keywords: Caption) -> Caption:
