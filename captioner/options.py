@@ -85,6 +85,20 @@ class ModelOptions(DeviceOptions):
     model); repeat to average the probabilities of several models."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CardOptions:
+    """Card (unless README.md in the model folder was edited)."""
+
+    license: str | None = None
+    """License of the model as the hub spells it: apache-2.0."""
+    datasets: Annotated[list[str], Shown("NAME", ("--dataset",))] = field(default_factory=list)
+    """Name of the training data on the hub; repeat for several."""
+    reports: Annotated[list[str], Shown("FILE", ("--report",))] = field(default_factory=list)
+    """Report of captioner evaluate -o: scores with intervals; repeat for several data sets."""
+    picture: Annotated[str, Shown("PHOTO")] | None = None
+    """Photo to publish in the card with its attention."""
+
+
 @dataclass
 class DataConfig:
     """Photos and captions in COCO format."""

@@ -15,8 +15,8 @@ from captioner.cli.main import OK
 from captioner.cli.outputs import require_parent
 from captioner.data.folders import find_images
 from captioner.errors import ConfigError, printable
-from captioner.option_fields import File, ModelName, Shown
-from captioner.options import SearchOptions
+from captioner.option_fields import ModelName, Shown
+from captioner.options import CardOptions, SearchOptions
 
 # --- info ----------------------------------------------------------------------------------------
 
@@ -218,21 +218,7 @@ def _export(
 
 
 @dataclass(frozen=True, kw_only=True)
-class CardArguments:
-    """Card (unless README.md in the model folder was edited)."""
-
-    license: str | None = None
-    """License of the model as the hub spells it: apache-2.0."""
-    dataset: list[Annotated[str, Shown("NAME")]] = field(default_factory=list)
-    """Name of the training data on the hub; repeat for several."""
-    report: list[File] = field(default_factory=list)
-    """Report of captioner evaluate -o: scores with intervals; repeat for several data sets."""
-    picture: Annotated[str, Shown("PHOTO")] | None = None
-    """Photo to publish in the card with its attention."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PushOptions(CardArguments):
+class PushOptions(CardOptions):
     """Upload a model with its card to the Hugging Face hub.
 
     No photos or paths are uploaded; the model holds words and n-gram counts of the training
@@ -255,7 +241,7 @@ class PushOptions(CardArguments):
 def push(options: PushOptions, *_: Any) -> int:
     """Upload, or list what would be uploaded."""
     from captioner.inference import hub
-    from captioner.inference.card import CardOptions, files_to_push
+    from captioner.inference.card import files_to_push
     from captioner.inference.folder import CARD, find_model
 
     if hub.is_hub_name(options.model):
@@ -263,8 +249,7 @@ def push(options: PushOptions, *_: Any) -> int:
     if not hub.is_hub_name(options.target):
         raise ConfigError(f"the target is {options.target!r}; give hf:user/name")
     target, folder = hub.parse(options.target), find_model(options.model)
-    card = CardOptions(options.license, options.dataset, options.report, options.picture)
-    files = files_to_push(folder, target.repo, card)
+    files = files_to_push(folder, target.repo, options)
     if not options.dry_run:
         private = options.private or None
         print(hub.push(files, target, commit_message=options.message, private=private))

@@ -35,7 +35,7 @@ from captioner.inference.folder import (
     save_model,
 )
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
-from captioner.options import ExplanationMethod, SearchOptions, check_method
+from captioner.options import CardOptions, ExplanationMethod, SearchOptions, check_method
 from captioner.search.arrays import Array
 from captioner.search.search import Hypothesis
 from captioner.search.words import encode_search_words
@@ -551,22 +551,12 @@ class Captioner:
             return None
         return self.push_to_hub(repo_id or Path(save_directory).name, **push_options)
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        branch: str | None = None,
-        picture: Photo | None = None,
-        license: str | None = None,  # noqa: A002 - its name in the header
-        datasets: Sequence[str] = (),
-        reports: Sequence[str | Path] = (),
-        **commit: Any,
-    ) -> str:
+    def push_to_hub(self, repo_id: str, *, branch: str | None = None, **options: Any) -> str:
         """Push the model with a generated card to the Hugging Face hub; see docs/sharing.md.
 
-        The repository is created if it does not exist. For the card, see ``CardOptions``; the photo
-        of ``picture`` is published with its attention. ``commit_message``, ``private``, ``token``
-        and ``create_pr`` are those of ``hub.push``.
+        The repository is created if it does not exist. Options of the card are ``license``,
+        ``datasets``, ``reports`` and ``picture``, a photo to publish with its attention; those of
+        the commit are ``commit_message``, ``private``, ``token`` and ``create_pr`` of ``hub.push``.
 
         Returns:
             The address of the commit.
@@ -578,11 +568,11 @@ class Captioner:
         """
         if len(self.ensemble.engines) > 1:
             raise ConfigError("an ensemble cannot be pushed; push each model on its own")
-        from captioner.inference.card import CardOptions, files_to_push
+        from captioner.inference.card import files_to_push
 
         target = parse(repo_id, branch)
-        options = CardOptions(license, datasets, reports, picture)
+        card = CardOptions(**{n: options.pop(n) for n in vars(CardOptions()) if n in options})
         with tempfile.TemporaryDirectory() as folder:
             self.save(f"{folder}/model")
-            files = files_to_push(Path(folder, "model"), target.repo, options)
-            return push(files, target, **commit)
+            files = files_to_push(Path(folder, "model"), target.repo, card)
+            return push(files, target, **options)

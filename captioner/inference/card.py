@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from captioner.inference.folder import (
     read_config,
     weight_files,
 )
-from captioner.options import TrainConfig
+from captioner.options import CardOptions, TrainConfig
 
 if TYPE_CHECKING:
     from captioner.data.images import Photo
@@ -48,20 +47,6 @@ _PRIVATE = {
     "training": ("trackers",),
 }
 """Settings that a card leaves out, by section: paths, and what does not matter to others."""
-
-
-@dataclass(frozen=True)
-class CardOptions:
-    """Contents of a card that the model folder does not hold."""
-
-    license: str | None = None
-    """Identifier of the license, as the hub spells it: ``apache-2.0``."""
-    datasets: Sequence[str] = ()
-    """Names of the training data on the hub."""
-    reports: Sequence[str | Path] = ()
-    """Reports of ``captioner evaluate -o``, one per data set."""
-    picture: Photo | None = None
-    """Published with its attention."""
 
 
 def files_to_push(

@@ -12,14 +12,19 @@ import yaml
 
 from captioner.errors import ConfigError
 from captioner.inference.card import (
-    CardOptions,
     is_generated,
     make_card,
     readable,
     write_card,
 )
 from captioner.inference.folder import StoredModel, load_model, save_model
-from captioner.options import DataConfig, DistillationConfig, EncoderConfig, TrainConfig
+from captioner.options import (
+    CardOptions,
+    DataConfig,
+    DistillationConfig,
+    EncoderConfig,
+    TrainConfig,
+)
 
 SECRET = "/home/alice/clients"
 ROW = {
@@ -85,7 +90,8 @@ def test_a_card_of_scores_with_intervals(best, tmp_path):
         "search": "beam_size 3",
     }
     (tmp_path / "report.json").write_text(json.dumps(report))
-    options = CardOptions("mit", ["me/photos"], [tmp_path / "report.json"])
+    path = str(tmp_path / "report.json")
+    options = CardOptions(license="mit", datasets=["me/photos"], reports=[path])
 
     card = make_card(best, "me/dogs", options)
 
@@ -97,7 +103,7 @@ def test_a_card_of_scores_with_intervals(best, tmp_path):
     assert (fields["license"], fields["datasets"]) == ("mit", ["me/photos"])
     assert fields["model-index"][0]["name"] == "dogs"
     with pytest.raises(ConfigError, match="two reports are about test"):
-        make_card(best, options=CardOptions(reports=[tmp_path / "report.json"] * 2))
+        make_card(best, options=CardOptions(reports=[path] * 2))
     (tmp_path / "report.json").write_text(json.dumps({"attention": {}}))
     with pytest.raises(ConfigError, match="has no caption scores"):
         make_card(best, options=options)
