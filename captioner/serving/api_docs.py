@@ -21,7 +21,8 @@ There are three ways to send a photo, distinguished by the Content-Type:
     curl --data-binary @photo.jpg http://localhost:8000/v1/captions
     echo '{"image": "'$(base64 -w0 photo.jpg)'"}' | curl --json @- http://localhost:8000/v1/captions
 
-Options are query parameters, or fields of the form or of the JSON object. Errors are JSON,
+Options are query parameters, or fields of the form or of the JSON object, which count if an option
+is given twice. Errors are JSON,
 `{"error": "..."}`, with one line that states what was given, what is allowed and what to do."""
 
 # A PNG of 16 x 12 pixels.
@@ -40,24 +41,24 @@ detected from the content. Options come before the photos if there are several.
 
 def request_body(options: type[BaseModel], example: str, *, several: bool = False) -> Any:
     """The body of an endpoint, for its ``openapi_extra``, with curl's arguments as example."""
-    name = "images" if several else "image"
+    name, files = ("images", ["a.jpg", "b.jpg"]) if several else ("image", ["photo.jpg"])
 
-    def schema(photo: dict[str, str], others: dict[str, Any]) -> dict[str, Any]:
-        items = {"type": "array", "items": photo, "minItems": 1} if several else photo
-        return {"type": "object", "required": [name], "properties": {name: items, **others}}
+    def described(photo: dict[str, str], others: dict[str, Any], examples: list[str]) -> Any:
+        items = {"type": "array", "items": photo} if several else photo
+        properties = {name: items, **others}
+        schema = {"type": "object", "required": [name], "properties": properties}
+        return {"schema": schema, "example": {name: examples if several else examples[0]}}
 
-    # The form has no fields for the options: Swagger UI would fill in values for all of them.
-    files = ["a.jpg", "b.jpg"] if several else ["photo.jpg"]
-    form_photo, json_photo = (files, [EXAMPLE_PHOTO] * 2) if several else (files[0], EXAMPLE_PHOTO)
-    json_schema = schema(_BASE64, options.model_json_schema()["properties"])
+    fields = options.model_json_schema()["properties"]
     content = {
-        "multipart/form-data": {"schema": schema(_BYTES, {}), "example": {name: form_photo}},
-        "application/json": {"schema": json_schema, "example": {name: json_photo}},
+        # Without the options: Swagger UI would fill in values for all of them.
+        "multipart/form-data": described(_BYTES, {}, files),
+        "application/json": described(_BASE64, fields, [EXAMPLE_PHOTO] * 2),
     }
     if not several:
         content |= {kind: {"schema": _BYTES} for kind in ("application/octet-stream", "image/*")}
-    fields = " ".join(f"-F {name}=@{file}" for file in files)
-    text = f"{_NOTE}    curl {fields} 'http://localhost:8000{example}'\n"
+    photos = " ".join(f"-F {name}=@{file}" for file in files)
+    text = f"{_NOTE}    curl {photos} 'http://localhost:8000{example}'\n"
     return {"requestBody": {"required": True, "description": text, "content": content}}
 
 

@@ -76,8 +76,7 @@ def create_app(
     page = index_page(options, model)
     add_file(app, "/", HTMLResponse(page, headers={"Content-Security-Policy": policy(page)}))
     add_file(app, "/favicon.ico", Response(status_code=204))
-    ready = schema.ReadyResponse(model=model_name, version=__version__)
-    _add_probes(app, service, metrics, ready)
+    _add_probes(app, service, metrics, model_name)
     _add_error_handlers(app, metrics)
 
     # From the innermost to the outermost. Pages of allowed origins can read all errors but those of
@@ -91,11 +90,11 @@ def create_app(
             allow_headers=["Authorization", security.KEY_HEADER, REQUEST_ID],
             expose_headers=["Retry-After", REQUEST_ID, IGNORED, *versions],
         )
-    app.add_middleware(security.OriginCheck, options=options, metrics=metrics)
     routes = {route.path for route in app.routes if hasattr(route, "path")}
     app.add_middleware(
         AccessLog,
         metrics=metrics,
+        check=security.origin_check(options),
         routes=routes,
         headers=security.HEADERS | versions,
         root_path=options.root_path,
@@ -156,27 +155,28 @@ def _add_batch(app: FastAPI, service: Service, checks: list[Any]) -> None:
     )(batch)
 
 
-def _add_probes(
-    app: FastAPI, service: Service, metrics: Metrics, ready: schema.ReadyResponse
-) -> None:
+def _add_probes(app: FastAPI, service: Service, metrics: Metrics, model_name: str) -> None:
     """Health, readiness and metrics, for orchestrators and monitoring."""
     unavailable: dict[int | str, Any] = {503: schema.ERROR_RESPONSES[503]}
 
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", responses=unavailable)
-    async def healthz() -> schema.HealthResponse:
+    async def healthz() -> dict[str, str]:
         """Whether the process responds; 503 only at the end of a shutdown."""
         if service.captions.closed:
             raise schema.closing()
-        return schema.HealthResponse()
+        return {"status": "ok"}
 
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", responses=unavailable)
-    async def readyz() -> schema.ReadyResponse:
-        """Whether to send requests to this server; 503 from the start of a shutdown."""
+    async def readyz() -> dict[str, str]:
+        """Whether to send requests to this server; 503 from the start of a shutdown.
+
+        With the name and fingerprint of its model, and captioner's version.
+        """
         if service.draining:
             raise schema.closing()
-        return ready
+        return {"status": "ok", "model": model_name, "version": __version__}
 
     text = {"description": "Prometheus text format.", "content": {"text/plain": {}}}
 

@@ -14,18 +14,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from captioner.errors import ConfigError
 from captioner.serving import schema
 from captioner.serving.observe import log_exception
+from captioner.serving.outputs import captions_json
 from captioner.serving.photos import Upload, check_headers, read_body
 from captioner.serving.schema import RequestError
 from captioner.serving.security import client_of
-from captioner.serving.service import Decoded, Service, disconnected, within
+from captioner.serving.service import Service, disconnected, within
 
 NDJSON = "application/x-ndjson"
 MAX_RESULTS = 16 << 20  # bytes of a JSON response, or held back; NDJSON has no such limit
@@ -37,12 +40,10 @@ class BulkResponse(Response):
 
     def __init__(self, service: Service, request: Request, query: schema.RequestQuery) -> None:
         """Check the request's headers; its body is read while the response is sent."""
-        schema.check_once(request.query_params, query)
-        self._memory = check_headers(request, service.options, several=True)
         super().__init__()
+        self._memory = check_headers(request, service.options, several=True)
+        self._service, self._query = service, query
         self._by = client_of(request)
-        self._service = service
-        self._query = query
         self._lines = "ndjson" in request.headers.get("accept", "").lower()
         self._hold = HOLD in request.headers
         self._started = False
@@ -62,12 +63,12 @@ class BulkResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the results; errors of the request as a whole have a status of their own."""
-        left = (self._client_left(), schema.client_closed())
+        left = schema.client_closed()
         work = self._send_lines(send) if self._lines else self._send_document(scope, receive, send)
         try:
-            await within(None, work, self._service.too_slow(), [left])
+            await within(None, work, left, [(self._client_left(), left)])
         except RequestError as error:
-            if not (self._started and error.reason == schema.client_closed().reason):
+            if error is not left or not self._started:
                 raise
 
     async def _send_document(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,30 +87,30 @@ class BulkResponse(Response):
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _send_lines(self, send: Send) -> None:
-        async def send_lines(lines: list[bytes]) -> None:
+        held: list[bytes] = []
+        size = 0
+
+        async def send_held(*, more: bool = True) -> None:
             if not self._started:  # until then, an error has its own status
                 headers = [(b"content-type", NDJSON.encode())]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 self._started = True
-            body = b"".join(line + b"\n" for line in lines)
-            lines.clear()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            body = b"".join(line + b"\n" for line in held)
+            held.clear()
+            await send({"type": "http.response.body", "body": body, "more_body": more})
 
-        held: list[bytes] = []
-        size = 0
         try:
             async with aclosing(self._results()) as results:
                 async for line in results:
                     held.append(line)
                     size += len(line)
                     if not self._hold or self._received.is_set() or size > MAX_RESULTS:
-                        await send_lines(held)
+                        await send_held()
         except RequestError as error:
             if not (self._started or held):
                 raise
             held.append(self._failed({}, error))
-        await send_lines(held)
-        await send({"type": "http.response.body", "body": b""})
+        await send_held(more=False)
 
     async def _results(self) -> AsyncGenerator[bytes, None]:
         """The JSON of each photo's result, in order."""
@@ -130,25 +131,25 @@ class BulkResponse(Response):
     async def _read(self, waiting: _Waiting, tasks: set[asyncio.Task[Any]]) -> None:
         """Read the photos, start captioning and queue the results."""
         service = self._service
-        # Counts a photo towards the rate limit; the request itself has counted as the first one.
-        count = getattr(self._request.state, "count_photo", lambda: None)
         fields: dict[str, Any] = {}
-        wanted: schema.CaptionRequest | None = None
+        options: Any = None
         number = 0
         try:
             body = read_body(self._request, service.options, fields, several=True)
             async with aclosing(body):
                 while item := await service.received(anext(body, None), "the next photo"):
-                    if wanted is None:
-                        options: Any = schema.with_fields(self._query, fields)
+                    if options is None:
+                        options = schema.with_fields(self._query, fields)
                         wanted = schema.read_request(
                             service.model, options, service.options.max_cost
                         )
                     head = {"index": number} | ({"name": item.name} if item.name else {})
                     try:
-                        if error := (count() if number else None) or item.error:
+                        # The request itself has counted as the first photo.
+                        error = self._request.state.count_photo() if number else None
+                        if error := error or item.error:
                             raise error
-                        task = await self._start(item, head, wanted, options.attention)
+                        task = await self._start(item, head, wanted, options)
                     except Exception as error:  # of this photo alone
                         await waiting.put(self._failed(head, error))
                     else:
@@ -162,33 +163,30 @@ class BulkResponse(Response):
             await waiting.put(None)
 
     async def _start(
-        self, upload: Upload, head: dict[str, Any], wanted: schema.CaptionRequest, attention: bool
+        self, upload: Upload, head: dict[str, Any], wanted: schema.CaptionRequest, options: Any
     ) -> asyncio.Task[bytes]:
         """Decode a photo, wait until it may queue for the model, and start its captioning."""
-        photo = await self._service.decode(self._by, upload)
-        slots = self._service.bulk_slots[self._service.lane(wanted)]
+        service = self._service
+        photo = await service.decode(self._by, upload)
+        slots = service.bulk_slots[service.lane(wanted)]
         await slots.acquire()
-        task = asyncio.create_task(self._result(head, photo, wanted, attention))
+
+        async def result() -> bytes:
+            try:
+                captions = await service.captioned(service.caption_photo(self._by, photo, wanted))
+                render = partial(captions_json, **head, status=200)
+                return await asyncio.to_thread(render, photo, captions, options)
+            except Exception as error:
+                return self._failed(head, error)
+
+        task = asyncio.create_task(result())
         task.add_done_callback(lambda _: slots.release())  # also if it is cancelled before it runs
         return task
 
-    async def _result(
-        self, head: dict[str, Any], photo: Decoded, wanted: schema.CaptionRequest, attention: bool
-    ) -> bytes:
-        """The JSON of one photo's captions, or of its error."""
-        service = self._service
-        try:
-            work, ends = service.caption_photo(self._by, photo, wanted), [service.closing()]
-            captions = await within(service.options.timeout, work, service.too_slow(), ends)
-            head, least = {**head, "status": 200}, wanted.min_confidence
-            return await asyncio.to_thread(
-                schema.captions_json, photo.size, captions, attention, head, least
-            )
-        except Exception as error:
-            return self._failed(head, error)
-
     def _failed(self, head: dict[str, Any], error: Exception) -> bytes:
-        if not isinstance(error, RequestError):
+        if isinstance(error, ConfigError):
+            error = RequestError(422, "options", str(error))
+        elif not isinstance(error, RequestError):
             log_exception(error, self._request.scope)
             error = schema.internal_error()
         return schema.json_line({**head, "status": error.status, "error": str(error)})

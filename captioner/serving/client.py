@@ -16,7 +16,6 @@ Retry-After asks for. Repeating is safe: a caption request changes nothing on th
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import random
 import time
@@ -67,20 +66,22 @@ class ServedCaption:
         Raises:
             ConfigError: The request did not ask for attention.
         """
-        if "alphas" not in self.data:
+        data = self.data
+        if "alphas" not in data:
             raise ConfigError("the response has no attention; request it with attention=True")
-        arrays = {name: np.float32(self.data[name]) for name in ("log_probs", "alphas", "gates")}
-        words = self.data.get("alternatives", [])
+        arrays = {name: np.float32(data[name]) for name in ("log_probs", "alphas", "gates")}
+        words = data.get("alternatives", [])
+        keywords = data.get("keywords")
         return Caption(
             words=self.words,
             **arrays,
             log_prob=self.log_prob,
-            crop_box=CropBox(*self.data["region"]),
+            crop_box=CropBox(*data["region"]),
             alternatives=tuple(tuple(Alternative(**one) for one in others) for others in words),
-            geometry=Geometry.from_dict(self.data["geometry"]),
-            method=self.data.get("method", "attention"),
-            confidence=self.data.get("confidence"),
-            keywords=_keywords(self.data.get("keywords")),
+            geometry=Geometry.from_dict(data["geometry"]),
+            method=data.get("method", "attention"),
+            confidence=data.get("confidence"),
+            keywords=None if keywords is None else tuple(map(_keyword, keywords)),
         )
 
 
@@ -112,6 +113,9 @@ class Result(NamedTuple):
 
 
 class _Base:
+    _http: Any
+    _kind: type
+
     def __init__(
         self, url: str, *, api_key: str | None = None, retry_for: float = 120.0, **options: Any
     ) -> None:
@@ -132,15 +136,15 @@ class _Base:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         # The server's own limits for upload and captioning are 30 seconds each by default.
         defaults = {"timeout": httpx.Timeout(120.0, connect=10.0), "limits": limits}
-        self._options: Any = defaults | options | {"base_url": url, "headers": headers}
+        given: dict[str, Any] = defaults | options | {"base_url": url, "headers": headers}
+        self._http = self._kind(**given)
 
 
 class Client(_Base):
     """A connection to a server; closed by ``close`` or at the end of a ``with`` block."""
 
-    @functools.cached_property
-    def _http(self) -> httpx.Client:
-        return httpx.Client(**self._options)
+    _http: httpx.Client
+    _kind = httpx.Client
 
     def __enter__(self) -> Client:
         return self
@@ -197,9 +201,8 @@ class Client(_Base):
 class AsyncClient(_Base):
     """`Client` for asyncio; closed by ``aclose`` or at the end of an ``async with`` block."""
 
-    @functools.cached_property
-    def _http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(**self._options)
+    _http: httpx.AsyncClient
+    _kind = httpx.AsyncClient
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -284,34 +287,27 @@ def _query(query: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _keywords(found: list[dict[str, Any]] | None) -> tuple[Keyword, ...] | None:
-    if found is None:
-        return None
-    maps = ({"map": np.float32(one["map"])} if "map" in one else {} for one in found)
-    return tuple(Keyword(**one | more) for one, more in zip(found, maps, strict=True))
+def _keyword(data: dict[str, Any]) -> Keyword:
+    return Keyword(**data | ({"map": np.float32(data["map"])} if "map" in data else {}))
 
 
 def _captions(response: httpx.Response) -> PhotoCaptions:
     """The captions of a response; ServerError if it is an error."""
-    if response.status_code != 200:
-        status = response.status_code
-        try:
-            message = str(response.json()["error"])
-        except (ValueError, KeyError, TypeError):  # a proxy's
-            message = f"the server returned {status} {response.reason_phrase}"
-        given = response.headers.get("retry-after", "")
-        raise ServerError(message, status, float(given) if given.isdecimal() else None)
-    names = ("x-captioner-model", "x-request-id")
+    status, headers = response.status_code, response.headers
     try:
         body = response.json()
-        captions = tuple(
-            ServedCaption(
-                one["text"], tuple(one["words"]), one["log_prob"], tuple(one["log_probs"]), one
+        if status == 200:
+            captions = tuple(
+                ServedCaption(
+                    one["text"], tuple(one["words"]), one["log_prob"], tuple(one["log_probs"]), one
+                )
+                for one in body["captions"]
             )
-            for one in body["captions"]
-        )
-        heads = (response.headers.get(name, "") for name in names)
-        return PhotoCaptions(body["width"], body["height"], captions, *heads)
-    except (ValueError, KeyError, TypeError) as error:
-        problem = "the response is not one of captioner serve; check the address"
-        raise ServerError(f"{response.url.copy_with(query=None)}: {problem}", 200) from error
+            names = (headers.get(name, "") for name in ("x-captioner-model", "x-request-id"))
+            return PhotoCaptions(body["width"], body["height"], captions, *names)
+        message = str(body["error"])
+    except (ValueError, KeyError, TypeError):  # another server's, or a proxy's
+        address = response.url.copy_with(query=None)
+        message = f"{address}: status {status}, but no response of captioner serve"
+    given = headers.get("retry-after", "")
+    raise ServerError(message, status, float(given) if given.isdecimal() else None)

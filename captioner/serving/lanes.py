@@ -91,9 +91,8 @@ class Lane:
         self.closed = False
         self._work, self._together = work, together
         self._waiting: dict[Job, None] = {}  # an ordered set
-        self._turns: dict[
-            str, float
-        ] = {}  # when each client's next one is; served longest ago first
+        # When each client's next one is; who was served longest ago comes first.
+        self._turns: dict[str, float] = {}
         self._idle = threads
         start = _yield if yielding and sys.platform == "linux" else None
         self._threads = ThreadPoolExecutor(threads, f"captioner-{name}", start)

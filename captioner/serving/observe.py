@@ -10,6 +10,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Literal
 
@@ -17,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from captioner.serving.schema import internal_error
+from captioner.serving.schema import RequestError, internal_error
 
 logger = logging.getLogger("captioner.serving")
 
@@ -67,6 +68,7 @@ def route_path(scope: Scope) -> str:
     return path.removeprefix(prefix) if path.startswith(f"{prefix}/") else path
 
 
+@dataclass(frozen=True)
 class AccessLog:
     """Outermost middleware: counts and logs requests, adds headers, makes exceptions a plain 500.
 
@@ -76,20 +78,16 @@ class AccessLog:
     logged as their type and location without the message, which could quote the request.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        metrics: Metrics,
-        routes: Collection[str],
-        headers: Mapping[str, str],
-        root_path: str = "",
-    ) -> None:
-        """Wrap an application; ``headers`` are added to responses that do not set them.
-
-        ``root_path`` is a prefix of the paths at the proxy, which may remove it.
-        """
-        self.app, self.metrics, self.routes = app, metrics, routes
-        self.headers, self.root_path = headers, root_path
+    app: ASGIApp
+    metrics: Metrics
+    check: Callable[[Scope], RequestError | None]
+    """Returns why a request is refused before the application sees it."""
+    routes: Collection[str]
+    """Paths that may be logged."""
+    headers: Mapping[str, str]
+    """Added to responses that do not set them."""
+    root_path: str
+    """Prefix of the paths at the proxy, which may remove it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; count and log it."""
@@ -119,8 +117,12 @@ class AccessLog:
                 message = {**message, "headers": headers.raw}
             await send(message)
 
+        app = self.app
         try:
-            await self.app(scope, counted, recorded)
+            if refusal := self.check(scope):
+                self.metrics.refused.labels(refusal.reason).inc()
+                app = refusal.response()
+            await app(scope, counted, recorded)
         except Exception as error:
             log_exception(error, scope)
             if status:  # the response has already started

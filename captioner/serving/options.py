@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -89,35 +87,21 @@ class ServeOptions(ModelOptions, Limits):
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
-        if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", self.root_path):
-            raise OptionError(
-                "{root_path} is {given!r}; give a path such as /captioner", given=self.root_path
-            )
         origins = [origin.lower().removesuffix("/") for origin in self.allow_origin]
         object.__setattr__(self, "allow_origin", origins)
-        for name, values, valid, example in (
-            ("allow_host", self.allow_host, _is_host, "a host name, e.g. photos.example.org"),
-            ("allow_origin", origins, _is_origin, "scheme and host, e.g. https://x.org, or *"),
-            (
-                "trust_proxy",
-                self.trust_proxy,
-                _is_network,
-                "an IP address or network, e.g. ::1/128",
-            ),
-        ):
-            for given in filter(lambda value: not valid(value), values):
-                raise OptionError(f"{{{name}}} is {{given!r}}; give {example}", given=given)
+        for name, (pattern, allowed) in _PATTERNS.items():
+            given = getattr(self, name)
+            for one in [given] if isinstance(given, str) else given:
+                if not re.fullmatch(pattern, one.lower()):
+                    raise OptionError(f"{{{name}}} is {{given!r}}; give {allowed}", given=one)
 
 
-def _is_host(name: str) -> bool:
-    return re.fullmatch(HOST_NAME, name.lower()) is not None
-
-
-def _is_origin(name: str) -> bool:
-    return name == "*" or re.fullmatch(rf"https?://{HOST_NAME}(:[0-9]+)?", name) is not None
-
-
-def _is_network(address: str) -> bool:
-    with suppress(ValueError):
-        return bool(ipaddress.ip_network(address))
-    return False
+_PATTERNS = {
+    "root_path": (r"(/[a-z0-9._~-]+)*", "a path such as /captioner"),
+    "allow_host": (HOST_NAME, "a host name, e.g. photos.example.org"),
+    "allow_origin": (
+        rf"\*|https?://{HOST_NAME}(:[0-9]+)?",
+        "scheme and host, e.g. https://x.org, or *",
+    ),
+    "trust_proxy": (r"[0-9a-f.:]+(/[0-9]+)?", "an IP address or network, e.g. ::1/128"),
+}

@@ -7,7 +7,8 @@ explains or draws a caption of the client's own.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from captioner.drawing.options import FigureOptions, PageOptions
 from captioner.drawing.pages import page
 from captioner.errors import ConfigError
 from captioner.option_fields import option_fields
-from captioner.serving.schema import ResponseOptions, WordOptions, captions_json
+from captioner.serving.schema import ResponseOptions, WordOptions, json_line
 from captioner.serving.service import Decoded, Output
 
 MAX_FIGURE = 24_000_000  # pixels of a figure's panels, each of 30 bytes while it is drawn
@@ -31,22 +32,18 @@ def _look(options: Any, schema: type) -> dict[str, Any]:
     return {name: value for name, value in options if name in names and value is not None}
 
 
-def _figure(suffix: str) -> Callable[[Decoded, Sequence[Caption], Any], bytes]:
-    """Make figures in the format of a file name extension."""
-
-    def render(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
-        assert photo.picture is not None
-        width, height = photo.picture.size
-        words = [len(options.only or (*one.words, *(one.keywords or ()))) for one in captions]
-        panels = sum(words) + 2 * len(captions)
-        if panels * width * height > MAX_FIGURE:
-            raise ConfigError(
-                f"the figure would have {panels} panels of {width} x {height} pixels (limit: "
-                f"{MAX_FIGURE:,} pixels); give a smaller panel_size, fewer captions, or only=WORD"
-            )
-        return overlay(photo.picture, captions, **_look(options, FigureOptions)).encode(suffix)
-
-    return render
+def _figure(suffix: str, photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
+    """A figure in the format of a file name extension."""
+    assert photo.picture is not None
+    width, height = photo.picture.size
+    words = [len(options.only or (*one.words, *(one.keywords or ()))) for one in captions]
+    panels = sum(words) + 2 * len(captions)
+    if panels * width * height > MAX_FIGURE:
+        raise ConfigError(
+            f"the figure would have {panels} panels of {width} x {height} pixels (limit: "
+            f"{MAX_FIGURE:,} pixels); give a smaller panel_size, fewer captions, or only=WORD"
+        )
+    return overlay(photo.picture, captions, **_look(options, FigureOptions)).encode(suffix)
 
 
 def _page(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
@@ -67,9 +64,11 @@ def _maps(_: Decoded, captions: Sequence[Caption], __: Any) -> bytes:
     return file.getvalue()
 
 
-def _json(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
-    least = options.min_confidence
-    return captions_json(photo.size, captions, options.attention, min_confidence=least)
+def captions_json(photo: Decoded, captions: Sequence[Caption], options: Any, **head: Any) -> bytes:
+    """The captions in JSON, after the fields of ``head``."""
+    how = {"attention": options.attention, "min_confidence": options.min_confidence}
+    found = [one.as_dict(**how) for one in captions]
+    return json_line({**head, "width": photo.size[0], "height": photo.size[1], "captions": found})
 
 
 # Sandboxed: an opened document cannot send requests in the name of this server's page.
@@ -84,22 +83,15 @@ def _page_policy(html: bytes) -> str:
 
 _LOOKED = "Draw where the model looked, as"
 _FIGURE, _PAGE = (FigureOptions, WordOptions), (PageOptions, WordOptions)
+_PNG, _SVG = partial(_figure, ".png"), partial(_figure, ".svg")
 _JSON, _HTML = "application/json", "Make an interactive page of where the model looked"
 _ARRAY = "Return the attention maps of a caption, a NumPy array (T, Gh, Gw)"
 
-CAPTIONS = Output("/v1/captions", "Caption a photo", _JSON, (ResponseOptions,), _json)
+CAPTIONS = Output("/v1/captions", "Caption a photo", _JSON, (ResponseOptions,), captions_json)
 OUTPUTS = (
     CAPTIONS,
-    Output("/v1/overlay.png", f"{_LOOKED} PNG", "image/png", _FIGURE, _figure(".png"), draws=True),
-    Output(
-        "/v1/overlay.svg",
-        f"{_LOOKED} SVG",
-        "image/svg+xml",
-        _FIGURE,
-        _figure(".svg"),
-        draws=True,
-        policy=_svg_policy,
-    ),
-    Output("/v1/overlay.html", _HTML, "text/html", _PAGE, _page, draws=True, policy=_page_policy),
+    Output("/v1/overlay.png", f"{_LOOKED} PNG", "image/png", _FIGURE, _PNG, True),
+    Output("/v1/overlay.svg", f"{_LOOKED} SVG", "image/svg+xml", _FIGURE, _SVG, True, _svg_policy),
+    Output("/v1/overlay.html", _HTML, "text/html", _PAGE, _page, True, _page_policy),
     Output("/v1/maps.npy", _ARRAY, "application/octet-stream", (WordOptions,), _maps),
 )

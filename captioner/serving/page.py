@@ -12,9 +12,9 @@ from captioner.drawing.document import asset, document, embedded, escaped
 from captioner.drawing.pages import FOOTERS, VIEWER, gallery_template, viewer_look
 from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
-from captioner.options import METHOD_TITLES, SearchOptions
+from captioner.inference.folder import StoredModel
+from captioner.options import METHOD_TITLES
 from captioner.serving.options import Limits
-from captioner.text.vocabulary import Vocabulary
 
 MAX_PHOTOS = 100
 """Maximum number of photos on the page, whose browser keeps their captions and maps."""
@@ -36,9 +36,8 @@ def index_page(limits: Limits, model: Captioner) -> str:
             model.check_method(method)
             methods.append(method)
     return caption_page(
-        model.options(),
+        model.stored,
         methods,
-        model.stored.vocabulary,
         max_beam=limits.max_beam,
         intro=_INTRO,
         files=[_WEB / name for name in ("key.js", "upload.js", "requests.js")],
@@ -51,9 +50,8 @@ def index_page(limits: Limits, model: Captioner) -> str:
 
 
 def caption_page(
-    options: SearchOptions,
+    model: StoredModel,
     methods: Iterable[str],
-    vocabulary: Vocabulary,
     *,
     max_beam: int,
     intro: str,
@@ -66,9 +64,8 @@ def caption_page(
     """The page without what brings photos to the model: the served page and the static site.
 
     Args:
-        options: The model's search options, shown in empty fields.
+        model: Its search options are shown in empty fields.
         methods: How the model can compute maps.
-        vocabulary: The model's words and caption styles.
         max_beam: Maximum beam size and number of captions.
         intro: Markup below the title.
         files: Scripts that define ``Pool``, a ``JobPool`` with ``captions(body, query, signal)``,
@@ -78,6 +75,7 @@ def caption_page(
         with_keywords: Whether keywords can be requested.
         head: More elements of the head.
     """
+    options, vocabulary = model.search, model.vocabulary
     settings = {
         **data,
         "look": viewer_look(),

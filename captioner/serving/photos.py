@@ -30,7 +30,7 @@ from captioner.serving.schema import MAX_TEXT, RequestError, client_closed, shor
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its warnings quote the body
 
 FORM, JSON = "multipart/form-data", "application/json"
-NAMES = ("image", "images")  # of the fields that hold photos; the second for several photos only
+NAMES = ("image", "images")  # of the fields that hold photos
 MAX_FIELDS = 100  # of a form, beside its photos
 JSON_PHOTOS = 8  # of the largest, as long as a JSON list may be; forms have no such limit
 _OVERHEAD = 64 << 10  # most bytes of a body beside its photos
@@ -58,14 +58,11 @@ def check_headers(
 
     ``kind`` is the content type of the body; None: that of the headers.
     """
-    kind, encoding = kind or _content_type(request), request.headers.get("content-encoding", "")
+    kind = kind or _content_type(request)
     if kind == FORM and not _boundary(request):
         hint = "leave the header out, and the client (fetch, requests, ...) sets it"
         message = f"the Content-Type of the form has no boundary; {hint}"
         raise RequestError(400, "form", message)
-    if encoding.lower() not in ("identity", ""):
-        message = f"Content-Encoding {shortened(encoding)} is not supported"
-        raise RequestError(415, "encoding", f"{message}; send the body uncompressed")
     most = _most_bytes(kind, limits, several)
     length = request.headers.get("content-length", "")
     size = int(length) if length.isdecimal() else most
@@ -169,22 +166,17 @@ async def read_object(request: Request, limits: Limits, *, several: bool) -> dic
 
 async def _read_json(request: Request, limits: Limits, options: Options, several: bool) -> Photos:
     data = await read_object(request, limits, several=several)
+    data = {name: value for name, value in data.items() if value is not None}
     found = shortened(", ".join(data)) or "no fields"
-    nulls = [name for name in NAMES if data.get(name, "") is None]
-    given = {name: value for name in NAMES if (value := data.pop(name, None)) is not None}
-    if nulls and not given:
-        raise RequestError(422, "fields", f"{nulls[0]} is null; give the photo in base64")
+    given = [photo for name in NAMES if (photo := data.pop(name, None)) is not None]
     if len(given) != 1:
         message = f"the JSON needs one field named {NAMES[several]}; found {found}"
         raise RequestError(422, "fields", message)
-    [(name, photos)] = given.items()
-    if not several and (name == NAMES[1] or isinstance(photos, list)):
+    photos = given.pop()
+    if not several and isinstance(photos, list):
         raise RequestError(422, "fields", f"the JSON has a list of photos; {_SEVERAL}")
     photos = photos[::-1] if isinstance(photos, list) else [photos]
-    if not photos:
-        raise RequestError(422, "fields", f"{name} is an empty list; give at least one photo")
-    options |= {option: value for option, value in data.items() if value is not None}
-    del given
+    options |= data
     while photos:  # each is freed when it has been decoded
         yield await asyncio.to_thread(from_base64, photos.pop(), limits.max_bytes)
 
@@ -210,7 +202,7 @@ def from_base64(given: Any, most: int) -> Upload:
 
 
 async def _read_form(request: Request, limits: Limits, options: Options, several: bool) -> Photos:
-    form = _Form(limits.max_bytes, options, NAMES if several else NAMES[:1])
+    form = _Form(limits.max_bytes, options, several)
     callbacks: Any = {name: getattr(form, name) for name in dir(form) if name.startswith("on_")}
     try:
         parser = MultipartParser(_boundary(request), callbacks)
@@ -232,11 +224,11 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
 class _Form:
     """Collects the parts of a form from the parser's callbacks."""
 
-    def __init__(self, max_bytes: int, options: Options, names: tuple[str, ...]) -> None:
+    def __init__(self, max_bytes: int, options: Options, several: bool) -> None:
         self.complete: list[Upload | RequestError] = []
         self.photos = self._count = 0
         self.ended = False
-        self._max_bytes, self._options, self._names = max_bytes, options, names
+        self._max_bytes, self._options, self._several = max_bytes, options, several
         self._found: dict[str, None] = {}
         self._headers: dict[bytes, bytes] = {}
         self._header = self._value = b""
@@ -244,7 +236,7 @@ class _Form:
 
     def no_photo(self) -> RequestError:
         found = shortened(", ".join(self._found)) or "no fields"
-        message = f"the form has no file field named {self._names[0]}; found {found}"
+        message = f"the form has no file field named {NAMES[0]}; found {found}"
         return RequestError(422, "fields", message)
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
@@ -269,9 +261,7 @@ class _Form:
         self._is_photo |= kind.startswith((b"image/", b"application/oct"))
         self._data = io.BytesIO()
         self._found[self._name] = None
-        if self._is_photo and self._name not in self._names:
-            if self._name == NAMES[1]:
-                raise RequestError(422, "fields", f"the file field is named images; {_SEVERAL}")
+        if self._is_photo and self._name not in NAMES:
             raise self.no_photo()
         self.photos += self._is_photo
         self._count += not self._is_photo
@@ -303,7 +293,7 @@ class _Form:
             message = f"{self._name} is the text {shortened(text)!r}, not a file; with curl"
             hint = f"put @ before the file's name: -F {self._name}=@photo.jpg"
             raise RequestError(422, "fields", f"{message}, {hint}")
-        if self.photos and self._names == NAMES:  # the photos are captioned as they arrive
+        if self.photos and self._several:  # the photos are captioned as they arrive
             message = f"the option {self._name} comes after a photo"
             hint = "put options before the photos, or in the query"
             self.complete.append(RequestError(422, "options", f"{message}; {hint}"))

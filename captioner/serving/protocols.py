@@ -21,11 +21,11 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from captioner.caption import Caption
 from captioner.errors import either
@@ -35,11 +35,14 @@ from captioner.serving.bulk import NDJSON
 from captioner.serving.photos import JSON, check_headers, from_base64, read_object
 from captioner.serving.schema import RequestError, json_line, shortened
 from captioner.serving.security import client_of
-from captioner.serving.service import Service, disconnected, within
+from captioner.serving.service import Service
 from captioner.version import __version__
 
 IGNORED = "X-Captioner-Ignored"  # header of responses: names of what was ignored
 NAME = "captioner"  # of any model
+SSE = "text/event-stream"
+SHOW, OPENAI, PHOTOPRISM = "/api/show", "/v1/chat/completions", "/api/v1/vision/caption"
+MAX_PARTS = 1000  # messages of a chat, and parts of a message, that are searched for photos
 
 # Fields that change what a response is, and their values that do not.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -50,100 +53,76 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "schema": (),
     "n": (1,),
 }
+_READ = {"model", "version", "stream", "images", "url", "messages", "id", *_UNSUPPORTED}
 _PLAIN = re.compile(r"[A-Za-z0-9_]{1,40}")  # names that may be in a header
-_ALLOWED = {  # by pydantic's type of error
-    **{"string_type": "a string", "list_type": "a list", "model_type": "an object"},
-    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
-    "too_long": "at most 1000 items",
-}
 _CODES = {"model": "model_not_found", "key": "invalid_api_key", "rate": "rate_limit_exceeded"}
 
 
 # --- requests ------------------------------------------------------------------------------------
 
 
-def _url(given: Any) -> Any:
-    return (given.get("url") if isinstance(given, dict) else given) or ""
+class CaptionRequest(NamedTuple):
+    """A request in any of the protocols."""
 
-
-def _parts(given: Any) -> Any:
-    return [{"type": "text"}] * bool(given) if isinstance(given, str) else given or []
-
-
-# Collecting the errors of a million items would block the server for half a minute.
-_First = FailFast()
-_Few = Field(max_length=1000)
-
-
-class Part(BaseModel):
-    """A part of a message to OpenAI: text, an image, ..."""
-
-    type: str = ""
-    image_url: Annotated[str, BeforeValidator(_url)] = ""
-
-
-class Message(BaseModel):
-    """A message of a chat. Ollama's have images beside the text, OpenAI's among the parts."""
-
-    content: Annotated[list[Part], _First, _Few, BeforeValidator(_parts)] = []
-    images: Annotated[list[str], _First, BeforeValidator(lambda given: given or [])] = []
-
-
-class CaptionRequest(BaseModel):
-    """A request in any of the protocols; fields that are not declared here are ignored."""
-
-    model_config = ConfigDict(extra="allow")
-    model: str = NAME
-    version: str = ""  # a tag of the model (PhotoPrism)
+    model: str
+    version: str
+    """A tag of the model (PhotoPrism)."""
+    id: str
     stream: bool
-    images: Annotated[list[str], _First] = []
-    url: str = ""
-    messages: Annotated[list[Message], _First, _Few] = []
-    id: str = ""
-
-    @property
-    def photos(self) -> list[str]:
-        """Photos in base64 or as URLs; of a chat the last ones, as programs repeat the earlier."""
-        if self.images or self.url:
-            return self.images or [self.url]
-        found = (
-            [*filter(None, (part.image_url for part in message.content)), *message.images]
-            for message in reversed(self.messages)
-        )
-        return next(filter(None, found), [])
-
-    @property
-    def ignored(self) -> list[str]:
-        """Names of the fields and parts that are ignored."""
-        kinds = [part.type for message in self.messages for part in message.content]
-        names = ["prompt" if kind == "text" else kind for kind in kinds if kind != "image_url"]
-        more = (self.model_extra or {}).items()
-        names += [name for name, value in more if value and name not in _UNSUPPORTED]
-        return [name for name in dict.fromkeys(names) if _PLAIN.fullmatch(name)][:30]
+    photos: list[Any]
+    """In base64 or as data: URLs, which are not checked."""
+    ignored: list[str]
+    """Names of the fields and parts that are ignored."""
 
 
-def _read(data: dict[str, Any], streams: bool) -> CaptionRequest:
-    given = {name: value for name, value in data.items() if value is not None}
-    try:
-        body = CaptionRequest.model_validate({"stream": streams, **given})
-    except ValidationError as error:
-        first = error.errors()[0]
-        field, allowed = ".".join(map(str, first["loc"])), _ALLOWED[first["type"]]
-        message = f"{field} is {shortened(first['input'])}; give {allowed}"
-        raise RequestError(400, "fields", message) from error
+def read_request(data: dict[str, Any], streams: bool) -> CaptionRequest:
+    """The request of a JSON object; ``streams`` is the default of ``stream``."""
+    data = {name: value for name, value in data.items() if value is not None}
     for name, harmless in _UNSUPPORTED.items():
-        if name in given and given[name] not in harmless:
+        if name in data and data[name] not in harmless:
             message = f"{name} is not supported: the response is a caption; leave {name} out"
             raise RequestError(400, "unsupported", message)
-    return body
+    try:
+        photos, kinds = _photos_of(data)
+    except (AttributeError, TypeError, LookupError) as error:
+        message = "images or messages are malformed; see the examples at /docs"
+        raise RequestError(400, "fields", message) from error
+    model, version, own_id = (str(data.get(name, "")) for name in ("model", "version", "id"))
+    names = [*kinds, *(name for name, value in data.items() if value and name not in _READ)]
+    ignored = [*islice(filter(_PLAIN.fullmatch, dict.fromkeys(names)), 30)]
+    stream = bool(data.get("stream", streams))
+    return CaptionRequest(model or NAME, version, own_id, stream, photos, ignored)
 
 
-def _check_photos(photos: list[str], most: int) -> None:
+def _photos_of(data: dict[str, Any]) -> tuple[list[Any], list[str]]:
+    """The photos, of a chat its last ones, as programs repeat the earlier; kinds of other parts.
+
+    Ollama's messages have images beside the text, OpenAI's among the parts.
+    """
+    if found := data.get("images") or data.get("url"):
+        return (found if isinstance(found, list) else [found]), []
+    photos: list[Any] = []
+    kinds: list[str] = []
+    for message in reversed(data.get("messages", [])[-MAX_PARTS:]):
+        content = message.get("content") or []
+        parts = [{"type": "text"}] if isinstance(content, str) else content[:MAX_PARTS]
+        for part in parts:
+            if url := part.get("image_url"):
+                photos.append(url.get("url") if isinstance(url, dict) else url)
+            else:
+                kinds.append(str(part.get("type") or "").replace("text", "prompt"))
+        photos += message.get("images") or []
+        if photos:
+            break
+    return photos, kinds
+
+
+def _check_photos(photos: list[Any], most: int) -> None:
     if not 0 < len(photos) <= most:
         problem = f"{len(photos)} photos; give 1 to {most}, in base64 or as data: URLs"
         raise RequestError(413 if photos else 400, "fields", f"the request has {problem}")
     for photo in photos:
-        if re.match("https?:", photo, re.IGNORECASE):
+        if str(photo)[:6].lower().startswith(("http:", "https:")):
             hint = "URLs are not fetched; send the photo in base64 or as a data: URL"
             raise RequestError(400, "url", f"the photo is {shortened(photo)}; {hint}")
 
@@ -211,27 +190,25 @@ class Protocol(NamedTuple):
     summary: str
     example: dict[str, Any]
     parts: Callable[[CaptionRequest, Found], Parts]
-    stream_type: str | None = None
+    streams: str | None = None
     """Content type of streams; None: there are none."""
 
     def encode(self, body: CaptionRequest, found: Found) -> tuple[bytes, str]:
         """The body of a response, and its content type."""
         lines = [*map(json_line, self.parts(body, found))]
-        if not body.stream or self.stream_type is None:
+        if not body.stream or self.streams is None:
             return lines[0], JSON
-        if self.stream_type == NDJSON:
+        if self.streams == NDJSON:
             return b"\n".join(lines) + b"\n", NDJSON
         return b"".join(b"data: " + line + b"\n\n" for line in [*lines, b"[DONE]"]), SSE
 
 
-SSE = "text/event-stream"
 _DETAILS = {"format": NAME, "family": NAME, "families": [NAME]}
 _GENERATE = partial(_ollama, lambda text: {"response": text})
 _CHAT = partial(_ollama, lambda text: {"message": {"role": "assistant", "content": text}})
 _IMAGES: dict[str, Any] = {"images": [EXAMPLE_PHOTO]}
 _URL = f"data:image/png;base64,{EXAMPLE_PHOTO}"
 _PARTS = [{"type": "image_url", "image_url": {"url": _URL}}]
-SHOW, OPENAI, PHOTOPRISM = "/api/show", "/v1/chat/completions", "/api/v1/vision/caption"
 PROTOCOLS = {
     "/api/generate": Protocol("Caption photos for Ollama's clients", _IMAGES, _GENERATE, NDJSON),
     "/api/chat": Protocol("The same in a chat", {"messages": [_IMAGES]}, _CHAT, NDJSON),
@@ -257,51 +234,44 @@ def error_body(path: str, error: RequestError) -> dict[str, Any]:
 # --- endpoints -----------------------------------------------------------------------------------
 
 
-class Models:
-    """The names of the model: any model's, with the tags of its styles, and its folder's."""
-
-    def __init__(self, model_name: str, styles: tuple[str, ...]) -> None:
-        """Take the folder's name with its fingerprint: ``name@0123456789ab``."""
-        self._folder = re.sub("@[0-9a-f]+", "", model_name)
-        self._digest = model_name.partition("@")[2]
-        self._styles, self._started = styles, datetime.now(timezone.utc)
-        tags = (f"{NAME}:{style}" for style in styles[1:])
-        self._names = [*dict.fromkeys((NAME, *tags, self._folder))]
-
-    def style(self, body: CaptionRequest) -> str | None:
-        """The style of a request; None: the default."""
-        name, _, tag = body.model.partition(":")
-        tag = tag or body.version or "latest"
-        if name not in (NAME, self._folder) or tag not in ("latest", *self._styles):
-            given = shortened(repr(name if tag == "latest" else f"{name}:{tag}"))
-            message = f"model {given} not found; give {either(self._names)}"
-            raise RequestError(404, "model", message)
-        return tag if tag in self._styles else None
-
-    def listed(self) -> dict[str, dict[str, Any]]:
-        """The lists of Ollama and OpenAI by their path."""
-        ollama = {"modified_at": self._started.isoformat(), "size": 0, "digest": self._digest}
-        openai = {"created": int(self._started.timestamp()), "owned_by": NAME}
-        tags = [name if ":" in name else f"{name}:latest" for name in self._names]
-        models = [{"name": tag, "model": tag, **ollama, "details": _DETAILS} for tag in tags]
-        data = [{"id": name, "object": "model", **openai} for name in self._names]
-        return {"/api/tags": {"models": models}, "/v1/models": {"object": "list", "data": data}}
+def _lists(names: list[str], digest: str) -> dict[str, dict[str, Any]]:
+    """The bodies of GET requests by path: lists of the models, and the version."""
+    now = datetime.now(timezone.utc)
+    ollama = {"modified_at": now.isoformat(), "size": 0, "digest": digest, "details": _DETAILS}
+    openai = {"object": "model", "created": int(now.timestamp()), "owned_by": NAME}
+    tags = [name if ":" in name else f"{name}:latest" for name in names]
+    return {
+        "/api/tags": {"models": [{"name": tag, "model": tag, **ollama} for tag in tags]},
+        "/v1/models": {"object": "list", "data": [{"id": name, **openai} for name in names]},
+        "/api/version": {"version": __version__},
+    }
 
 
 def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name: str) -> None:
     """Add the endpoints; ``checks`` and ``model_name`` as in `create_app`."""
-    models = Models(model_name, tuple(service.model.stored.vocabulary.styles))
+    folder, digest = re.sub("@[0-9a-f]+", "", model_name), model_name.partition("@")[2]
+    styles = service.model.stored.vocabulary.styles
+    names = [*dict.fromkeys((NAME, *(f"{NAME}:{style}" for style in styles[1:]), folder))]
     query = schema.query_model(service.options, "protocols", schema.WordOptions)
 
+    def style_of(body: CaptionRequest) -> str | None:
+        """The style of a request; None: the default."""
+        name, _, tag = body.model.partition(":")
+        tag = tag or body.version or "latest"
+        if name not in (NAME, folder) or tag not in ("latest", *styles):
+            given = shortened(repr(name if tag == "latest" else f"{name}:{tag}"))
+            raise RequestError(404, "model", f"model {given} not found; give {either(names)}")
+        return tag if tag in styles else None
+
     async def caption(request: Request, body: CaptionRequest) -> Found:
-        client, limits, photos = client_of(request), service.options, body.photos
-        start, options = time.monotonic(), query.model_validate({"style": models.style(body)})
+        client, limits, start = client_of(request), service.options, time.monotonic()
+        options = query.model_validate({"style": style_of(body)})
         wanted = schema.read_request(service.model, options, limits.max_cost)
-        _check_photos(photos, min(limits.max_batch, limits.rate_limit or limits.max_batch))
+        _check_photos(body.photos, min(limits.max_batch, limits.rate_limit or limits.max_batch))
         captions: list[Caption] = []
 
         async def caption_all() -> None:
-            for number, photo in enumerate(photos):
+            for number, photo in enumerate(body.photos):
                 if number and (error := request.state.count_photo()):
                     raise error
                 upload = await asyncio.to_thread(from_base64, photo, limits.max_bytes)
@@ -310,8 +280,7 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
                 decoded = await service.decode(client, upload)
                 captions.append((await service.caption_photo(client, decoded, wanted))[0])
 
-        ends = [(disconnected(request), schema.client_closed()), service.closing()]
-        await within(limits.timeout * len(photos), caption_all(), service.too_slow(), ends)
+        await service.captioned(caption_all(), request, len(body.photos))
         text = "\n".join(one.text for one in captions)
         words = sum(len(one.words) for one in captions)
         confidence = captions[0].confidence if len(captions) == 1 else None
@@ -323,8 +292,8 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
             with service.slots(memory, client_of(request)):
                 reading = read_object(request, service.options, several=True)
                 data = await service.received(reading, "the JSON")
-                body = await asyncio.to_thread(_read, data, protocol.stream_type == NDJSON)
-                models.style(body)
+                body = await asyncio.to_thread(read_request, data, protocol.streams == NDJSON)
+                style_of(body)
                 found = Found() if path == SHOW else await caption(request, body)
             content, media_type = protocol.encode(body, found)
             headers = {IGNORED: ", ".join(body.ignored)} if body.ignored else {}
@@ -348,5 +317,5 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
 
     for path, protocol in PROTOCOLS.items():
         add(path, protocol)
-    for path, body in {**models.listed(), "/api/version": {"version": __version__}}.items():
+    for path, body in _lists(names, digest).items():
         add_fixed(path, body)

@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Interval
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
-from starlette.datastructures import QueryParams
 
-from captioner.caption import Caption
 from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
 from captioner.option_fields import OptionField, option_fields
@@ -61,20 +60,12 @@ class RequestError(Exception):
         return JSONResponse(body or {"error": str(self)}, self.status, headers)
 
 
-def internal_error() -> RequestError:
-    """An unexpected exception; the server's log has its location."""
-    return RequestError(500, "mistake", "internal error; see the server log")
-
-
-def client_closed() -> RequestError:
-    """The client disconnected, or the body ended early, which looks the same here."""
-    message = "the body is shorter than declared or not valid HTTP, or the client disconnected"
-    return RequestError(499, "left", message)  # the status is nginx's
-
-
-def closing() -> RequestError:
-    """The refusal of a server that shuts down."""
-    return RequestError(503, "closing", "the server is shutting down; try again later")
+# An unexpected exception; the server's log has its location.
+internal_error = partial(RequestError, 500, "mistake", "internal error; see the server log")
+# The client disconnected, or the body ended early, which looks the same; the status is nginx's.
+_LEFT = "the body is shorter than declared or not valid HTTP, or the client disconnected"
+client_closed = partial(RequestError, 499, "left", _LEFT)
+closing = partial(RequestError, 503, "closing", "the server is shutting down; try again later")
 
 
 def shortened(value: object) -> str:
@@ -147,7 +138,7 @@ def _parameter(field: OptionField, *, searches: bool) -> tuple[Any, Any]:
     if field.is_list:
         text += f" At most {MAX_WORDS}, separated by commas or as repeated parameters."
         words = list[Annotated[str, Field(max_length=MAX_TEXT)]]
-        split = BeforeValidator(_split_words if searches else _split)
+        split = BeforeValidator(partial(_split, r"[,\s]" if searches else ","))
         listed: Any = Annotated[words | None, split]
         return listed, Field(None, description=text, max_length=MAX_WORDS)
     limits: dict[str, Any] = {name: getattr(field.bounds, name) for name in ("gt", "ge", "le")}
@@ -158,37 +149,20 @@ def _parameter(field: OptionField, *, searches: bool) -> tuple[Any, Any]:
     return kind, Field(default, description=text, **limits)
 
 
-def _split(given: Any, separator: str = ",") -> Any:
-    """The words of a list of texts or of a text; anything else as it is."""
+def _split(separator: str, given: Any) -> Any:
+    """The words of a text or of a list of texts; anything else as it is."""
     texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        return given
-    words = [word.strip() for text in texts for word in re.split(separator, text)]
-    return [word for word in words if word]
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        words = (word.strip() for text in texts for word in re.split(separator, text))
+        return [word for word in words if word]
+    return given
 
 
-def _split_words(given: Any) -> Any:
-    return _split(given, r"[,\s]")
-
-
-def check_once(given: QueryParams, query: RequestQuery) -> None:
-    """Refuse query parameters that are repeated but are not lists, of which one would count."""
-    for name in given:
-        count = len(given.getlist(name))
-        if count > 1 and not query.known[name].is_list:
-            raise RequestError(422, "options", f"{name} is given {count} times; give it once")
-
-
-def with_fields(query: RequestQuery, fields: Mapping[str, Any]) -> RequestQuery:
-    """The query parameters together with the options of the body, which must be others."""
+def with_fields(query: RequestQuery, fields: dict[str, Any]) -> RequestQuery:
+    """The query parameters together with the options of the body, which count in their place."""
     model = type(query)
-    # Swagger UI puts defaults into the query.
-    given = query.model_dump(exclude_unset=True, exclude_defaults=True)
-    if twice := sorted(given.keys() & fields.keys()):
-        message = f"{', '.join(twice)} is given in the query and in the body; give it once"
-        raise RequestError(422, "options", message)
     try:
-        return model.model_validate({**given, **fields})
+        return model.model_validate(query.model_dump(exclude_unset=True) | fields)
     except ValidationError as error:
         raise RequestError(422, "options", query_error(error.errors(), model)) from error
 
@@ -217,7 +191,6 @@ class CaptionRequest:
     alternatives: int = 0
     style: str | None = None
     method: ExplanationMethod = "attention"
-    min_confidence: float | None = None
 
     @property
     def key(self) -> tuple[SearchOptions | None, int, str | None, ExplanationMethod]:
@@ -246,7 +219,25 @@ def read_request(model: Captioner, query: RequestQuery, max_cost: int) -> Captio
     Raises:
         ConfigError: They contradict each other, or cost too much.
     """
-    request = _read_request(model, query)
+    given = query.model_dump(exclude_none=True)
+    changes = {name: given[name] for name in option_fields(SearchOptions) if name in given}
+    method = given["method"]
+    if method != "attention":
+        model.check_method(method)
+        if not given.get("attention", True):
+            raise ConfigError(f"method {method} computes maps; give attention=true to get them")
+    if "words" in given:
+        style, options = changes.pop("style", None), None
+        if found := ", ".join(changes):
+            raise ConfigError(
+                f"words cannot be combined with search options ({found}); give one of them"
+            )
+        words = tuple(model.stored.vocabulary.known_words(given["words"]))
+        if len(words) >= MAX_LENGTH:
+            raise ConfigError(f"words has {len(words)} words; give {MAX_LENGTH - 1} at most")
+    else:
+        words, style, options = (), None, model.options(**changes)
+    request = CaptionRequest(options, words, given["alternatives"], style, method)
     if request.cost > max_cost:
         hint = "give a smaller num_captions, max_length or beam_size, fewer forced_words"
         raise ConfigError(
@@ -256,43 +247,7 @@ def read_request(model: Captioner, query: RequestQuery, max_cost: int) -> Captio
     return request
 
 
-def _read_request(model: Captioner, query: RequestQuery) -> CaptionRequest:
-    given = query.model_dump(exclude_none=True)
-    changes = {name: given[name] for name in option_fields(SearchOptions) if name in given}
-    alternatives, method = given["alternatives"], given["method"]
-    least = given.get("min_confidence")
-    if method != "attention":
-        model.check_method(method)
-        if not given.get("attention", True):
-            raise ConfigError(f"method {method} computes maps; give attention=true to get them")
-    if "words" not in given:
-        options = model.options(**changes)
-        return CaptionRequest(options, (), alternatives, None, method, least)
-    style = changes.pop("style", None)
-    if changes:
-        found = ", ".join(changes)
-        raise ConfigError(
-            f"words cannot be combined with search options ({found}); give one of them"
-        )
-    words = tuple(model.stored.vocabulary.known_words(given["words"]))
-    if len(words) >= MAX_LENGTH:
-        raise ConfigError(f"words has {len(words)} words; give {MAX_LENGTH - 1} at most")
-    return CaptionRequest(None, words, alternatives, style, method, least)
-
-
 # --- responses -----------------------------------------------------------------------------------
-
-
-def captions_json(
-    size: tuple[int, int],
-    captions: Sequence[Caption],
-    attention: bool,
-    head: Mapping[str, Any] | None = None,
-    min_confidence: float | None = None,
-) -> bytes:
-    """The response body for a photo of this size (width, height), after the fields of ``head``."""
-    found = [one.as_dict(attention=attention, min_confidence=min_confidence) for one in captions]
-    return json_line({**(head or {}), "width": size[0], "height": size[1], "captions": found})
 
 
 def json_line(body: Mapping[str, Any]) -> bytes:
@@ -416,19 +371,6 @@ class BatchResponse(BaseModel):
     results: list[BatchResult]
 
 
-class HealthResponse(BaseModel):
-    """The server works; the status is `ok`."""
-
-    status: str = "ok"
-
-
-class ReadyResponse(HealthResponse):
-    """The server accepts requests; name and fingerprint of its model, and captioner's version."""
-
-    model: str
-    version: str
-
-
 # The error responses of the OpenAPI schema.
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": text}
@@ -438,7 +380,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
         403: "Cross-origin request.",
         408: "The photo was not received in time.",
         413: "The photo has too many bytes or pixels.",
-        415: "Not an image, or an unsupported image format or encoding.",
+        415: "Not an image, or an unsupported image format.",
         421: "Unknown host name.",
         422: "A corrupt image, an invalid option, or no field with a photo.",
         429: "Too many requests; retry after Retry-After seconds.",

@@ -107,8 +107,6 @@ class Running:
         self.address = address
         self.started = asyncio.Event()
         """Set when connections are accepted."""
-        self.interrupted = False
-        """Whether Ctrl-C has stopped it."""
         self._stopping = asyncio.Event()
         self._at_once = False
         target = drained(app)
@@ -135,17 +133,14 @@ class Running:
         host, port = self.address
         serving = asyncio.create_task(self._server.serve())
         stopping = asyncio.create_task(self._stopping.wait())
-        listening = False
-        while not serving.done() and not listening:
+        while not serving.done() and not self.started.is_set():
             await asyncio.sleep(_POLL_SECONDS)
             with suppress(OSError):
-                reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-                _, writer = await asyncio.open_connection(reachable, port)
+                _, writer = await asyncio.open_connection(host, port)
                 writer.close()
-                listening = True
-        if listening:
+                self.started.set()
+        if self.started.is_set():
             _close_unread_responses(port, self.service.options.timeout)
-            self.started.set()
             shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
             shown = f"[{shown}]" if ":" in shown else shown
             _announce(f"serving on http://{shown}:{port} (press Ctrl-C to stop)")
@@ -178,17 +173,18 @@ def run(app: FastAPI, address: tuple[str, int], keys: ApiKeys | None) -> bool:
         running = Running(app, address)
         log_to_stderr(running.service.options.log_format)  # granian has changed it
         loop = asyncio.get_running_loop()
+        received: list[int] = []  # signals
 
-        def interrupt() -> None:
-            running.interrupted = True
+        def stop(number: int) -> None:
+            received.append(number)
             running.stop()
 
-        loop.add_signal_handler(signal.SIGTERM, running.stop)
-        loop.add_signal_handler(signal.SIGINT, interrupt)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
         if keys is not None:
             loop.add_signal_handler(signal.SIGHUP, _reload, keys)
         await running.serve()
-        return running.interrupted
+        return signal.SIGINT in received
 
     return asyncio.run(main())
 

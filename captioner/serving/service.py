@@ -28,7 +28,7 @@ from PIL.Image import Image
 from captioner.caption import Caption
 from captioner.data.images import USUAL_FORMATS, header_work, open_reduced, reduced_side
 from captioner.drawing.heatmap import fit_photo
-from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
+from captioner.errors import ImageError, LargeImageError, NotAnImageError
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
 from captioner.serving import schema
@@ -39,6 +39,8 @@ from captioner.serving.schema import CaptionRequest, RequestError
 from captioner.serving.security import client_of
 
 T = TypeVar("T")
+Ends = list[tuple[Awaitable[Any], RequestError]]
+"""Events that end a request, each with its error."""
 
 DECODERS = 2  # photos decoded in parallel, beside a large one
 LARGE_PIXELS = 24_000_000  # larger ones are decoded one at a time: 27 bytes per pixel at most
@@ -115,7 +117,6 @@ class Service:
 
         The body may contain further options beside those of the query.
         """
-        schema.check_once(request.query_params, query)
         memory = check_headers(request, self.options, several=False)
         client = client_of(request)
 
@@ -132,8 +133,7 @@ class Service:
             fields: dict[str, Any] = {}
             upload = await self.received(read_photo(request, self.options, fields), "the photo")
             response = respond(upload, schema.with_fields(query, fields))
-            ends = [(disconnected(request), schema.client_closed()), self.closing()]
-            return await within(self.options.timeout, response, self.too_slow(), ends)
+            return await self.captioned(response, request)
 
     async def decode(self, client: str, upload: Upload, side: int | None = None) -> Decoded:
         """Decode a photo and free its bytes, also if the request is cancelled meanwhile.
@@ -173,15 +173,11 @@ class Service:
         """The lane of captions; that beside it for what costs more than a batch."""
         return self._costly if wanted.cost > self._batch_cost else self.captions
 
-    async def caption_photo(
+    def caption_photo(
         self, client: str, photo: Decoded, wanted: CaptionRequest
-    ) -> list[Caption]:
+    ) -> asyncio.Future[list[Caption]]:
         """Caption a photo in a batch with others, or beside them."""
-        try:
-            found: list[Caption] = await self.lane(wanted).submit(client, (photo.prepared, wanted))
-            return found
-        except ConfigError as error:
-            raise RequestError(422, "options", str(error)) from error
+        return self.lane(wanted).submit(client, (photo.prepared, wanted))
 
     def _batch(self, first: Job, waiting: Iterable[Job]) -> list[Job]:
         """Jobs that are captioned together: with the same search options, method, ..."""
@@ -216,17 +212,20 @@ class Service:
         seconds = self.options.timeout
         message = f"{what} was not received within {seconds:g} s; try again"
         late = RequestError(408, "slow_upload", message)
-        return await within(seconds, work, late, [self.closing()])
+        return await within(seconds, work, late, [(self._closing.wait(), schema.closing())])
 
-    def closing(self) -> tuple[Awaitable[Any], RequestError]:
-        """What ends requests when the server shuts down."""
-        return self._closing.wait(), schema.closing()
-
-    def too_slow(self) -> RequestError:
-        """Captioning a photo took too long."""
-        message = f"captioning took longer than {self.options.timeout:g} s: the server is busy, or "
-        message += "the options costly (beam_size, num_captions, max_length, method); try again"
-        return RequestError(503, "time", message, retry_after=self.retry_after())
+    async def captioned(
+        self, work: Awaitable[T], request: Request | None = None, photos: int = 1
+    ) -> T:
+        """Await captions of a photo, until the server shuts down or the request's client leaves."""
+        seconds = self.options.timeout
+        message = f"captioning took longer than {seconds:g} s: the server is busy, or the options "
+        message += "costly (beam_size, num_captions, max_length, method); try again"
+        late = RequestError(503, "time", message, retry_after=self.retry_after())
+        ends: Ends = [(self._closing.wait(), schema.closing())]
+        if request is not None:
+            ends.append((disconnected(request), schema.client_closed()))
+        return await within(photos * seconds, work, late, ends)
 
     def retry_after(self) -> int:
         """Whole seconds in which the requests in flight should be completed.
@@ -280,9 +279,9 @@ async def within(
     seconds: float | None,
     work: Awaitable[T],
     late: RequestError,
-    stops: Sequence[tuple[Awaitable[Any], RequestError]],
+    stops: Ends,
 ) -> T:
-    """Await work with a timeout, unless one of the events comes first, each with its error."""
+    """Await work with a timeout, unless one of the events comes first."""
     task = asyncio.ensure_future(work)
     ends = {asyncio.ensure_future(stop): error for stop, error in stops}
     try:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,38 +19,11 @@ from playwright.sync_api import expect
 from captioner import load
 from captioner.cli.main import OK, main
 from captioner.errors import ConfigError
-from captioner.serving.server import Running, free_address
 from captioner.serving.site import writer
 from captioner.serving.site.onnxruntime_web import runtime_files
 
 # Every site has the same runtime, which takes seconds to compress.
 writer._compressed = functools.cache(writer._compressed)  # type: ignore[assignment]
-
-
-@contextmanager
-def serving(app: Any) -> Iterator[str]:
-    """Serve an application in a thread; yields its address."""
-    host, port = free_address("127.0.0.1", 0)
-    ready = threading.Event()
-
-    async def main() -> None:
-        nonlocal stop
-        running = Running(app, (host, port))
-        stop = asyncio.get_running_loop().call_soon_threadsafe, running.stop
-        done = asyncio.create_task(running.serve())
-        await running.started.wait()
-        ready.set()
-        await done
-
-    stop: Any = None
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    assert ready.wait(60)
-    try:
-        yield f"http://{host}:{port}/"
-    finally:
-        stop[0](stop[1])
-        thread.join()
 
 
 def drawn(tab: Tab) -> NDArray[np.int64]:

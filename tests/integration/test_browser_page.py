@@ -24,12 +24,12 @@ from browsing import (
     out_of_order,
     results,
     saved,
-    serving,
     violations,
 )
 from PIL import Image
 from playwright.sync_api import Locator, Route, expect
 from playwright.sync_api import Page as Tab
+from running import running
 
 from captioner import load
 from captioner.cli.formats import WRITERS
@@ -50,8 +50,8 @@ def served(tiny) -> Iterator[SimpleNamespace]:
     """``address`` of a server, and the ``model`` behind it."""
     model = load(tiny.model, device="cpu", precision="fp32")
     app = create_app(model, ServeOptions(grace=0, max_bytes=LARGEST, max_beam=4))
-    with serving(app) as address:
-        yield SimpleNamespace(address=address, model=model)
+    with running(app) as server:
+        yield SimpleNamespace(address=f"{server.url}/", model=model)
 
 
 @pytest.fixture(scope="module", params=["server", "site"])
@@ -546,8 +546,8 @@ def test_page_asks_for_the_key_once(visit, tiny, tmp_path) -> None:
     app = create_app(
         model, ServeOptions(grace=0, root_path="/photos"), keys=ApiKeys(tmp_path / "keys.txt")
     )
-    with serving(app) as address:
-        tab = visit(f"{address}photos/", allowed=address)
+    with running(app) as server:
+        tab = visit(f"{server.url}/photos/", allowed=server.url)
         upload(tab, *[tiny.photos / f"{n}.png" for n in (1, 2, 3, 4)])
         dialog = tab.get_by_role("dialog")
         expect(dialog).to_be_visible()

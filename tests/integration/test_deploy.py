@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,14 +18,10 @@ import yaml
 from test_serve import GOOD, serve  # noqa: F401  (a fixture)
 
 from captioner.serving.client import Client
+from captioner.serving.server import free_address
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OPTIONS = ["--root-path", "/captioner", "--allow-host", "photos.example.org"]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 @pytest.mark.slow
@@ -38,7 +33,7 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tmp_path):  # noqa: F
             pytest.fail(f"{proxy} is missing; .ci/run installs it")
         pytest.skip(f"{proxy} is not installed: apt-get install {proxy}")
     server = serve(*OPTIONS, "--trust-proxy", "127.0.0.1")
-    port = free_port()
+    port = free_address("127.0.0.1", 0)[1]
     name = {"nginx": "nginx.conf", "caddy": "Caddyfile"}[proxy]
     text = (DEPLOY / name).read_text().replace("8080", str(port))
     config = tmp_path / name
@@ -96,7 +91,7 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tmp_path):  # noqa: F
 @pytest.mark.slow
 def test_a_restart_under_load_loses_no_photo(serve):  # noqa: F811
     """The server is replaced while eight clients send photos, which repeat what is refused."""
-    port = free_port()
+    port = free_address("127.0.0.1", 0)[1]
     server = serve("--port", str(port))
     photos = GOOD * 2
     results = []
@@ -146,8 +141,6 @@ def test_grace_periods_exceed_the_server_s():
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
 def test_containers_start_a_valid_command_without_root(name):
-    import json
-
     from captioner.cli.main import parser_of
 
     text = (DEPLOY / name).read_text()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import shlex
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +19,7 @@ import numpy as np
 import pytest
 import requests
 from PIL import Image
-from test_serve import _SPY
+from running import serve_command
 
 from captioner import load
 
@@ -41,26 +39,12 @@ def server(tiny, tmp_path_factory) -> Iterator[SimpleNamespace]:
     (folder / "notes.txt").write_text("hello")
     model = load()
     captions = {name: model.caption(folder / name).text for name in ("photo.jpg", "a.jpg", "b.jpg")}
-    (folder / "spy").mkdir()
-    (folder / "spy" / "sitecustomize.py").write_text(_SPY)
-    path = os.pathsep.join([str(folder / "spy"), os.environ.get("PYTHONPATH", "")])
-    with (folder / "log").open("w+") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "captioner", "serve", "--port", "0"],
-            stderr=log,
-            env=os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
-        )
-        try:
-            while not (found := re.search(r"serving on (\S+)", (folder / "log").read_text())):
-                assert process.poll() is None
-            yield SimpleNamespace(url=found[1], folder=folder, captions=captions)
-        finally:
-            process.terminate()
-            process.wait(300)
-        lines = (folder / "log").read_text().partition("to stop)\n")[2].splitlines()
+    with serve_command(folder / "server") as running:
+        yield SimpleNamespace(url=running.url, folder=folder, captions=captions)
+        _, log = running.stop()
     pattern = r"[-\d]+ [:\d]+ \w+ (/\S*|other) \d+ \d+ ms \d+ bytes client=\S+ id=\w+"
     # No part of a request is written to disk or logged; matplotlib has a folder for its fonts.
-    other = [line for line in lines if not re.fullmatch(pattern, line)]
+    other = [line for line in log.splitlines() if not re.fullmatch(pattern, line)]
     assert [line for line in other if not re.fullmatch(r"WROTE \S*/matplotlib", line)] == []
 
 

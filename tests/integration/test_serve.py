@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
-import os
 import re
 import signal
 import socket
@@ -12,81 +12,29 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from running import serve_command
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK, main
 from captioner.serving.client import Client
 
-# Loaded into the server's process: reports every file that is opened for writing.
-_SPY = """
-import os, signal, sys
-# Tests started in the background ignore Ctrl-C, and child processes inherit that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-def spy(event, details):
-    if event == "open" and details[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-        os.write(2, f"WROTE {details[0]}\\n".encode())
-    elif event == "os.mkdir":
-        os.write(2, f"WROTE {details[0]}\\n".encode())
-sys.addaudithook(spy)
-"""
-
-
-class Running(NamedTuple):
-    """A server's process."""
-
-    process: subprocess.Popen[str]
-    url: str
-    folder: Path
-    """Working directory, also used for temporary files."""
-
-    def stop(self, number: int) -> tuple[int, str]:
-        """Send a signal; return the exit code and stderr since startup."""
-        self.process.send_signal(number)
-        _, err = self.process.communicate(timeout=300)
-        return self.process.returncode, err
-
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Any]:
-    """``serve("--option", ...)`` runs a server with the shipped model, which needs no torch."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*options: str) -> Running:
-        (tmp_path / "spy").mkdir(exist_ok=True)
-        (tmp_path / "spy" / "sitecustomize.py").write_text(_SPY)
-        folder = tmp_path / "here"
-        folder.mkdir(exist_ok=True)
-        path = os.pathsep.join([str(tmp_path / "spy"), os.environ.get("PYTHONPATH", "")])
-        here = {"TMPDIR": str(folder), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "captioner", "serve", "--port", "0", *options],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            cwd=folder,
-            env=os.environ | here | {"PYTHONDONTWRITEBYTECODE": "1"},
+def serve(tmp_path: Path) -> Iterator[Callable[..., SimpleNamespace]]:
+    """``serve("--option", ...)`` runs a server; see ``serve_command``."""
+    with ExitStack() as running:
+        number = itertools.count()
+        yield lambda *options: running.enter_context(
+            serve_command(tmp_path / f"server{next(number)}", *options)
         )
-        started.append(process)
-        assert process.stderr is not None
-        for line in process.stderr:
-            ready = re.fullmatch(
-                r"captioner: serving on (http://\S+) \(press Ctrl-C to stop\)\n", line
-            )
-            if ready:
-                return Running(process, ready[1], folder)
-        raise AssertionError(f"it ended with {process.wait()}")
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
 
 
 def photo(number: int) -> bytes:
@@ -179,7 +127,7 @@ def test_grace_ends_the_server_whatever_it_works_on(serve):
     assert "Traceback" not in err
 
 
-def metrics(server: Running) -> str:
+def metrics(server: SimpleNamespace) -> str:
     return httpx.get(f"{server.url}/metrics", trust_env=False).text
 
 

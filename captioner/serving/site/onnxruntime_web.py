@@ -8,6 +8,7 @@ wheel does not contain it: few exports are sites.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import io
 import os
@@ -16,7 +17,7 @@ import subprocess
 import tarfile
 import tempfile
 import urllib.request
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from captioner.errors import ConfigError, first_line
 from captioner.files import atomic_write
@@ -53,14 +54,11 @@ def runtime_files(source: str | Path | None = None) -> dict[str, bytes]:
     Raises:
         ConfigError: The source is missing or of another version, or the download fails.
     """
-    if source is None:
-        cached = cache_file()
-        if not (cached.is_file() and _is_pinned(cached.read_bytes())):
-            tarball = _download()
-            _unpack(tarball)  # refuses other content
-            atomic_write(cached, tarball)
-        return _unpack(cached.read_bytes())
-    source = Path(source)
+    if source is None and not cache_file().is_file():
+        tarball = _download()
+        _unpack(tarball)  # refuses other content
+        atomic_write(cache_file(), tarball)
+    source = Path(source or cache_file())
     try:
         if not source.is_dir():
             return _unpack(source.read_bytes())
@@ -78,21 +76,15 @@ def cache_file() -> Path:
     return Path(base) / "captioner" / f"onnxruntime-web-{VERSION}.tgz"
 
 
-def _is_pinned(tarball: bytes) -> bool:
-    digest = base64.b64encode(hashlib.sha512(tarball).digest()).decode()
-    return f"sha512-{digest}" == INTEGRITY
-
-
 def _unpack(tarball: bytes) -> dict[str, bytes]:
-    if not _is_pinned(tarball):
+    digest = base64.b64encode(hashlib.sha512(tarball).digest()).decode()
+    if f"sha512-{digest}" != INTEGRITY:
         raise ConfigError(f"this is not {PACKAGE} (its SHA-512 differs)")
-    files = {}
-    with tarfile.open(fileobj=io.BytesIO(tarball)) as archive:
-        for member in archive:
-            name = PurePosixPath(member.name).name
-            if name in FILES and (content := archive.extractfile(member)) is not None:
-                files[name] = content.read()
-    return files
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(tarball))) as archive:
+        return {
+            name: archive.extractfile(f"package/dist/{name}").read()  # type: ignore[union-attr]
+            for name in FILES
+        }
 
 
 def _download() -> bytes:

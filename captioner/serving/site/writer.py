@@ -111,9 +111,8 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
         "sizes": {name: len(content) for name, content in files.items()},
     }
     page = caption_page(
-        model.search,
+        model,
         ATTENTION_METHODS,
-        model.vocabulary,
         max_beam=MAX_BEAM,
         intro=asset(_WEB / "intro.html").rstrip(),
         files=[_WEB / "device.js", _WEB / "site.css"],

@@ -30,9 +30,9 @@ async function requestCaptions(body, query, signal) {
     if (signal.aborted) throw error;
     throw new RequestError("The server does not respond; is it running?");
   });
+  if (response.status === 401) throw new KeyMissing(); // at once, before another request asks again
   const answer = await response.json().catch(() => ({}));
   if (response.ok) return answer;
-  if (response.status === 401) throw new KeyMissing();
   const busy = response.status === 429 || response.status === 503;
   throw new RequestError(plainWords(response.status, answer.error), busy ? retryAfter(response) : null);
 }

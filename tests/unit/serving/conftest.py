@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from colour_server import PATIENCE, ColourModel, Server
+from running import running
 
 from captioner.serving.app import create_app
 from captioner.serving.options import ServeOptions
-from captioner.serving.server import Running, free_address
 
 
 @pytest.fixture(scope="session")
@@ -44,43 +42,19 @@ async def serve(model) -> AsyncIterator[Callable[..., Awaitable[Server]]]:
 
 @pytest.fixture
 def listening() -> Iterator[Callable[..., SimpleNamespace]]:
-    """``listening(timeout=1)`` starts a server over sockets: connect(), app, model, stop(), thread,
-    url. ``of`` is its model, ``app`` are arguments of ``create_app``."""
+    """``listening(timeout=1)`` starts a server over sockets: ``connect()``, ``model``, and what
+    ``running`` has. ``of`` is its model, ``app`` are arguments of ``create_app``."""
     with ExitStack() as ending:
 
         def start(*, of: Any = None, app: Any = None, **options: Any) -> SimpleNamespace:
-            model, ready = of or ColourModel(), threading.Event()
+            model = of or ColourModel()
             application = create_app(model, ServeOptions(**options), **(app or {}))
-            address = free_address("127.0.0.1", 0)
-            url = f"http://127.0.0.1:{address[1]}"
-            found = SimpleNamespace(app=application, model=model, url=url)
-
-            async def main() -> None:
-                running = Running(application, address)
-                loop = asyncio.get_running_loop()
-                found.stop = lambda: loop.call_soon_threadsafe(running.stop)
-                serving = asyncio.create_task(running.serve())
-                await running.started.wait()
-                ready.set()
-                await serving
-
-            found.thread = threading.Thread(target=asyncio.run, args=(main(),))
-            found.thread.start()
-            assert ready.wait(PATIENCE)
-
-            def connect() -> socket.socket:
-                return ending.enter_context(socket.create_connection(address, timeout=PATIENCE))
-
-            def end() -> None:
-                model.gate.set()
-                with suppress(RuntimeError):  # it has ended
-                    found.stop()
-                    found.stop()
-                found.thread.join(PATIENCE)
-                assert not found.thread.is_alive()
-
-            ending.callback(end)
-            found.connect = connect
+            found = ending.enter_context(running(application))
+            ending.callback(model.gate.set)
+            found.model = model
+            found.connect = lambda: ending.enter_context(
+                socket.create_connection(found.address, timeout=PATIENCE)
+            )
             return found
 
         yield start

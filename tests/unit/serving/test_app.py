@@ -54,7 +54,6 @@ INVALID = [
     ({"attention": "maybe"}, "attention is maybe; give true or false"),
     ({"forced_words": "a,b,c,d,e,f,g,h,i,j,k"}, "give at most 10 words"),
     ({"candidates": 128}, "give an integer from 0 to 20 (the server's --max-beam)"),
-    ({"beam_size": [1, 2]}, "beam_size is given 2 times; give it once"),
     ({"words": "zebra"}, "the model does not know zebra"),
     ({"words": "a", "beam_size": 2, "seed": 1}, "with search options (beam_size, seed)"),
     ({"num_captions": 3}, "num_captions is 3; give at most beam_size (2)"),

@@ -6,14 +6,16 @@ import asyncio
 import io
 import itertools
 import threading
-from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from PIL import Image
 
+import captioner
+from captioner.caption import Alternative, Caption, CropBox, Keyword
 from captioner.errors import ConfigError, ImageError, ServerError
+from captioner.geometry import Geometry
 from captioner.serving import client as client_module
 from captioner.serving.client import AsyncClient, Client
 
@@ -161,40 +163,22 @@ def test_stream_keeps_the_order_and_returns_errors(run, tmp_path, slept):
         assert results[number].error is None
 
 
-def test_served_attention_can_be_drawn(stored_model, tmp_path):
-    """The response of the application, as `captioner.overlay` takes it."""
-    import captioner
-    from captioner.inference.captioner import Captioner
-    from captioner.inference.keywords import KeywordReader
-    from captioner.serving.app import create_app
+def test_served_attention_can_be_drawn():
+    """All that a response has of a caption, as `captioner.overlay` takes it."""
+    maps = np.random.default_rng(0).random((2, 3, 4), dtype=np.float32)
+    caption = Caption(
+        ("a", "dog"), np.float32([-0.5, -1]), maps, np.float32([0.5, 1]), -2.0,
+        CropBox(0.1, 0, 0.9, 1), ((Alternative("the", -1.0),), (Alternative("cat", -2.0),)),
+        geometry=Geometry.even((3, 4), 0.1, 0, 0.9, 1), method="occlusion", confidence=0.25,
+        keywords=(Keyword("dog", 0.75, maps[0]),),
+    )  # fmt: skip
+    data = caption.as_dict(attention=True)
+    served = {**BODY, "captions": [data, caption.as_dict()]}
 
-    weights = np.ones((2, 96), np.float32) / 100
-    stored_model.keywords = KeywordReader(("dog", "hat"), (), weights, np.float32([2, 1]))
-    model = Captioner(stored_model, precision="fp32")
-    photo = Path(tmp_path / "photo.png")
-    Image.effect_noise((64, 48), 90).convert("RGB").save(photo)
-    app = create_app(model)
-    query = {"attention": True, "alternatives": 2, "min_length": 2, "keywords": 2}
+    client = Client(URL, transport=httpx.MockTransport(Server(httpx.Response(200, json=served))))
+    first, plain = client.caption(b"x").captions
 
-    async def main():
-        async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app)
-            async with AsyncClient("http://localhost", transport=transport) as client:
-                return await client.caption(photo, **query)
-
-    served = asyncio.run(main()).captions[0]
-    wanted = model.caption(photo, alternatives=2, min_length=2, keywords=2)
-
-    caption = served.to_caption()
-    assert caption.text == served.text == wanted.text
-    np.testing.assert_allclose(caption.alphas, wanted.alphas, atol=1e-4)
-    assert [one.word for one in caption.alternatives[0]] == [
-        one.word for one in wanted.alternatives[0]
-    ]
-    assert [one.word for one in caption.keywords] == ["dog", "hat"]
-    for one, other in zip(caption.keywords, wanted.keywords, strict=True):
-        np.testing.assert_allclose(one.map, other.map, atol=1e-3)
-    captioner.overlay(photo, caption).save(tmp_path / "attention.png")
-    plain = client_module.ServedCaption("a", ("a",), -1.0, (-1.0,), {})
+    assert first.to_caption().as_dict(attention=True) == data
+    captioner.overlay(Image.new("RGB", (64, 48)), first.to_caption()).image()
     with pytest.raises(ConfigError, match="attention=True"):
         plain.to_caption()

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from colour_server import BAD, OWN, ColourModel, name, png, until
+from colour_server import BAD, OWN, ColourModel
 
 from captioner.caption import CropBox
 from captioner.errors import ConfigError
@@ -33,7 +33,7 @@ async def batches_of(requests: list[CaptionRequest], batch_size: int = 6) -> lis
     service = Service(model, ServeOptions(batch_size=batch_size))  # type: ignore[arg-type]
     model.gate.clear()
     waiting = [
-        asyncio.ensure_future(service.caption_photo("", photo(n, 0, 0), request))
+        service.caption_photo("", photo(n, 0, 0), request)
         for n, request in enumerate([CaptionRequest(OWN), *requests])
     ]
     await asyncio.sleep(0)
@@ -181,23 +181,3 @@ async def test_close_finishes_running_and_fails_waiting():
 async def test_a_lane_works_where_priorities_are_refused(monkeypatch):
     monkeypatch.setattr("os.setpriority", Mock(side_effect=PermissionError))
     assert await Lane("test", yielding=True).submit("", lambda: 1) == 1
-
-
-async def test_responses_are_not_mixed_up_under_load(serve, model):
-    """Eighty photos of different colours with three kinds of options at once."""
-    colours = [(n, 255 - n, n * 3 % 256) for n in range(1, 81)]
-
-    server = await serve(max_queue=100)
-    first = await server.hold()
-    queries = [{}, {"beam_size": 5}, {"words": "own words", "alternatives": 1}]
-    exchanges = [server.post(png(colour), **queries[n % 3]) for n, colour in enumerate(colours)]
-    await until(lambda: server.service.captions.waiting >= 40)
-    model.gate.set()
-    responses = await asyncio.gather(*(one.response() for one in exchanges))
-    await first.response()
-    for n, (colour, response) in enumerate(zip(colours, responses, strict=True)):
-        rest = ["2 0", "5 0", "own words"][n % 3]
-        assert response.texts == [f"{name(colour)} {rest}"]
-    assert await server.metric("captioner_photos_captioned_total") == 81
-    assert await server.metric("captioner_batch_photos_count") == len(model.batches) < 81
-    assert max(map(len, model.batches)) == 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 from types import SimpleNamespace
@@ -10,9 +9,9 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from colour_server import OWN, ColourModel, ColourVocabulary, png
-from pydantic import ValidationError
+from test_photos import text
 
-from captioner.serving.protocols import IGNORED, CaptionRequest
+from captioner.serving.protocols import IGNORED
 from captioner.serving.security import ApiKeys
 
 KEY = "alice-0123456789abcdef"
@@ -22,7 +21,7 @@ RED, BLUE = png((250, 0, 0)), png((0, 0, 250))
 class StyledModel(ColourModel):
     """Its captions begin with their style and have a confidence."""
 
-    stored = SimpleNamespace(vocabulary=ColourVocabulary(), keywords=None)
+    stored = SimpleNamespace(vocabulary=ColourVocabulary(), keywords=None, search=OWN)
     stored.vocabulary.styles = ("coco", "flickr8k")
 
     def caption_batch(self, photos, options, **how):
@@ -35,10 +34,6 @@ class StyledModel(ColourModel):
             ]
             for captions in super().caption_batch(photos, options, **how)
         ]
-
-
-def text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 def url(data: bytes) -> str:
@@ -229,15 +224,13 @@ def test_photoprism(server):
     assert reply.headers[IGNORED] == "prompt, options"
     styled = post(server, path, VISION | {"version": "flickr8k"}).json()
     assert styled["result"]["caption"]["text"].startswith("flickr8k")
-    given = {
-        name: VISION[name] for name in ("id", "images", "stream")
-    }  # without Name in vision.yml
+    given = {name: VISION[name] for name in ("id", "images", "stream")}  # without Name
     assert post(server, path, given).json()["code"] == 200
 
     for body, status, message in (
         (VISION | {"model": "kosmos-2"}, 404, "model 'kosmos-2' not found; give captioner, "),
         (given | {"images": None, "url": "https://example.org/dl/1"}, 400, "URLs are not fetched"),
-        (given | {"images": "x"}, 400, "images is x; give a list"),
+        (given | {"images": "x"}, 422, "the photo is not valid base64 (x); give"),
         (b"{", 400, "not valid JSON"),
     ):
         error = post(server, path, body)
@@ -262,18 +255,22 @@ PATHS = {
 }
 
 
+async def ask(server, path, body=None, **headers):
+    """The response to a body, by default that of `PATHS`."""
+    exchange = server.open(path, headers=headers)
+    return await exchange.send(
+        json.dumps(PATHS[path] if body is None else body).encode()
+    ).response()
+
+
 async def test_limits_are_those_of_the_service(serve, model):
     server = await serve(max_batch=2, rate_limit=3, max_bytes=100_000)
     two = {"images": [text(RED), text(BLUE)], "stream": False}
     three = {"images": [text(RED)] * 3}
-
-    async def ask(path, body, **headers):
-        exchange = server.open(path, headers=headers).send(json.dumps(body).encode())
-        return await exchange.response()
-
-    assert (await ask("/api/generate", two)).json["response"] == "250-0-0 2 0\n0-0-250 2 0"
-    assert (await ask("/api/generate", three)).status == 413
-    refused = await ask("/v1/chat/completions", PATHS["/v1/chat/completions"])
+    found = await ask(server, "/api/generate", two)
+    assert found.json["response"] == "250-0-0 2 0\n0-0-250 2 0"
+    assert (await ask(server, "/api/generate", three)).status == 413
+    refused = await ask(server, "/v1/chat/completions")
     assert refused.status == 429
     assert refused.json["error"]["code"] == "rate_limit_exceeded"
     assert int(refused.headers["retry-after"]) > 0
@@ -281,98 +278,69 @@ async def test_limits_are_those_of_the_service(serve, model):
     long = server.open("/api/chat", headers={"content-length": "2000000"}, client="127.0.0.2")
     assert (await long.send(b"").response()).status == 413
     server = await serve(rate_limit=2)
-    refused = await ask("/api/generate", three)
+    refused = await ask(server, "/api/generate", three)
     assert (refused.status, "give 1 to 2" in refused.error) == (413, True)  # never within a minute
 
 
 async def test_a_photo_has_one_caption(serve, model, monkeypatch):
     """Also if the model's own setting is to find several."""
     monkeypatch.setattr(model, "options", lambda **changes: OWN.changed(num_captions=2))
-    server = await serve()
-    exchange = server.open("/api/chat").send(json.dumps(PATHS["/api/chat"]).encode())
-    assert (await exchange.response()).json["message"]["content"] == "250-0-0 2 0"
+    response = await ask(await serve(), "/api/chat")
+    assert response.json["message"]["content"] == "250-0-0 2 0"
 
 
 async def test_cost_and_deadline(serve, model):
-    server = await serve(max_cost=5)
-    exchange = server.open("/api/generate").send(json.dumps(PATHS["/api/generate"]).encode())
-    assert "the limit is 5" in (await exchange.response()).error
-    server = await serve(timeout=0.05)
+    response = await ask(await serve(max_cost=5), "/api/generate")
+    assert "the limit is 5" in response.error
     model.gate.clear()
-    exchange = server.open("/api/v1/vision/caption").send(
-        json.dumps(PATHS["/api/v1/vision/caption"]).encode()
-    )
-    assert (await exchange.response()).json["code"] == 503
+    response = await ask(await serve(timeout=0.05), "/api/v1/vision/caption")
+    assert response.json["code"] == 503
 
 
 async def test_any_content_type_and_prefix(serve):
     """curl -d declares a form; a proxy's prefix is part of the path or has been removed."""
     server = await serve(root_path="/captioner")
+    headers = {"content-type": "application/x-www-form-urlencoded"}
     for path, body in PATHS.items():
         for prefix in ("", "/captioner"):
-            headers = {"content-type": "application/x-www-form-urlencoded"}
-            exchange = server.open(prefix + path, headers=headers)
-            response = await exchange.send(json.dumps(body).encode()).response()
+            response = await ask(server, prefix + path, body, **headers)
             assert response.status == 200, path
             assert "250-0-0 2 0" in response.body.decode()
-    refused = await server.open("/captioner/api/v1/vision/caption").send(b"[]").response()
-    assert refused.json["code"] == 422
+    assert (await ask(server, "/captioner/api/v1/vision/caption", [])).json["code"] == 422
     assert await server.metric('captioner_requests_total{route="/api/chat",status="200"}') == 2
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"images": [5] * 2000},
-        {"messages": [5] * 2000},
-        {"messages": [{}] * 2000},
-        {"messages": [{"images": [5] * 2000}]},
-        {"messages": [{"content": [5] * 2000}]},
-        {"messages": [{"content": [{}] * 2000}]},
-    ],
-)
-def test_long_lists_are_refused_at_the_first_error(given):
-    """Errors of a million items, or their objects, would block the server for a minute."""
-    with pytest.raises(ValidationError) as refused:
-        CaptionRequest.model_validate({"stream": False, **given})
-    assert refused.value.error_count() == 1
-
-
 async def test_malformed_requests_get_a_line(serve):
+    """Also long ones, whose every error would take a minute to find."""
     server = await serve()
-    for body, problem in (
-        ({"messages": [None]}, "messages.0 is None; give an object"),
-        ({"messages": [{"images": 5}]}, "messages.0.images is 5; give a list"),
-        ({"messages": [{}] * 1001}, "give at most 1000 items"),
-        ({"stream": "perhaps"}, "stream is perhaps; give true or false"),
+    malformed = "images or messages are malformed; see the examples at /docs"
+    for body, status, problem in (
+        ({"messages": [None]}, 400, malformed),
+        ({"messages": {"content": ""}}, 400, malformed),
+        ({"messages": [{"images": 5}]}, 400, malformed),
+        ({"messages": [{"content": [5] * 100_000}]}, 400, malformed),
+        ({"messages": [{"content": [{}] * 100_000}] * 50}, 400, "the request has 0 photos"),
+        ({"messages": [{"images": [5] * 100_000}]}, 413, "the request has 100000 photos"),
+        ({"images": [5]}, 422, "the photo is not valid base64 (5)"),
     ):
-        response = await server.open("/api/chat").send(json.dumps(body).encode()).response()
-        assert (response.status, problem in response.error) == (400, True)
+        response = await ask(server, "/api/chat", body)
+        assert (response.status, problem in response.error) == (status, True)
 
 
 async def test_parts_as_clients_dump_them(serve):
     """With null for each field that a part does not have, or without a type."""
-    server = await serve()
     parts = [
         {"type": "text", "text": "Look", "image_url": None},
         {"image_url": {"url": url(RED)}, "text": None},
     ]
     body = {"messages": [{"content": parts}], "response_format": {"type": "text"}, "n": 1}
-    exchange = server.open("/v1/chat/completions").send(json.dumps(body).encode())
-    response = await exchange.response()
+    response = await ask(await serve(), "/v1/chat/completions", body)
     assert response.json["choices"][0]["message"]["content"] == "250-0-0 2 0"
     assert response.headers[IGNORED.lower()] == "prompt"
 
 
 async def test_ignored_fields_are_named_safely(serve):
-    server = await serve()
-    body = {
-        "images": [text(RED)],
-        "a\r\nX-Evil: 1": 1,
-        "keep_alive": "5m",
-        "suffix": "",
-        "raw": False,
-    }
-    response = await server.open("/api/generate").send(json.dumps(body).encode()).response()
+    ignored = {"a\r\nX-Evil: 1": 1, "keep_alive": "5m", "suffix": "", "raw": False}
+    response = await ask(await serve(), "/api/generate", {"images": [text(RED)], **ignored})
     assert response.headers[IGNORED.lower()] == "keep_alive"
     assert response.headers["content-type"] == "application/x-ndjson"
