@@ -8,6 +8,7 @@ once (the last one wins), but only one may write a folder.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -27,15 +28,8 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
     """Write a file atomically: readers see either the old content or the new.
 
     Missing parent folders are created; owner, permissions and extended attributes are kept and
-    symbolic links are followed.
-    Devices and pipes such as ``/dev/stdout`` are written to directly.
-
-    Args:
-        path: The file to write or replace.
-        data: The content; text is encoded as UTF-8 without changing line ends.
-
-    Raises:
-        OSError: The file cannot be written; the old file is unchanged.
+    symbolic links are followed. Devices and pipes such as ``/dev/stdout`` are written to directly.
+    Text is encoded as UTF-8 without changing line ends.
     """
     with atomic_open(path, "wb") as file:
         file.write(data.encode() if isinstance(data, str) else data)
@@ -45,14 +39,8 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
 def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """Open a file for writing that replaces the old one when the block ends.
 
-    After an error in the block, the old file is unchanged and the temporary is removed.
-
-    Args:
-        path: The file to write or replace; see `atomic_write`.
-        mode: ``w`` for UTF-8 text, ``wb`` for bytes.
-
-    Raises:
-        OSError: The file cannot be written.
+    See `atomic_write`; text is encoded as UTF-8. After an error in the block, such as an OSError,
+    the old file is unchanged and the temporary is removed.
     """
     text: Any = {} if mode == "wb" else {"encoding": "utf-8", "errors": "backslashreplace"}
     with named_after(path):
@@ -84,17 +72,8 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
 def atomic_folder(path: str | Path) -> Iterator[Path]:
     """Create a folder that replaces the old one when the block ends; see the module docstring.
 
-    Missing parent folders are created. After an error in the block, the old folder is unchanged
-    and the temporary is removed.
-
-    Args:
-        path: The folder to create or replace, with everything in it.
-
-    Yields:
-        An empty temporary folder to write to.
-
-    Raises:
-        OSError: The folder cannot be written.
+    Yields an empty temporary folder to write to. Missing parent folders are created. After an error
+    in the block, such as an OSError, the old folder is unchanged and the temporary is removed.
     """
     with named_after(path):
         target = Path(path).resolve()
@@ -122,23 +101,13 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
 
 def read_input(path: str | Path, kind: str) -> bytes:
-    """Read a file that the user named.
-
-    Args:
-        path: The file.
-        kind: What it should be, for messages: ``a JSON file``.
-
-    Raises:
-        DataError: The file is missing or cannot be read.
-    """
+    """Read a file that the user named, ``a JSON file``; DataError: it cannot be read."""
     try:
         return Path(path).read_bytes()
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; give {kind}") from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path} is a folder; give {kind}") from error
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        usual = {errno.ENOENT: "does not exist", errno.EISDIR: "is a folder"}
+        problem = usual.get(error.errno or 0, f"cannot be read ({error.strerror})")
+        raise DataError(f"{path} {problem}; give {kind}") from error
 
 
 def free_space(folder: Path) -> int:
@@ -149,11 +118,7 @@ def free_space(folder: Path) -> int:
 
 @contextmanager
 def write_lock(path: str | Path) -> Iterator[None]:
-    """Hold the exclusive lock of an existing file or folder until the block or the process ends.
-
-    Raises:
-        DataError: Another process holds the lock.
-    """
+    """Hold the lock of a file or folder during the block; DataError: another process has it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,10 +31,8 @@ def keep_freed_memory(*, threads: bool = False) -> None:
 
     The system zeroes each new page, which can take as long as the matrix products. The setting
     affects the whole process, so programs call this and libraries should not. It has no effect with
-    another C library or if the user has set any ``MALLOC_...`` variable.
-
-    Args:
-        threads: The model runs in a thread; a heap per thread would ignore the setting.
+    another C library or if the user has set any ``MALLOC_...`` variable. ``threads``: if the model
+    runs in a thread; a heap per thread would ignore the setting.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
@@ -216,11 +214,9 @@ def is_installed(module: str) -> bool:
 
 
 def require_extra(extra: str, needed_by: str | None = None) -> None:
-    """Raise ConfigError if modules of an extra are missing.
+    """Raise ConfigError if modules of an extra are missing, which a command of its name needs.
 
-    Args:
-        extra: Its name, or that of a command, which may not have one.
-        needed_by: What needs it, for the message; None: the command of that name.
+    Or another thing, which the message names; not every command has an extra.
     """
     absent = [name for name in EXTRAS.get(extra, ()) if not is_installed(name)]
     if absent:

@@ -224,14 +224,9 @@ def _classes(path: str) -> dict[str, list[ast.stmt]]:
 
 
 def check_options(options: Any, section: str = "") -> None:
-    """Check every field of a dataclass against its declaration.
+    """Raise ConfigError if a field of a dataclass has the wrong type or is out of bounds.
 
-    Args:
-        options: The dataclass instance.
-        section: Its name in a config file, put before the fields' names in messages.
-
-    Raises:
-        ConfigError: A value has the wrong type or is out of bounds.
+    ``section`` is its name in a config file, put before the fields' names in messages.
     """
     kind: type = type(options)
     for field in option_fields(kind).values():

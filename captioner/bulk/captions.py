@@ -53,16 +53,10 @@ class Captions:
         batch_size: int = 32,
         **search: Any,
     ) -> None:
-        """Load the model; once per actor.
+        """Load the model (see ``captioner.load``), once per actor.
 
-        Args:
-            *folders: See ``captioner.load``, also for device and precision.
-            column: Column of the photos: bytes, paths or arrays.
-            names: Column of names for error messages; ignored if there is none.
-            device: See above.
-            precision: See above.
-            batch_size: Photos that are captioned together.
-            **search: Fields of ``SearchOptions`` to change.
+        ``column`` has the photos: bytes, paths or arrays; ``names``, which need not exist, their
+        names for error messages. ``search`` are fields of ``SearchOptions`` to change.
         """
         self.model = load(*folders, device=device, precision=precision)
         self.column, self.names = column, names
@@ -70,14 +64,7 @@ class Captions:
         self.model.options(**search)  # an error before the first batch
 
     def __call__(self, batch: dict[str, Any]) -> Any:
-        """Caption a batch.
-
-        Args:
-            batch: Columns as NumPy arrays, Ray's default.
-
-        Returns:
-            A ``pyarrow.Table``.
-        """
+        """A ``pyarrow.Table`` of a batch: columns as NumPy arrays, Ray's default."""
         import pyarrow as pa
 
         photos = list(batch[self.column])

@@ -34,20 +34,11 @@ def run_on_cluster(
     *,
     ordered: bool = False,
 ) -> Iterator[Found]:
-    """Process items on the connected cluster.
+    """Yield the results of a task for items, on the connected cluster.
 
-    Args:
-        task: Called on each item. Each process keeps its copy, with what the task has loaded. Its
-            CaptionerError or OSError ends the job.
-        items: What is processed.
-        workers: How many processes there are, and what each may use.
-        ordered: Yield the results in the order of the items, not as they are finished.
-
-    Yields:
-        The results.
-
-    Raises:
-        DataError: The task raised an error, or processes died too often.
+    Each process keeps its copy of the task, with what it has loaded. A CaptionerError or OSError of
+    the task ends the job, as a DataError, and so does a process that dies too often. ``ordered``
+    results are in the order of the items, not as they are finished.
     """
     import ray
     from ray import cloudpickle

@@ -67,13 +67,8 @@ def ray_blocks(
 ) -> Callable[[int], Blocks]:
     """What ``FeatureWriter.write`` takes: the blocks, computed on the connected cluster.
 
-    Args:
-        writer: Writes the blocks.
-        config: Of the training run; the workers use the precision of the writer's plan.
-        workers: How many there are, what each may use, and photos that each takes at a time,
-            rounded up to whole batches.
-        device: Device of each worker.
-        batch_size: Photos encoded together.
+    Workers use the precision of the writer's plan. The photos that each takes at a time are whole
+    batches.
     """
     plan, key = writer.plan, dict(writer.plan.fingerprint)
     training = replace(config.training, precision=cast(Precision, key["precision"]))

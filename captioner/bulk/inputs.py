@@ -74,14 +74,9 @@ def divide(
     image_column: str | None = None,
     key_column: str | None = None,
 ) -> list[Part]:
-    """Divide inputs into parts.
+    """Divide photos, Parquet and tar files, folders of these, and patterns; paths or URLs.
 
-    Args:
-        inputs: Photos, Parquet files, tar files, folders of these, and patterns; paths or URLs.
-        size: Photos or rows per part.
-        recursive: Search subfolders too.
-        image_column: Parquet column of image bytes, or paths or URLs; None: detected.
-        key_column: Of names of the photos in the output; None: their path, or file and row number.
+    ``size`` photos or rows are a part. For columns see ``CaptionRayOptions``.
 
     Raises:
         ConfigError: A Parquet file has no such column, or several could be meant.
@@ -213,13 +208,9 @@ Photo = tuple[str, Any]
 
 
 class RemoteFile:
-    """A photo as an open binary file: its bytes, or why there are none.
-
-    An error is raised when the file is read, so that it belongs to its photo alone.
-    """
+    """A photo as an open binary file: its bytes, or the text of an error, which ``read`` raises."""
 
     def __init__(self, name: str, data: bytes | str) -> None:
-        """Take the bytes, or the error's text."""
         self.name, self._data = name, data
 
     def read(self, size: int = -1) -> bytes:

@@ -51,7 +51,6 @@ class Output(NamedTuple):
         return f"part-{number:05d}.{self.format}"
 
     def _file_system(self) -> tuple[Any, str]:
-        """What reads and writes, and the folder's name there."""
         fs, folder = url_to_fs(self.url, use_listings_cache=False)
         return fs, str(folder)
 
@@ -105,16 +104,11 @@ def open_job(
 ) -> Iterator[None]:
     """Start a job, or continue an interrupted one.
 
-    Args:
-        output: Where the parts go.
-        parts: The inputs.
-        settings: All that the captions depend on besides the photos; by option name.
-        resume: Continue, if there is something to continue.
-        force: Remove what the folder holds of another job.
+    ``settings`` are all that the captions depend on besides the photos, by option.
 
     Raises:
-        ConfigError: The folder has a job and neither was given, or the job had other inputs or
-            settings.
+        ConfigError: The folder has a job, and neither ``resume`` nor ``force`` (to remove it) was
+            given, or the job had other inputs or settings.
         DataError: Another process works on it.
     """
     folder = output.local_folder()

@@ -38,15 +38,11 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         *more: type,
         shown: Sequence[str] = (),
     ) -> None:
-        """Add an option for each field.
+        """Add an option for each field of the command's ``options``.
 
-        Args:
-            command: Its name, such as ``prepare shards``.
-            usage: What follows the name in the first line of the help.
-            options: The command's options.
-            *more: Options of which only those given are returned: the model or the config file has
-                the others. Sections become ``--section.option``. Of two with one name, the first.
-            shown: Options of sections that the help shows without ``--help SECTION``.
+        And of ``more``, of which only those given are returned: the model or the config file has
+        the others. Sections become ``--section.option``; the help shows them with ``--help
+        SECTION``, except those in ``shown``. Of two options with one name, the first counts.
         """
         super().__init__(
             prog=f"captioner {command}",
@@ -69,11 +65,9 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         self.add_argument(*HELP, action="store_true", help="Show this help and exit.")
 
     def parse(self, argv: Sequence[str]) -> tuple[Options, dict[str, Any]]:
-        """Parse the arguments; print the help and exit if it is requested.
+        """The command's options, and the others that were given: by name, sections in dictionaries.
 
-        Returns:
-            The command's options, and what was given of the others: by name, in a dictionary of its
-            own for each section.
+        Prints the help and exits if it is requested.
         """
         end = argv.index("--") if "--" in argv else len(argv)
         head = [_dashed(argument) for argument in argv[:end]]
@@ -212,10 +206,7 @@ class Command(NamedTuple):
 
 
 def command(name: str, usage: str, *options: type, **settings: Any) -> Callable[[Any], Command]:
-    """Make a command of a function of what `Parser.parse` returns, and the arguments themselves.
-
-    Its own arguments are those of `Parser`.
-    """
+    """Make a command of a function of what `Parser.parse` returns, and the arguments themselves."""
     return lambda run: Command(lambda: Parser(name, usage, *options, **settings), run)
 
 

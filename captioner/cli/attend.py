@@ -209,8 +209,6 @@ def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Pat
         require_parent(Path(options.output))
     if options.skip_existing:
         refuse(options, ("force",), "and --skip-existing contradict each other; give one of them")
-        if len(jobs) > 1 and len(set(jobs.values())) == 1:
-            raise ConfigError("--skip-existing needs one file per photo; give -o a folder")
         new = {photo: path for photo, path in jobs.items() if not path.is_file()}
         if skipped := len(jobs) - len(new):
             warn(f"{skipped} of {len(jobs)} photos already have a picture; skipped")

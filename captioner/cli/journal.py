@@ -100,18 +100,12 @@ def stamp(path: Path) -> Stamp:
 def open_journal(
     target: Path, photos: Sequence[Path], settings: Entry, *, resume: bool, force: bool
 ) -> Iterator[Journal]:
-    """Start a journal, or continue that of an earlier run.
+    """Start a journal of the photos of an output file, or continue that of an earlier run.
 
-    It is removed when the block ends, unless ``resume`` was given; and after an exception, if no
-    photo is finished.
-
-    Args:
-        target: The output file.
-        photos: Those of the output file, in its order.
-        settings: What captions depend on, by option; a resumed run must have the same.
-        resume: Keep finished photos; ConfigError if the settings differ.
-        force: Start over if they do, and overwrite a file that is not from the earlier run; with
-            neither, ConfigError if there are finished photos.
+    ``resume`` keeps finished photos; it is a ConfigError if the settings, by option, differ.
+    ``force`` starts over if they do, and overwrites a file that is not from the earlier run; with
+    neither, finished photos are a ConfigError. The journal is removed when the block ends, unless
+    ``resume`` was given, and after an exception if no photo is finished.
     """
     path, settings = journal_path(target), json.loads(json.dumps(settings))
     before, batches = read_journal(path)

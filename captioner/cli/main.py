@@ -53,14 +53,7 @@ GRACE = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: Arguments without the program's name; None: the command line's.
-
-    Returns:
-        The exit code.
-    """
+    """Run one command, by default that of the command line; return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names that the terminal cannot show

@@ -32,12 +32,7 @@ _PLAIN = (
 
 
 def check_engine(options: RayOptions) -> bool:
-    """Whether the engine is ray; check the options that only it has.
-
-    Raises:
-        ConfigError: They were given to the other engine, contradict each other, or Ray is not
-            installed.
-    """
+    """Whether the engine is ray; check that it is installed, or that its options are not given."""
     if options.engine == "plain":
         why = "is for --engine ray; add it, or leave this option out"
         refuse(options, option_fields(CaptionRayOptions), why)

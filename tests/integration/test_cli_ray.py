@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections import Counter
@@ -156,53 +154,24 @@ def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, worker
 
 
 @pytest.mark.usefixtures("workers_here")
-def test_parquet_tars_and_lists(photos, tiny, caption, tmp_path) -> None:
+def test_tables_and_lists(photos, tiny, caption, tmp_path) -> None:
     names = [photos / f"{number}.png" for number in range(PHOTOS)]
     expected = [row["captions"] for row in plain_rows(tiny.model, photos)]
     rows = [{"id": f"photo {n}", "image": name.read_bytes()} for n, name in enumerate(names)]
-    data = tmp_path / "data"
-    data.mkdir()
-    pq.write_table(pa.Table.from_pylist(rows), data / "a.parquet", row_group_size=5)
-    write_tar(data / "b.tar", names)
-    cut = (data / "b.tar").read_bytes()
-    (data / "c.tar").write_bytes(cut[: len(cut) // 3])
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=5)
     (tmp_path / "list.txt").write_text("".join(f"{name}\n" for name in [*names, "missing.png"]))
-    out = tmp_path / "out"
 
     code, _, err = caption(
-        data, "--from-file", tmp_path / "list.txt", "-o", out,
+        tmp_path / "a.parquet", "--from-file", tmp_path / "list.txt", "-o", tmp_path / "out",
         "--part-photos", "10", "--key-column", "id",
     )  # fmt: skip
 
     assert code == FAILED, err
-    found = [read_rows_of(part) for part in sorted(out.glob("part-*"))]
-    assert [len(part) for part in found[:4]] == [10, 10, 3, 23]
-    parquet, tar, torn, listed = found[0] + found[1] + found[2], found[3], found[4], found[5:]
-    assert [row["image"] for row in parquet] == [f"photo {number}" for number in range(PHOTOS)]
-    assert [row["image"] for row in tar] == [f"{data}/b.tar/{n:06}.png" for n in range(PHOTOS)]
-    all_listed = [row for part in listed for row in part]
-    for part in (parquet, tar, all_listed):
-        assert [row["captions"] for row in part if "captions" in row] == expected
-    assert [row["image"] for row in all_listed] == [*map(str, names), "missing.png"]
-    assert "no such file" in all_listed[-1]["error"]
-    assert "the tar file is damaged here" in torn[-1]["error"]
-    whole = [row.get("captions") for row in tar]
-    assert len(torn) > 4
-    assert [row.get("captions") for row in torn[:-1]] == whole[: len(torn) - 1]
-
-
-def read_rows_of(part: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in part.read_text().splitlines()]
-
-
-def write_tar(path: Path, photos: list[Path]) -> None:
-    """As WebDataset writes them: a photo and its JSON under one key."""
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for number, photo in enumerate(photos):
-            for suffix, content in (("png", photo.read_bytes()), ("json", b"{}")):
-                info = tarfile.TarInfo(f"{number:06}.{suffix}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+    found = read_rows(tmp_path / "out")
+    keys = [f"photo {number}" for number in range(PHOTOS)]
+    assert [row["image"] for row in found] == [*keys, *map(str, names), "missing.png"]
+    assert [row["captions"] for row in found if "captions" in row] == [*expected, *expected]
+    assert "no such file" in found[-1]["error"]
 
 
 # --- object storage ---

@@ -27,8 +27,6 @@ HEAVY = ("torch", "torchvision", "timm", "matplotlib", "accelerate", "pycocoeval
         "import captioner.cli.main",
         "import captioner.serving.client",
         "import captioner.drawing.figure, captioner.data.images",
-        "from captioner.cli.main import main; main(['--help'])",
-        "from captioner.cli.main import main; main(['train', '--help'])",
     ],
 )
 def test_no_heavy_library_is_imported(code) -> None:

@@ -100,28 +100,35 @@ def test_tables_fetch_nothing_that_was_not_asked_for(tmp_path) -> None:
     assert good == ("photos/x.jpg", "photos/x.jpg")
 
 
-def test_samples_of_tars(tmp_path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for name in ("x/1.json", "x/1.jpg", "x/1.seg.png", "2.jpg", "2.txt", "notes", "3.cls"):
+def write_tar(folder: Path, *members: str) -> None:
+    """A tar of three bytes under each name, or of links."""
+    with tarfile.open(folder / "a.tar", "w") as tar:
+        for name in members:
             info = tarfile.TarInfo(name)
             info.size = 3
+            if name.startswith("link"):
+                info.type, info.linkname, info.size = tarfile.SYMTYPE, "1.jpg", 0
             tar.addfile(info, io.BytesIO(b"abc"))
+
+
+def test_samples_of_tars(tmp_path) -> None:
+    write_tar(tmp_path, "x/1.json", "x/1.jpg", "x/1.seg.png", "2.jpg", "2.txt", "notes", "3.cls")
 
     [part] = divide([str(tmp_path)], size=1)
 
     assert part.photos is None
     assert names([part]) == [[f"{tmp_path}/a.tar/x/1.jpg", f"{tmp_path}/a.tar/2.jpg"]]
+    content = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "a.tar").write_bytes(content[: 7 * 512 + 1])
+    [(first, _), (torn, photo)] = read_part(part)
+    assert (first, torn) == (f"{tmp_path}/a.tar/x/1.jpg", f"{tmp_path}/a.tar")
+    with pytest.raises(OSError, match="the tar file is damaged here"):
+        photo.read()
 
 
 @pytest.mark.parametrize("damaged", [1, 2, 3])
 def test_a_link_or_a_damaged_member_of_a_tar_costs_no_other(tmp_path, damaged: int) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for name in ("link.jpg", "1.jpg", "2.jpg", "3.jpg"):
-            info = tarfile.TarInfo(name)
-            if name == "link.jpg":
-                info.type, info.linkname = tarfile.SYMTYPE, "1.jpg"
-            info.size = 0 if info.issym() else 3
-            tar.addfile(info, io.BytesIO(b"abc"))
+    write_tar(tmp_path, "link.jpg", "1.jpg", "2.jpg", "3.jpg")
     [part] = divide([str(tmp_path)], size=1)
     assert names([part]) == [[f"{tmp_path}/a.tar/{n}.jpg" for n in (1, 2, 3)]]
     content = bytearray((tmp_path / "a.tar").read_bytes())
