@@ -112,12 +112,12 @@ def overlay(
                 f"{wanted.alternatives}; use model.caption(photo, "
                 f"alternatives={wanted.alternatives})"
             )
-    keywords = [caption.of_keywords() for caption in given if caption.keywords and ax is None]
-    names = [*(labels or [""] * len(given)), *["keywords"] * len(keywords)]
-    masks = [*(outlines or [{}] * len(given)), *[{}] * len(keywords)]
-    given = [*given, *keywords]
+    plain: list[Masks] = [{}] * len(given)
+    entries = [*zip(given, labels or [""] * len(given), outlines or plain, strict=True)]
+    if ax is None:
+        entries += [(one.of_keywords(), "keywords", {}) for one in given if one.keywords]
     for query in wanted.only:
-        if not any(find_all(caption, [query]) for caption in given):
+        if not any(find_all(caption, [query]) for caption, _, _ in entries):
             find(given[0].words, query, given[0].pieces)  # raises
     resized = fit_photo(open_image(photo), wanted.panel_size, MIN_PANEL)
     if ax is not None:
@@ -131,10 +131,7 @@ def overlay(
     from captioner.drawing.canvas import matplotlib_settings  # imports matplotlib
     from captioner.drawing.sheet import Block, Sheet, choose_layout, panels_of
 
-    blocks = [
-        Block(caption, label, panels_of(caption, drawn, wanted))
-        for caption, label, drawn in zip(given, names, masks, strict=True)
-    ]
+    blocks = [Block(one, label, panels_of(one, masks, wanted)) for one, label, masks in entries]
     layout = choose_layout(resized.size, blocks, wanted.columns, wanted.width)
     check_size("figure", layout.width, layout.min_height, _MAX_SIDE, _MAX_PIXELS)
     with matplotlib_settings():

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from picture_helpers import make_caption, noisy
 from PIL import Image
 
-from captioner.caption import DOUBTFUL, Alternative, Caption
+from captioner.caption import DOUBTFUL, Caption
 from captioner.drawing.document import embedded
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
 from captioner.drawing.notebook import shown_photo, with_photo
@@ -30,21 +31,12 @@ from captioner.errors import ConfigError
 EVIL = '</script><script>bad()</script><img src=x onerror="bad()">\u2028&amp;'
 
 
-def make(words: tuple[str, ...] = ("a", "dog"), grid: tuple[int, int] = (2, 3)) -> Caption:
-    count = len(words)
-    alphas = np.random.default_rng(0).dirichlet(np.ones(grid[0] * grid[1]), count)
-    return Caption(
-        words=words,
-        log_probs=np.full(count, -0.5, dtype=np.float32),
-        alphas=alphas.reshape(count, *grid).astype(np.float32),
-        gates=np.full(count, 0.25, dtype=np.float32),
-        log_prob=-1.5,
-        alternatives=((Alternative("a", -0.5), Alternative("the", -2.0)),) * count,
-    )
+def make(words: tuple[str, ...] = ("a", "dog")) -> Caption:
+    return make_caption([*words], (2, 3), alternatives=2)
 
 
 def photo(size: tuple[int, int] = (60, 40)) -> Image.Image:
-    return Image.linear_gradient("L").resize(size).convert("RGB")
+    return noisy(size)
 
 
 class Elements(HTMLParser):
@@ -171,11 +163,7 @@ def test_an_undecodable_name_is_shown_with_a_question_mark(tmp_path: Path) -> No
 
 
 def test_a_caption_without_words_has_a_page() -> None:
-    empty = Caption(
-        (), np.zeros(0, np.float32), np.zeros((0, 2, 3), np.float32), np.zeros(0, np.float32), -1.0
-    )
-
-    assert "no words" in page(photo(), empty).html
+    assert "no words" in page(photo(), make(())).html
 
 
 def test_a_photo_caption_encodes_its_photo_only_when_shown(monkeypatch: pytest.MonkeyPatch) -> None:
