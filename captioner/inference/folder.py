@@ -180,8 +180,7 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
 
 def _download(model: hub.HubModel, options: dict[str, Any]) -> Path:
     """The folder of a model of the hub; another kind of model is refused before its weights."""
-    first = hub.fetch(model, [CONFIG], **options)
-    hub.read_captioner_config(model, first)
+    first = hub.fetch_config(model, **options)
     # That commit, even if the branch moves on meanwhile.
     return hub.fetch(model, MODEL_FILES, commit=first.name, **options)
 

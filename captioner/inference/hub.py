@@ -91,16 +91,16 @@ def fetch(
     return Path(folder)
 
 
-def read_captioner_config(model: HubModel, folder: Path) -> dict[str, Any]:
-    """The config in the folder that ``fetch`` returns; ModelError: it is another kind of model."""
+def fetch_config(model: HubModel, **options: Any) -> Path:
+    """Download the config alone; ModelError: it is of another kind of model."""
+    folder = fetch(model, [CONFIG], **options)
     try:
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        int(config["format_version"])
+        int(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["format_version"])
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise ModelError(
             f"{model} is not a captioner model: no {CONFIG} with a format_version"
         ) from error
-    return config
+    return folder
 
 
 def push(
@@ -135,21 +135,20 @@ def push(
     from huggingface_hub.errors import RepositoryNotFoundError
 
     api = HfApi(token=token, library_name="captioner", library_version=__version__)
-    with _errors(target), suppress(RepositoryNotFoundError):
-        held = api.model_info(target.repo)
-        if private and not held.private:
-            raise ConfigError(
-                f"hf:{target.repo} exists and is public; change its visibility on the hub, give "
-                "another name, or leave private out"
-            )
-        if CONFIG in [sibling.rfilename for sibling in held.siblings or ()]:
-            main = HubModel(target.repo)
-            read_captioner_config(main, fetch(main, [CONFIG], token=token))
     operations = [
         CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
         for name, content in files.items()
     ]
     with _errors(target):
+        with suppress(RepositoryNotFoundError):
+            held = api.model_info(target.repo)
+            if private and not held.private:
+                raise ConfigError(
+                    f"hf:{target.repo} exists and is public; change its visibility on the hub, "
+                    "give another name, or leave private out"
+                )
+            if CONFIG in [sibling.rfilename for sibling in held.siblings or ()]:
+                fetch_config(HubModel(target.repo), token=token)
         api.create_repo(target.repo, private=private, exist_ok=True)
         if target.revision and not create_pr:
             api.create_branch(target.repo, branch=target.revision, exist_ok=True)
