@@ -37,12 +37,12 @@ def escaped(text: str) -> str:
     return html.escape(_printable(text), quote=True)
 
 
-def embedded(data: Any, element_id: str) -> str:
-    """Embed data as JSON for scripts, escaped so that no text in it can close the element."""
+def embedded(data: Any) -> str:
+    """Embed data as JSON for the scripts, escaped so that no text in it can close the element."""
     text = _printable(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return f'<script type="application/json" id="{escaped(element_id)}">{text}</script>'
+    return f'<script type="application/json" id="captioner-data">{text}</script>'
 
 
 def _printable(text: str) -> str:
@@ -50,9 +50,9 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def data_uri(image: Image.Image, kind: str = "JPEG", **options: Any) -> str:
-    """Encode a picture as a data URI, in one of Pillow's formats with its options."""
-    return base64_uri(kind.lower(), encoded(image, kind, **{"quality": _QUALITY} | options))
+def data_uri(image: Image.Image) -> str:
+    """Encode a picture as a data URI."""
+    return base64_uri("jpeg", encoded(image, "JPEG", quality=_QUALITY))
 
 
 def base64_uri(kind: str, data: bytes) -> str:

@@ -31,12 +31,10 @@ class PhotoCaption(Caption):
         return page(self.photo, self, panel_size=_SIDE)._repr_html_()
 
 
-def shown_photo(image: Image.Image, source: Photo | None = None) -> Image.Image | Path:
+def shown_photo(image: Image.Image, source: Photo) -> Image.Image | Path:
     """What a caption keeps of its photo, to read and encode it only when it is shown.
 
-    Args:
-        image: The photo, opened.
-        source: What it was opened from; a path is kept in place of the pixels.
+    ``source`` is what the image was opened from; a path is kept in place of the pixels.
     """
     if isinstance(source, (str, os.PathLike)):
         return Path(source).absolute()

@@ -114,12 +114,12 @@ def _page(entries: Iterable[Entry], options: PageOptions) -> Page:
         raise ConfigError("a page needs at least one photo")
     heading = options.title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
     only_attention = all(c.get("method") is None for entry in data for c in entry["captions"])
-    look = viewer_look(options.colormap, options.scale, smooth=options.smooth)
+    look = viewer_look(options)
     parts = {
         "kind": "single" if len(items) == 1 else "many",
         "title": escaped(heading or "captioner"),
         "items": "\n".join(items),
-        "data": embedded({"entries": data, "look": look}, "captioner-data"),
+        "data": embedded({"entries": data, "look": look}),
         "footer": FOOTERS[0 if only_attention else 1],
     }
     template = _template(options.theme)
@@ -146,17 +146,15 @@ def _template(theme: ThemeName) -> str:
     return with_policy(document("@@title@@", body, [*VIEWER, *files], theme=theme))
 
 
-def viewer_look(
-    colormap: str = "photo", scale: str = "word", *, smooth: bool = True
-) -> dict[str, Any]:
+def viewer_look(options: PageOptions) -> dict[str, Any]:
     """Settings with which the viewer draws heatmaps as ``heatmap`` does."""
     return {
-        "palette": palette(colormap),
+        "palette": palette(options.colormap),
         "heatmap": HEATMAP_STYLE._asdict(),
         "closed_gate": CLOSED_GATE,
         "doubtful_below": DOUBTFUL,
-        "scale": scale,
-        "smooth": smooth,
+        "scale": options.scale,
+        "smooth": options.smooth,
     }
 
 

@@ -28,7 +28,7 @@ def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
     """The page of a table: its file name, and its rows, of which those with a text have a file."""
     names = {row["image"] for row in rows if row["alt"]}
     pictures = {name: data_uri(fit_photo(open_image(site / name), 320)) for name in names}
-    data = embedded({"rows": rows, "pictures": pictures}, "captioner-data")
+    data = embedded({"rows": rows, "pictures": pictures})
     body = _BODY.format(title=escaped(str(site)), file=escaped(file), data=data)
     files = [*VIEWER, *(WEB / name for name in ("page.css", "review.css", "review.js"))]
     return with_policy(document(f"Review: {site}", body, files))

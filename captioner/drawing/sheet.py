@@ -289,7 +289,7 @@ class Sheet(Canvas):
         if len(positions) == 1 and positions[0] in caption.doubtful:
             self.text(before, word_line, "?", bold=True, align="right")
             before -= style.text_width("?", small, bold=True) + layout.em(0.4)
-        word, size = style.fit(panel.title, layout.em(1.2), before - x, bold=True)
+        word, size = style.fit(panel.title, layout.em(1.2), before - x)
         self.text(x, word_line, word, size, theme.muted if panel.unused else None, bold=True)
         if caption.method != "keywords":
             gate = float(caption.gates[positions].mean(dtype=np.float64))

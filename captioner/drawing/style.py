@@ -94,16 +94,12 @@ def wrap(texts: Sequence[str], size: float, width: float) -> list[str]:
     return lines
 
 
-def fit(word: str, size: float, width: float, *, bold: bool = False) -> tuple[str, float]:
-    """Shrink a word to a width, down to 0.7 of its size, then truncate it.
-
-    Returns:
-        The word and its size.
-    """
+def fit(word: str, size: float, width: float) -> tuple[str, float]:
+    """Shrink a bold word to a width, down to 0.7 of its size, then truncate it; and its size."""
     word = printable(word)
-    wanted = text_width(word, size, bold)
+    wanted = text_width(word, size, bold=True)
     size = max(0.7 * size, min(size, size * width / max(wanted, 1.0)))
-    return truncate(word, size, width, bold=bold), size
+    return truncate(word, size, width, bold=True), size
 
 
 def truncate(word: str, size: float, width: float, *, bold: bool = False) -> str:

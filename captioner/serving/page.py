@@ -9,6 +9,7 @@ from typing import Any
 
 from captioner.drawing import document as documents
 from captioner.drawing.document import asset, document, embedded, escaped
+from captioner.drawing.options import PageOptions
 from captioner.drawing.pages import FOOTERS, VIEWER, gallery_template, viewer_look
 from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
@@ -78,7 +79,7 @@ def caption_page(
     options, vocabulary = model.search, model.vocabulary
     settings = {
         **data,
-        "look": viewer_look(),
+        "look": viewer_look(PageOptions()),
         "maxPhotos": MAX_PHOTOS,
         "methods": {name: METHOD_TITLES[name] for name in methods},
         "template": gallery_template(),
@@ -105,7 +106,7 @@ def caption_page(
         "styles": choice if len(vocabulary.styles) > 1 else "",
         "neutral": neutral if vocabulary.subwords is None else "",
         "hidden": "" if own_words else " hidden",
-        "data": embedded(settings, "captioner-data"),
+        "data": embedded(settings),
     }.items():
         body = body.replace(f"@@{name}@@", value)
     base = ("page.css", "kinds.js", "pictures.js", "jobs.js")

@@ -413,7 +413,7 @@ def test_a_photo_is_found_and_opened_in_the_gallery(visit) -> None:
 
 
 def test_a_caption_is_shown_in_a_notebook(visit, tmp_path) -> None:
-    caption = with_photo([make()], shown_photo(photo()))[0]
+    caption = with_photo([make()], shown_photo(photo(), b""))[0]
     notebook = tmp_path / "notebook.html"
     notebook.write_text(f"<!doctype html><title>n</title>{caption._repr_html_()}", "utf-8")
     tab = visit(notebook.as_uri())

@@ -136,10 +136,10 @@ def test_only_the_pages_own_scripts_may_run() -> None:
 
 @pytest.mark.parametrize("text", [EVIL, "<!--", "]]>", "\u2029", "naïve 狗 🐕"])
 def test_embedded_data_round_trip_and_cannot_close_the_element(text: str) -> None:
-    made = embedded({"a": [text]}, "it")
+    made = embedded({"a": [text]})
 
-    assert Elements(made).tags == [("script", {"type": "application/json", "id": "it"})]
-    inside = made.removeprefix('<script type="application/json" id="it">')
+    assert Elements(made).tags == [("script", {"type": "application/json", "id": "captioner-data"})]
+    inside = made.removeprefix('<script type="application/json" id="captioner-data">')
     inside = inside.removesuffix("</script>")
     assert json.loads(inside) == {"a": [text]}
     assert not set("<>&\u2028\u2029") & set(inside)
@@ -170,7 +170,7 @@ def test_a_photo_caption_encodes_its_photo_only_when_shown(monkeypatch: pytest.M
     plain = make()
     with monkeypatch.context() as patch:
         patch.setattr(Image.Image, "save", None)
-        caption = with_photo([plain], shown_photo(photo((1600, 400))))[0]
+        caption = with_photo([plain], shown_photo(photo((1600, 400)), b""))[0]
 
     assert caption.as_dict(attention=True) == plain.as_dict(attention=True)
     assert isinstance(caption.photo, Image.Image)
