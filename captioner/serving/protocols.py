@@ -5,7 +5,8 @@ sampling options, ... The latter is ignored, and the header ``X-Captioner-Ignore
 and output formats are refused, since the response would not be what the program expects; URLs of
 other servers too, since nothing is fetched from anywhere.
 
-Captions are those of ``/v1/captions`` without options; several photos get a line each. The model is
+Captions are those of ``/v1/captions`` without options, PhotoPrism's labels its keywords; several
+photos get a line each. The model is
 ``captioner`` or has the name of its folder, and a tag selects a style: ``captioner:flickr8k``. A
 stream has the whole caption in one part, as the search finds the best one only at its end.
 
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from captioner.caption import Caption
+from captioner.caption import Caption, Keyword
 from captioner.errors import either
 from captioner.serving import schema
 from captioner.serving.api_docs import EXAMPLE_PHOTO
@@ -41,7 +42,11 @@ from captioner.version import __version__
 IGNORED = "X-Captioner-Ignored"  # header of responses: names of what was ignored
 NAME = "captioner"  # of any model
 SSE = "text/event-stream"
-SHOW, OPENAI, PHOTOPRISM = "/api/show", "/v1/chat/completions", "/api/v1/vision/caption"
+GENERATE, CHAT, SHOW = "/api/generate", "/api/chat", "/api/show"
+OPENAI, MODELS = "/v1/chat/completions", "/v1/models"
+PHOTOPRISM = "/api/v1/vision/"
+CAPTION, LABELS = PHOTOPRISM + "caption", PHOTOPRISM + "labels"
+MOST_LABELS = 10
 MAX_PARTS = 1000  # messages of a chat, and parts of a message, that are searched for photos
 
 # Fields that change what a response is, and their values that do not.
@@ -53,7 +58,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "schema": (),
     "n": (1,),
 }
-_READ = {"model", "version", "stream", "images", "url", "messages", "id", *_UNSUPPORTED}
+_READ = {"model", "name", "version", "stream", "images", "url", "messages", "id", *_UNSUPPORTED}
 _PLAIN = re.compile(r"[A-Za-z0-9_]{1,40}")  # names that may be in a header
 _CODES = {"model": "model_not_found", "key": "invalid_api_key", "rate": "rate_limit_exceeded"}
 
@@ -73,6 +78,8 @@ class CaptionRequest(NamedTuple):
     """In base64 or as data: URLs, which are not checked."""
     ignored: list[str]
     """Names of the fields and parts that are ignored."""
+    empty: bool
+    """Whether there is neither a photo nor a prompt: Ollama's programs load a model so."""
 
 
 def read_request(data: dict[str, Any], streams: bool) -> CaptionRequest:
@@ -87,11 +94,13 @@ def read_request(data: dict[str, Any], streams: bool) -> CaptionRequest:
     except (AttributeError, TypeError, LookupError) as error:
         message = "images or messages are malformed; see the examples at /docs"
         raise RequestError(400, "fields", message) from error
-    model, version, own_id = (str(data.get(name, "")) for name in ("model", "version", "id"))
+    model = str(data.get("model") or data.get("name", ""))
+    version, own_id = (str(data.get(name, "")) for name in ("version", "id"))
     names = [*kinds, *(name for name, value in data.items() if value and name not in _READ)]
     ignored = [*islice(filter(_PLAIN.fullmatch, dict.fromkeys(names)), 30)]
     stream = bool(data.get("stream", streams))
-    return CaptionRequest(model or NAME, version, own_id, stream, photos, ignored)
+    empty = not any(data.get(name) for name in ("prompt", "messages", "images"))
+    return CaptionRequest(model or NAME, version, own_id, stream, photos, ignored, empty)
 
 
 def _photos_of(data: dict[str, Any]) -> tuple[list[Any], list[str]]:
@@ -137,6 +146,8 @@ class Found(NamedTuple):
     text: str = ""
     words: int = 0
     confidence: float | None = None
+    keywords: tuple[Keyword, ...] = ()
+    """Of the first photo."""
     seconds: float = 0
 
 
@@ -147,7 +158,8 @@ Parts = list[dict[str, Any]]
 def _ollama(field: Callable[[str], dict[str, Any]], body: CaptionRequest, found: Found) -> Parts:
     nanoseconds = round(found.seconds * 1e9)
     counts = {"eval_count": found.words, "eval_duration": nanoseconds}
-    end = {"done": True, "done_reason": "stop", "total_duration": nanoseconds, **counts}
+    reason = "stop" if found.id else "load"
+    end = {"done": True, "done_reason": reason, "total_duration": nanoseconds, **counts}
     head = {"model": body.model, "created_at": datetime.now(timezone.utc).isoformat()}
     if not body.stream:
         return [head | field(found.text) | end]
@@ -174,9 +186,22 @@ def _photoprism(body: CaptionRequest, found: Found) -> Parts:
     caption: dict[str, Any] = {"text": found.text}
     if found.confidence is not None:
         caption["confidence"] = round(found.confidence, 4)
-    model = {"type": "caption", "name": body.model, "version": body.version or "latest"}
+    return _vision(body, found, "caption", caption)
+
+
+def _labels(body: CaptionRequest, found: Found) -> Parts:
+    labels = [
+        {"name": one.word, "source": "image", "confidence": p, "topicality": p}
+        for one in found.keywords
+        for p in [round(one.probability, 4)]
+    ]
+    return _vision(body, found, "labels", labels)
+
+
+def _vision(body: CaptionRequest, found: Found, kind: str, result: Any) -> Parts:
+    model = {"type": kind, "name": body.model, "version": body.version or "latest"}
     head = {"id": body.id or found.id, "code": 200, "model": model}
-    return [{**head, "result": {"caption": caption}}]
+    return [{**head, "result": {kind: result}}]
 
 
 def _shown(_: CaptionRequest, __: Found) -> Parts:
@@ -210,21 +235,22 @@ _IMAGES: dict[str, Any] = {"images": [EXAMPLE_PHOTO]}
 _URL = f"data:image/png;base64,{EXAMPLE_PHOTO}"
 _PARTS = [{"type": "image_url", "image_url": {"url": _URL}}]
 PROTOCOLS = {
-    "/api/generate": Protocol("Caption photos for Ollama's clients", _IMAGES, _GENERATE, NDJSON),
-    "/api/chat": Protocol("The same in a chat", {"messages": [_IMAGES]}, _CHAT, NDJSON),
+    GENERATE: Protocol("Caption photos for Ollama's clients", _IMAGES, _GENERATE, NDJSON),
+    CHAT: Protocol("The same in a chat", {"messages": [_IMAGES]}, _CHAT, NDJSON),
     SHOW: Protocol("Describe the model for Ollama's clients", {"model": NAME}, _shown),
     OPENAI: Protocol(
         "Caption photos for OpenAI's clients", {"messages": [{"content": _PARTS}]}, _openai, SSE
     ),
-    PHOTOPRISM: Protocol("Caption a photo for PhotoPrism", {"images": [_URL]}, _photoprism),
+    CAPTION: Protocol("Caption a photo for PhotoPrism", {"images": [_URL]}, _photoprism),
+    LABELS: Protocol("Label a photo for PhotoPrism", {"images": [_URL]}, _labels),
 }
 
 
 def error_body(path: str, error: RequestError) -> dict[str, Any]:
     """An error as the clients of a path expect it."""
-    if path == PHOTOPRISM:
+    if path.startswith(PHOTOPRISM):
         return {"code": error.status, "error": str(error)}
-    if path in (OPENAI, "/v1/models"):
+    if path.startswith((OPENAI, MODELS)):
         kind = "invalid_request_error" if error.status < 500 else "server_error"
         code = _CODES.get(error.reason, error.reason)
         return {"error": {"message": str(error), "type": kind, "param": None, "code": code}}
@@ -242,9 +268,32 @@ def _lists(names: list[str], digest: str) -> dict[str, dict[str, Any]]:
     tags = [name if ":" in name else f"{name}:latest" for name in names]
     return {
         "/api/tags": {"models": [{"name": tag, "model": tag, **ollama} for tag in tags]},
-        "/v1/models": {"object": "list", "data": [{"id": name, **openai} for name in names]},
+        MODELS: {"object": "list", "data": [{"id": name, **openai} for name in names]},
         "/api/version": {"version": __version__},
     }
+
+
+async def _caption(service: Service, request: Request, photos: list[Any], wanted: Any) -> Found:
+    client, limits, start = client_of(request), service.options, time.monotonic()
+    _check_photos(photos, min(limits.max_batch, limits.rate_limit or limits.max_batch))
+    captions: list[Caption] = []
+
+    async def caption_all() -> None:
+        for number, photo in enumerate(photos):
+            if number and (error := request.state.count_photo()):
+                raise error
+            upload = await asyncio.to_thread(from_base64, photo, limits.max_bytes)
+            if upload.error:
+                raise upload.error
+            decoded = await service.decode(client, upload)
+            captions.append((await service.caption_photo(client, decoded, wanted))[0])
+
+    await service.captioned(caption_all(), request, len(photos))
+    text = "\n".join(one.text for one in captions)
+    words = sum(len(one.words) for one in captions)
+    confidence = captions[0].confidence if len(captions) == 1 else None
+    seconds, keywords = time.monotonic() - start, captions[0].keywords or ()
+    return Found(request.state.request_id, text, words, confidence, keywords, seconds)
 
 
 def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name: str) -> None:
@@ -254,37 +303,17 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
     names = [*dict.fromkeys((NAME, *(f"{NAME}:{style}" for style in styles[1:]), folder))]
     query = schema.query_model(service.options, "protocols", schema.WordOptions)
 
+    def unknown(name: str) -> RequestError:
+        message = f"model {shortened(repr(name))} not found; give {either(names)}"
+        return RequestError(404, "model", message)
+
     def style_of(body: CaptionRequest) -> str | None:
         """The style of a request; None: the default."""
         name, _, tag = body.model.partition(":")
         tag = tag or body.version or "latest"
         if name not in (NAME, folder) or tag not in ("latest", *styles):
-            given = shortened(repr(name if tag == "latest" else f"{name}:{tag}"))
-            raise RequestError(404, "model", f"model {given} not found; give {either(names)}")
+            raise unknown(name if tag == "latest" else f"{name}:{tag}")
         return tag if tag in styles else None
-
-    async def caption(request: Request, body: CaptionRequest) -> Found:
-        client, limits, start = client_of(request), service.options, time.monotonic()
-        options = query.model_validate({"style": style_of(body)})
-        wanted = schema.read_request(service.model, options, limits.max_cost)
-        _check_photos(body.photos, min(limits.max_batch, limits.rate_limit or limits.max_batch))
-        captions: list[Caption] = []
-
-        async def caption_all() -> None:
-            for number, photo in enumerate(body.photos):
-                if number and (error := request.state.count_photo()):
-                    raise error
-                upload = await asyncio.to_thread(from_base64, photo, limits.max_bytes)
-                if upload.error:
-                    raise upload.error
-                decoded = await service.decode(client, upload)
-                captions.append((await service.caption_photo(client, decoded, wanted))[0])
-
-        await service.captioned(caption_all(), request, len(body.photos))
-        text = "\n".join(one.text for one in captions)
-        words = sum(len(one.words) for one in captions)
-        confidence = captions[0].confidence if len(captions) == 1 else None
-        return Found(request.state.request_id, text, words, confidence, time.monotonic() - start)
 
     def add(path: str, protocol: Protocol) -> None:
         async def endpoint(request: Request) -> Response:
@@ -293,8 +322,12 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
                 reading = read_object(request, service.options, several=True)
                 data = await service.received(reading, "the JSON")
                 body = await asyncio.to_thread(read_request, data, protocol.streams == NDJSON)
-                style_of(body)
-                found = Found() if path == SHOW else await caption(request, body)
+                most = MOST_LABELS if path == LABELS else 0
+                options = query.model_validate({"style": style_of(body), "keywords": most})
+                wanted = schema.read_request(service.model, options, service.options.max_cost)
+                found = Found()
+                if path != SHOW and not (body.empty and path in (GENERATE, CHAT)):
+                    found = await _caption(service, request, body.photos, wanted)
             content, media_type = protocol.encode(body, found)
             headers = {IGNORED: ", ".join(body.ignored)} if body.ignored else {}
             return Response(content, media_type=media_type, headers=headers)
@@ -308,14 +341,20 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
             openapi_extra={"requestBody": {"required": True, "content": content}},
         )(endpoint)
 
-    def add_fixed(path: str, body: dict[str, Any]) -> None:
-        async def endpoint() -> Response:
-            return JSONResponse(body)
-
-        summary = f"{'OpenAI' if path.startswith('/v1/') else 'Ollama'}'s GET {path}"
-        app.get(path, summary=summary, dependencies=checks)(endpoint)
-
     for path, protocol in PROTOCOLS.items():
         add(path, protocol)
-    for path, body in _lists(names, digest).items():
-        add_fixed(path, body)
+    listed = _lists(names, digest)
+    for path, content in listed.items():
+        summary = f"{'OpenAI' if path.startswith('/v1/') else 'Ollama'}'s GET {path}"
+        app.get(path, summary=summary, dependencies=checks)(partial(_respond, content))
+
+    @app.get(f"{MODELS}/{{model}}", summary="OpenAI's GET /v1/models/{model}", dependencies=checks)
+    async def describe(model: str) -> Response:
+        for one in listed[MODELS]["data"]:
+            if one["id"] == model:
+                return JSONResponse(one)
+        raise unknown(model)
+
+
+async def _respond(content: dict[str, Any]) -> Response:
+    return JSONResponse(content)

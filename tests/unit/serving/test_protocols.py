@@ -11,6 +11,7 @@ import pytest
 from colour_server import OWN, ColourModel, ColourVocabulary, png
 from test_photos import text
 
+from captioner.caption import Keyword
 from captioner.serving.protocols import IGNORED
 from captioner.serving.security import ApiKeys
 
@@ -18,17 +19,23 @@ KEY = "alice-0123456789abcdef"
 RED, BLUE = png((250, 0, 0)), png((0, 0, 250))
 
 
-class StyledModel(ColourModel):
-    """Its captions begin with their style and have a confidence."""
+KEYWORDS = (Keyword("dog", 0.97), Keyword("grass", 0.4))
 
-    stored = SimpleNamespace(vocabulary=ColourVocabulary(), keywords=None, search=OWN)
+
+class StyledModel(ColourModel):
+    """Its captions begin with their style, and have a confidence and keywords."""
+
+    stored = SimpleNamespace(vocabulary=ColourVocabulary(), keywords=KEYWORDS, search=OWN)
     stored.vocabulary.styles = ("coco", "flickr8k")
 
     def caption_batch(self, photos, options, **how):
         return [
             [
                 dataclasses.replace(
-                    one, words=(options.style or "plain", *one.words), confidence=0.8
+                    one,
+                    words=(options.style or "plain", *one.words),
+                    confidence=0.8,
+                    keywords=KEYWORDS[: options.keywords],
                 )
                 for one in captions
             ]
@@ -68,6 +75,11 @@ def test_ollama_describes_the_model(ollama):
     with pytest.raises(ollama.ResponseError, match="model 'llava' not found; give captioner") as no:
         ollama.show("llava")
     assert no.value.status_code == 404
+
+
+def test_ollama_loads_the_model(ollama):
+    assert ollama.generate("captioner", keep_alive="5m").done_reason == "load"
+    assert ollama.chat("captioner:flickr8k").done_reason == "load"
 
 
 def test_ollama_generates(ollama):
@@ -144,7 +156,9 @@ def content(*urls: str, prompt: str = "What is it?") -> list[dict[str, object]]:
 
 
 def test_openai_completes_chats(openai):
-    assert [one.id for one in openai.models.list()] == ["captioner", "captioner:flickr8k", "dogs"]
+    names = [one.id for one in openai.models.list()]
+    assert names == ["captioner", "captioner:flickr8k", "dogs"]
+    assert [openai.models.retrieve(name).id for name in names] == names
     create = openai.chat.completions.with_raw_response.create
     raw = create(model="dogs", messages=content(url(RED)), temperature=0.7, max_tokens=300)
     reply = raw.parse()
@@ -183,6 +197,8 @@ def test_openai_gets_its_errors(openai):
             create(**ask | given)
         assert refused.value.code == code
         assert refused.value.type == "invalid_request_error"
+    with pytest.raises(package.NotFoundError, match="'gpt-4o' not found; give captioner"):
+        openai.models.retrieve("gpt-4o")
     with pytest.raises(package.AuthenticationError, match="unknown API key") as refused:
         openai.with_options(api_key="wrong-0123456789abc").models.list()
     assert refused.value.code == "invalid_api_key"
@@ -240,6 +256,13 @@ def test_photoprism(server):
         assert message in error.json()["error"]
     denied = post(server, path, VISION, Authorization="Bearer x").json()
     assert denied["code"] == 401
+
+    labels = post(server, "/api/v1/vision/labels", VISION).json()
+    assert labels["model"]["type"] == "labels"
+    assert labels["result"]["labels"] == [
+        {"name": "dog", "source": "image", "confidence": 0.97, "topicality": 0.97},
+        {"name": "grass", "source": "image", "confidence": 0.4, "topicality": 0.4},
+    ]
 
     through_ollama = post(server, "/api/generate", OLLAMA).json()
     assert through_ollama["response"] == "plain 250-0-0 2 0"
