@@ -3,8 +3,8 @@
     python scripts/hold_out.py COCO/captions_train.json FOLDER [--photos 400] [--train 16000]
 
 Writes FOLDER/held.json and FOLDER/train.json, COCO captions files without a photo in common. The
-selection depends on ids and numbers of captions alone. ``docs/results.md`` compares with it what
-the shipped model's validation photos cannot show, such as the aspect ratio, which they have lost.
+selection depends on ids and numbers of captions alone. The shipped model's validation photos have
+lost their aspect ratio; these have not.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pathlib import Path
 
 from captioner.files import atomic_write
 
-REFERENCES = 5
-"""Captions of a photo that is held out, or more."""
+REFERENCES = 5  # captions of a photo that is held out, or more
 
 
 def main() -> None:
@@ -40,9 +39,8 @@ def main() -> None:
     for name, ids in (("held", held), ("train", set(others[: given.train]))):
         images = [image for image in content["images"] if image["id"] in ids]
         kept = [one for one in content["annotations"] if one["image_id"] in ids]
-        written = json.dumps({**content, "images": images, "annotations": kept})
-        atomic_write(given.folder / f"{name}.json", written)
-        print(f"{name}.json: {len(images)} photos")
+        written = {**content, "images": images, "annotations": kept}
+        atomic_write(given.folder / f"{name}.json", json.dumps(written))
 
 
 if __name__ == "__main__":

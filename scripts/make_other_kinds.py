@@ -14,7 +14,7 @@ import argparse
 import io
 import random
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,20 @@ _TEXT = """the of and report data model time year value price order account tota
 music travel results search settings help contact water energy market health school history world
 method figure table section project team email password name address phone"""
 _FONTS = ("serif", "sans-serif", "monospace", "cursive")
+_CENTRED = "margin:0; display:grid; place-items:center; height:100vh;"
 _EMOJI = [*range(0x1F300, 0x1F320), *range(0x1F400, 0x1F43F), *range(0x1F600, 0x1F645)]
 
 
 def _text(r: random.Random, words: int) -> str:
     return " ".join(r.choice(_TEXT.split()) for _ in range(words)).capitalize()
+
+
+@cache
+def _symbols() -> list[Path]:
+    import fontawesomefree
+
+    folder = Path(fontawesomefree.__file__).parent / "static/fontawesomefree/svgs"
+    return sorted(folder.rglob("*.svg"))
 
 
 def _colour(r: random.Random, lowest: int = 0, highest: int = 255) -> str:
@@ -58,15 +67,10 @@ def page(r: random.Random) -> str:
 
 def screenshot(r: random.Random) -> str:
     """A screen: a program's window with a bar, buttons, lists and cards, light or dark."""
-    dark = r.random() < 0.5
-    back, front = (
-        (_colour(r, 0, 60), _colour(r, 180)) if dark else (_colour(r, 225), _colour(r, 0, 80))
-    )
-    accent = _colour(r, 30, 220)
-    buttons = "".join(
-        f"<button style='background:{accent}'>{_text(r, 1)}</button>"
-        for _ in range(r.randint(2, 6))
-    )
+    ranges = ((0, 60), (180, 255)) if r.random() < 0.5 else ((225, 255), (0, 80))
+    back, front, accent = (_colour(r, *each) for each in (*ranges, (30, 220)))
+    button = "<button style='background:{}'>{}</button>"
+    buttons = "".join(button.format(accent, _text(r, 1)) for _ in range(r.randint(2, 6)))
     items = "".join(
         f"<div style='border:1px solid {accent}; margin:6px; padding:{r.randint(4, 20)}px'>"
         f"<b>{_text(r, 2)}</b><br>{_text(r, r.randint(3, 20))}</div>"
@@ -82,25 +86,18 @@ def screenshot(r: random.Random) -> str:
 
 def icon(r: random.Random) -> str:
     """A symbol of Font Awesome on a plain ground."""
-    spec = find_spec("fontawesomefree")
-    if spec is None or spec.origin is None:
-        raise SystemExit("fontawesomefree is missing; run: pip install fontawesomefree")
-    folder = Path(spec.origin).parent / "static" / "fontawesomefree" / "svgs"
-    svg = r.choice(sorted(folder.rglob("*.svg"))).read_text()
+    svg = r.choice(_symbols()).read_text()
     fill, back = _colour(r), r.choice(("white", "black", _colour(r)))
-    size = r.randint(25, 90)
-    style = f"margin:0; background:{back}; display:grid; place-items:center; height:100vh"
-    return f"<body style='{style}'><div style='width:{size}vmin; fill:{fill}'>{svg}</div>"
+    shape = f"<div style='width:{r.randint(25, 90)}vmin; fill:{fill}'>{svg}</div>"
+    return f"<body style='{_CENTRED} background:{back}'>{shape}"
 
 
 def emoji(r: random.Random) -> str:
     """One emoji, or a few."""
     signs = "".join(chr(r.choice(_EMOJI)) for _ in range(r.choice((1, 1, 2, 4))))
     size = r.randint(25, 80) // len(signs)
-    return (
-        f"<body style='margin:0; background:{r.choice(('white', _colour(r)))}; display:grid; "
-        f"place-items:center; height:100vh; font-size:{size}vmin'>{signs}"
-    )
+    style = f"background:{r.choice(('white', _colour(r)))}; font-size:{size}vmin"
+    return f"<body style='{_CENTRED} {style}'>{signs}"
 
 
 def logo(r: random.Random) -> str:

@@ -17,8 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import nbformat
@@ -45,9 +44,7 @@ BADGE = re.compile(r"^\[!\[.*\n\n", re.MULTILINE)
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 
 API = {
-    "Captioning": (
-        "load", "Captioner", "Caption", "CropBox",
-    ),
+    "Captioning": ("load", "Captioner", "Caption", "CropBox"),
     "Pictures": ("overlay", "attention_map", "animate", "page", "gallery", "Entry", "MapArchive"),
     "Training and evaluation": ("train", "evaluate", "tokenize"),
     "Extensions": (
@@ -83,12 +80,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for name, picture in pictures.items():
             add(name, picture)
     for page in files.documentation_pages():
-        for path in linked(repository_path(page.src_uri), page.content_string):
-            uri = site_path(path)
-            if files.get_file_from_path(uri) is not None:
-                continue
-            content = (ROOT / path).read_bytes()
-            add(uri, source_page(path, content.decode()) if uri.endswith(".md") else content)
+        for link in LINK.finditer(page.content_string):
+            path = target(repository_path(page.src_uri), link[0])
+            if path and files.get_file_from_path(uri := site_path(path)) is None:
+                content = (ROOT / path).read_bytes()
+                add(uri, source_page(path, content.decode()) if uri.endswith(".md") else content)
     return files
 
 
@@ -150,14 +146,6 @@ def target(source: str, link: str) -> str | None:
     return path if (ROOT / path).is_file() and not path.startswith("..") else None
 
 
-def linked(source: str, markdown: str) -> Iterator[str]:
-    """Files outside docs/ that a page links to."""
-    for link in LINK.finditer(markdown):
-        path = target(source, link[0])
-        if path and not path.startswith("docs/"):
-            yield path
-
-
 # --- pages ---------------------------------------------------------------------------------------
 
 
@@ -180,14 +168,10 @@ def commands() -> str:
 
 
 def _help(*words: str) -> str:
-    def run(*options: str) -> str:
-        command = [sys.executable, "-m", "captioner", *words, *options]
-        return subprocess.check_output(
-            command, text=True, cwd=ROOT, env={**os.environ, "COLUMNS": "80"}
-        )
-
-    text = run("--help")
-    return run("--help", "all") if "--help SECTION" in text else text
+    command = [sys.executable, "-m", "captioner", *words, "--help"]
+    run = partial(subprocess.check_output, text=True, cwd=ROOT, env={**os.environ, "COLUMNS": "80"})
+    text: str = run(command)
+    return run([*command, "all"]) if "--help SECTION" in text else text
 
 
 def api() -> str:

@@ -15,11 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from measuring import median, memory, parser, print_table
+from measuring import Rows, median, memory, parser, print_table
 
+WORKERS = (0, 1, 2)  # 0: the plain command
 PARTS = 4  # of whole batches: a batch never spans two parts
 COMMAND = [sys.executable, "-m", "captioner", "caption"]
 
@@ -29,10 +31,9 @@ def main() -> None:
     given = parser(__doc__)
     given.add_argument("folder", type=Path)
     given.add_argument("--photos", type=int, default=640, help=f"a multiple of {32 * PARTS}")
-    given.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="0: plain")
     given.add_argument("--rounds", type=int, default=1)
     options = given.parse_args()
-    found: dict[int, list[tuple[float, ...]]] = {count: [] for count in options.workers}
+    found: dict[int, list[tuple[float, ...]]] = {count: [] for count in WORKERS}
     with tempfile.TemporaryDirectory() as folder:
         photos = Path(folder, "photos")
         photos.mkdir()
@@ -43,13 +44,12 @@ def main() -> None:
             for workers, runs in found.items():
                 runs.append(measure(photos, options.photos, Path(folder, "out"), workers))
     half = options.photos / 2
-    rows: dict[str, dict[str, float | str | None]] = {}
+    rows: Rows = {}
     for workers, runs in found.items():
-        elapsed, processor, captioning, peak = map(median, zip(*runs, strict=True))
+        elapsed, processor, peak = map(median, zip(*runs, strict=True))
         rows[f"Ray, workers: {workers}" if workers else "plain"] = {
             "photos/s": half / elapsed,
             "processor s / 1000 photos": 1000 * processor / half,
-            "of these captioning": 1000 * captioning / half,
             "memory of a worker, MB": peak,
         }
     print_table("", rows)
@@ -59,8 +59,8 @@ def measure(photos: Path, count: int, out: Path, workers: int) -> tuple[float, .
     """Caption the photos with Ray, or with the plain command (0 workers).
 
     Returns:
-        Of the second half: seconds, processor seconds of all processes and of those that caption;
-        and the peak memory of the largest of these in MB.
+        Of the second half: seconds and processor seconds of all processes; and the peak memory of
+        the largest that captions, in MB.
     """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
@@ -69,26 +69,23 @@ def measure(photos: Path, count: int, out: Path, workers: int) -> tuple[float, .
         arguments = ["-o", str(out / "parts"), "--engine", "ray", "--workers", str(workers)]
         arguments += ["--part-photos", str(count // PARTS)]
     halfway: tuple[float, dict[int, float]] | None = None
-    now, spent, captioning, peak = time.monotonic(), dict[int, float](), set[int](), 0.0
+    now, spent, peak = time.monotonic(), dict[int, float](), 0.0
     with subprocess.Popen([*COMMAND, str(photos), *arguments], stderr=subprocess.DEVNULL) as run:
         while run.poll() is None and (done := finished(out, count)) < count:
             now = time.monotonic()
             command = psutil.Process(run.pid)
             for process in (command, *command.children(recursive=True)):
-                try:
+                with suppress(psutil.NoSuchProcess, OSError):
                     spent[process.pid] = sum(process.cpu_times()[:2])
                     if not workers or "WritePart" in " ".join(process.cmdline()):
-                        captioning.add(process.pid)
                         peak = max(peak, memory(process=process.pid))
-                except (psutil.NoSuchProcess, OSError):
-                    continue
             if halfway is None and done >= count / 2:
                 halfway = now, dict(spent)
             time.sleep(0.1)
     assert halfway is not None, "the command failed"
     start, before = halfway
-    used = {pid: seconds - before.get(pid, 0.0) for pid, seconds in spent.items()}
-    return now - start, sum(used.values()), sum(used[pid] for pid in captioning), peak
+    used = sum(seconds - before.get(pid, 0.0) for pid, seconds in spent.items())
+    return now - start, used, peak
 
 
 def finished(out: Path, count: int) -> int:

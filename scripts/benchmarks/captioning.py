@@ -1,82 +1,135 @@
-"""Benchmark captioning relative to the bare encoder, its upper bound.
+"""Speed, memory and start of models that run with torch, as graphs, and in 8 bits, in one run.
 
-    python scripts/benchmarks/captioning.py FOLDER_OF_PHOTOS [--beam-size 3] [--precision bf16]
+    python scripts/benchmarks/captioning.py shipped:fp32 shipped:bf16 small shipped \
+        --photos photos/ [--count 64] [--runtime small-venv/bin/python]
 
-Each round encodes the same prepared batches, captions them, and captions the files they came from.
-Peak memory is measured for the first quarter of the photos and for all, each in its own process.
+In every round each model captions the same files, and encodes the same prepared batches, the upper
+bound of its speed. The ratio to the first model is the median over the rounds. Cold starts are
+processes of their own, which caption one photo, or all for the last column; with --runtime,
+exported models start in the environment without torch.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
-import numpy as np
-import torch
-from measuring import clock, in_child, measure, median, memory, parser, print_table, ratio
+from measuring import Rows, clock, measure, median, parser, print_table, ratio, ratios
 
 from captioner.data.folders import find_images
 from captioner.data.images import open_image
-from captioner.hardware import Precision, autocast, keep_freed_memory
-from captioner.inference.captioner import load
+from captioner.hardware import keep_freed_memory
+from captioner.inference.captioner import Captioner, load
+from captioner.inference.engine import Prepared
+from captioner.inference.folder import GRAPHS, WEIGHTS, find_model, load_model, runs_graphs
 
+START = """
+import sys
+from captioner.cli.main import main
+code = main(["caption", *sys.argv[3:], "--model", sys.argv[1], "--precision", sys.argv[2]])
+print(*(line for line in open("/proc/self/status") if line.startswith("VmHWM")))
+sys.exit(code)
+"""
+STARTS = 3
+"""Cold starts of each model, after one that fills the system's cache."""
 BATCH = 32
 
 
 def main() -> None:
-    """Run the measurements and print them."""
+    """Print a row per model."""
     given = parser(__doc__, rounds=5)
-    given.add_argument("folder", type=Path)
-    given.add_argument("--model", default="shipped")
-    given.add_argument("--beam-size", type=int)
-    given.add_argument("--precision", choices=get_args(Precision), default="auto")
-    given.add_argument("--photos", type=int, default=320)
-    given.add_argument("--only-memory", action="store_true", help="in this process")
+    given.add_argument("models", nargs="+", help="folders, exported or MODEL:fp32, MODEL:bf16")
+    given.add_argument("--photos", required=True, help="folder of photos")
+    given.add_argument("--count", type=int, default=64, help="photos to caption")
+    given.add_argument(
+        "--runtime", default=sys.executable, help="Python of an environment without torch"
+    )
     options = given.parse_args()
     keep_freed_memory()  # as the command line does
-    photos = find_images([options.folder])[: options.photos]
-    model = load(options.model, precision=options.precision)
-    if options.only_memory:
-        for _ in model.stream(photos):
-            pass
-        print(memory())
-        return
-    changes = {"beam_size": options.beam_size} if options.beam_size else {}
-    search = model.options(**changes)
-    prepared = [model.prepare(open_image(photo)) for photo in photos]
-    batches = [prepared[i : i + BATCH] for i in range(0, len(prepared), BATCH)]
-
-    @torch.inference_mode()
-    def encode() -> None:
-        for batch in batches:
-            pixels = torch.from_numpy(np.stack([p.pixels[0] for p in batch]))
-            with autocast(model.precision, model.device):
-                model.model.encode(pixels.to(model.device))
-
-    def caption() -> None:
-        for batch in batches:
-            model.caption_batch(batch, search)
-
-    def files() -> None:
-        for _ in model.stream(photos, batch_size=BATCH, **changes):
-            pass
-
-    encoder = "bare encoder, prepared batches"
-    jobs = {encoder: encode, "captions, prepared batches": caption, "captions from files": files}
-    times = measure(jobs, options.rounds, clock=clock(options))
-    print(f"{len(photos)} photos, batches of {BATCH}, {model.precision}, {search}\n")
-    rows: dict[str, dict[str, float | str | None]] = {
-        name: {
-            "photos/s": len(photos) / median(seconds),
-            "of the encoder": ratio(times, name, encoder),
+    photos = find_images([options.photos], recursive=True)[: options.count]
+    rows: Rows = {}
+    texts: dict[str, list[str]] = {}
+    for name in options.models:
+        folder, precision = parsed(name)
+        graphs = runs_graphs(load_model(folder), "auto", precision)
+        files = [find_model(folder) / part for part in (GRAPHS if graphs else (WEIGHTS,))]
+        python = options.runtime if graphs else sys.executable
+        start = partial(cold_start, python, folder, precision, options.processor_time)
+        seconds, peaks = zip(*[start(photos[:1]) for _ in range(STARTS + 1)][1:], strict=True)
+        rows[name] = {
+            "MB": sum(path.stat().st_size for path in files) / 1e6,
+            "cold start (s)": median(seconds),
+            "peak (MB)": median(peaks),
+            f"peak, {len(photos)} photos (MB)": start(photos)[1],
         }
-        for name, seconds in times.items()
-    }
-    shared = ["--precision", options.precision, "--model", options.model]
-    for number in (max(1, len(photos) // 4), len(photos)):
-        peak = in_child(__file__, options.folder, "--only-memory", "--photos", number, *shared)
-        rows[f"{number} photos, a process of its own"] = {"peak memory (MB)": peak}
-    print_table("job", rows)
+    jobs: dict[str, Callable[[], object]] = {}
+    for name in options.models:
+        folder, precision = parsed(name)
+        model = load(folder, precision=precision)
+        jobs[name] = partial(caption, model, photos, texts.setdefault(name, []))
+        jobs[f"{name}, encoder"] = partial(encode, model, prepared(model, photos))
+    times = measure(jobs, options.rounds, clock=clock(options))
+    first = options.models[0]
+    for name, row in rows.items():
+        speeds = ratios(times, name, first)
+        equal = sum(a == b for a, b in zip(texts[first], texts[name], strict=True))
+        row |= {
+            "photos/s": len(photos) / median(times[name]),
+            "speed ratio": f"{median(speeds):.2f} ({min(speeds):.2f} to {max(speeds):.2f})",
+            "of the encoder": ratio(times, name, f"{name}, encoder"),
+            "same captions": f"{equal} of {len(photos)}",
+        }
+    print_table("model", rows)
+
+
+def parsed(name: str) -> tuple[str, Any]:
+    """A model and its precision: ``shipped:fp32``; without one it is ``auto``."""
+    model, _, precision = name.rpartition(":")
+    return (model, precision) if precision in ("fp32", "bf16") else (name, "auto")
+
+
+def caption(model: Captioner, photos: Sequence[Path], texts: list[str]) -> None:
+    """Caption the files."""
+    found = model.stream(photos, batch_size=BATCH)
+    texts[:] = [result.captions[0].text for result in found]
+
+
+def prepared(model: Captioner, photos: Sequence[Path]) -> list[list[Prepared]]:
+    """Batches of photos."""
+    found = [model.prepare(open_image(photo)) for photo in photos]
+    return [found[start : start + BATCH] for start in range(0, len(found), BATCH)]
+
+
+def encode(model: Captioner, batches: Sequence[Sequence[Prepared]]) -> None:
+    """Run the encoder alone."""
+    for batch in batches:
+        model.ensemble.encode(batch)
+
+
+def cold_start(
+    python: str, model: str, precision: str, processor_time: bool, photos: Sequence[Path]
+) -> tuple[float, float]:
+    """Seconds and peak memory (MB) of a process that captions photos."""
+    unwanted = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE") if python != sys.executable else ()
+    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
+
+    def now() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime if processor_time else time.monotonic()
+
+    started = now()
+    command = [python, "-c", START, model, precision, *map(str, photos)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    [peak] = re.findall(r"VmHWM:\s*(\d+) kB", done.stdout)
+    return now() - started, int(peak) * 1024 / 1e6
 
 
 if __name__ == "__main__":

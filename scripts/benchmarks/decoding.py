@@ -1,6 +1,6 @@
 """Benchmark decoding from stored features against the loop that tutorials use.
 
-    python scripts/benchmarks/decoding.py FOLDER_OF_PHOTOS [--beams 1 5] [--batches 1 64]
+    python scripts/benchmarks/decoding.py FOLDER_OF_PHOTOS [--model MODEL] [--precision fp32]
 
 The photos are encoded once, then only the decoder runs. The loop decodes one photo at a time,
 copies its features for every beam, projects them again at every word, and keeps sentences in Python
@@ -9,14 +9,13 @@ lists. Both run on the CPU with the same weights and threads.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import get_args
 
 import torch
-from measuring import clock, measure, median, parser, print_table, ratio
+from measuring import Rows, clock, measure, median, parser, print_table, ratio
 from torch import Tensor
 
 from captioner.data.folders import find_images
@@ -29,6 +28,8 @@ from captioner.options import SearchOptions
 from captioner.search.search import search
 from captioner.text.vocabulary import END, PAD, START, UNKNOWN
 
+BEAMS = (1, 3, 5, 10)
+BATCHES = (1, 16, 64, 256)
 LOOP_PHOTOS = 16
 """Photos per round of the loop; enough for a median within seconds."""
 
@@ -39,52 +40,40 @@ def main() -> None:
     given.add_argument("folder", type=Path)
     given.add_argument("--model", default="shipped")
     given.add_argument("--precision", choices=get_args(Precision), default="auto")
-    given.add_argument("--beams", type=int, nargs="+", default=[1, 3, 5, 10])
-    given.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     options = given.parse_args()
     keep_freed_memory()  # as the command line does
-    needed = max(*options.batches, LOOP_PHOTOS)
-    with torch.inference_mode():
-        model = load(options.model, device="cpu", precision=options.precision)
-        photos = find_images([options.folder])[:needed]
-        if len(photos) < needed:
-            given.error(f"{options.folder} has {len(photos)} photos; {needed} are needed")
-        features = encode(model, photos)
-        with autocast(model.precision, model.device):
-            report(model.model.decoder, features, model.stored.search.max_length, options)
+    model = load(options.model, device="cpu", precision=options.precision).in_torch()
+    photos = find_images([options.folder])[: max(BATCHES)]
+    if len(photos) < max(BATCHES):
+        given.error(f"{options.folder} has {len(photos)} photos; {max(BATCHES)} are needed")
+    features = encode(model, photos)
+    few = features[:LOOP_PHOTOS]
+    print(
+        f"{len(features)} photos, {features.shape[1]} regions, {model.precision}, "
+        f"{torch.get_num_threads()} threads\n"
+    )
+    decoder, length = model.model.decoder, model.stored.search.max_length
+    rows: Rows = {}
+    with torch.inference_mode(), autocast(model.precision, model.device):
+        for beam in BEAMS:
+            found = SearchOptions(beam_size=beam, max_length=length)
+            jobs: dict[str, Callable[[], object]] = {"loop": partial(loop, decoder, few, found)}
+            counts = {"loop": len(few)}
+            for batch in BATCHES:
+                name = f"batch {batch}"
+                counts[name] = batch * max(1, len(few) // batch)
+                jobs[name] = partial(in_batches, decoder, features[: counts[name]], found, batch)
+            times = measure(jobs, options.rounds, clock=clock(options))
+            rows[str(beam)] = {name: counts[name] / median(times[name]) for name in jobs}
+            rows[str(beam)]["best/loop"] = max(ratio(times, name, "loop", counts) for name in jobs)
+        print_table("beam", rows)
+        print(f"\n{agreement(decoder, few, length)}")
 
 
 def encode(model: Captioner, photos: list[Path]) -> Tensor:
     """The photos' features, (N, L, D)."""
-    pixels = [torch.from_numpy(model.prepare(open_image(p)).pixels[0].copy()) for p in photos]
-    with autocast(model.precision, model.device):
-        return torch.cat([model.model.encode(part) for part in torch.stack(pixels).split(32)])
-
-
-def report(
-    decoder: Decoder, features: Tensor, max_length: int, options: argparse.Namespace
-) -> None:
-    """Measure and print everything."""
-    few = features[:LOOP_PHOTOS]
-    print(
-        f"{len(features)} photos, {features.shape[1]} regions, {features.dtype}, "
-        f"{torch.get_num_threads()} threads\n"
-    )
-    rows: dict[str, dict[str, float | str | None]] = {}
-    for beam in options.beams:
-        found = SearchOptions(beam_size=beam, max_length=max_length)
-        jobs: dict[str, Callable[[], object]] = {"loop": partial(loop, decoder, few, found)}
-        counts = {"loop": len(few)}
-        for batch in options.batches:
-            name = f"batch {batch}"
-            counts[name] = batch * max(1, len(few) // batch)
-            jobs[name] = partial(in_batches, decoder, features[: counts[name]], found, batch)
-        times = measure(jobs, options.rounds, clock=clock(options))
-        speeds = {name: counts[name] / median(times[name]) for name in jobs}
-        best = max(ratio(times, name, "loop", counts) for name in jobs)
-        rows[str(beam)] = {**speeds, "best/loop": best}
-    print_table("beam", rows)
-    print(f"\n{agreement(decoder, few, max_length)}")
+    [features] = model.ensemble.encode([model.prepare(open_image(photo)) for photo in photos])
+    return features
 
 
 def in_batches(decoder: Decoder, features: Tensor, options: SearchOptions, batch: int) -> None:

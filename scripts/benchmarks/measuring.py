@@ -21,15 +21,12 @@ from typing import Any
 
 Times = dict[str, list[float]]
 """Seconds of each job in each round."""
+Rows = dict[str, dict[str, float | str | None]]
+"""A table: values by row and column."""
 
 
 def parser(description: str, rounds: int | None = None) -> argparse.ArgumentParser:
-    """A parser with the options that the benchmarks share.
-
-    Args:
-        description: The module's docstring, whose first line is used.
-        rounds: Default number of rounds; None: the benchmark has none.
-    """
+    """A parser for a module with this docstring; with a default, also for rounds."""
     made = argparse.ArgumentParser(description=description.splitlines()[0])
     if rounds is not None:
         made.add_argument("--rounds", type=int, default=rounds)
@@ -92,7 +89,7 @@ def memory(field: str = "VmHWM", process: int | str = "self") -> float:
     return next(int(x.split()[1]) for x in lines if x.startswith(field)) * 1024 / 1e6
 
 
-def print_table(first: str, rows: Mapping[str, Mapping[str, float | str | None]]) -> None:
+def print_table(first: str, rows: Rows) -> None:
     """Print rows of figures as Markdown; ``first`` is the heading of their names."""
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     print(f"| {' | '.join([first, *columns])} |\n{'|---' * (len(columns) + 1)}|")

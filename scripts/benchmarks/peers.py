@@ -12,7 +12,7 @@ imported.
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import runpy
 import sys
 import types
 from argparse import Namespace
@@ -42,9 +42,9 @@ def sgrvinod_step(
         features: (B, L, D).
         tokens: (B, R, T + 1): start token, words, end token, padding.
     """
-    module = _load("sgrvinod_models", checkout / "models.py")
+    module = runpy.run_path(str(checkout / "models.py"))
     _, size, layers, words = sizes
-    decoder = module.DecoderWithAttention(layers, layers, layers, words, size, DROPOUT)
+    decoder = module["DecoderWithAttention"](layers, layers, layers, words, size, DROPOUT)
     decoder = decoder.to(features.device).train()
     optimizer = torch.optim.Adam(decoder.parameters(), lr=4e-4)
     criterion = nn.CrossEntropyLoss()
@@ -108,19 +108,8 @@ def att2in2_step(
     return step
 
 
-def _load(name: str, path: Path) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise SystemExit(f"{path} is missing; give the folder of a checkout")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def _att_models(checkout: Path) -> types.ModuleType:
     """``captioning.models.AttModel`` without the other models, which need further packages."""
-    if not (checkout / "captioning/models/AttModel.py").is_file():
-        raise SystemExit(f"{checkout}/captioning/models is missing; give the folder of a checkout")
     for name in ("captioning", "captioning.models", "captioning.utils"):
         package = types.ModuleType(name)
         package.__path__ = [str(checkout / name.replace(".", "/"))]

@@ -19,13 +19,12 @@ Prints the use of memory and the requests by kind and status. Exits with 1 if a 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import base64
 import io
 import json
 import random
-import re
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -33,39 +32,45 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from functools import cache, partial
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
 import psutil
 from PIL import Image
 
 MAX_BYTES = 200_000
 TIMEOUT = 10  # --timeout of the server, seconds
+PATIENCE = 120  # of the clients
 BUSY = {429, 503}
 CLOSING = "shutting down"  # in the error of a server that has got SIGTERM
+VALID = "valid"
+CLIENTS = 100
 SAMPLES = 12
 """How often memory and descriptors are measured, the restart being in the middle."""
 GROWTH = 1.1
 """Largest factor by which memory may grow before the restart, and after it."""
 
-
 ORDINARY = 2.0
 """Seconds within which 99 of 100 ordinary requests are answered under attack."""
+WARM_UP = 20
+"""Seconds of attack after which ordinary clients start: torch and matplotlib are loaded."""
 ATTACKING = [f"127.0.1.{number}" for number in range(1, 9)]
 """Addresses of the attackers."""
-WARM_UP = 20
-"""Seconds after which ordinary clients start."""
-PER_CLIENT = 4
-"""--max-per-client of the server under attack."""
 
 
 class Request(NamedTuple):
     """What a client sends over a new connection."""
 
+    kind: str
     allowed: set[int]
     """Statuses, besides those of a busy server; 0: the connection is closed without a response."""
     parts: Sequence[bytes]
@@ -88,95 +93,95 @@ class Response(NamedTuple):
 # --- kinds of requests ---------------------------------------------------------------------------
 
 
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """An image file."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
 def photo(number: int) -> bytes:
     """A photo whose colour depends on its number."""
     noise = np.random.default_rng(number).integers(256, size=(48, 64, 3), dtype=np.uint8)
-    file = io.BytesIO()
     colour = np.array([number % 2, number // 2 % 2, number // 4 % 2], dtype=np.uint8)
-    Image.fromarray(noise * colour).save(file, "PNG")
-    return file.getvalue()
+    return encoded(Image.fromarray(noise * colour), "PNG")
 
 
 PHOTOS = [photo(number) for number in range(1, 8)]
 
 
-def head(length: int | str, kind: str = "image/png", path: str = "captions", *lines: str) -> bytes:
-    """Headers of an upload."""
-    fixed = ["Host: localhost", f"Content-Length: {length}", f"Content-Type: {kind}"]
-    return "\r\n".join([f"POST /v1/{path} HTTP/1.1", *fixed, *lines, "", ""]).encode()
+def upload(path: str, headers: dict[str, str] | None = None, **content: Any) -> list[bytes]:
+    """Head and body of a POST request; ``content`` as for httpx."""
+    request = httpx.Request("POST", f"http://localhost/v1/{path}", headers=headers, **content)
+    lines = [b"POST %s HTTP/1.1" % request.url.raw_path]
+    lines += [b"%s: %s" % header for header in request.headers.raw]
+    return [b"\r\n".join([*lines, b"", b""]), request.read()]
 
 
-def form(name: bytes, photos: Sequence[bytes]) -> tuple[str, bytes]:
-    """Content type and body of a form with photos."""
-    start = b'--x\r\nContent-Disposition: form-data; name="%s"; filename="a.png"\r\n\r\n' % name
-    parts = b"".join(start + photo + b"\r\n" for photo in photos)
-    return "multipart/form-data; boundary=x", parts + b"--x--\r\n"
-
-
-def encoded(chance: random.Random, photo: bytes) -> tuple[str, bytes]:
-    """Content type and body of a photo as bytes, form or JSON."""
-    text = json.dumps({"image": base64.b64encode(photo).decode()}).encode()
-    kinds = [("image/png", photo), form(b"image", [photo]), ("application/json", text)]
-    return chance.choice(kinds)
+def upload_photo(chance: random.Random, file: bytes, request_id: str = "") -> list[bytes]:
+    """A photo in one of the forms that the server takes."""
+    text = base64.b64encode(file).decode()
+    forms = [{"content": file}, {"files": {"image": file}}, {"json": {"image": text}}]
+    return upload("captions", {"X-Request-Id": request_id}, **chance.choice(forms))
 
 
 SLOWLY = [b"x"] * (3 * TIMEOUT)
 """Too slow with half a second between them."""
 KINDS = {
-    "valid": 65, "batch": 6, "overlay": 1, "corrupt": 8, "oversized": 4, "slow body": 1,
+    VALID: 65, "batch": 6, "overlay": 1, "corrupt": 8, "oversized": 4, "slow body": 1,
     "slow headers": 1, "wrong length": 4, "bad chunks": 4, "leaving": 5,
 }  # fmt: skip
 """How often each kind of request is sent, relative to the others."""
 
 
-def make_request(name: str, chance: random.Random) -> Request:
+def request_of(kind: str, chance: random.Random) -> Request:
     """A request of a kind."""
     one, two = chance.choices(range(len(PHOTOS)), k=2)
-    body, id_ = PHOTOS[one], secrets.token_hex(8)
-    kind, photo = encoded(chance, body)
-    kind_of_broken, broken = encoded(chance, chance.choice([b"no photo", body[:-300], b"%PDF-1.7"]))
-    kind_of_form, photos = form(b"images", [body, b"no photo", PHOTOS[two]])
-    start_of_form = head(len(photos), kind_of_form, "batch", "Accept: application/x-ndjson")
+    file, id_ = PHOTOS[one], secrets.token_hex(8)
+    head, body = upload("captions", content=file)
+    photos = [("images", each) for each in (file, b"no photo", PHOTOS[two])]
+    batch = upload("batch", {"Accept": "application/x-ndjson"}, files=photos)
+    broken = chance.choice([b"no photo", file[:-300], b"%PDF-1.7"])
+    large = b"x" * (MAX_BYTES + 1 + chance.randrange(MAX_BYTES))
+    length = {"Content-Length": chance.choice(["-1", "x", "1e3", "9" * 30, "5, 6"])}
+    chunked = upload("captions", {"Transfer-Encoding": "chunked"})[0]
+    chunk = chance.choice([b"zz\r\nabc\r\n", b"-5\r\nabc\r\n", b"3\r\nabcdef\r\n", b"\0\r\n"])
     half = body[: chance.randrange(len(body) + 1)]
-    size = MAX_BYTES + 1 + chance.randrange(MAX_BYTES)
-    length = chance.choice(["-1", "x", "1e3", "9" * 30, "5, 6"])
-    chunked = b"POST /v1/captions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-    bad_chunk = chance.choice([b"zz\r\nabc\r\n", b"-5\r\nabc\r\n", b"3\r\nabcdef\r\n", b"\0\r\n"])
-    requests = {
-        "valid": Request(
-            {200}, [head(len(photo), kind, "captions", f"X-Request-Id: {id_}"), photo], [one], id_
-        ),
-        "batch": Request({200}, [start_of_form, photos], [one, None, two]),
-        "overlay": Request({200}, [head(len(body), path="overlay.svg"), body]),
-        "corrupt": Request({415, 422}, [head(len(broken), kind_of_broken), broken]),
-        "oversized": Request({413}, [head(size), b"x" * size]),
-        "slow body": Request({408}, [head(len(body)), *SLOWLY], pause=0.5),
-        "slow headers": Request({0}, [b"POST / HTTP/1.1\r\nX: ", *SLOWLY], pause=0.5),
-        "wrong length": Request({400, 413}, [head(length)]),
-        "bad chunks": Request({400, 499}, [chunked, bad_chunk]),
-        "leaving": Request({0}, [head(len(body)), half], pause=0.02, leaves=True),
-    }
-    return requests[name]
+    return {
+        VALID: Request(kind, {200}, upload_photo(chance, file, id_), [one], id_),
+        "batch": Request(kind, {200}, batch, [one, None, two]),
+        "overlay": Request(kind, {200}, upload("overlay.svg", content=file)),
+        "corrupt": Request(kind, {415, 422}, upload_photo(chance, broken)),
+        "oversized": Request(kind, {413}, upload("captions", content=large)),
+        "slow body": Request(kind, {408}, [head, *SLOWLY], pause=0.5),
+        "slow headers": Request(kind, {0}, [b"POST / HTTP/1.1\r\nX: ", *SLOWLY], pause=0.5),
+        "wrong length": Request(kind, {400, 413}, upload("captions", length)[:1]),
+        "bad chunks": Request(kind, {400, 499}, [chunked, chunk]),
+        "leaving": Request(kind, {0}, [head, half], pause=0.02, leaves=True),
+    }[kind]
+
+
+def mixed(chance: random.Random) -> Request:
+    """A request of any kind."""
+    [kind] = chance.choices(list(KINDS), list(KINDS.values()))
+    return request_of(kind, chance)
 
 
 def scans(repeats: int) -> bytes:
     """A progressive JPEG whose last scan is repeated."""
-    file = io.BytesIO()
-    Image.new("RGB", (4000, 3000), (9, 99, 9)).save(file, "JPEG", progressive=True, quality=30)
-    data = file.getvalue()
+    image = Image.new("RGB", (4000, 3000), (9, 99, 9))
+    data = encoded(image, "JPEG", progressive=True, quality=30)
     start = data.rindex(b"\xff\xda")
     return data[:-2] + data[start:-2] * repeats + data[-2:]
 
 
-def pixels(width: int, height: int) -> bytes:
-    """A PNG of one colour."""
-    file = io.BytesIO()
-    Image.new("L", (width, height)).save(file, "PNG")
-    return file.getvalue()
+@cache
+def bombs() -> list[bytes]:
+    """Files whose decoding would take long, or much memory."""
+    sizes = ((23_900, 1000), (11_000, 10_000), (60_000, 20))
+    return [scans(2000), scans(90), *(encoded(Image.new("L", size), "PNG") for size in sizes)]
 
 
-BOMBS = [lambda: scans(2000), lambda: scans(90), lambda: pixels(23_900, 1000),
-         lambda: pixels(11_000, 10_000), lambda: pixels(60_000, 20)]  # fmt: skip
 COSTLY = [
     "captions?beam_size=20&num_captions=20&max_length=50&min_length=49&attention=true&method=occlusion",
     "captions?beam_size=4&num_captions=4&max_length=50&min_length=49&attention=true&method=occlusion",
@@ -187,32 +192,37 @@ COSTLY = [
 ]
 
 
-def make_attack(chance: random.Random, bombs: Sequence[bytes]) -> Request:
+def attack(chance: random.Random) -> Request:
     """A request that costs the server as much as it lets it."""
     if chance.random() < 0.5:
-        bomb = chance.choice(bombs)
-        return Request({200, 413, 422}, [head(len(bomb)), bomb])
-    photo = chance.choice(PHOTOS)
-    return Request({200, 422}, [head(len(photo), path=chance.choice(COSTLY)), photo])
+        bomb = upload("captions", content=chance.choice(bombs()))
+        return Request("attack", {0, 200, 413, 422}, bomb)
+    costly = upload(chance.choice(COSTLY), content=chance.choice(PHOTOS))
+    return Request("attack", {0, 200, 422}, costly)
 
 
 # --- clients -------------------------------------------------------------------------------------
 
 
-async def read_response(reader: asyncio.StreamReader) -> Response:
-    """Read the response."""
-    try:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return Response(0)
-    body = b""
-    if length := re.search(r"(?i)content-length: (\d+)", head):
-        body = await reader.readexactly(int(length[1]))
-    else:  # chunked
-        while size := int(await reader.readline() or b"0", 16):
-            body += (await reader.readexactly(size + 2))[:-2]
-        await reader.readline()
-    return Response(int(head.split()[1]), body.decode(errors="replace"))
+def send(port: int, request: Request, address: str) -> Response:
+    """Send the parts over a new connection, until the response comes.
+
+    Raises:
+        TimeoutError: It has not come within `PATIENCE` seconds.
+    """
+    with suppress(ConnectionError, HTTPException):
+        server = ("127.0.0.1", port)
+        with socket.create_connection(server, PATIENCE, (address, 0)) as connection:
+            with suppress(ConnectionError):  # the response may have come before
+                for part in request.parts:
+                    connection.sendall(part)
+                    if select.select([connection], [], [], request.pause)[0]:
+                        break
+            if not request.leaves:
+                response = HTTPResponse(connection)
+                response.begin()
+                return Response(response.status, response.read().decode(errors="replace"))
+    return Response(0)
 
 
 class Soak:
@@ -221,93 +231,76 @@ class Soak:
     def __init__(self, port: int, seconds: float) -> None:
         self.port = port
         self.end = time.monotonic() + seconds
+        self.lock = Lock()
         self.captions: dict[int, str] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
         """Responses by kind of request and outcome."""
-        self.wrong: list[str] = []
-        self.seconds: list[float] = []
-        """Of ordinary requests under attack."""
+        self.wrong: Counter[str] = Counter()
+        self.waited: list[float] = []
+        """Seconds that valid requests took."""
         self.received: dict[str, Response] = {}
         """The responses to requests with an id."""
         self.restarting = False
         """Connections that the server had not accepted yet are closed without a response."""
 
-    async def client(self, seed: int) -> None:
-        """Send requests of all kinds until the end."""
+    def client(
+        self,
+        make: Callable[[random.Random], Request],
+        seed: int,
+        address: str = "127.0.0.1",
+        pause: float | None = None,
+    ) -> None:
+        """Send requests until the end, with pauses of some seconds; None: if the server is busy."""
         chance = random.Random(seed)
         while self.restarting or time.monotonic() < self.end:
-            [kind] = chance.choices(list(KINDS), list(KINDS.values()))
-            request = make_request(kind, chance)
+            request, start = make(chance), time.monotonic()
             try:
-                response = await asyncio.wait_for(self.send(request), 120)
+                response = send(self.port, request, address)
             except TimeoutError:
-                self.wrong.append(f"{kind}: no response within 120 s")
-                continue
-            except (ConnectionError, asyncio.IncompleteReadError):  # refused or cut off
-                response = Response(0)
-            self.check(kind, request, response)
-            if response.status in BUSY or self.restarting:
-                await asyncio.sleep(chance.uniform(0, 1))
+                response = Response(-1)
+            with self.lock:
+                self.check(request, response)
+                if request.kind == VALID:
+                    self.waited.append(time.monotonic() - start)
+            if pause is not None:
+                time.sleep(pause)
+            elif response.status in BUSY or self.restarting:
+                time.sleep(chance.uniform(0, 1))
 
-    async def attacker(self, seed: int, bombs: Sequence[bytes]) -> None:
-        """Attack until the end, each time with another of the address's connections."""
-        chance, address = random.Random(seed), ATTACKING[seed % len(ATTACKING)]
-        while time.monotonic() < self.end:
-            with suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
-                request = make_attack(chance, bombs)
-                response = await asyncio.wait_for(self.send(request, address), 60)
-                self.check("attack", request, response)
-            await asyncio.sleep(0.02)
-
-    async def ordinary(self, seed: int) -> None:
-        """Send one photo after the other until the end, once torch and matplotlib are loaded."""
-        chance = random.Random(seed)
-        await asyncio.sleep(WARM_UP)
-        while time.monotonic() < self.end:
-            request, start = make_request("valid", chance), time.monotonic()
-            self.check("valid", request, await asyncio.wait_for(self.send(request), 60))
-            self.seconds.append(time.monotonic() - start)
-            await asyncio.sleep(0.2)
-
-    async def send(self, request: Request, address: str = "127.0.0.1") -> Response:
-        """Send the parts over a new connection, until the response comes."""
-        reader, writer = await asyncio.open_connection(
-            "127.0.0.1", self.port, local_addr=(address, 0)
-        )
-        reading = asyncio.create_task(read_response(reader))
-        try:
-            with suppress(ConnectionError):  # the response may have come before
-                for part in request.parts:
-                    writer.write(part)
-                    await writer.drain()
-                    if (await asyncio.wait({reading}, timeout=request.pause))[0]:
-                        break
-            return Response(0) if request.leaves else await reading
-        finally:
-            reading.cancel()
-            writer.close()
-
-    def check(self, kind: str, request: Request, response: Response) -> None:
+    def check(self, request: Request, response: Response) -> None:
         """Count a response and check its status and captions."""
-        status = response.status
-        closing = "stopping" if CLOSING in response.body else "busy"
-        self.counts[kind, f"503 {closing}" if status == 503 else str(status or "closed")] += 1
+        kind, status = request.kind, response.status
+        self.counts[kind, str(status or "closed")] += 1
         if request.id:
             self.received[request.id] = response
         if status not in request.allowed | BUSY and not (status == 0 and self.restarting):
-            self.wrong.append(f"{kind}: status {status}")
+            self.wrong[f"{kind}: status {status}"] += 1
         if status != 200 or not request.photos:
             return
         results = [{"status": 200, **json.loads(line)} for line in response.body.splitlines()]
         if len(results) != len(request.photos):
-            self.wrong.append(f"{kind}: {len(results)} results")
+            self.wrong[f"{kind}: {len(results)} results"] += 1
         for result, number in zip(results, request.photos, strict=False):
             if result["status"] == 200 and number is not None:
                 caption = result["captions"][0]["text"]
                 if self.captions.setdefault(number, caption) != caption:
-                    self.wrong.append(f"photo {number} got the caption of another: {caption}")
+                    self.wrong[f"photo {number} got the caption of another: {caption}"] += 1
             elif result["status"] not in {200 if number is not None else 415} | BUSY:
-                self.wrong.append(f"{kind}: a photo with status {result['status']}")
+                self.wrong[f"{kind}: a photo with status {result['status']}"] += 1
+
+    def check_log(self, lines: list[dict[str, Any]], stopped: datetime) -> None:
+        """Compare the server's log, and the time of SIGTERM, with what the clients received."""
+        for line in lines:
+            response = self.received.get(line.get("id", ""))
+            if response is None:
+                continue
+            end = datetime.fromisoformat(line["time"])
+            begin = end - timedelta(milliseconds=line["ms"] + 1)  # it is rounded
+            if line["status"] != response.status:
+                both = f"status {line['status']} in the log, {response.status} received"
+                self.wrong[f"valid: {both}"] += 1
+            if begin < stopped < end and CLOSING in response.body and line["status"] != 429:
+                self.wrong["a photo that was accepted before SIGTERM was refused after it"] += 1
 
 
 # --- the server ----------------------------------------------------------------------------------
@@ -316,15 +309,15 @@ class Soak:
 class Server:
     """A server's process, which can be started again on its port."""
 
-    def __init__(self, port: int, model: str | None, log: Path, *, attacked: bool) -> None:
+    def __init__(self, log: Path, *options: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
         self.log = log
-        self.command = [sys.executable, "-m", "captioner", "serve", "--port", str(port)]
-        self.command += ["--log-format", "json", "--max-queue", "48"]
-        self.command += (
-            ["--max-per-client", str(PER_CLIENT)] if attacked else ["--precision", "fp32"]
-        )
-        self.command += ["--max-bytes", str(MAX_BYTES), "--timeout", str(TIMEOUT)]
-        self.command += ["--model", model] if model else []
+        self.command = [
+            *(sys.executable, "-m", "captioner", "serve", "--port", str(self.port), *options),
+            *("--log-format", "json", "--max-queue", "48"),
+            *("--max-bytes", str(MAX_BYTES), "--timeout", str(TIMEOUT)),
+        ]
 
     def start(self) -> None:
         """Start, and wait until it listens."""
@@ -347,109 +340,93 @@ class Server:
         return process.memory_info().rss >> 20, process.num_fds()
 
 
-async def run(soak: Soak, server: Server, clients: int, seconds: float) -> datetime:
-    """Run the clients and restart the server in the middle; returns the time of SIGTERM."""
-    start = time.monotonic()
-    tasks = [asyncio.create_task(soak.client(seed)) for seed in range(clients)]
+def soak_and_restart(soak: Soak, server: Server, seconds: float) -> datetime:
+    """Measure while clients run, and restart in the middle; returns the time of SIGTERM."""
+    start, half, samples = time.monotonic(), SAMPLES // 2, []
     print("| minute | memory, MiB | descriptors |\n|---|---|---|")
-    samples = []
     for sample in range(1, SAMPLES + 1):
-        await asyncio.sleep(seconds / SAMPLES)
+        time.sleep(seconds / SAMPLES)
         memory, descriptors = server.usage()
         samples.append(memory)
         minute = (time.monotonic() - start) / 60
         print(f"| {minute:.1f} | {memory:,} | {descriptors} |", flush=True)
-        if sample == SAMPLES // 2:
+        if sample == half:
             soak.restarting, began, stopped = True, time.monotonic(), datetime.now(timezone.utc)
-            if code := await asyncio.to_thread(server.stop):
-                soak.wrong.append(f"the server exited with {code} on SIGTERM")
-            await asyncio.to_thread(server.start)
+            if code := server.stop():
+                soak.wrong[f"the server exited with {code} on SIGTERM"] += 1
+            server.start()
             soak.restarting = False
             soak.end += time.monotonic() - began
-    await asyncio.gather(*tasks)
-    half = SAMPLES // 2
     # Of each process after its warm-up, which is all there is of a short soak.
     for first, last in ((samples[1], samples[half - 1]), (samples[half + 1], samples[-1])):
         if seconds >= 600 and last > GROWTH * first:
-            soak.wrong.append(f"memory grew from {first} to {last} MiB")
+            soak.wrong[f"memory grew from {first} to {last} MiB"] += 1
     return stopped
 
 
-async def attack(soak: Soak, server: Server, attackers: int, seconds: float) -> None:
-    """Run attackers and ordinary clients; print how long the latter wait."""
-    bombs = [make() for make in BOMBS]
-    clients = [soak.attacker(seed, bombs) for seed in range(attackers)]
-    running = asyncio.gather(*clients, *(soak.ordinary(seed) for seed in range(4)))
-    await asyncio.sleep(seconds / 2)
-    memory, descriptors = server.usage()
-    print(f"under attack: {memory:,} MiB, {descriptors} descriptors")
-    await running
+def check_ordinary(soak: Soak, server: Server) -> None:
+    """Print how long ordinary clients waited under attack."""
     used = sum(psutil.Process(server.process.pid).cpu_times()[:2])
     print(f"processor time of the server, start included: {used:.0f} s")
-    found = [float(np.percentile(soak.seconds, share)) for share in (50, 95, 99, 100)]
-    print(f"{len(soak.seconds)} ordinary requests: 50%, 95%, 99%, all within ", end="")
+    found = np.percentile(soak.waited, (50, 95, 99, 100)).tolist()
+    print(f"{len(soak.waited)} ordinary requests: 50%, 95%, 99%, all within ", end="")
     print(", ".join(f"{one:.2f}" for one in found), "s")
     if found[2] > ORDINARY:
-        soak.wrong.append(f"1 of 100 ordinary requests took more than {found[2]:.2f} s")
-    if refused := sum(
-        n
-        for (kind, outcome), n in soak.counts.items()
-        if (kind, outcome) != ("valid", "200") and kind == "valid"
-    ):
-        soak.wrong.append(f"{refused} ordinary requests were refused")
-
-
-def check_log(soak: Soak, lines: list[dict[str, Any]], stopped: datetime) -> None:
-    """Compare the server's log with what the clients received."""
-    for line in lines:
-        response = soak.received.get(line.get("id", ""))
-        if response is None:
-            continue
-        end = datetime.fromisoformat(line["time"])
-        begin = end - timedelta(milliseconds=line["ms"] + 1)  # it is rounded
-        if line["status"] != response.status:
-            problem = f"valid: status {line['status']} in the log, {response.status} received"
-            soak.wrong.append(problem)
-        if begin < stopped < end and line["status"] not in (200, 429) and CLOSING in response.body:
-            soak.wrong.append("a photo that was accepted before SIGTERM was refused after it")
+        soak.wrong[f"1 of 100 ordinary requests took more than {found[2]:.2f} s"] += 1
+    if refused := len(soak.waited) - soak.counts[VALID, "200"]:
+        soak.wrong[f"{refused} ordinary requests were refused"] += 1
 
 
 def main() -> None:
     """Soak, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=900)
-    parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--attackers", type=int, default=0)
-    parser.add_argument("--model", help="model folder; default: the shipped model")
+    parser.add_argument("--model", default="shipped", help="model folder")
     options = parser.parse_args()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        server = Server(port, options.model, Path(folder) / "log", attacked=bool(options.attackers))
+    attackers = options.attackers
+    limits = ["--max-per-client", "4"] if attackers else ["--precision", "fp32"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ThreadPoolExecutor(CLIENTS + attackers) as pool,
+    ):
+        server = Server(Path(folder) / "log", "--model", options.model, *limits)
         server.start()
+        soak = Soak(server.port, options.seconds)
+        tasks: list[Future[None]] = []
         try:
-            soak = Soak(port, options.seconds)
-            if options.attackers:
-                asyncio.run(attack(soak, server, options.attackers, options.seconds))
-                stopped = datetime.now(timezone.utc)
+            if attackers:
+                for seed in range(attackers):
+                    address = ATTACKING[seed % len(ATTACKING)]
+                    tasks.append(pool.submit(soak.client, attack, seed, address, 0.02))
+                time.sleep(WARM_UP)
+                valid = partial(request_of, VALID)
+                tasks += [pool.submit(soak.client, valid, seed, pause=0.2) for seed in range(4)]
             else:
-                stopped = asyncio.run(run(soak, server, options.clients, options.seconds))
+                tasks += [pool.submit(soak.client, mixed, seed) for seed in range(CLIENTS)]
+                stopped = soak_and_restart(soak, server, options.seconds)
+            for task in tasks:
+                task.result()
+            if attackers:
+                check_ordinary(soak, server)
+                stopped = datetime.now(timezone.utc)
             time.sleep(2 * TIMEOUT)  # idle connections are closed
             memory, descriptors = server.usage()
+            print(f"| the clients have left | {memory:,} | {descriptors} |\n")
             if descriptors > 40:
-                soak.wrong.append(f"{descriptors} descriptors are open after the clients have left")
+                soak.wrong[f"{descriptors} descriptors are open after the clients have left"] += 1
             if code := server.stop():
-                soak.wrong.append(f"the server exited with {code}")
+                soak.wrong[f"the server exited with {code}"] += 1
         finally:
+            soak.end = 0.0
             server.process.kill()
         log = server.log.read_text().splitlines()
-    check_log(soak, [json.loads(line) for line in log if line.startswith("{")], stopped)
-    print(f"| the clients have left | {memory:,} | {descriptors} |\n")
+    soak.check_log([json.loads(line) for line in log if line.startswith("{")], stopped)
     print("| requests | number by status |\n|---|---|")
-    for kind in [*KINDS, "attack"]:
+    for kind in dict.fromkeys(kind for kind, _ in sorted(soak.counts)):
         found = sorted((outcome, n) for (one, outcome), n in soak.counts.items() if one == kind)
         print(f"| {kind} | {', '.join(f'{outcome}: {number:,}' for outcome, number in found)} |")
-    for problem, count in Counter(soak.wrong).most_common(20):
+    for problem, count in soak.wrong.most_common(20):
         print(f"WRONG {problem} ({count} times)")
     sys.exit(bool(soak.wrong))
 

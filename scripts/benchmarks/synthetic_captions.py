@@ -13,14 +13,9 @@ import numpy as np
 LENGTHS = {7: 29, 8: 563, 9: 754, 10: 721, 11: 518, 12: 367, 13: 185, 14: 106, 15: 60, 16: 41,
            17: 33, 18: 10, 19: 12, 20: 5, 21: 7, 22: 6, 23: 3, 24: 3, 25: 4, 26: 1}  # fmt: skip
 
-CAPTIONS = 5
-"""Captions per photo."""
-
-WORDS = 25_000
-"""Vocabulary size, as in COCO; frequencies follow Zipf's law."""
-
-FOLLOWERS = 300
-"""Number of words that may follow a given word."""
+CAPTIONS = 5  # per photo
+WORDS = 25_000  # as in COCO; frequencies follow Zipf's law
+FOLLOWERS = 300  # number of words that may follow a given word
 
 
 def captions(photos: int, seed: int = 0) -> Iterator[str]:
@@ -43,12 +38,12 @@ def captions(photos: int, seed: int = 0) -> Iterator[str]:
             yield " ".join([names[word] for word in row[:length]]).capitalize() + "."
 
 
-def write_annotations(path: Path, photos: int, seed: int = 0) -> None:
+def write_annotations(path: Path, photos: int) -> None:
     """Write a COCO captions file."""
     images = [{"id": n, "file_name": f"{n:012}.jpg"} for n in range(1, photos + 1)]
     annotations = [
         {"id": n, "image_id": 1 + n // CAPTIONS, "caption": text}
-        for n, text in enumerate(captions(photos, seed))
+        for n, text in enumerate(captions(photos))
     ]
     content = {"images": images, "annotations": annotations}
     path.write_text(json.dumps(content), encoding="utf-8")

