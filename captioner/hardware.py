@@ -193,7 +193,7 @@ def memory_errors(advice: str) -> Iterator[None]:
 EXTRAS = {
     "torch": ("torch", "torchvision"),
     "serve": (
-        "fastapi", "fastapi_offline", "prometheus_client", "python_multipart", "starlette",
+        "fastapi", "fastapi_offline", "prometheus_client", "starlette", "werkzeug",
         "granian",
     ),
     "train": ("torch", "torchvision", "accelerate"),

@@ -13,27 +13,26 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import logging
 import math
 from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple
 
 from fastapi import Request
 from pydantic_core import from_json
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
+from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.http import parse_options_header
+from werkzeug.sansio.multipart import Data, Field, File, MultipartDecoder, NeedData
 
 from captioner.serving.options import Limits
 from captioner.serving.schema import MAX_TEXT, RequestError, client_closed, shortened
-
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its warnings quote the body
 
 FORM, JSON = "multipart/form-data", "application/json"
 NAMES = ("image", "images")  # of the fields that hold photos
 MAX_FIELDS = 100  # of a form, beside its photos
 JSON_PHOTOS = 8  # of the largest, as long as a JSON list may be; forms have no such limit
 _OVERHEAD = 64 << 10  # most bytes of a body beside its photos
+_PIECE = 64 << 10  # bytes of a form that are decoded at a time
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _SEVERAL = "send several photos to POST /v1/batch"
 
@@ -97,7 +96,8 @@ def _content_type(request: Request) -> str:
 
 
 def _boundary(request: Request) -> bytes:
-    return parse_options_header(request.headers.get("content-type"))[1].get(b"boundary", b"")
+    kind = parse_options_header(request.headers.get("content-type"))
+    return kind[1].get("boundary", "").encode("latin-1", "replace")
 
 
 def _most_bytes(kind: str, limits: Limits, several: bool) -> float:
@@ -202,104 +202,71 @@ def from_base64(given: Any, most: int) -> Upload:
 
 
 async def _read_form(request: Request, limits: Limits, options: Options, several: bool) -> Photos:
-    form = _Form(limits.max_bytes, options, several)
-    callbacks: Any = {name: getattr(form, name) for name in dir(form) if name.startswith("on_")}
-    try:
-        parser = MultipartParser(_boundary(request), callbacks)
-        async for chunk in _chunks(request, _most_bytes(FORM, limits, several), "the form"):
-            parser.write(chunk)
-            while form.complete:
-                item = form.complete.pop(0)
-                if isinstance(item, RequestError):
-                    raise item
-                yield item
-    except FormParserError as error:
-        raise RequestError(400, "form", f"not a valid form: {error}") from error
-    if not form.ended:
-        raise RequestError(400, "form", "the form ends before its last boundary; send it again")
-    if not form.photos:
-        raise form.no_photo()
-
-
-class _Form:
-    """Collects the parts of a form from the parser's callbacks."""
-
-    def __init__(self, max_bytes: int, options: Options, several: bool) -> None:
-        self.complete: list[Upload | RequestError] = []
-        self.photos = self._count = 0
-        self.ended = False
-        self._max_bytes, self._options, self._several = max_bytes, options, several
-        self._found: dict[str, None] = {}
-        self._headers: dict[bytes, bytes] = {}
-        self._header = self._value = b""
-        self._data: io.BytesIO | None = None  # None: the rest of the part is skipped
-
-    def no_photo(self) -> RequestError:
-        found = shortened(", ".join(self._found)) or "no fields"
-        message = f"the form has no file field named {NAMES[0]}; found {found}"
-        return RequestError(422, "fields", message)
-
-    def on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._header += data[start:end]
-
-    def on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def on_header_end(self) -> None:
-        self._headers[self._header.lower()] = self._value
-        self._header = self._value = b""
-
-    def on_headers_finished(self) -> None:
-        disposition = self._headers.get(b"content-disposition", b"")
-        options = parse_options_header(disposition)[1]
-        kind = self._headers.get(b"content-type", b"").lower()
-        self._headers = {}
-        self._name = options.get(b"name", b"").decode("utf-8", "replace")
-        self._file_name = options.get(b"filename", b"").decode("utf-8", "replace")
-        # filename* is not for forms (RFC 7578, 4.2) and thus not parsed, but some clients send it.
-        self._is_photo = b"filename" in options or b"filename*=" in disposition.lower()
-        self._is_photo |= kind.startswith((b"image/", b"application/oct"))
-        self._data = io.BytesIO()
-        self._found[self._name] = None
-        if self._is_photo and self._name not in NAMES:
-            raise self.no_photo()
-        self.photos += self._is_photo
-        self._count += not self._is_photo
-        if self._count > MAX_FIELDS:
-            raise RequestError(422, "fields", f"the form has more than {MAX_FIELDS} options")
-
-    def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._data is None:
-            return
-        self._data.write(memoryview(data)[start:end])
-        size, most = self._data.tell(), self._max_bytes
-        if self._is_photo and size > most:
-            self._data, error = None, _too_many_bytes("the photo", f"more than {most:,}", most)
-            self.complete.append(Upload(io.BytesIO(), self._file_name, error))
-        elif not self._is_photo and size > 4 * MAX_TEXT:
-            message = f"the field {shortened(self._name)} has more than {4 * MAX_TEXT:,} bytes"
+    found: dict[str, None] = {}  # names of fields
+    photos = fields = 0
+    part: File | Field | None = None
+    async for event in _events(request, _most_bytes(FORM, limits, several)):
+        if isinstance(event, File | Field):
+            part, name = event, event.name or ""
+            content, error = io.BytesIO(), None
+            kind = part.headers.get("content-type", "").lower()
+            is_photo = isinstance(part, File) or kind.startswith(("image/", "application/oct"))
+            found[name] = None
+            if is_photo and name not in NAMES:
+                raise _no_photo(found)
+            photos, fields = photos + is_photo, fields + (not is_photo)
+            if fields > MAX_FIELDS:
+                raise RequestError(422, "fields", f"the form has more than {MAX_FIELDS} options")
+            continue
+        if error is None:
+            content.write(event.data)
+        size, most = content.tell(), limits.max_bytes
+        if is_photo and size > most:
+            content, error = io.BytesIO(), _too_many_bytes("the photo", f"more than {most:,}", most)
+        elif not is_photo and size > 4 * MAX_TEXT:
+            message = f"the field {shortened(name)} has more than {4 * MAX_TEXT:,} bytes"
             raise RequestError(422, "fields", f"{message}; a photo needs a file name")
-
-    def on_part_end(self) -> None:
-        if self._data is None:
-            return
-        if self._is_photo:
-            error = None if self._data.tell() else _empty("the file")
-            self._data.seek(0)
-            self.complete.append(Upload(self._data, self._file_name, error))
-            return
-        text = self._data.getvalue().decode("utf-8", "replace")
-        if self._name in NAMES:
-            message = f"{self._name} is the text {shortened(text)!r}, not a file; with curl"
-            hint = f"put @ before the file's name: -F {self._name}=@photo.jpg"
+        if event.more_data:
+            continue
+        if is_photo:
+            content.seek(0)
+            error = error or (None if size else _empty("the file"))
+            yield Upload(content, getattr(part, "filename", ""), error)
+            continue
+        text = content.getvalue().decode("utf-8", "replace")
+        if name in NAMES:
+            message = f"{name} is the text {shortened(text)!r}, not a file; with curl"
+            hint = f"put @ before the file's name: -F {name}=@photo.jpg"
             raise RequestError(422, "fields", f"{message}, {hint}")
-        if self.photos and self._several:  # the photos are captioned as they arrive
-            message = f"the option {self._name} comes after a photo"
+        if photos and several:  # the photos are captioned as they arrive
+            message = f"the option {name} comes after a photo"
             hint = "put options before the photos, or in the query"
-            self.complete.append(RequestError(422, "options", f"{message}; {hint}"))
-        given = self._options.get(self._name)
-        several = [given, text] if isinstance(given, str) else [*(given or ()), text]
-        self._options[self._name] = text if given is None else several
+            raise RequestError(422, "options", f"{message}; {hint}")
+        given = options.get(name)
+        values = [given, text] if isinstance(given, str) else [*(given or ()), text]
+        options[name] = text if given is None else values
+    if not photos:
+        raise _no_photo(found)
 
-    def on_end(self) -> None:
-        self.ended = True
+
+def _no_photo(found: dict[str, None]) -> RequestError:
+    names = shortened(", ".join(found)) or "no fields"
+    message = f"the form has no file field named {NAMES[0]}; found {names}"
+    return RequestError(422, "fields", message)
+
+
+async def _events(request: Request, most: float) -> AsyncGenerator[File | Field | Data, None]:
+    """The parts of a form as they arrive, each followed by pieces of its content."""
+    decoder = MultipartDecoder(_boundary(request), 4 * _PIECE)
+    try:
+        async for chunk in _chunks(request, most, "the form"):
+            for start in range(0, len(chunk), _PIECE):
+                decoder.receive_data(chunk[start : start + _PIECE])
+                while not isinstance(event := decoder.next_event(), NeedData):
+                    if isinstance(event, File | Field | Data):
+                        yield event
+        decoder.receive_data(None)
+        decoder.next_event()
+    except (ValueError, RequestEntityTooLarge) as error:
+        message = "the form is malformed, or ends before its last boundary; send it again"
+        raise RequestError(400, "form", message) from error

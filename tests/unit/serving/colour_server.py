@@ -46,6 +46,7 @@ class ColourModel:
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         """The colours of every batch, in order of their start."""
+        self.searches: list[SearchOptions] = []
         self.entered = threading.Semaphore(0)
         """Released when a batch starts."""
         self.gate = threading.Event()
@@ -69,6 +70,7 @@ class ColourModel:
     def caption_batch(
         self, photos, options, *, alternatives=0, method="attention", check=lambda: None
     ) -> list[list[Caption]]:
+        self.searches.append(options)
         colours = self._begin(photos, options.beam_size)
         return [
             [

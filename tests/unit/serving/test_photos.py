@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from colour_server import png, until
+from colour_server import OWN, png, until
 
 JSON = {"content-type": "application/json"}
 
@@ -91,54 +91,29 @@ async def test_forms_arrive_in_parts(serve, size):
     assert len(response.json["captions"][0]["alternatives"][0]) == 3
 
 
-async def test_options_in_the_body_are_those_of_the_query(serve, model, monkeypatch):
-    seen = []
-    real = model.caption_batch
-    monkeypatch.setattr(
-        model,
-        "caption_batch",
-        lambda p, o, **k: seen.append((o, k["alternatives"])) or real(p, o, **k),
-    )
-    query = {"beam_size": 3, "num_captions": 2, "banned_words": ["a", "b"], "alternatives": 1}
+async def test_options_in_the_body_are_those_of_the_query(serve, model):
+    query = {"beam_size": "3", "num_captions": "2", "banned_words": "a,b"}
+    query |= {"alternatives": "1", "attention": "true"}
+    several = [option(*one) for one in query.items()]
+    twice = [option("banned_words", "a"), option("banned_words", "b")]
+    in_json = {**query, "banned_words": ["a", "b"], "attention": True, "seed": None}
+    defaults = {"alternatives": 0, "attention": "false"}  # Swagger UI puts them into the query
 
-    in_form = {name: str(value) for name, value in query.items() if name != "banned_words"}
-    several = [option(name, value) for name, value in in_form.items()]
-    requests: list[tuple[Any, dict[str, Any]]] = [
-        ((png(), {}), {"attention": "true", **query}),
-        # the photo first, as people type it
-        (
-            parts(
-                file(png()),
-                *several,
-                option("banned_words", "a"),
-                option("banned_words", "b"),
-                option("attention", "true"),
-            ),
-            {},
-        ),
-        (parts(*several, option("banned_words", "a,b"), file(png())), {"attention": "true"}),
-        (as_json({"image": text(png()), "attention": True, "seed": None, **query}), {}),
+    server = await serve()
+    responses = [
+        await server.post(body, headers=headers, **parameters).response()
+        for (body, headers), parameters in (
+            ((png(), {}), query),
+            (parts(file(png()), *several), {}),  # the photo first, as people type it
+            (parts(*several[:2], *twice, *several[3:], file(png())), defaults),
+            (as_json({"image": text(png()), **in_json}), {}),
+        )
     ]
-
-    server = await serve()
-    bodies = set()
-    for (body, headers), parameters in requests:
-        response = await server.post(body, headers=headers, **parameters).response()
-        assert len(response.texts) == 2
-        bodies.add(response.body)
-    assert len(bodies) == 1
-    assert "alphas" in response.json["captions"][0]
-    assert len({str(one) for one in seen}) == 1
-    assert seen[0][0].banned_words == ("a", "b")
-
-
-async def test_defaults_in_the_query_give_way_to_the_body(serve):
-    """Swagger UI puts attention=false and alternatives=0 into the query."""
-    server = await serve()
-    body, headers = form({"image": png()}, alternatives="2")
-    query = {"alternatives": 0, "attention": "false"}
-    response = await server.post(body, headers=headers, **query).response()
-    assert len(response.json["captions"][0]["alternatives"][0]) == 2
+    assert len({one.body for one in responses}) == 1
+    first, _ = responses[0].json["captions"]
+    assert "alphas" in first
+    assert len(first["alternatives"][0]) == 1
+    assert model.searches == [OWN.changed(beam_size=3, num_captions=2, banned_words=("a", "b"))] * 4
 
 
 # --- limits --------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import json
 import re
@@ -63,18 +62,6 @@ def read(site: Path) -> dict[str, bytes]:
 def site_of(exported: Path) -> tuple[Site, dict[str, bytes]]:
     target = exported.parent / "site"
     return write_site(exported, target, RUNTIME), read(target)
-
-
-def test_the_model_and_the_runtime_are_stored_compressed(exported) -> None:
-    written, files = site_of(exported)
-
-    for name in ("encoder.onnx", "decoder.onnx", "confidence.safetensors"):
-        assert gzip.decompress(files[f"model/{name}.gzip"]) == (exported / name).read_bytes()
-    wasm = "ort-wasm-simd-threaded.wasm"
-    assert gzip.decompress(files[f"runtime/{wasm}.gzip"]) == RUNTIME[wasm]
-    assert not any("document_frequencies" in name for name in files)
-    assert written.files == len(files)
-    assert 0 < written.gpu < written.first_load
 
 
 def test_the_service_worker_knows_every_file_by_its_content(exported) -> None:
