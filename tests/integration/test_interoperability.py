@@ -142,7 +142,7 @@ def test_the_fiftyone_recipe(here, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "fiftyone", fiftyone)
     assert main(["attend", "photos", "-o", "maps.npz"]) == OK
 
-    dataset = run_example(1)["dataset"]
+    dataset = run_example(1, run_example(0))["dataset"]
 
     maps = load("maps.npz")
     assert [sample["filepath"] for sample in dataset] == maps["photos"].tolist()
