@@ -326,3 +326,36 @@ def test_samples_are_reproducible_and_depend_on_photo_and_seed(
     assert sample(copy) == sample(photos[0])  # depends on the pixels, not on the path
     with Image.open(photos[0]) as picture:
         assert sample(picture) == sample(photos[0])
+
+
+# --- batches ---
+
+
+def test_explain_batch_equals_explaining_single_photos(captioner: Captioner, photos: list[Path]):
+    texts = ["a", "a dog runs on grass", "red cat"]
+    prepared = [captioner.prepare(open_image(photo)) for photo in photos[:3]]
+
+    explained = captioner.explain_batch(prepared, [captioner.known_words(text) for text in texts])
+
+    for photo, text, caption in zip(photos, texts, explained, strict=False):
+        assert_same(caption, captioner.explain(photo, text))
+
+
+@pytest.mark.parametrize("strategy", [{}, {"beam_size": 1}, {"num_captions": 3}], ids=str)
+def test_captions_of_features_equal_those_of_photos(
+    captioner: Captioner,
+    photos: list[Path],
+    strategy: dict[str, int],
+):
+    prepared = [captioner.prepare(open_image(photo)) for photo in photos]
+    pixels = torch.from_numpy(np.stack([photo.pixels[0] for photo in prepared]))
+    with torch.no_grad():
+        features = captioner.model.encode(pixels)
+    regions = [photo.crop_box for photo in prepared]
+    options = captioner.options(**strategy)
+    found = captioner.caption_features(features, regions, options)
+    for ours, expected in zip(found, captioner.caption_batch(prepared, options), strict=True):
+        for one, two in zip(ours, expected, strict=True):
+            assert_same(one, two)
+    halves = captioner.caption_features(features.half(), regions, options)  # as in a feature cache
+    assert halves[0][0].log_prob == pytest.approx(found[0][0].log_prob, abs=0.05)

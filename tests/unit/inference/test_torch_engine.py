@@ -1,8 +1,9 @@
-"""Searching with real decoders: agreement with teacher forcing, and ensembles."""
+"""The network run by torch: its weights, its steps, and ensembles of decoders."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,13 @@ from table_stepper import (
     TableStepper,
     random_table,
 )
+from torch import nn
+from toy_captioner import stored
 
+from captioner.data.images import open_image
+from captioner.hardware import autocast
+from captioner.inference.captioner import Captioner
+from captioner.inference.folder import StoredModel
 from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.build import build_decoder
 from captioner.model.decoder import Decoder
@@ -80,6 +87,47 @@ def test_keys_are_projected_once_and_not_copied_per_beam(decoder, features) -> N
     assert keys[0] == B
     assert keys == sorted(keys, reverse=True)
     assert stepper.memory.keys.shape[0] == stepper.memory.values.shape[0] == keys[-1]
+
+
+def with_norms() -> StoredModel:
+    """A model whose encoder folds norms, with random batch norm statistics."""
+    model = stored(encoder="timm/tf_efficientnet_lite0", size=64)
+    for module in model.model.encoder.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.1)
+            module.running_mean.normal_(std=0.1)  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    return model
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", 1e-5), ("bf16", 0.1)])
+@torch.inference_mode()
+def test_folded_norms_give_the_same_features(precision, allowed, photos: list[Path]):
+    model = with_norms()
+    captioner = Captioner(model, device="cpu", precision=precision)
+    pixels = np.stack([captioner.prepare(open_image(photo)).pixels[0] for photo in photos])
+    expected = model.model.encode(torch.from_numpy(pixels))
+
+    with autocast(precision, captioner.device):
+        found = captioner.model.encode(torch.from_numpy(pixels)).float()
+
+    assert (found - expected).norm() <= allowed * expected.norm()
+    assert expected.std(dim=0).mean() > 0.01  # photos differ
+
+
+def test_inference_leaves_the_stored_weights_as_they_are(photos: list[Path]):
+    model = with_norms()
+    before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
+    learning = [parameter.requires_grad for parameter in model.model.parameters()]
+    for precision in ("fp32", "bf16"):
+        Captioner(model, device="cpu", precision=precision).caption(photos[0])  # type: ignore[arg-type]
+    after = model.model.state_dict()
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]), name
+        assert tensor.dtype == after[name].dtype
+    assert learning == [parameter.requires_grad for parameter in model.model.parameters()]
 
 
 # --- Ensembles -----------------------------------------------------------------------------------
