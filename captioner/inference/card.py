@@ -10,11 +10,13 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from safetensors import safe_open
 
 from captioner.errors import ConfigError, counted
 from captioner.files import atomic_write
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 Report = Mapping[str, Any]
 """What ``captioner evaluate -o`` writes."""
 
-USE_AND_LIMITS = Path(__file__).with_name("card.md")
+TEMPLATE = Path(__file__).with_name("card.md")
 PICTURE = "attention.png"
 METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr", "CIDEr_D", "SPICE")
 _HUB_METRICS = {"Bleu": "bleu", "METEOR": "meteor", "ROUGE": "rouge", "CIDEr": "cider"}
@@ -123,32 +125,39 @@ def make_card(
         name = Path(str(report.get("annotations", "captions"))).stem
         if reports.setdefault(name, report) is not report:
             raise ConfigError(f"two reports are about {name}; give one report per data set")
-    title = repo.partition("/")[2] if repo else (_run(folder) or folder.resolve()).name
+    name = repo.partition("/")[2] if repo else (_run(folder) or folder.resolve()).name
+    styles = ", ".join(f"`{style}`" for style in config.get("styles", ()))
     required = config.get("requires", ())  # scorers or encoders that are not built in
-    shown = options.picture is not None
     packages = [one["package"] for one in required if "package" in one]
-    parts = [
-        _header(config, title, options, reports),
-        f"# {title}",
-        _summary(folder, config),
-        f"![Where the model looked for each word]({PICTURE})\n\n*{caption}*" if shown else "",
-        "\n".join(
-            f"The {one['kind']} `{one['name']}` is code of the author, which is not in this "
-            f"folder; register it before loading the model (`captioner.register_{one['kind']}`)."
-            for one in required
-            if "package" not in one
-        ),
-        USE_AND_LIMITS.read_text(encoding="utf-8")
-        .strip()
-        .format(
-            model=f"hf:{repo}" if repo else "FOLDER",
-            package=" ".join(["'captioner[hub]'" if repo else "captioner", *packages]),
-            grid=_grid(config),
-        ),
-        _scores(reports) if reports else _validation_scores(_training_row(config)),
-        _training(folder, config),
-    ]
-    return _marked("\n\n".join(part for part in parts if part) + "\n")
+    own_code = (
+        f"The {one['kind']} `{one['name']}` is code of the author, which is not in this folder; "
+        f"register it before loading the model (`captioner.register_{one['kind']}`)."
+        for one in required
+        if "package" not in one
+    )
+    shown = f"![Where the model looked for each word]({PICTURE})\n\n*{caption}*"
+    with safe_open(folder / WEIGHTS, framework="np") as file:
+        shapes = [file.get_slice(tensor).get_shape() for tensor in file.keys()]  # noqa: SIM118
+    body = TEMPLATE.read_text(encoding="utf-8").format(
+        **config["decoder"],
+        title=name,
+        encoder=config["encoder"]["name"],
+        grid=" x ".join(map(str, config["encoder"]["grid"])),
+        image_size=config["preprocessing"]["image_size"],
+        words=len(config["vocabulary"]),
+        kind="sub-word pieces" if config.get("tokenizer", "words") == "bpe" else "words",
+        parameters=sum(map(math.prod, shapes)) / 1e6,
+        megabytes=(folder / WEIGHTS).stat().st_size / 1e6,
+        styles=f" Styles: {styles}." if styles else "",
+        picture="" if options.picture is None else shown,
+        own_code="\n".join(own_code),
+        model=f"hf:{repo}" if repo else "FOLDER",
+        package=" ".join(["'captioner[hub]'" if repo else "captioner", *packages]),
+        scores=_scores(reports) if reports else _validation_scores(_training_row(config)),
+        training=_training(folder, config),
+    )
+    header = _header(config, name, options, reports)
+    return _marked(re.sub(r"\n{3,}", "\n\n", f"{header}\n\n{body.strip()}\n"))
 
 
 def _marked(text: str) -> str:
@@ -191,10 +200,6 @@ def _run(folder: Path) -> Path | None:
 def _training_row(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the training recorded of its best epoch."""
     return dict(config.get("info", {}).get("training", {}))
-
-
-def _grid(config: Mapping[str, Any]) -> str:
-    return " x ".join(map(str, config["encoder"]["grid"]))
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -240,26 +245,6 @@ def _header(
         eval_results=results or None,
     )
     return f"---\n{data.to_yaml()}\n---"
-
-
-def _summary(folder: Path, config: Mapping[str, Any]) -> str:
-    """Architecture and size, in a sentence."""
-    from safetensors import safe_open
-
-    decoder = config["decoder"]
-    styles = ", ".join(f"`{style}`" for style in config.get("styles", ()))
-    kind = "sub-word pieces" if config.get("tokenizer", "words") == "bpe" else "words"
-    with safe_open(folder / WEIGHTS, framework="np") as file:
-        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
-    return (
-        "Describes a photo in a sentence and shows where it looked for each word: an encoder "
-        f"(`{config['encoder']['name']}`) of {_grid(config)} regions at "
-        f"{config['preprocessing']['image_size']} pixels, and an LSTM with {decoder['hidden_dim']} "
-        f"units, {decoder['attention']} attention ({decoder['selection']}) and a vocabulary of "
-        f"{len(config['vocabulary']):,} {kind}; {sum(map(math.prod, shapes)) / 1e6:.1f} million "
-        f"parameters, {(folder / WEIGHTS).stat().st_size / 1e6:.1f} MB."
-        + (f" Styles: {styles}." if styles else "")
-    )
 
 
 def _scores(reports: Mapping[str, Report]) -> str:
