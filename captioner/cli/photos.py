@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from captioner.cli.outputs import warn
 from captioner.data.folders import Skipped, expand_pattern, find_images
-from captioner.data.formats import FORMATS, PhotoFormat, format_by_name
+from captioner.data.formats import FORMATS, VIDEO, PhotoFormat, format_by_name
 from captioner.data.images import open_image
 from captioner.errors import ConfigError, DataError, counted
 from captioner.option_fields import File, Shown
@@ -76,11 +76,15 @@ class Photos:
             warn(f"skipped {photos} ({_by_extension(extensions)}): {kind.problem}")
         for extension in OWN:
             skipped.others.pop(extension, None)
+        videos = 0
+        if self.formats == FORMATS:
+            videos = sum(skipped.others.pop(extension, 0) for extension in VIDEO.extensions)
         others = skipped.others.total()
         noun = "photo" if self.formats == FORMATS else "video"
         files = f"file that is not a {noun}" if others == 1 else f"files that are not {noun}s"
         rest = {
             f"{others} {files} ({_by_extension(skipped.others)})": others,
+            f"{counted(videos, 'video')} (captioner caption --every 5s captions their frames)": videos,
             f"{counted(self.pictures, 'picture')} made by captioner attend": self.pictures,
             f"{counted(skipped.twins, 'camera RAW file')} beside a photo of the same name":
                 skipped.twins,

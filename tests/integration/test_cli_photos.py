@@ -67,7 +67,8 @@ def test_files_that_are_not_photos_are_counted(folder, caption, capsys):
     photos, notes = captioned(capsys)
     assert photos == [f"holiday/{n}.png" for n in (1, 2, 3, 4)]
     assert notes == [
-        "captioner: skipped 3 files that are not photos (2 .txt, 1 .mp4); 1 hidden photo; "
+        "captioner: skipped 2 files that are not photos (2 .txt); 1 video (captioner caption "
+        "--every 5s captions their frames); 1 hidden photo; "
         "1 subfolder (give --recursive to search them)"
     ]
 
