@@ -84,7 +84,8 @@ class Photos:
         files = f"file that is not a {noun}" if others == 1 else f"files that are not {noun}s"
         rest = {
             f"{others} {files} ({_by_extension(skipped.others)})": others,
-            f"{counted(videos, 'video')} (captioner caption --every 5s captions their frames)": videos,
+            f"{counted(videos, 'video')} (captioner caption --every 5s captions their frames)":
+                videos,
             f"{counted(self.pictures, 'picture')} made by captioner attend": self.pictures,
             f"{counted(skipped.twins, 'camera RAW file')} beside a photo of the same name":
                 skipped.twins,
