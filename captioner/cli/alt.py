@@ -20,7 +20,7 @@ from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import refuse_overwrite, require_parent, warn
 from captioner.data.html_images import HtmlImage, HtmlPage
 from captioner.data.progress import photo_bar
-from captioner.drawing.review import review_page
+from captioner.drawing.pages import review_page
 from captioner.errors import ConfigError, DataError, counted
 from captioner.files import atomic_write, read_input
 from captioner.option_fields import File, Shown

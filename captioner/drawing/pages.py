@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from captioner.caption import DOUBTFUL, Caption
@@ -185,3 +186,20 @@ def _item(entry: Entry, number: int, panel_size: int) -> str:
         f'<li class="entry" id="entry-{number}"><figure><a href="#photo-{number}">{image}'
         f"<figcaption>{lines}{name}</figcaption></a></figure></li>"
     )
+
+
+def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
+    """A page to review alternative texts: each with its picture, a field and a box to tick.
+
+    Args:
+        site: Folder of the pictures.
+        file: Name of the table.
+        rows: Its rows, of which those with a text have a file.
+    """
+    names = {row["image"] for row in rows if row["alt"]}
+    pictures = {name: data_uri(fit_photo(open_image(site / name), 320)) for name in names}
+    values = {"title": escaped(str(site)), "file": escaped(file)}
+    data = embedded({"rows": rows, "pictures": pictures})
+    body = asset(WEB / "review.html").rstrip().format(data=data, **values)
+    files = [*VIEWER, *(WEB / name for name in ("page.css", "review.css", "review.js"))]
+    return with_policy(document(f"Review: {site}", body, files))
