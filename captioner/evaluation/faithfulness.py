@@ -42,7 +42,6 @@ from captioner.evaluation.bootstrap import MIN_IMAGES, PhotoMeans, compare, inte
 from captioner.evaluation.options import OnError, raise_error
 from captioner.geometry import Geometry
 from captioner.inference.captioner import Captioner
-from captioner.inference.captions import given_hypothesis
 from captioner.inference.engine import Ensemble, Prepared
 from captioner.inference.torch_engine import TorchEngine
 from captioner.model.explanations import WordScorer, rows_per_block
@@ -267,7 +266,7 @@ def measure_photo(
         caption = ensemble.search(memories, search, vocabulary, [photo.seed])[0][0]
     else:
         given = vocabulary.encode(vocabulary.tokenize(reference))
-        caption = given_hypothesis(ensemble.score(memories, [[given]], start), 0, given)
+        caption = ensemble.score(memories, [[given]], start).hypothesis(0, given)
     words = vocabulary.shown(caption.tokens)
     positions = content_words(words, caption.tokens, options.max_words)
     if not len(positions):

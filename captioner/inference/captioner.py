@@ -24,9 +24,14 @@ from captioner.data.prefetch import read_batches, reader_threads
 from captioner.drawing.notebook import PhotoCaption, shown_photo, with_photo
 from captioner.errors import ConfigError, ImageError, OptionError
 from captioner.hardware import Precision
-from captioner.inference.captions import add_alternatives, given_hypothesis
 from captioner.inference.confidence import Observation, no_confidence
-from captioner.inference.engine import ATTENTION_METHODS, Prepared, as_map, open_models
+from captioner.inference.engine import (
+    ATTENTION_METHODS,
+    CaptionScores,
+    Prepared,
+    as_map,
+    open_models,
+)
 from captioner.inference.folder import (
     SHIPPED_MODEL,
     StoredModel,
@@ -378,10 +383,10 @@ class Captioner:
             return []
         encoded = self._encode(photos, method)
         scores = self.ensemble.score(encoded.memories, [[one] for one in captions], start)
-        found = [[given_hypothesis(scores, row, tokens)] for row, tokens in enumerate(captions)]
+        found = [[scores.hypothesis(row, tokens)] for row, tokens in enumerate(captions)]
         explained = self._captions(found, encoded, start, method)
         if alternatives:
-            add_alternatives(explained, scores, alternatives, vocabulary)
+            self._add_alternatives(explained, scores, alternatives)
         return [caption for [caption] in explained]
 
     def observe_batch(
@@ -433,7 +438,7 @@ class Captioner:
         if alternatives:  # score the captions again, so that the search need not store every word
             tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
             scores = self.ensemble.score(encoded.memories, tokens, start)
-            add_alternatives(captions, scores, alternatives, vocabulary)
+            self._add_alternatives(captions, scores, alternatives)
         if calibrator is not None:
             style = options.style or next(iter(vocabulary.styles), "")
             for group, one in zip(captions, seen, strict=True):
@@ -442,6 +447,15 @@ class Captioner:
             for group, words in zip(captions, self._keywords(encoded, options), strict=True):
                 group[0] = replace(group[0], keywords=words)
         return captions
+
+    def _add_alternatives(
+        self, captions: list[list[Caption]], scores: CaptionScores, count: int
+    ) -> None:
+        vocabulary = self.stored.vocabulary
+        for row, group in enumerate(captions):
+            for column, one in enumerate(group):
+                found = scores.alternatives(row, column, len(one.words), count, vocabulary)
+                group[column] = replace(one, alternatives=found)
 
     def _keywords(self, encoded: _Encoded, options: SearchOptions) -> Iterator[tuple[Keyword, ...]]:
         """The keywords of photos; those of the first model."""

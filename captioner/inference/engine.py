@@ -6,6 +6,7 @@ module knows neither and does not import torch.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -16,18 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import CropBox
+from captioner.caption import END_NAME, Alternative, CropBox
 from captioner.errors import ConfigError, OptionError
 from captioner.geometry import Geometry
 from captioner.hardware import Precision
 from captioner.inference.folder import StoredModel, runs_graphs
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import ExplanationMethod, SearchOptions
-from captioner.search.arrays import Array, to_numpy
+from captioner.search.arrays import Array, to_numpy, top_k
 from captioner.search.ensemble import EnsembleStepper, mean, mean_probability
 from captioner.search.search import Hypothesis, Stepper, search
 from captioner.search.words import encode_search_words
-from captioner.text.vocabulary import PAD, Vocabulary
+from captioner.text.vocabulary import END, NEVER_GENERATED, PAD, Vocabulary
 
 ATTENTION_METHODS = ("attention", "attention_gate")
 """Methods of explanation that need no more than what the decoder gives with each word."""
@@ -56,6 +57,34 @@ class CaptionScores(NamedTuple):
     """(B, R, T, L)."""
     gates: Array
     """(B, R, T)."""
+
+    def hypothesis(self, row: int, tokens: list[int]) -> Hypothesis:
+        """The first caption of a photo, as a search would return it; of NumPy arrays."""
+        length = len(tokens)
+        log_probs = self.log_probs[row, 0, np.arange(length + 1), [*tokens, END]]
+        return Hypothesis(
+            tokens=tokens,
+            token_log_probs=log_probs[:-1],
+            alphas=self.alphas[row, 0, :length],
+            gates=self.gates[row, 0, :length],
+            log_prob=float(log_probs.sum()),
+            ended=True,
+        )
+
+    def alternatives(
+        self, row: int, column: int, length: int, count: int, vocabulary: Vocabulary
+    ) -> tuple[tuple[Alternative, ...], ...]:
+        """The ``count`` most probable words at the positions of a caption; of NumPy arrays."""
+        log_probs = self.log_probs[row, column, :length].copy()  # (T, V)
+        log_probs[:, list(NEVER_GENERATED)] = -math.inf
+        most = min(count, log_probs.shape[-1] - len(NEVER_GENERATED))
+        return tuple(
+            tuple(
+                Alternative(END_NAME if token == END else vocabulary.shown([token])[0], value)
+                for value, token in zip(*position, strict=True)
+            )
+            for position in zip(*map(np.ndarray.tolist, top_k(log_probs, most)), strict=True)
+        )
 
 
 class Engine(Protocol):
