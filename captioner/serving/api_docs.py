@@ -21,8 +21,7 @@ There are three ways to send a photo, distinguished by the Content-Type:
     curl --data-binary @photo.jpg http://localhost:8000/v1/captions
     echo '{"image": "'$(base64 -w0 photo.jpg)'"}' | curl --json @- http://localhost:8000/v1/captions
 
-Options are query parameters, or fields of the form or of the JSON object, which count if an option
-is given twice. Errors are JSON,
+Options are query parameters, or fields of the form or of the JSON object. Errors are JSON,
 `{"error": "..."}`, with one line that states what was given, what is allowed and what to do."""
 
 # A PNG of 16 x 12 pixels.

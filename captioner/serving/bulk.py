@@ -40,6 +40,7 @@ class BulkResponse(Response):
 
     def __init__(self, service: Service, request: Request, query: schema.RequestQuery) -> None:
         """Check the request's headers; its body is read while the response is sent."""
+        schema.check_once(request.query_params, query)
         super().__init__()
         self._memory = check_headers(request, service.options, several=True)
         self._service, self._query = service, query

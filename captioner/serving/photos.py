@@ -166,6 +166,8 @@ async def read_object(request: Request, limits: Limits, *, several: bool) -> dic
 
 async def _read_json(request: Request, limits: Limits, options: Options, several: bool) -> Photos:
     data = await read_object(request, limits, several=several)
+    if nulls := [name for name in NAMES if data.get(name, "") is None]:
+        raise RequestError(422, "fields", f"{nulls[0]} is null; give the photo in base64")
     data = {name: value for name, value in data.items() if value is not None}
     found = shortened(", ".join(data)) or "no fields"
     given = [photo for name in NAMES if (photo := data.pop(name, None)) is not None]

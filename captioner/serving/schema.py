@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Interval
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from starlette.datastructures import QueryParams
 
 from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
@@ -158,11 +159,22 @@ def _split(separator: str, given: Any) -> Any:
     return given
 
 
+def check_once(given: QueryParams, query: RequestQuery) -> None:
+    """Refuse query parameters that are repeated but are not lists, of which one would count."""
+    for name in given:
+        if (count := len(given.getlist(name))) > 1 and not query.known[name].is_list:
+            raise RequestError(422, "options", f"{name} is given {count} times; give it once")
+
+
 def with_fields(query: RequestQuery, fields: dict[str, Any]) -> RequestQuery:
-    """The query parameters together with the options of the body, which count in their place."""
+    """The query parameters together with the options of the body, which must be others."""
     model = type(query)
+    given = query.model_dump(exclude_unset=True, exclude_defaults=True)  # Swagger UI sends defaults
+    if twice := sorted(given.keys() & fields.keys()):
+        message = f"{', '.join(twice)} is given in the query and in the body; give it once"
+        raise RequestError(422, "options", message)
     try:
-        return model.model_validate(query.model_dump(exclude_unset=True) | fields)
+        return model.model_validate(given | fields)
     except ValidationError as error:
         raise RequestError(422, "options", query_error(error.errors(), model)) from error
 

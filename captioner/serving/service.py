@@ -117,6 +117,7 @@ class Service:
 
         The body may contain further options beside those of the query.
         """
+        schema.check_once(request.query_params, query)
         memory = check_headers(request, self.options, several=False)
         client = client_of(request)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import io
 import json
@@ -55,6 +56,7 @@ INVALID = [
     ({"words": "zebra"}, "the model does not know zebra"),
     ({"words": "a", "beam_size": 2, "seed": 1}, "with search options (beam_size, seed)"),
     ({"num_captions": 3}, "num_captions is 3; give at most beam_size (2)"),
+    ({"beam_size": [1, 2]}, "beam_size is given 2 times; give it once"),
     ({"beam_size\n": 2}, "unknown parameter 'beam_size\\n'"),
 ]
 
@@ -66,7 +68,11 @@ async def test_invalid_parameters(serve, model):
         assert response.status == 422
         assert message in response.error
         assert len(response.error) < 600
-    assert await server.metric('captioner_refused_total{reason="options"}') == len(INVALID)
+    body = json.dumps({"image": base64.b64encode(png()).decode(), "beam_size": 2}).encode()
+    headers = {"content-type": "application/json"}
+    response = await server.post(body, headers=headers, beam_size=3).response()
+    assert response.error == "beam_size is given in the query and in the body; give it once"
+    assert await server.metric('captioner_refused_total{reason="options"}') == len(INVALID) + 1
     assert model.batches == []
 
 

@@ -166,7 +166,7 @@ REFUSED = {
     "cut off": ((parts(file(png()))[0][:-40], parts()[1]), 400, "ends before its last boundary"),
     "deep JSON": ((b"[" * 70_000, JSON), 400, "not valid JSON: "),
     "no object": (as_json(["abc"]), 422, "the JSON is no object, "),
-    "null": (as_json({"image": None}), 422, "needs one field named image; found no fields"),
+    "null": (as_json({"image": None}), 422, "image is null; give the photo in base64"),
     "list": (as_json({"image": [text(png())]}), 422, "send several photos to POST /v1/batch"),
     "both": (
         as_json({"image": "", "images": []}),
