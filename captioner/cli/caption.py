@@ -236,9 +236,10 @@ class _Run:
     def keep(self, store: Store, names: Mapping[Path, str | int], target: Path | None) -> int:
         """Write captions in or beside the photos, and to a file; return how many photos failed."""
         needed, existing = check_photos(store, list(names))
-        written: list[Path] = []
+        written = 0
 
         def kept() -> Iterator[Entry]:
+            nonlocal written
             for photo in existing:
                 if problem := store.keep(photo, None):
                     yield {"image": names[photo], "error": problem}
@@ -249,14 +250,14 @@ class _Run:
                     best = one["captions"][0]
                     words = [keyword["word"] for keyword in best.get("keywords", ())]
                     problem = store.keep(photo, best["text"], words)
-                    written.extend([photo] * (not problem))
+                    written += not problem
                 yield {"image": names[photo], "error": problem} if problem else one
 
         def finished() -> str:
-            kept = to_continue(
-                f"{counted(len(written), 'caption')} finished", self.argv, "--skip-existing"
-            )
-            return kept if written and store.existing in (None, "skip") and target is None else ""
+            if not written or store.existing not in (None, "skip") or target is not None:
+                return ""
+            kept = f"{counted(written, 'caption')} finished"
+            return to_continue(kept, self.argv, "--skip-existing")
 
         with hint(finished), output(target) as file:
             failed = self.print(file, kept())

@@ -227,9 +227,8 @@ def check_photos(store: Store, photos: Sequence[Path]) -> tuple[list[Path], list
     if existing and store.existing is None:
         photo, found = next(iter(existing.items()))
         where = "a description" if found == photo else f"a caption in {found}"
-        keep = "keep it" if store.folder else "caption only the others"
         raise ConfigError(
-            f"{first_of([*existing])} already has {where}; give --skip-existing to {keep}, or "
+            f"{first_of([*existing])} already has {where}; give --skip-existing to keep it, or "
             "--force to replace it"
         )
     if existing:

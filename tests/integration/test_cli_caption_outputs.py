@@ -284,7 +284,7 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
     code, out, err = caption(album, "--sidecar", "txt")
     assert (code, out) == (USAGE, "")
     assert "b.jpg already has a caption in" in err
-    assert "give --skip-existing to caption only the others, or --force" in err
+    assert "give --skip-existing to keep it, or --force" in err
     assert not (album / "a.txt").exists()
 
     code, out, err = caption(album, "--sidecar", "txt", "--skip-existing")

@@ -138,30 +138,23 @@ from captioner.hardware import keep_freed_memory
 import numpy as np
 # Pages of 4 KiB whatever the machine's setting: huge ones would be too few to count.
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE
-if {keep}:
-    keep_freed_memory(threads={threads})
-def fill():
-    np.ones(100_000_000, dtype=np.uint8)
+{setting}
 def work():
-    fill()
+    np.ones(100_000_000, dtype=np.uint8)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(4):
-        fill()
+        np.ones(100_000_000, dtype=np.uint8)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-if {threads}:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-else:
-    work()
+{run}
 """
+THREAD = "thread = threading.Thread(target=work); thread.start(); thread.join()"
 
 
-def faults(keep: bool, threads: bool = False, **environment: str) -> int:
+def faults(setting: str, run: str = "work()", **environment: str) -> int:
     """Page faults when memory is allocated again after it was freed."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
     done = subprocess.run(
-        [sys.executable, "-c", FAULTS.format(keep=keep, threads=threads)],
+        [sys.executable, "-c", FAULTS.format(setting=setting, run=run)],
         capture_output=True, text=True, check=True, env=own | environment,
     )  # fmt: skip
     return int(done.stdout)
@@ -170,13 +163,9 @@ def faults(keep: bool, threads: bool = False, **environment: str) -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_freed_memory_is_kept() -> None:
-    assert faults(keep=True) < 500 < faults(keep=False)
-    assert faults(keep=True, threads=True) < 500 < faults(keep=False, threads=True)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_user_settings_are_kept() -> None:
-    assert faults(keep=True, MALLOC_TRIM_THRESHOLD_="131072") > 500
+    assert faults("keep_freed_memory()") < 500 < faults("")
+    assert faults("keep_freed_memory(threads=True)", THREAD) < 500 < faults("", THREAD)
+    assert faults("keep_freed_memory()", MALLOC_TRIM_THRESHOLD_="131072") > 500  # the user's
 
 
 @pytest.mark.parametrize(
