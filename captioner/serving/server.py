@@ -143,7 +143,9 @@ class Running:
             _close_unread_responses(port, self.service.options.timeout)
             shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
             shown = f"[{shown}]" if ":" in shown else shown
-            _announce(f"serving on http://{shown}:{port} (press Ctrl-C to stop)")
+            sys.stderr.write(
+                f"captioner: serving on http://{shown}:{port} (press Ctrl-C to stop)\n"
+            )
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
@@ -158,8 +160,8 @@ class Running:
         service, grace = self.service, self.service.options.grace
         service.draining = True
         if count := service.in_flight:
-            hint = "press Ctrl-C to stop now"
-            _announce(f"completing {count} requests within {grace:g} s ({hint})")
+            message = f"completing {count} requests within {grace:g} s (press Ctrl-C to stop now)"
+            sys.stderr.write(f"captioner: {message}\n")
         end = time.monotonic() + grace
         while service.in_flight and not self._at_once and time.monotonic() < end:
             await asyncio.sleep(_POLL_SECONDS)
@@ -215,8 +217,3 @@ def _close_unread_responses(port: int, seconds: float) -> None:
             if listens and found.family != socket.AF_UNIX and found.getsockname()[1] == port:
                 milliseconds = max(1, round(seconds * 1000))
                 found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-
-
-def _announce(message: str) -> None:
-    sys.stderr.write(f"captioner: {message}\n")
-    sys.stderr.flush()
