@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 from toy_captioner import random_model
 
+from captioner.cli.main import main
 from captioner.inference.folder import save_model
 from captioner.options import DecoderConfig
 
@@ -57,6 +58,25 @@ def script() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """``run("info", "--model", folder)``: a command's exit code, standard output and error."""
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        return main([str(argument) for argument in arguments]), *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def caption(tiny: SimpleNamespace, run: Run) -> Run:
+    """``caption("photo.jpg")``: the same of ``captioner caption`` with the tiny model."""
+    return lambda *arguments: run("caption", *arguments, "--model", tiny.model)
 
 
 @pytest.fixture
@@ -229,11 +249,8 @@ def shared_ray(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", ray_address)
 
 
-RunOnRay = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def on_ray() -> RunOnRay:
+def on_ray() -> Run:
     """``on_ray("caption", "photos", ...)``: a command as a process of its own, for those that use
     Ray; exit code, standard output and error. ``before`` is Python code that it runs first.
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.cli.main import FAILED, OK, USAGE
 
 INDEX = """<!doctype html>\r
 <a href="/about/"><img src="/img/a%201.png?v=2"></a>
@@ -23,7 +23,7 @@ TEMPLATE = '<img src="{{ image }}"><img src="img/a 1.png">'
 
 
 @pytest.fixture
-def alt(tiny, tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+def alt(tiny, tmp_path, monkeypatch, run) -> Callable[..., tuple[int, str, str]]:
     """Runs the command beside ``site``."""
     monkeypatch.chdir(tmp_path)
     pages = {"index.html": INDEX.encode(), "blog/post.htm": POST.encode("latin-1"),
@@ -37,12 +37,7 @@ def alt(tiny, tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str, st
         if photo:
             Path("site", name).write_bytes((tiny.photos / photo).read_bytes())
     Path("site/blog/img").symlink_to("../img")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        given = ["alt", "site", *map(str, arguments), "--model", str(tiny.model)]
-        return main(given), *capsys.readouterr()
-
-    return run
+    return lambda *arguments: run("alt", "site", *arguments, "--model", tiny.model)
 
 
 def table(**changes: Any) -> list[dict[str, str]]:

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,17 +42,6 @@ def make_photos(folder: Path, count: int) -> Path:
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     return make_photos(tmp_path / "many", 13)
-
-
-@pytest.fixture
-def caption(tiny: SimpleNamespace, capsys: Any) -> Callable[..., tuple[int, str, str]]:
-    """``caption("photos", "-o", "x.csv")``: exit code, standard output and standard error."""
-
-    def run(*arguments: object, command: str = "caption") -> tuple[int, str, str]:
-        code = main([command, *map(str, arguments), "--model", str(tiny.model)])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

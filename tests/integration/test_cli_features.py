@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from captioner.cli.main import FAILED, INTERRUPTED, OK, main
+from captioner.cli.main import FAILED, INTERRUPTED, OK
 from captioner.data.features import JOURNAL, ROWS, FeatureCache, feature_fingerprint
 from captioner.data.images import open_image
 from captioner.training.api import build_config
@@ -61,13 +61,9 @@ def command(config: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 
 @pytest.fixture
-def run(command: Any, capsys: Any) -> Callable[..., tuple[int, str, str]]:
+def prepared(command: Any, run: Any) -> Callable[..., tuple[int, str, str]]:
     """The command: exit code, standard output and error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        return main(command(*arguments)), *capsys.readouterr()
-
-    return run
+    return lambda *arguments: run(*command(*arguments))
 
 
 FEATURES = {
@@ -77,13 +73,13 @@ FEATURES = {
 
 
 @pytest.mark.parametrize("encoder", FEATURES)
-def test_cached_features_equal_those_of_the_run(encoder, config, run, tmp_path) -> None:
+def test_cached_features_equal_those_of_the_run(encoder, config, prepared, tmp_path) -> None:
     """The run's model, with its random weights, gives the cached features bit for bit.
 
     One photo at a time, since rounding may depend on the size of the batch.
     """
     options = ("--dtype", "float32", "--batch-size", "1")
-    code, out, err = run("f", "--encoder.name", encoder, *options)
+    code, out, err = prepared("f", "--encoder.name", encoder, *options)
     assert (code, out) == (OK, f"{tmp_path / 'f'}: features of {PHOTOS} photos\n")
     assert f"4 photos and 3 flipped, each 2 x 2 regions of {FEATURES[encoder]}" in err
 
@@ -106,15 +102,15 @@ def test_cached_features_equal_those_of_the_run(encoder, config, run, tmp_path) 
     assert not torch.equal(live[:3], flipped)
 
 
-def test_a_full_disk_is_reported_before_encoding(run, tmp_path, monkeypatch) -> None:
+def test_a_full_disk_is_reported_before_encoding(prepared, tmp_path, monkeypatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 0, 10_000))
 
-    code, out, err = run("f", "--dtype", "float32")
+    code, out, err = prepared("f", "--dtype", "float32")
     assert (code, out) == (FAILED, "")
     assert "10,752 bytes are needed, but 10,000 are free" in err
     assert not (tmp_path / "f").exists()
-    assert run("f", "--dtype", "bfloat16")[0] == OK
+    assert prepared("f", "--dtype", "bfloat16")[0] == OK
 
 
 # --- Ray -----------------------------------------------------------------------------------------
@@ -134,8 +130,8 @@ def broken(tmp_path: Path, config: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ray", "broken")
-def test_the_folder_is_that_of_the_plain_command(run, command, on_ray, tmp_path) -> None:
-    assert run("plain", *SAME)[0] == FAILED  # one photo is broken
+def test_the_folder_is_that_of_the_plain_command(prepared, command, on_ray, tmp_path) -> None:
+    assert prepared("plain", *SAME)[0] == FAILED  # one photo is broken
 
     code, _, err = on_ray(*command("ray", *RAY))
 
@@ -146,20 +142,22 @@ def test_the_folder_is_that_of_the_plain_command(run, command, on_ray, tmp_path)
 
 
 @pytest.mark.usefixtures("broken")
-def test_an_interrupted_job_is_continued_by_either_engine(run, tmp_path, workers_here) -> None:
-    assert run("plain", *SAME)[0] == FAILED
+def test_an_interrupted_job_is_continued_by_either_engine(prepared, tmp_path, workers_here) -> None:
+    assert prepared("plain", *SAME)[0] == FAILED
     workers_here.stop_after = 1
-    assert run("f", *RAY)[0] == INTERRUPTED
+    assert prepared("f", *RAY)[0] == INTERRUPTED
     _, block = (tmp_path / "f" / JOURNAL).read_text().splitlines()
     assert len(json.loads(block)) == 2
 
-    assert run("f", *SAME)[0] == FAILED
+    assert prepared("f", *SAME)[0] == FAILED
 
     assert contents_of(tmp_path / "f") == contents_of(tmp_path / "plain")
 
 
 @pytest.mark.usefixtures("workers_here")
-def test_an_encoder_that_differs_on_a_machine_stops_the_job(run, tmp_path, monkeypatch) -> None:
+def test_an_encoder_that_differs_on_a_machine_stops_the_job(
+    prepared, tmp_path, monkeypatch
+) -> None:
     """As with another version of timm there."""
     from captioner.bulk import features
 
@@ -170,7 +168,7 @@ def test_an_encoder_that_differs_on_a_machine_stops_the_job(run, tmp_path, monke
         return encoder._replace(fingerprint={**encoder.fingerprint, "weights": "other"})
 
     monkeypatch.setattr(features, "open_feature_encoder", other)
-    code, _, err = run("f", *RAY)
+    code, _, err = prepared("f", *RAY)
     assert code == FAILED
     assert "has another encoder than the machine that started the job (" in err
     assert sorted(contents_of(tmp_path / "f")) == [ROWS, JOURNAL]

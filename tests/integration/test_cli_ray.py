@@ -51,14 +51,9 @@ def command(model: Path, *arguments: object, workers: int = 1) -> list[str]:
 
 
 @pytest.fixture
-def caption(tiny: SimpleNamespace, capsys: Any) -> Callable[..., tuple[int, str, str]]:
+def caption(tiny: SimpleNamespace, run: Callable[..., tuple[int, str, str]]) -> Callable[..., Any]:
     """``caption("photos", "-o", "out")`` here: exit code, standard output and error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = main(command(tiny.model, *arguments))
-        return code, *capsys.readouterr()
-
-    return run
+    return lambda *arguments: run(*command(tiny.model, *arguments))
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:

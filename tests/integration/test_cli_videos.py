@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tiny_video import shots, write_video
 
-from captioner.cli.main import FAILED, OK, main
+from captioner.cli.main import FAILED, OK
 from captioner.cli.videos import merged
 from captioner.errors import clock
 
@@ -23,17 +23,11 @@ pytest.importorskip("av")
 Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def caption(tiny: SimpleNamespace, tmp_path: Path, monkeypatch: Any, capsys: Any) -> Run:
-    """``caption("clip.mp4", "--every", "1s")``: exit code, standard output and standard error."""
+@pytest.fixture(autouse=True)
+def clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``clip.mp4`` in the current folder."""
     monkeypatch.chdir(tmp_path)
     write_video(tmp_path / "clip.mp4", shots("red", "green", "blue"), movflags="faststart")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = main(["caption", *map(str, arguments), "--model", str(tiny.model)])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_all_formats_have_the_same_captions(caption: Run):
