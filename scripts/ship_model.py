@@ -53,6 +53,10 @@ KINDS = {
     "indoors": "indoors inside room kitchen bathroom bedroom office bed couch sofa desk",
 }
 """Groups of words counted in captions."""
+STAGE = (
+    "- `{run}`: {epochs} epochs, {minutes} minutes of training; best after epoch {best_epoch} "
+    "(CIDEr {CIDEr:.3f} in its own validation)."
+)
 UNSEEN = "Nobody has looked at the captions of this model yet."
 PHOTOS = 100
 """Photos of each data set that calibrate the ranges of the 8-bit activations."""
@@ -84,7 +88,7 @@ def main() -> None:
             **fields,
             info=stored.info,
             search=stored.search,
-            stages="\n".join(map(_describe, stored.info["stages"])),
+            stages="\n".join(STAGE.format(**stage) for stage in stored.info["stages"]),
             grid=" x ".join(map(str, stored.model.grid)),
             image_size=stored.model.preprocessing.image_size,
             vocabulary=len(stored.vocabulary),
@@ -259,14 +263,6 @@ def count_groups(report: Report, references: Mapping[int, Sequence[str]]) -> dic
         found[f"{own}_as_{other}"] = wrong / max(1, len(clear))
         found[f"{own}_as_{other}_of"] = len(clear)
     return found
-
-
-def _describe(stage: Mapping[str, Any]) -> str:
-    return (
-        f"- `{stage['run']}`: {stage['epochs']} epochs, {stage['minutes']} minutes of training; "
-        f"best after epoch {stage['best_epoch']} (CIDEr {100 * stage['CIDEr']:.1f} in its own "
-        "validation)."
-    )
 
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from measuring import Rows, clock, measure, median, parser, print_table, ratio, ratios
+from measuring import Rows, clock, measure, parser, print_table, ratios
 
 from captioner.data.folders import find_images
 from captioner.data.images import open_image
@@ -45,7 +46,7 @@ BATCH = 32
 
 def main() -> None:
     """Print a row per model."""
-    given = parser(__doc__, rounds=5)
+    given = parser(__doc__)
     given.add_argument("models", nargs="+", help="folders, exported or MODEL:fp32, MODEL:bf16")
     given.add_argument("--photos", required=True, help="folder of photos")
     given.add_argument("--count", type=int, default=64, help="photos to caption")
@@ -84,7 +85,7 @@ def main() -> None:
         row |= {
             "photos/s": len(photos) / median(times[name]),
             "speed ratio": f"{median(speeds):.2f} ({min(speeds):.2f} to {max(speeds):.2f})",
-            "of the encoder": ratio(times, name, f"{name}, encoder"),
+            "of the encoder": median(ratios(times, name, f"{name}, encoder")),
             "same captions": f"{equal} of {len(photos)}",
         }
     print_table("model", rows)

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 Times = dict[str, list[float]]
@@ -25,14 +24,13 @@ Rows = dict[str, dict[str, float | str | None]]
 """A table: values by row and column."""
 
 
-def parser(description: str, rounds: int | None = None) -> argparse.ArgumentParser:
-    """A parser for a module with this docstring; with a default, also for rounds."""
+def parser(description: str) -> argparse.ArgumentParser:
+    """A parser for a module with this docstring."""
     made = argparse.ArgumentParser(description=description.splitlines()[0])
-    if rounds is not None:
-        made.add_argument("--rounds", type=int, default=rounds)
-        made.add_argument(
-            "--processor-time", action="store_true", help="for a busy machine; with one thread"
-        )
+    made.add_argument("--rounds", type=int, default=5)
+    made.add_argument(
+        "--processor-time", action="store_true", help="for a busy machine; with one thread"
+    )
     return made
 
 
@@ -67,12 +65,6 @@ def ratios(times: Times, name: str, base: str) -> list[float]:
     return [b / a for a, b in zip(times[name], times[base], strict=True)]
 
 
-def ratio(times: Times, name: str, base: str, counts: Mapping[str, int] | None = None) -> float:
-    """The median of `ratios`, if the jobs process these numbers of items."""
-    share = 1.0 if counts is None else counts[name] / counts[base]
-    return share * median(ratios(times, name, base))
-
-
 def in_child(script: str, *arguments: object) -> Any:
     """Run a script in a separate process; return the JSON in its last line."""
     command = [sys.executable, script, *map(str, arguments)]
@@ -80,13 +72,10 @@ def in_child(script: str, *arguments: object) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def memory(field: str = "VmHWM", process: int | str = "self") -> float:
-    """Memory of a process in MB: its peak, or with VmRSS now.
-
-    The maximum of getrusage is inherited from the parent process.
-    """
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(x.split()[1]) for x in lines if x.startswith(field)) * 1024 / 1e6
+def peak() -> float:
+    """Peak memory of this process in MB; that of getrusage is inherited from the parent."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(x.split()[1]) for x in lines if x.startswith("VmHWM")) * 1024 / 1e6
 
 
 def print_table(first: str, rows: Rows) -> None:

@@ -10,6 +10,7 @@ captions. The seconds are processor time, which other programs change less than 
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import sys
@@ -17,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from measuring import Rows, in_child, memory, parser, print_table
+from measuring import Rows, in_child, peak, print_table
 from synthetic_captions import CAPTIONS, captions, write_annotations
 
 import captioner
@@ -27,7 +28,7 @@ from captioner.text.tokenizer import caption_tokens
 
 def main() -> None:
     """Measure and print a table."""
-    given = parser(__doc__)
+    given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     given.add_argument("--photos", type=int, nargs="+", default=[28_000, 57_000, 113_287])
     given.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     given.add_argument("--file", type=Path, help="run the first stage only, on this captions file")
@@ -35,7 +36,7 @@ def main() -> None:
     if options.file:
         started = time.process_time()
         STAGES[options.stages[0]](options.file)
-        print(json.dumps([time.process_time() - started, memory()]))
+        print(json.dumps([time.process_time() - started, peak()]))
         return
     rows: Rows = {stage: {} for stage in options.stages}
     with tempfile.TemporaryDirectory() as folder:
@@ -43,8 +44,8 @@ def main() -> None:
         for photos in options.photos:
             write_annotations(path, photos)
             for stage, row in rows.items():
-                seconds, peak = in_child(__file__, "--stages", stage, "--file", path)
-                row |= {f"{photos:,} photos: s": seconds, f"{photos:,} photos: MB": peak}
+                seconds, size = in_child(__file__, "--stages", stage, "--file", path)
+                row |= {f"{photos:,} photos: s": seconds, f"{photos:,} photos: MB": size}
                 print(f"{stage}, {photos:,} photos: {seconds:.1f} s", file=sys.stderr, flush=True)
     print_table("stage", rows)
 

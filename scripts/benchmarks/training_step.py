@@ -17,10 +17,11 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import get_args
 
 import torch
-from measuring import Rows, clock, in_child, measure, median, parser, print_table, ratio
+from measuring import Rows, clock, in_child, measure, parser, print_table, ratios
 from peers import DROPOUT, att2in2_step, sgrvinod_step
 from synthetic_captions import LENGTHS
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ BUCKET = 64
 
 def main() -> None:
     """Measure and print a table."""
-    given = parser(__doc__, rounds=5)
+    given = parser(__doc__)
     given.add_argument("--sizes", type=int, nargs=4, default=[196, 2048, 512, 9490],
                        help="regions, features, layers, words")  # fmt: skip
     given.add_argument("--photos", type=int, default=32)
@@ -84,7 +85,7 @@ def main() -> None:
     rows: Rows = {
         name: {
             "captions/s": options.photos * options.captions / median(seconds),
-            **{f"times {base}": ratio(times, name, base) for base in bases},
+            **{f"times {base}": median(ratios(times, name, base)) for base in bases},
             "peak memory (MB)": in_child(__file__, *sys.argv[1:], "--only", name),
         }
         for name, seconds in times.items()

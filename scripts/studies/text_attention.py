@@ -47,6 +47,7 @@ SCALES = [
 # fmt: on
 MOST_DIGITS = 3 * (len(SCALES) + 1)
 MOST_WORDS = 4 * (len(SCALES) + 1) + len(SCALES)  # e.g. three hundred forty five, and a scale
+BATCH = 64
 BIN = 5  # source words per point of the figure
 TESTS = 3000  # test examples
 SOURCE = Vocabulary([*ONES, *TENS, "hundred", *SCALES])
@@ -115,7 +116,7 @@ class TextModel(nn.Module):
         return self.decoder.memory(features, mask, summary)
 
 
-def train(attention: str, steps: int, batch_size: int = 64) -> TextModel:
+def train(attention: str, steps: int) -> TextModel:
     """Train a model on random numbers."""
     model = TextModel(attention).train()
     config = TrainingConfig(lr=2e-3, attention_penalty=0.0, clip_norm=1.0, warmup_steps=100)
@@ -124,7 +125,7 @@ def train(attention: str, steps: int, batch_size: int = 64) -> TextModel:
     for step in tqdm(range(steps), desc=attention, unit="step", dynamic_ncols=True):
         for group in optimizer.param_groups:
             group["lr"] = config.lr * lr_factor(step, config.warmup_steps, steps)
-        numbers = [random_number(generator, test=False) for _ in range(batch_size)]
+        numbers = [random_number(generator, test=False) for _ in range(BATCH)]
         source, target = batch_of(numbers)
         losses = caption_losses(model.decoder, model.memory(source), target)
         (losses.total(config) / losses.words).backward()

@@ -44,7 +44,7 @@ def write_model(folder: Path, seed: int, words: tuple[str, ...] = WORDS, **searc
 
 @pytest.fixture(scope="session")
 def script() -> Callable[[str], ModuleType]:
-    """``script("benchmarks/decoding")``: scripts/benchmarks/decoding.py as a new module."""
+    """``script("benchmarks/scale")``: scripts/benchmarks/scale.py as a new module."""
 
     def load(name: str) -> ModuleType:
         path = Path(__file__).parents[2] / "scripts" / f"{name}.py"

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from captioner import evaluate, load
+from captioner import evaluate
 from captioner.cli.main import FAILED, OK, main
 from captioner.cli.train import read
 from captioner.inference.export.folder import digest
@@ -129,7 +128,9 @@ def test_ship_model_writes_scores_and_a_card(
     )
     assert "This model is not calibrated" in card
     assert [("calibrate" in one, "fit_keywords" in one) for one in commands] == [(1, 0), (0, 1)]
-    assert "`one_stage`: 2 epochs, 2 minutes of training; best after epoch 1 (CIDEr 40.0 in" in card
+    assert (
+        "`one_stage`: 2 epochs, 2 minutes of training; best after epoch 1 (CIDEr 0.400 in" in card
+    )
 
 
 def test_each_stage_of_the_recipe_starts_from_the_previous_one() -> None:
@@ -251,16 +252,6 @@ def test_the_comparison_of_mechanisms_runs(
 # --- benchmarks ----------------------------------------------------------------------------------
 
 
-def test_the_tutorial_loop_equals_greedy_search(script: Any, tiny: Any) -> None:
-    speed = script("benchmarks/decoding")
-    model = load(tiny.model, precision="fp32")
-    photos = [*tiny.photos.iterdir(), *EXAMPLES.glob("*.jpg")]
-    features = speed.encode(model, photos)
-    with torch.inference_mode():
-        line = speed.agreement(model.model.decoder, features, 12)
-    assert line.endswith("greedy captions equal to the loop's: 10 of 10")
-
-
 @pytest.mark.slow
 def test_a_training_step_is_measured(run: Any, capsys: Any) -> None:
     small = ("--sizes", 6, 8, 5, 40, "--photos", 4, "--captions", 2, "--rounds", 1)
@@ -286,5 +277,4 @@ def test_jobs_rotate_within_rounds_and_ratios_are_per_round(script: Any) -> None
 
     assert done[2:] == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]  # after the warm-up
     assert times == {"ours": [2, 3, 4], "theirs": [6, 9, 12]}
-    assert measuring.ratio(times, "ours", "theirs") == 3
-    assert measuring.ratio(times, "ours", "theirs", {"ours": 2, "theirs": 1}) == 6
+    assert measuring.ratios(times, "ours", "theirs") == [3, 3, 3]
