@@ -16,12 +16,18 @@ from typing import cast
 
 from captioner.bulk.cluster import run_on_cluster
 from captioner.bulk.options import RayOptions
-from captioner.data.feature_writer import Block, Blocks, FeatureWriter, encode_photos
-from captioner.data.features import difference
+from captioner.data.features import (
+    Block,
+    Blocks,
+    FeatureEncoder,
+    FeatureWriter,
+    difference,
+    encode_photos,
+)
 from captioner.errors import DataError
 from captioner.hardware import Precision
 from captioner.options import TrainConfig
-from captioner.training.setup import FeatureEncoder, open_feature_encoder
+from captioner.training.setup import open_feature_encoder
 
 PART_PHOTOS = 256
 
@@ -38,15 +44,7 @@ class EncodePhotos:
     def __call__(self, item: tuple[list[Path], int]) -> list[Block]:
         """Encode photos, and so many of them flipped."""
         paths, flipped = item
-        blocks = encode_photos(
-            paths,
-            self.encoder.encode,
-            self.encoder.preprocessing,
-            batch_size=self.batch_size,
-            flipped=flipped,
-            dtype=self.fingerprint["dtype"],
-        )
-        return list(blocks)
+        return list(encode_photos(paths, self.encoder, self.batch_size, flipped))
 
     @cached_property
     def encoder(self) -> FeatureEncoder:
@@ -67,18 +65,18 @@ def ray_blocks(
 ) -> Callable[[int], Blocks]:
     """What ``FeatureWriter.write`` takes: the blocks, computed on the connected cluster.
 
-    Workers use the precision of the writer's plan. The photos that each takes at a time are whole
+    Workers use the precision of the writer's encoder. The photos that each takes at a time are whole
     batches.
     """
-    plan, key = writer.plan, dict(writer.plan.fingerprint)
+    key = writer.encoder.fingerprint
     training = replace(config.training, precision=cast(Precision, key["precision"]))
     task = EncodePhotos(replace(config, training=training), key, device, batch_size)
     size = -(-(workers.part_photos or PART_PHOTOS) // batch_size) * batch_size
-    paths = [image.path for image in plan.images]
+    paths = [image.path for image in writer.images]
 
     def blocks(start: int) -> Blocks:
         starts = range(start, len(paths), size)
-        items = [(paths[n : n + size], max(0, plan.flipped - n)) for n in starts]
+        items = [(paths[n : n + size], max(0, writer.flipped - n)) for n in starts]
         for part in run_on_cluster(task, items, workers, ordered=True):
             yield from part
 

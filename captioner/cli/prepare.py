@@ -128,7 +128,7 @@ class ShardsOptions(ConfigOptions):
     output: OutputFolder
     """Folder for the tar files."""
     photos_per_shard: Positive = 1000
-    """Photos per tar file; training needs at least one file per worker and process."""
+    """Photos per tar file; training needs at least one file per process."""
     force: bool = False
     """Replace existing shards."""
 
@@ -203,19 +203,17 @@ def features(options: FeaturesOptions, given: dict[str, Any], _: Any) -> int:
     on_ray = check_engine(options)
     device = options.worker_device(options.device) if on_ray else options.device
 
-    from captioner.data.feature_writer import FeatureWriter
-    from captioner.data.features import FeatureCache
+    from captioner.data.features import FeatureCache, FeatureWriter
     from captioner.files import free_space
     from captioner.training.setup import plan_features
 
-    plan, encoder = plan_features(config, dtype=options.dtype, device=device)
-    writer = FeatureWriter(folder, plan, force=options.force)
-    if not writer.complete or options.force:
-        flipped = f" and {plan.flipped} flipped" if plan.flipped else ""
+    encoder, images, flipped = plan_features(config, dtype=options.dtype, device=device)
+    writer = FeatureWriter(folder, encoder, images, flipped, force=options.force)
+    if not writer.complete:
+        also, (height, width) = f" and {flipped} flipped" if flipped else "", encoder.grid
         print(
-            f"{counted(len(plan.images), 'photo')}{flipped}, each {plan.grid[0]} x {plan.grid[1]} "
-            f"regions of {plan.feature_dim} {plan.fingerprint['dtype']}: {plan.bytes:,} bytes in "
-            f"{folder}",
+            f"{counted(len(images), 'photo')}{also}, each {height} x {width} regions of "
+            f"{encoder.feature_dim} {options.dtype}: {writer.bytes:,} bytes in {folder}",
             file=sys.stderr,
         )
         needed, free = writer.missing_bytes, free_space(folder)
@@ -224,8 +222,7 @@ def features(options: FeaturesOptions, given: dict[str, Any], _: Any) -> int:
                 f"{folder}: {needed:,} bytes are needed, but {free:,} are free; free some space, "
                 "or give a folder on another disk or a smaller --dtype"
             )
-        done = len(writer.records)
-        bar = photo_bar(total=len(plan.images), initial=done, desc="encoding")
+        bar = photo_bar(total=len(images), initial=writer.done, desc="encoding")
         if on_ray:
             from captioner.bulk.cluster import cluster
             from captioner.bulk.features import ray_blocks
@@ -235,16 +232,16 @@ def features(options: FeaturesOptions, given: dict[str, Any], _: Any) -> int:
             written = writer.write(blocks)
         else:
             engine = nullcontext()
-            written = writer.fill(encoder.encode, encoder.preprocessing, batch_size)
+            written = writer.fill(batch_size)
         with hint(lambda: "run the same command again to continue"), engine, bar:
             for count, errors in written:
                 for error in errors:
                     warn(f"{error}; skipped")
                 bar.update(count)
 
-    cache = FeatureCache.open(folder, plan.fingerprint)  # as training will
-    cache.check(plan.images)
-    missing = [image for image in plan.images if not cache.has(image.image_id)]
+    cache = FeatureCache(folder, encoder.fingerprint)  # as training will
+    cache.check(images)
+    missing = [image for image in images if not cache.has(image.image_id)]
     skipped = f"; {len(missing)} skipped (first: {missing[0].path})" if missing else ""
-    print(f"{folder}: features of {len(plan.images) - len(missing)} photos{skipped}")
+    print(f"{folder}: features of {len(images) - len(missing)} photos{skipped}")
     return FAILED if missing else OK

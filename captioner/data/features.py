@@ -1,9 +1,10 @@
 """Cached features of a frozen encoder: computed once, read in every epoch.
 
-    FOLDER/features.bin      rows of (L, D): the photos, then flipped versions of the first ones
-    FOLDER/features.json     written last: what the rows were made from, checksums
-    FOLDER/features.journal  only while it is filled: the header of features.json, then one line per
-                             block whose rows are on disk
+    FOLDER/features.json   written first: what the rows are made from
+    FOLDER/features.bin    rows of (L, D): the photos, then flipped versions of the first ones
+    FOLDER/features.index  a `RECORD` per photo whose rows are on disk, appended block by block
+
+A folder is complete once the index has all photos; an interrupted run loses at most one block.
 
 Notation: N rows, B photos, L = Gh x Gw regions, D feature size.
 """
@@ -11,15 +12,18 @@ Notation: N rows, B photos, L = Gh x Gw regions, D feature size.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,14 +32,27 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from captioner.data.coco import CaptionedImage
-from captioner.data.prefetch import reader_threads
-from captioner.errors import DataError
+from captioner.data.images import open_image
+from captioner.data.prefetch import read_batches, reader_threads
+from captioner.errors import ConfigError, DataError, ImageError
+from captioner.files import atomic_write, write_lock
 from captioner.model.preprocessing import Preprocessing
 
-VERSION = 1
-ROWS, CONTENTS, JOURNAL = "features.bin", "features.json", "features.journal"
+VERSION = 2
+ROWS, HEADER, INDEX = "features.bin", "features.json", "features.index"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 COMMAND = "captioner prepare features CONFIG.yaml"
+
+RECORD = np.dtype(
+    [
+        ("size", "<i8"),  # of the photo's file as it was read (bytes); -1: it could not be opened
+        ("mtime_ns", "<i8"),  # its modification time
+        ("sha256", "S64"),  # of its bytes
+        ("readable", "?"),  # a photo that could not be read has no rows
+        ("crc", "<u4"),  # CRC-32 of the row
+        ("flipped_crc", "<u4"),
+    ]
+)
 
 
 def feature_fingerprint(
@@ -69,45 +86,10 @@ def feature_fingerprint(
     return fingerprint | {name: value for name, value in optional.items() if value is not None}
 
 
-class Record(NamedTuple):
-    """A photo's file as it was read, and the checksums of its rows."""
-
-    size: int
-    """File size (bytes); -1: the file could not be opened."""
-    mtime_ns: int
-    """Modification time (nanoseconds)."""
-    sha256: str
-    """Of the file's bytes."""
-    crc: int | None
-    """CRC-32 of the row; None: no row, because the photo could not be read."""
-    flipped_crc: int | None
-    """CRC-32 of the flipped photo's row; None: no such row."""
-
-
 class FeatureCache:
     """The rows of a complete folder, memory-mapped; safe to share between threads."""
 
-    def __init__(self, folder: Path, contents: Mapping[str, Any], rows: NDArray[np.uint8]) -> None:
-        """Use `open`, which checks the folder."""
-        self.folder = folder
-        self.fingerprint: dict[str, str] = contents["key"]
-        self.dtype = DTYPES[self.fingerprint["dtype"]]
-        self.stage = self.fingerprint.get("stage")
-        """Encoder stage whose input is cached; None: the encoder's output."""
-        self.shape: tuple[int, int, int] = tuple(contents["shape"])
-        """N, L, D."""
-        self.grid: tuple[int, int] = tuple(contents["grid"])
-        """Gh, Gw."""
-        self.flipped: int = contents["mirrored"]
-        """Number of photos, from the first, that also have a flipped row."""
-        self.records = [Record(*record) for record in contents["records"]]
-        self._names: list[str] = [name for _, name in contents["photos"]]
-        self._index = {image_id: row for row, (image_id, _) in enumerate(contents["photos"])}
-        self._rows = rows
-        self._verified = np.zeros(self.shape[0], dtype=bool)
-
-    @classmethod
-    def open(cls, folder: str | Path, fingerprint: Mapping[str, str]) -> FeatureCache:
+    def __init__(self, folder: str | Path, fingerprint: Mapping[str, str]) -> None:
         """Open a folder that ``captioner prepare features`` has written.
 
         Args:
@@ -118,29 +100,45 @@ class FeatureCache:
             DataError: The folder has no features, is incomplete or damaged, or was made with
                 another fingerprint.
         """
-        folder = Path(folder)
-        if not (folder / CONTENTS).exists():
-            begun = (folder / JOURNAL).exists()
-            problem = "is incomplete; continue" if begun else "has no features; create them"
-            raise DataError(f"{folder} {problem} with: {COMMAND} -o {folder}")
-        contents = read_contents(folder)
-        if other := difference(contents.get("key", {}), fingerprint):
-            raise DataError(f"{folder} was made with {other}; {_recreate(folder)}")
+        self.folder, header = Path(folder), read_header(folder)
+        if not header:
+            raise DataError(f"{folder} has no features; create them with: {COMMAND} -o {folder}")
+        self.fingerprint: dict[str, str] = header["key"]
+        if other := difference(self.fingerprint, fingerprint):
+            raise DataError(f"{folder} was made with {other}; {self._recreate}")
+        self.dtype = DTYPES[self.fingerprint["dtype"]]
+        self.stage = self.fingerprint.get("stage")
+        """Encoder stage whose input is cached; None: the encoder's output."""
+        self.shape: tuple[int, int, int] = tuple(header["shape"])
+        """N, L, D."""
+        self.grid: tuple[int, int] = tuple(header["grid"])
+        """Gh, Gw."""
+        self.flipped: int = header["flipped"]
+        """Number of photos, from the first, that also have a flipped row."""
+        rows, regions, feature_dim = self.shape
+        shape = rows, regions * feature_dim * self.dtype.itemsize
         try:
-            count, regions, feature_dim = contents["shape"]
-            row_bytes = regions * feature_dim * DTYPES[contents["key"]["dtype"]].itemsize
-            rows = np.memmap(folder / ROWS, np.uint8, "r", shape=(count, row_bytes))
-        except (OSError, KeyError, ValueError) as error:
-            raise DataError(f"{folder} is damaged ({error}); {_recreate(folder)}") from error
-        return cls(folder, contents, rows)
+            self.records = np.fromfile(self.folder / INDEX, RECORD)
+            if len(self.records) < len(header["photos"]):
+                raise DataError(f"{folder} is incomplete; continue with: {COMMAND} -o {folder}")
+            self._rows = np.memmap(self.folder / ROWS, np.uint8, "r", shape=shape)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{folder} is damaged ({error}); {self._recreate}") from error
+        self._names: list[str] = [name for _, name in header["photos"]]
+        self._index = {image_id: row for row, (image_id, _) in enumerate(header["photos"])}
+        self._verified = np.zeros(rows, dtype=bool)
 
     def __reduce__(self) -> tuple[Any, ...]:  # another process maps the file itself
-        return FeatureCache.open, (self.folder, self.fingerprint)
+        return FeatureCache, (self.folder, self.fingerprint)
+
+    @property
+    def _recreate(self) -> str:
+        return f"recreate them with: {COMMAND} -o {self.folder} --force"
 
     def has(self, image_id: int) -> bool:
         """Whether the photo has a row; False if it is unknown or could not be read."""
         row = self._index.get(image_id)
-        return row is not None and self.records[row].crc is not None
+        return row is not None and bool(self.records[row]["readable"])
 
     def check(self, images: Sequence[CaptionedImage], *, flipped: bool = False) -> None:
         """Check that the rows belong to these photos as they are now.
@@ -161,7 +159,7 @@ class FeatureCache:
         if wrong := [n for n, problem in enumerate(problems) if problem]:
             raise DataError(
                 f"{len(wrong)} of {len(images)} photos {problems[wrong[0]]} {self.folder} "
-                f"(first: {images[wrong[0]].path}); {_recreate(self.folder)}"
+                f"(first: {images[wrong[0]].path}); {self._recreate}"
             )
 
     def read(self, photos: Sequence[tuple[int, bool]]) -> Tensor:
@@ -187,13 +185,12 @@ class FeatureCache:
         for number, (image_id, flipped) in enumerate(photos):
             photo = self._index[image_id]
             row, record = photo + flipped * len(self.records), self.records[photo]
-            target[number] = 0 if record.crc is None else self._rows[row]
-            if not self._verified[row] and record.crc is not None:
-                crc = record.flipped_crc if flipped else record.crc
-                if zlib.crc32(target[number].data) != crc:
+            target[number] = self._rows[row] if record["readable"] else 0
+            if not self._verified[row] and record["readable"]:
+                if zlib.crc32(target[number].data) != record["flipped_crc" if flipped else "crc"]:
                     raise DataError(
                         f"{self.folder / ROWS}: the features of {self._names[photo]} are damaged; "
-                        f"{_recreate(self.folder)}"
+                        f"{self._recreate}"
                     )
                 self._verified[row] = True
         return features
@@ -210,25 +207,276 @@ class FeatureCache:
             status = image.path.stat()
         except OSError:
             return ""
-        if (status.st_size, status.st_mtime_ns) == (record.size, record.mtime_ns):
+        if (status.st_size, status.st_mtime_ns) == (record["size"], record["mtime_ns"]):
             return ""
-        changed = 0 <= record.size != status.st_size
-        changed = changed or read_file(image.path)[0][2] != record.sha256
+        changed = 0 <= record["size"] != status.st_size
+        changed = changed or _read_file(image.path)[0][2].encode() != record["sha256"]
         return "have changed since they were encoded for" if changed else ""
 
 
-def _recreate(folder: Path) -> str:
-    return f"recreate them with: {COMMAND} -o {folder} --force"
+# --- Writing --------------------------------------------------------------------------------------
 
 
-# --- Shared with the writer -----------------------------------------------------------------------
+class FeatureEncoder(NamedTuple):
+    """A frozen encoder, and what its features look like."""
+
+    encode: Callable[[Tensor], Tensor]
+    """Pixels (B, H, W, 3) bytes to features (B, L, D) on any device."""
+    preprocessing: Preprocessing
+    grid: tuple[int, int]
+    """Gh, Gw."""
+    feature_dim: int
+    """D."""
+    fingerprint: dict[str, str]
+    """From `feature_fingerprint`, with dtype and precision."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row (bytes)."""
+        dtype = DTYPES[self.fingerprint["dtype"]]
+        return self.grid[0] * self.grid[1] * self.feature_dim * dtype.itemsize
 
 
-def read_contents(folder: Path) -> dict[str, Any]:
+class Block(NamedTuple):
+    """Features of consecutive photos."""
+
+    records: NDArray[np.void]
+    """(B,) of `RECORD`."""
+    rows: NDArray[np.uint8]
+    """(B', bytes): the rows of the photos that could be read, then those of the flipped photos."""
+    errors: list[str]
+    """Of the photos that could not be read."""
+
+
+Blocks = Generator[Block, None, None]
+
+Progress = Iterator[tuple[int, list[str]]]
+"""For each block written, the number of photos and the errors of those that could not be read."""
+
+
+class FeatureWriter:
+    """Fills a folder; resuming an interrupted run gives the same bytes as an uninterrupted one."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        encoder: FeatureEncoder,
+        images: Sequence[CaptionedImage],
+        flipped: int = 0,
+        *,
+        force: bool = False,
+    ) -> None:
+        """Inspect the folder, which is new, empty or has part of these features; write nothing yet.
+
+        Args:
+            folder: The folder.
+            encoder: Computes the features.
+            images: The photos, in the order of their rows.
+            flipped: Number of photos, from the first, that are also encoded flipped.
+            force: Replace other or complete features, and keep other files.
+
+        Raises:
+            ConfigError: Two photos share an id, or the folder holds something else.
+        """
+        self.folder, self.encoder, self.images = Path(folder), encoder, images
+        self.flipped, self.force = flipped, force
+        self.bytes = (len(images) + flipped) * encoder.row_bytes
+        """Size of all rows (bytes)."""
+        self.done = 0
+        """Number of photos whose rows are on disk."""
+        by_id: dict[int, CaptionedImage] = {}
+        for image in images:
+            if (other := by_id.setdefault(image.image_id, image)) is not image:
+                raise ConfigError(
+                    f"image id {image.image_id} is both {other.path} and {image.path}; features "
+                    "are looked up by id, so give each photo its own"
+                )
+        self._inspect()
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.done == len(self.images)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Disk space still needed (bytes)."""
+        rows = self.folder / ROWS
+        return max(0, self.bytes - (512 * rows.stat().st_blocks if rows.exists() else 0))
+
+    def fill(self, batch_size: int = 32) -> Progress:
+        """Encode the missing photos, which threads read ahead, and write their features.
+
+        A resumed run gives the same bytes only with the same batch size, that of a block.
+        """
+        paths = [image.path for image in self.images]
+        return self.write(
+            lambda start: encode_photos(
+                paths[start:], self.encoder, batch_size, max(0, self.flipped - start)
+            )
+        )
+
+    def write(self, blocks: Callable[[int], Blocks]) -> Progress:
+        """Write the blocks of the missing photos.
+
+        Args:
+            blocks: Yields them, in order, starting at the photo of this index.
+
+        Raises:
+            DataError: Another process is filling the folder, or features overflow the dtype.
+            OSError: The disk is full, or the folder cannot be written.
+        """
+        row_bytes = self.encoder.row_bytes
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with write_lock(self.folder):
+            self._inspect()  # again: another process may have filled it
+            if self.complete:
+                return
+            if not self.done:
+                for name in (INDEX, ROWS):
+                    # Removed rather than truncated: a training run may be reading the rows.
+                    (self.folder / name).unlink(missing_ok=True)
+                    (self.folder / name).touch()
+                atomic_write(self.folder / HEADER, json.dumps(self._header))
+            with (
+                (self.folder / ROWS).open("r+b") as rows,
+                (self.folder / INDEX).open("r+b") as index,
+                closing(blocks(self.done)) as found,
+            ):
+                rows.truncate(self.bytes)
+                index.seek(self.done * RECORD.itemsize)  # over part of a record
+                for block in found:
+                    readable = np.flatnonzero(block.records["readable"]) + self.done
+                    flipped = len(self.images) + readable[readable < self.flipped]
+                    for number, row in zip([*readable, *flipped], block.rows, strict=True):
+                        rows.seek(int(number) * row_bytes)
+                        rows.write(row.data)
+                    _sync(rows)
+                    index.write(block.records.tobytes())
+                    _sync(index)
+                    self.done += len(block.records)
+                    yield len(block.records), block.errors
+
+    @property
+    def _header(self) -> dict[str, Any]:
+        """The content of features.json."""
+        rows, (height, width) = len(self.images) + self.flipped, self.encoder.grid
+        return {
+            "version": VERSION,
+            "key": self.encoder.fingerprint,
+            "shape": [rows, height * width, self.encoder.feature_dim],
+            "grid": [height, width],
+            "flipped": self.flipped,
+            "photos": [[image.image_id, image.path.name] for image in self.images],
+        }
+
+    def _inspect(self) -> None:
+        """Find out how much is done; refuse a folder that holds something else."""
+        folder, held = self.folder, read_header(self.folder)
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is a file; give a folder")
+        if held == self._header and (folder / INDEX).exists():
+            self.done = (folder / INDEX).stat().st_size // RECORD.itemsize
+            self.done = 0 if self.force and self.complete else self.done
+        others = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        if self.force or held == self._header or not others:
+            return
+        other = difference(held.get("key", {}), self.encoder.fingerprint)
+        problem = f"was made with {other}" if other else "holds features of other photos"
+        problem = problem if held else f"holds other files (first: {others[0]})"
+        raise ConfigError(f"{folder} {problem}; give another folder, or --force to write to it")
+
+
+def encode_photos(
+    paths: Sequence[Path], encoder: FeatureEncoder, batch_size: int, flipped: int
+) -> Blocks:
+    """Encode photos, which threads read ahead; features that overflow the dtype are a DataError.
+
+    ``batch_size`` photos are encoded together and make a block; the first ``flipped`` photos are
+    also encoded flipped, by themselves.
+    """
+    read, threads = partial(_read_photo, encoder.preprocessing), reader_threads()
+    with closing(read_batches(read, paths, batch_size, threads=threads)) as batches:
+        for start, batch in zip(count(0, batch_size), batches, strict=False):
+            photos = [
+                (_UNREAD, photo) if isinstance(photo, ImageError) else photo for _, photo in batch
+            ]
+            pixels = {n: p for n, (_, p) in enumerate(photos) if not isinstance(p, ImageError)}
+            turned = {n: p[:, ::-1] for n, p in pixels.items() if start + n < flipped}
+            upright, mirrored = (_encode(p, paths[start:], encoder) for p in (pixels, turned))
+            records = np.zeros(len(photos), RECORD)
+            for n, (file, _) in enumerate(photos):
+                records[n] = (*file, n in pixels, _crc(upright.get(n)), _crc(mirrored.get(n)))
+            rows = [*upright.values(), *mirrored.values()]
+            errors = [str(p) for _, p in photos if isinstance(p, ImageError)]
+            yield Block(records, np.stack(rows) if rows else np.empty((0, 0), np.uint8), errors)
+
+
+def _crc(row: NDArray[np.uint8] | None) -> int:
+    return 0 if row is None else zlib.crc32(row.data)
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _encode(
+    pixels: Mapping[int, NDArray[np.uint8]], paths: Sequence[Path], encoder: FeatureEncoder
+) -> dict[int, NDArray[np.uint8]]:
+    """The rows of photos, by their index in the block."""
+    if not pixels:
+        return {}
+    dtype = encoder.fingerprint["dtype"]
+    features = encoder.encode(torch.from_numpy(np.stack(list(pixels.values())))).to(DTYPES[dtype])
+    finite = features.isfinite().flatten(1).all(dim=1).tolist()
+    if not all(finite):
+        bad = paths[list(pixels)[finite.index(False)]]
+        raise DataError(
+            f"{bad}: features overflow {dtype}; use --dtype bfloat16 or float32, or check "
+            "the encoder's weights"
+        )
+    data = features.cpu().contiguous().view(torch.uint8).numpy().reshape(len(pixels), -1)
+    return dict(zip(pixels, data, strict=True))
+
+
+_File = tuple[int, int, str]
+"""Size, time and SHA-256 of a photo's file, see `RECORD`."""
+_UNREAD: _File = (-1, 0, "")
+
+
+def _read_photo(
+    preprocessing: Preprocessing, path: Path
+) -> tuple[_File, NDArray[np.uint8] | ImageError]:
+    """A photo's file, and its pixels (H, W, 3)."""
+    file, data = _read_file(path)  # once, so that the checksum is of the bytes decoded
+    try:
+        photo = open_image(path if data is None else io.BytesIO(data), name=str(path))
+        return file, preprocessing.pixels(photo)
+    except ImageError as error:
+        return file, error
+
+
+def _read_file(path: Path) -> tuple[_File, bytes | None]:
+    """A photo's file, and its bytes; None if it cannot be read."""
+    try:
+        if path.is_fifo():  # opening it would wait for somebody to write to it
+            return _UNREAD, None
+        with path.open("rb") as file:
+            status, data = os.fstat(file.fileno()), file.read()
+    except OSError:
+        return _UNREAD, None
+    return (status.st_size, status.st_mtime_ns, hashlib.sha256(data).hexdigest()), data
+
+
+# --- The header -----------------------------------------------------------------------------------
+
+
+def read_header(folder: str | Path) -> dict[str, Any]:
     """The content of ``features.json``; empty if it cannot be read or is of another version."""
     try:
-        contents: dict[str, Any] = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
-        return contents if contents["version"] == VERSION else {}
+        header: dict[str, Any] = json.loads(Path(folder, HEADER).read_text(encoding="utf-8"))
+        return header if header["version"] == VERSION else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -241,15 +489,3 @@ def difference(held: Mapping[str, str], expected: Mapping[str, str]) -> str | No
                 return "other encoder weights"
             return f"{name} {held.get(name)}, not {value}"
     return None
-
-
-def read_file(path: Path) -> tuple[tuple[int, int, str], bytes | None]:
-    """Size, time and SHA-256 as in `Record`, and the bytes; None if the file cannot be read."""
-    try:
-        if path.is_fifo():  # opening it would wait for somebody to write to it
-            return (-1, 0, ""), None
-        with path.open("rb") as file:
-            status, data = os.fstat(file.fileno()), file.read()
-    except OSError:
-        return (-1, 0, ""), None
-    return (status.st_size, status.st_mtime_ns, hashlib.sha256(data).hexdigest()), data

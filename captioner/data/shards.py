@@ -8,7 +8,7 @@ consecutive files that share their name up to the first dot are one sample.
 
 ``shards.json`` beside them lists each shard with its number of photos, size and SHA-256. It is
 written last: if it exists, the shards are complete. The folder may be a URL of object storage.
-`captioner.data.shard_stream` reads them in training.
+`captioner.data.sources` reads them in training.
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from captioner.data.coco import CaptionedImage
-from captioner.data.journal import continue_journal, read_journal
 from captioner.data.storage import join, open_to_read, sizes
 from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_open, atomic_write, write_lock
 
-MANIFEST, JOURNAL = "shards.json", "shards.journal"
-VERSION = 1
-"""Format version of the manifest."""
+MANIFEST, UNFINISHED = "shards.json", "unfinished.json"
 
 _RECREATE = "copy it again, or recreate it with captioner prepare shards --force"
 _BLOCK = 1 << 16  # bytes per read
@@ -128,25 +125,27 @@ def read_manifest(folder: str | Path) -> Manifest:
     return Manifest(folder, shards)
 
 
-def read_shard(path: str | Path, shard: Shard) -> Iterator[ShardPhoto]:
+def read_shard(folder: str | Path, shard: Shard) -> list[ShardPhoto]:
     """Read the photos of a shard.
 
     Raises:
-        DataError: The shard is damaged; a wrong checksum is only known after the last photo.
+        DataError: The shard is damaged.
     """
+    path, photos = join(folder, shard.name), []
     try:
         with open_to_read(path) as raw:
             file = _HashedFile(raw)
             for data, sample in _samples(file):
-                fields = json.loads(sample)
-                file_name = fields["file_name"]
-                yield ShardPhoto(fields["image_id"], file_name, f"{path}: {file_name}", data)
+                about = json.loads(sample)
+                name = about["file_name"]
+                photos.append(ShardPhoto(about["image_id"], name, f"{path}: {name}", data))
             while file.read(_BLOCK):
                 pass
     except Exception as error:
         raise DataError(f"{path} is truncated or damaged ({error}); {_RECREATE}") from error
     if file.sha256.hexdigest() != shard.sha256:
         raise DataError(f"{path} is damaged: its SHA-256 is not the one in {MANIFEST}; {_RECREATE}")
+    return photos
 
 
 def _samples(file: _HashedFile) -> Iterator[tuple[bytes, bytes]]:
@@ -203,14 +202,15 @@ def write_shards(
     folder, order = Path(folder), list(images)
     random.Random(f"{seed} shards").shuffle(order)
     digest = hashlib.sha256("".join(map(_identity, order)).encode())
-    header = {"photos": digest.hexdigest(), "photos_per_shard": photos_per_shard}
+    settings = {"photos": digest.hexdigest(), "photos_per_shard": photos_per_shard}
     folder.mkdir(parents=True, exist_ok=True)
     with write_lock(folder):
+        unfinished = folder / UNFINISHED
         if force:
-            for path in (folder / MANIFEST, *folder.glob("shard-*.tar"), folder / JOURNAL):
+            for path in (folder / MANIFEST, *folder.glob("shard-*.tar"), unfinished):
                 path.unlink(missing_ok=True)
-        held, done = read_journal(folder / JOURNAL)
-        if held != header and (held is not None or any(folder.glob("shard*"))):
+        held, done = json.loads(unfinished.read_text()) if unfinished.exists() else (None, [])
+        if held != settings and (held is not None or any(folder.glob("shard*"))):
             complete = (folder / MANIFEST).exists()
             problem = "complete shards" if complete else "shards of other photos or settings"
             raise ConfigError(
@@ -218,23 +218,22 @@ def write_shards(
             )
         found = sizes(folder)
         done = list(takewhile(lambda one: found.get(one[0]["name"]) == one[0]["bytes"], done))
-        with continue_journal(folder / JOURNAL, header, done) as append:
-            for number, start in enumerate(range(0, len(order), photos_per_shard)):
-                photos = order[start : start + photos_per_shard]
-                if number < len(done):
-                    progress(len(photos))
-                    continue
-                shard, skipped = _write_shard(folder / f"shard-{number:06d}.tar", photos, progress)
-                done.append([asdict(shard), skipped])
-                append(done[-1])
+        for number, start in enumerate(range(0, len(order), photos_per_shard)):
+            photos = order[start : start + photos_per_shard]
+            if number < len(done):
+                progress(len(photos))
+                continue
+            atomic_write(unfinished, json.dumps([settings, done]))
+            shard, skipped = _write_shard(folder / f"shard-{number:06d}.tar", photos, progress)
+            done.append([asdict(shard), skipped])
         shards = tuple(Shard(**shard) for shard, _ in done)
         problems = [problem for _, skipped in done for problem in skipped]
         if not any(shard.photos for shard in shards):
             first = f" (first: {problems[0]})" if problems else ""
             raise DataError(f"none of {len(order)} photos can be read{first}; check data.images")
-        content = {"version": VERSION, "shards": [asdict(shard) for shard in shards]}
+        content = {"version": 1, "shards": [asdict(shard) for shard in shards]}
         atomic_write(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
-        (folder / JOURNAL).unlink()
+        unfinished.unlink()
     return Manifest(folder, shards), problems
 
 

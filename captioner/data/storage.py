@@ -5,8 +5,7 @@ Credentials and endpoints come from the environment, as for the cloud's own tool
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,20 +22,17 @@ def is_local(name: str) -> bool:
 
 def join(folder: str | Path, name: str) -> str:
     """A file of a folder."""
-    return str(Path(folder, name)) if is_local(str(folder)) else f"{str(folder).rstrip('/')}/{name}"
+    return f"{str(folder).rstrip('/')}/{name}"
 
 
 def sizes(folder: str | Path) -> dict[str, int]:
     """Sizes of a folder's files (bytes) by name; empty if there is no folder.
 
     Raises:
-        DataError: A URL cannot be read.
+        DataError: It cannot be read.
     """
-    if is_local(str(folder)):
-        found = Path(folder).iterdir() if Path(folder).is_dir() else ()
-        return {path.name: path.stat().st_size for path in found if path.is_file()}
     try:
-        fs, path = _file_system(str(folder))
+        fs, path = _file_system(folder)
         listed: list[dict[str, Any]] = fs.ls(path, detail=True)
     except FileNotFoundError:
         return {}
@@ -45,22 +41,19 @@ def sizes(folder: str | Path) -> dict[str, int]:
     return {str(one["name"]).rpartition("/")[2]: int(one["size"] or 0) for one in listed}
 
 
-@contextmanager
-def open_to_read(name: str | Path) -> Iterator[IO[bytes]]:
+def open_to_read(name: str | Path) -> AbstractContextManager[IO[bytes]]:
     """Open a file, to be read from its start; errors are those of the protocol's library."""
-    if is_local(str(name)):
-        with Path(name).open("rb") as file:
-            yield file
-        return
-    fs, path = _file_system(str(name))
-    with fs.open(path, "rb", block_size=BLOCK, cache_type="readahead") as remote:
-        yield remote
+    fs, path = _file_system(name)
+    opened: AbstractContextManager[IO[bytes]] = fs.open(
+        path, "rb", block_size=BLOCK, cache_type="readahead"
+    )
+    return opened
 
 
-def _file_system(name: str) -> tuple[Any, str]:
+def _file_system(name: str | Path) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
-    fs, path = url_to_fs(name, use_listings_cache=False)
+    fs, path = url_to_fs(str(name), use_listings_cache=False)
     return fs, str(path)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from captioner.data.batches import EncodedImage, warn_skipped
 from captioner.data.coco import CaptionedImage, read_dataset
-from captioner.data.features import FeatureCache, feature_fingerprint, read_contents
+from captioner.data.features import FeatureCache, feature_fingerprint, read_header
 from captioner.data.images import image_size, open_image
 from captioner.data.importers import IMPORTERS, USUAL
 from captioner.data.prefetch import read_batches, reader_threads
@@ -160,7 +160,7 @@ def open_features(
     """
     assert config.data.features is not None
     encoder, finetune_from = model.encoder, config.encoder.finetune_from
-    stage = (read_contents(Path(config.data.features)) or {}).get("key", {}).get("stage")
+    stage = read_header(config.data.features).get("key", {}).get("stage")
     order = encoder.stages()
     if finetune_from is not None and (
         stage is None or order.index(stage) > order.index(finetune_from)
@@ -171,7 +171,7 @@ def open_features(
             "out, or for EfficientNet-Lite run captioner prepare features with that setting"
         )
     key = features_key(encoder, model.preprocessing, stage)
-    cache = FeatureCache.open(config.data.features, key)
+    cache = FeatureCache(config.data.features, key)
     images = [photo.image for photo in train]
     cache.check(images, flipped=config.data.horizontal_flip)
     cache.check(val)

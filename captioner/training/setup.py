@@ -9,15 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage
-from captioner.data.feature_writer import Encode, FeaturePlan
-from captioner.data.features import FeatureCache
+from captioner.data.features import FeatureCache, FeatureEncoder
 from captioner.errors import ConfigError
 from captioner.evaluation.references import count_frequencies
 from captioner.hardware import autocast, memory_errors, pick_device, pick_precision
@@ -289,16 +288,6 @@ def _extend(
 # --- Features, once for all epochs ---------------------------------------------------------------
 
 
-class FeatureEncoder(NamedTuple):
-    """The encoder of a training run, and what its features look like; see `FeaturePlan`."""
-
-    preprocessing: Preprocessing
-    encode: Encode
-    grid: tuple[int, int]
-    feature_dim: int
-    fingerprint: dict[str, str]
-
-
 def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> FeatureEncoder:
     """Open the encoder that training with a config uses; ``dtype`` is the storage type."""
     chosen = pick_device(device)
@@ -317,22 +306,20 @@ def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> Fea
             features: Tensor = found[0]
             return features
 
-    return FeatureEncoder(preprocessing, encode, grid, feature_dim, key)
+    return FeatureEncoder(encode, preprocessing, grid, feature_dim, key)
 
 
 def plan_features(
-    config: TrainConfig, *, dtype: str = "float16", device: str = "auto"
-) -> tuple[FeaturePlan, FeatureEncoder]:
-    """Plan the features that training with a config reads.
+    config: TrainConfig, *, dtype: str, device: str
+) -> tuple[FeatureEncoder, list[CaptionedImage], int]:
+    """The encoder of the features that training with a config reads, and their photos.
 
     The training photos come first, then the other validation photos. With ``data.horizontal_flip``,
-    training photos are also encoded flipped.
+    training photos are also encoded flipped: so many from the first.
     """
     pick_device(device)  # an error before the captions are read
     train, val = read_data(replace(config.data, shards=None))
     encoder = open_feature_encoder(config, dtype=dtype, device=device)
     known = {(image.image_id, image.path) for image in train}
     images = [*train, *(image for image in val if (image.image_id, image.path) not in known)]
-    flipped = len(train) if config.data.horizontal_flip else 0
-    plan = FeaturePlan(images, flipped, encoder.grid, encoder.feature_dim, encoder.fingerprint)
-    return plan, encoder
+    return encoder, images, len(train) if config.data.horizontal_flip else 0

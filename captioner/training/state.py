@@ -238,9 +238,8 @@ def resume_settings(setup: Setup, processes: int) -> dict[str, Any]:
         digest.update(f"{image.image_id} {image.captions}".encode())
     settings["captions"] = digest.hexdigest()[:12]
     data = setup.config.data
-    if data.shards:  # they are distributed over processes and workers
-        manifest = read_manifest(data.shards).digest
-        settings["shards"] = f"{manifest}, {processes} processes, {data.workers} workers"
+    if data.shards:  # they are distributed over processes
+        settings["shards"] = f"{read_manifest(data.shards).digest}, {processes} processes"
     return settings
 
 

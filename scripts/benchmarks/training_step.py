@@ -26,7 +26,7 @@ from peers import DROPOUT, att2in2_step, sgrvinod_step
 from synthetic_captions import LENGTHS
 from torch import Tensor, nn
 
-from captioner.data.batches import EpochSampler
+from captioner.data.sources import epoch_batches
 from captioner.hardware import (
     Precision,
     autocast,
@@ -99,8 +99,8 @@ def captions(options: argparse.Namespace) -> Tensor:
     shape = (BUCKET * options.photos, options.captions)
     pool = torch.tensor([n for n, count in LENGTHS.items() for _ in range(count)])
     lengths = pool[torch.randint(len(pool), shape, generator=generator)]
-    sampler = EpochSampler(lengths.tolist(), options.photos, seed=0, bucket=BUCKET)
-    batches = [lengths[[index for _, index in batch]] for batch in sampler]
+    order = epoch_batches(lengths.tolist(), options.photos, seed=0, epoch=0, bucket=BUCKET)
+    batches = [lengths[batch] for batch in order]
     lengths = sorted(batches, key=lambda batch: int(batch.sum()))[BUCKET // 2]  # the median
     shape = (options.photos, options.captions, int(lengths.max()) + 2)
     tokens = torch.randint(4, options.sizes[3], shape, generator=generator)

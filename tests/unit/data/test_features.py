@@ -9,83 +9,114 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from toy_features import (
-    BLOCK,
-    FLIPPED,
-    PHOTOS,
-    PREPROCESSING,
-    STATE,
-    Plan,
-    contents_of,
-    encode,
-    fill,
-    noise_photos,
-    pixels_of,
-    planner,
-    rows_of,
-)
 
 from captioner.data.coco import CaptionedImage
-from captioner.data.feature_writer import FeatureWriter
 from captioner.data.features import (
-    CONTENTS,
     DTYPES,
-    JOURNAL,
+    HEADER,
+    INDEX,
     ROWS,
     FeatureCache,
+    FeatureEncoder,
+    FeatureWriter,
     feature_fingerprint,
 )
+from captioner.data.images import open_image
 from captioner.errors import ConfigError, DataError
+from captioner.model.preprocessing import Preprocessing
+
+PREPROCESSING = Preprocessing(image_size=32)
+STATE = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}
+PHOTOS, FLIPPED, BLOCK = 7, 5, 2
+
+
+def encode(pixels: Tensor) -> Tensor:
+    """A grid of 2 x 2 regions of 12 values, which differ for a flipped photo."""
+    cells = pixels.float().unflatten(1, (2, 16)).unflatten(3, (2, 16))  # (B, 2, 16, 2, 16, 3)
+    grid = torch.stack([cells[:, :, i, :, i] / 3 - i for i in range(4)], dim=-1)
+    return grid.flatten(3).flatten(1, 2)
 
 
 @pytest.fixture
 def images(tmp_path: Path) -> list[CaptionedImage]:
-    return noise_photos(tmp_path / "photos")
+    """Seven photos of noise; the last two are for validation, and therefore not flipped."""
+    (tmp_path / "photos").mkdir()
+    noise = np.random.default_rng(0).integers(256, size=(PHOTOS, 36, 40, 3), dtype=np.uint8)
+    paths = [tmp_path / "photos" / f"{number}.png" for number in range(PHOTOS)]
+    for path, pixels in zip(paths, noise, strict=True):
+        Image.fromarray(pixels).save(path)
+    return [CaptionedImage(10 + n, path, ("A dog.",)) for n, path in enumerate(paths)]
 
 
 @pytest.fixture
-def plan(images: list[CaptionedImage]) -> Plan:
-    return planner(images)
+def make(tmp_path: Path, images: list[CaptionedImage]) -> Callable[..., FeatureWriter]:
+    """``make("f", dtype, encode, photos, force=, **fingerprint)``: a writer of a subfolder."""
+
+    def build(
+        name: str, dtype: str = "float32", encode: Any = encode, photos: Any = images, **more: Any
+    ) -> FeatureWriter:
+        force = more.pop("force", False)
+        about = {"encoder_name": "toy", "state": STATE, "preprocessing": PREPROCESSING}
+        about |= {"dtype": dtype, "precision": "fp32"} | more
+        encoder = FeatureEncoder(encode, PREPROCESSING, (2, 2), 12, feature_fingerprint(**about))
+        return FeatureWriter(tmp_path / name, encoder, photos, FLIPPED, force=force)
+
+    return build
+
+
+def fill(writer: FeatureWriter) -> FeatureCache:
+    for _ in writer.fill(BLOCK):
+        pass
+    return opened(writer)
+
+
+def opened(writer: FeatureWriter) -> FeatureCache:
+    return FeatureCache(writer.folder, writer.encoder.fingerprint)
+
+
+def pixels_of(image: CaptionedImage) -> Tensor:
+    return torch.from_numpy(PREPROCESSING.pixels(open_image(image.path)).copy())[None]
+
+
+def all_rows(cache: FeatureCache) -> Tensor:
+    ids = range(10, 10 + PHOTOS)
+    return cache.read([*((i, False) for i in ids), *((i, True) for i in ids[:FLIPPED])])
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 # --- Reading -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_cached_features_equal_live_ones(tmp_path, images, plan, dtype) -> None:
-    cache = fill(tmp_path / "f", plan(dtype))
+def test_cached_features_equal_live_ones(images, make, dtype) -> None:
+    cache = fill(make("f", dtype))
 
-    read = cache.read([(image.image_id, False) for image in images])
-
-    live = torch.cat([encode(pixels_of(image)) for image in images])
-    assert read.dtype == cache.dtype == DTYPES[dtype]
+    live = [encode(pixels_of(image)) for image in images]
+    live += [encode(pixels_of(image).flip(2)) for image in images[:FLIPPED]]
+    assert cache.dtype == DTYPES[dtype]
     assert cache.shape == (PHOTOS + FLIPPED, 4, 12)
     assert cache.grid == (2, 2)
-    assert torch.equal(read, live.to(DTYPES[dtype]))
+    assert torch.equal(all_rows(cache), torch.cat(live).to(DTYPES[dtype]))
+    assert not torch.equal(live[0], live[PHOTOS])
 
 
-def test_flipped_rows_are_features_of_flipped_pixels(tmp_path, images, plan) -> None:
-    cache = fill(tmp_path / "f", plan())
-
-    for image in images[:FLIPPED]:
-        live = encode(pixels_of(image).flip(2))
-        assert torch.equal(cache.read([(image.image_id, True)]), live)
-        assert not torch.equal(cache.read([(image.image_id, False)]), live)
-
-
-def test_cache_can_be_used_in_another_process(tmp_path, plan) -> None:
-    cache = fill(tmp_path / "f", plan())
+def test_cache_can_be_used_in_another_process(make) -> None:
+    cache = fill(make("f"))
 
     pickled = pickle.dumps(cache)
 
     assert len(pickled) < 2000
-    rows = rows_of(plan())
-    assert torch.equal(pickle.loads(pickled).read(rows), cache.read(rows))
+    assert torch.equal(all_rows(pickle.loads(pickled)), all_rows(cache))
 
 
 # --- the fingerprint -----------------------------------------------------------------------------
@@ -102,22 +133,13 @@ def test_cache_can_be_used_in_another_process(tmp_path, plan) -> None:
         ({"precision": "bf16"}, "precision fp32, not bf16"),
     ],
 )
-def test_another_fingerprint_is_refused(tmp_path, plan, changes, message) -> None:
-    fill(tmp_path / "f", plan())
-    arguments = {
-        "encoder_name": "toy",
-        "state": STATE,
-        "preprocessing": PREPROCESSING,
-        "dtype": "float32",
-    }
-    fingerprint = feature_fingerprint(**(arguments | {"precision": "fp32"} | changes))
+def test_another_fingerprint_is_refused(make, changes, message) -> None:
+    fill(make("f"))
 
-    with pytest.raises(DataError, match=message) as caught:
-        FeatureCache.open(tmp_path / "f", fingerprint)
-
-    assert "captioner prepare features" in str(caught.value)
+    with pytest.raises(DataError, match=rf"{message}.*captioner prepare features"):
+        opened(make("f", **changes, force=True))
     with pytest.raises(ConfigError, match=message):
-        FeatureWriter(tmp_path / "f", plan(fingerprint=fingerprint))
+        make("f", **changes)
 
 
 def test_the_sign_of_a_zero_does_not_change_the_fingerprint() -> None:
@@ -133,15 +155,15 @@ def test_the_sign_of_a_zero_does_not_change_the_fingerprint() -> None:
 # --- errors --------------------------------------------------------------------------------------
 
 
-def test_a_changed_byte_is_reported_with_the_photos_name(tmp_path, images, plan) -> None:
-    row = plan().row_bytes
-    fill(tmp_path / "f", plan())
+def test_a_changed_byte_is_reported_with_the_photos_name(tmp_path, make) -> None:
+    row = make("f").encoder.row_bytes
+    fill(make("f"))
     with (tmp_path / "f" / ROWS).open("r+b") as file:
         file.seek(3 * row + 17)
         byte = file.read(1)[0]
         file.seek(3 * row + 17)
         file.write(bytes([byte ^ 1]))
-    cache = FeatureCache.open(tmp_path / "f", plan().fingerprint)
+    cache = opened(make("f"))
 
     cache.read([(12, False), (14, False), (13, True)])
     for _ in range(2):
@@ -152,8 +174,8 @@ def test_a_changed_byte_is_reported_with_the_photos_name(tmp_path, images, plan)
 # --- photos that change --------------------------------------------------------------------------
 
 
-def test_a_changed_photo_is_refused(tmp_path, images, plan) -> None:
-    cache = fill(tmp_path / "f", plan())
+def test_a_changed_photo_is_refused(images, make) -> None:
+    cache = fill(make("f"))
     cache.check(images)
     Image.new("RGB", (40, 36)).save(images[2].path)
 
@@ -162,8 +184,8 @@ def test_a_changed_photo_is_refused(tmp_path, images, plan) -> None:
     cache.check(images[:2] + images[3:])
 
 
-def test_a_copied_data_set_is_accepted(tmp_path, images, plan) -> None:
-    cache = fill(tmp_path / "f", plan())
+def test_a_copied_data_set_is_accepted(tmp_path, images, make) -> None:
+    cache = fill(make("f"))
     for image in images:
         os.utime(image.path, ns=(1, 1))
     cache.check(images, flipped=False)
@@ -176,8 +198,8 @@ def test_a_copied_data_set_is_accepted(tmp_path, images, plan) -> None:
         cache.check(copies)
 
 
-def test_unknown_photos_are_refused(tmp_path, images, plan) -> None:
-    cache = fill(tmp_path / "f", plan())
+def test_unknown_photos_are_refused(images, make) -> None:
+    cache = fill(make("f"))
 
     for other in (replace(images[0], image_id=99), replace(images[0], path=Path("x/other.png"))):
         with pytest.raises(DataError, match=r"1 of 2 photos are not in .*first: .*png"):
@@ -186,17 +208,13 @@ def test_unknown_photos_are_refused(tmp_path, images, plan) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"no picture", None])
-def test_an_unreadable_photo_is_skipped(tmp_path, images, plan, data) -> None:
+def test_an_unreadable_photo_is_skipped(images, make, data) -> None:
     images[3].path.unlink()
     if data is not None:
         images[3].path.write_bytes(data)
-    errors = [
-        error
-        for _, found in FeatureWriter(tmp_path / "f", plan()).fill(encode, PREPROCESSING, BLOCK)
-        for error in found
-    ]
+    errors = [error for _, found in make("f").fill(BLOCK) for error in found]
 
-    cache = FeatureCache.open(tmp_path / "f", plan().fingerprint)
+    cache = opened(make("f"))
 
     assert [str(images[3].path) in str(error) for error in errors] == [True]
     assert [cache.has(image.image_id) for image in images] == [True] * 3 + [False] + [True] * 3
@@ -233,82 +251,81 @@ ENCODINGS = 7
 
 
 @pytest.mark.parametrize("calls", range(ENCODINGS))
-@pytest.mark.parametrize("partial_line", ["", '[[1, 2, "'])
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, plan, calls, partial_line) -> None:
-    fill(tmp_path / "whole", plan())
+@pytest.mark.parametrize("part_of_a_record", [b"", b"\1\2"])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, make, calls, part_of_a_record) -> None:
+    fill(make("whole"))
     with pytest.raises(Stop):
-        fill(tmp_path / "f", plan(), failing(calls))
+        fill(make("f", encode=failing(calls)))
     with pytest.raises(DataError, match="is incomplete; continue with: captioner prepare features"):
-        FeatureCache.open(tmp_path / "f", plan().fingerprint)
-    with (tmp_path / "f" / JOURNAL).open("a") as journal:
-        journal.write(partial_line)
-    left = FeatureWriter(tmp_path / "f", plan())
-    assert len(left.records) == min(PHOTOS, calls // 2 * BLOCK)  # at most one block is lost
+        opened(make("f"))
+    with (tmp_path / "f" / INDEX).open("ab") as index:
+        index.write(part_of_a_record)
+    assert make("f").done == min(PHOTOS, calls // 2 * BLOCK)  # at most one block is lost
 
-    fill(tmp_path / "f", plan(), failing(ENCODINGS - calls // 2 * 2))
+    fill(make("f", encode=failing(ENCODINGS - calls // 2 * 2)))
 
     assert contents_of(tmp_path / "f") == contents_of(tmp_path / "whole")
-    assert sorted(contents_of(tmp_path / "f")) == [ROWS, CONTENTS]
+    assert contents_of(tmp_path / "f").keys() == {ROWS, INDEX, HEADER}
 
 
-def test_force_resumes_and_replaces_complete_features(tmp_path, plan) -> None:
+def test_force_resumes_and_replaces_complete_features(tmp_path, make) -> None:
     with pytest.raises(Stop):
-        fill(tmp_path / "f", plan(), failing(2), force=True)
-    fill(tmp_path / "f", plan(), failing(ENCODINGS - 2), force=True)
+        fill(make("f", encode=failing(2), force=True))
+    fill(make("f", encode=failing(ENCODINGS - 2), force=True))
     whole = contents_of(tmp_path / "f")
 
     with pytest.raises(Stop):
-        fill(tmp_path / "f", plan(), failing(ENCODINGS - 1), force=True)
-    fill(tmp_path / "f", plan(), force=True)
+        fill(make("f", encode=failing(ENCODINGS - 1), force=True))
+    fill(make("f", force=True))
 
     assert contents_of(tmp_path / "f") == whole
 
 
-def test_complete_features_are_not_encoded_again(tmp_path, plan) -> None:
-    fill(tmp_path / "f", plan())
+def test_complete_features_are_not_encoded_again(make) -> None:
+    fill(make("f"))
 
-    assert FeatureWriter(tmp_path / "f", plan()).complete
-    fill(tmp_path / "f", plan(), failing(0))
+    assert make("f").complete
+    fill(make("f", encode=failing(0)))
 
 
-def test_a_reader_keeps_its_open_rows(tmp_path, plan) -> None:
-    cache = fill(tmp_path / "f", plan())
-    expected = cache.read(rows_of(plan()))
+def test_a_reader_keeps_its_open_rows(make) -> None:
+    cache = fill(make("f"))
+    expected = all_rows(cache)
 
-    fill(tmp_path / "f", plan("float16"), force=True)
+    fill(make("f", "float16", force=True))
 
-    assert torch.equal(cache.read(rows_of(plan())), expected)
+    assert torch.equal(all_rows(cache), expected)
 
 
 # --- errors of writing ----------------------------------------------------------------------------
 
 
-def test_a_folder_with_other_files_is_refused(tmp_path, images, plan) -> None:
+def test_a_folder_with_other_files_is_refused(tmp_path, images, make) -> None:
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match=r"other files \(first: thesis\.tex\).*--force"):
-        FeatureWriter(tmp_path / "f", plan())
+        make("f")
 
-    fill(tmp_path / "f", plan(), force=True)
+    fill(make("f", force=True))
     assert (tmp_path / "f" / "thesis.tex").exists()
     with pytest.raises(ConfigError, match="holds features of other photos"):
-        FeatureWriter(tmp_path / "f", plan(images=images[:6]))
+        make("f", photos=images[:6])
     with pytest.raises(ConfigError, match="is a file"):
-        FeatureWriter(images[0].path, plan())
+        make(images[0].path)
 
 
-def test_two_processes_cannot_fill_the_same_folder(tmp_path, plan) -> None:
-    first = FeatureWriter(tmp_path / "f", plan()).fill(encode, PREPROCESSING, BLOCK)
+def test_two_processes_cannot_fill_the_same_folder(make) -> None:
+    first = make("f").fill(BLOCK)
     next(first)
 
     with pytest.raises(DataError, match="another process"):
-        fill(tmp_path / "f", plan())
+        fill(make("f"))
     first.close()
-    fill(tmp_path / "f", plan())
+    fill(make("f"))
 
 
-def test_features_that_overflow_the_dtype_are_refused(tmp_path, plan) -> None:
+def test_features_that_overflow_the_dtype_are_refused(make) -> None:
     with pytest.raises(DataError, match=r"0\.png: features overflow float16.*bfloat16"):
-        fill(tmp_path / "f", plan("float16"), lambda pixels: encode(pixels) * 1e6)
+        fill(make("f", "float16", encode=lambda pixels: encode(pixels) * 1e6))
 
-    fill(tmp_path / "g", plan("bfloat16"), lambda pixels: encode(pixels) * 1e6)
+    fill(make("g", "bfloat16", encode=lambda pixels: encode(pixels) * 1e6))

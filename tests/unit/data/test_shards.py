@@ -67,7 +67,7 @@ def test_we_read_the_shards_of_webdataset(
     content = path.read_bytes()
     shard = Shard(path.name, len(images), len(content), hashlib.sha256(content).hexdigest())
 
-    found = list(read_shard(path, shard))
+    found = list(read_shard(tmp_path, shard))
 
     assert [one.image_id for one in found] == [one.image_id for one in images]
     assert [one.data for one in found] == [one.path.read_bytes() for one in images]

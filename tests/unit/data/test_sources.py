@@ -1,31 +1,37 @@
-"""Photos and cached features give the same batches, from any start and for any process."""
+"""Photos, cached features and shards: each photo once per epoch, from any start, for any process
+and any number of workers."""
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
+import re
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
+from toy_shards import PER_SHARD, PHOTOS, copied
 
-from captioner.data.batches import Batch, EncodedImage, EpochSampler, PhotoReader, photo_tensor
-from captioner.data.coco import CaptionedImage
+from captioner.data.batches import Batch, EncodedImage, PhotoReader
 from captioner.data.images import open_image
-from captioner.data.sources import PhotoSource
+from captioner.data.shards import Manifest, read_manifest, write_shards
+from captioner.data.sources import PhotoSource, ShardSource, Source
+from captioner.errors import ConfigError, DataError
 from captioner.model.preprocessing import Preprocessing
 from captioner.text.vocabulary import PAD
 
-PREPROCESSING = Preprocessing(image_size=32)
-PHOTOS = 11
+PREPROCESSING = Preprocessing(image_size=8, resize="squash")
 
 
 def encode(pixels: Tensor) -> Tensor:
-    """(B, 32, 32, 3) to a grid of (B, 4, 768), which differs for a flipped photo."""
-    cells = pixels.float().unflatten(1, (2, 16)).unflatten(3, (2, 16))
+    """(B, 8, 8, 3) to a grid of (B, 4, 48), which differs for a flipped photo."""
+    cells = pixels.float().unflatten(1, (2, 4)).unflatten(3, (2, 4))
     return cells.permute(0, 1, 3, 2, 4, 5).flatten(3).flatten(1, 2)
 
 
@@ -36,128 +42,189 @@ class Cache:
         self.paths = {photo.image.image_id: photo.image.path for photo in photos}
 
     def read(self, rows: Sequence[tuple[int, bool]]) -> Tensor:
-        pixels = [
-            photo_tensor(PREPROCESSING, open_image(self.paths[i]), turned) for i, turned in rows
-        ]
-        return encode(torch.stack(pixels))
+        found = [PREPROCESSING.pixels(open_image(self.paths[image_id])) for image_id, _ in rows]
+        turned = [p[:, ::-1] if flip else p for p, (_, flip) in zip(found, rows, strict=True)]
+        return encode(torch.from_numpy(np.stack(turned)))
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> list[EncodedImage]:
-    """Photos of noise with one to four captions of 1 to 9 words."""
-    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    made = []
-    for number in range(PHOTOS):
-        path = folder / f"{number}.png"
-        Image.fromarray(random.integers(256, size=(36, 40, 3), dtype=np.uint8)).save(path)
-        captions = tuple([4 + number] * random.integers(1, 10) for _ in range(1 + number % 4))
-        made.append(EncodedImage(CaptionedImage(100 + number, path, ("",)), captions))
-    return made
-
-
-Make = Callable[..., PhotoSource]
+Make = Callable[..., Source]
 
 
 @pytest.fixture
-def make(photos: list[EncodedImage]) -> Make:
+def make(photos: list[EncodedImage], folder: Path) -> Make:
+    """``make(kind, **settings)``: a source of these photos."""
+
     def build(
-        kind: str, rank: int = 0, world: int = 1, bucket: int = 1, seed: int = 5
-    ) -> PhotoSource:
-        lengths = [[len(words) for words in photo.tokens] for photo in photos]
-        sampler = EpochSampler(lengths, 4, seed, rank, world, bucket=bucket)
-        options: dict[str, Any] = {"max_captions": 3, "horizontal_flip": True, "seed": seed}
-        reader = PhotoReader(PREPROCESSING, **options)
+        kind: str, manifest: Manifest | None = None, flip: bool = True, **more: Any
+    ) -> Source:
+        reader = PhotoReader(PREPROCESSING, max_captions=2, horizontal_flip=flip, seed=5)
+        more = {"batch_size": 4} | more
+        if kind == "shards":
+            known = {photo.image.image_id: photo for photo in photos}
+            return ShardSource(reader, manifest or read_manifest(folder), known, buffer=5, **more)
         cache: Any = Cache(photos) if kind == "features" else None
-        return PhotoSource(reader, photos, sampler, cache=cache)
+        return PhotoSource(reader, photos, cache=cache, **more)
 
     return build
 
 
-def assert_same(one: Batch, other: Batch) -> None:
-    assert one.image_ids == other.image_ids
-    assert torch.equal(one.tokens, other.tokens)
-    assert torch.equal(one.images, other.images)
-
-
-each_kind = pytest.mark.parametrize("kind", ["photos", "features"])
-any_bucket = pytest.mark.parametrize("bucket", [1, 2])
-
-
-@any_bucket
-def test_features_and_photos_give_the_same_batches(make: Make, bucket: int) -> None:
-    live, cached = make("photos", bucket=bucket), make("features", bucket=bucket)
-    turned = 0
-    for epoch in (0, 1, 2):
-        assert live.batches_in(epoch) == cached.batches_in(epoch) == 3
-        pairs = list(zip(live.batches(epoch, 0), cached.batches(epoch, 0), strict=True))
-        assert len(pairs) == 3
-        for photos, features in pairs:
-            assert_same(photos._replace(images=encode(photos.images)), features)
-        unflipped = make("features", bucket=bucket)
-        unflipped.reader.horizontal_flip = False
-        turned += sum(
-            not torch.equal(a, b)
-            for (_, batch), plain in zip(pairs, unflipped.batches(epoch, 0), strict=True)
-            for a, b in zip(batch.images, plain.images, strict=True)
-        )
-    assert 3 * PHOTOS // 4 < turned < 3 * 3 * PHOTOS // 4
-
-
-@each_kind
-@any_bucket
-@pytest.mark.parametrize("start", [1, 2, 3])
-def test_an_epoch_can_start_at_any_batch(make: Make, kind: str, bucket: int, start: int) -> None:
-    whole = list(make(kind, bucket=bucket).batches(1, 0))
-    source = make(kind, bucket=bucket)
-    next(source.batches(0, 0))  # earlier reads have no effect
-
-    tail = list(source.batches(1, start))
-
-    for one, other in zip(tail, whole[start:], strict=True):
-        assert_same(one, other)
-    for one, other in zip(source.batches(1, 0), whole, strict=True):  # nor do earlier starts
-        assert_same(one, other)
+def same(ones: Sequence[Batch], others: Sequence[Batch]) -> bool:
+    return len(ones) == len(others) and all(
+        one.image_ids == other.image_ids
+        and torch.equal(one.tokens, other.tokens)
+        and torch.equal(one.images, other.images)
+        for one, other in zip(ones, others, strict=True)
+    )
 
 
 def by_photo(batches: Sequence[Batch]) -> dict[int, tuple[list[list[int]], Tensor]]:
-    """Captions and image of each photo."""
+    """Captions and image of each photo; those without captions are fillers."""
     found = {}
     for batch in batches:
         for image, tokens, image_id in zip(*batch, strict=True):
             captions = [[t for t in row if t != PAD] for row in tokens.tolist() if any(row)]
-            if captions:  # the others are fillers
+            if captions:
                 assert image_id not in found
+                assert {row[1] for row in captions} == {image_id}
                 found[image_id] = (captions, image)
     return found
 
 
+KINDS = ("photos", "features", "shards")
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
 @each_kind
-@any_bucket
-@pytest.mark.parametrize("world", [2, 4])
-def test_processes_together_equal_one_process(
-    make: Make, kind: str, bucket: int, world: int
-) -> None:
-    """With four processes, one gets a filler in the last batch of three photos."""
-    whole = list(make(kind, bucket=bucket).batches(2, 0))
-    shares = [list(make(kind, rank, world, bucket).batches(2, 0)) for rank in range(world)]
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("batch_size", [3, 5, 50])
+def test_processes_together_have_every_photo_once(make, kind, world, batch_size) -> None:
+    whole = by_photo(list(make(kind, batch_size=50).batches(1, 0)))
+    assert sorted(whole) == list(range(100, 100 + PHOTOS))
+    sources = [make(kind, batch_size=batch_size, rank=rank, world=world) for rank in range(world)]
 
-    for number, batch in enumerate(whole):
-        parts = [share[number] for share in shares]
-        assert sum(part.words for part in parts) == batch.words
-        expected, found = by_photo([batch]), by_photo(parts)
-        assert found.keys() == expected.keys()
-        for image_id, (captions, image) in expected.items():
-            assert found[image_id][0] == captions
-            assert torch.equal(found[image_id][1], image)
-    assert all(len(share) == len(whole) for share in shares)
-    filled = [batch for share in shares for batch in share if not batch.words]
-    assert len(filled) == (world == 4)
+    shares = [list(source.batches(1, 0)) for source in sources]
+
+    # All processes take the same number of steps, which is known in advance.
+    assert {len(share) for share in shares} == {source.batches_in(1) for source in sources}
+    for step in zip(*shares, strict=True):
+        sizes = [len(part.images) for part in step]
+        assert min(sizes) >= 1
+        assert sum(sizes) <= max(batch_size, world)
+        assert any(part.words for part in step)
+    found = by_photo([batch for share in shares for batch in share])
+    assert found.keys() == whole.keys()
+    for image_id, (captions, image) in whole.items():
+        assert found[image_id][0] == captions
+        assert torch.equal(found[image_id][1], image)
+    if kind != "shards":  # and in the same batches, whatever the number of processes
+        for number, batch in enumerate(make(kind, batch_size=batch_size).batches(1, 0)):
+            parts = by_photo([share[number] for share in shares])
+            assert parts.keys() == set(batch.image_ids)
 
 
-def test_a_loop_that_ends_early_leaves_no_thread(make: Make) -> None:
+@pytest.mark.parametrize("bucket", [1, 2])
+def test_features_and_photos_give_the_same_batches(make: Make, bucket: int) -> None:
+    for epoch in (0, 1):
+        live, cached, plain = (
+            list(make(kind, flip=flip, bucket=bucket).batches(epoch, 0))
+            for kind, flip in (("photos", True), ("features", True), ("photos", False))
+        )
+        assert same([batch._replace(images=encode(batch.images)) for batch in live], cached)
+        turned = sum(
+            not torch.equal(a, b)
+            for one, other in zip(live, plain, strict=True)
+            for a, b in zip(one.images, other.images, strict=True)
+        )
+        assert PHOTOS // 4 < turned < 3 * PHOTOS // 4
+
+
+@each_kind
+@pytest.mark.parametrize(("world", "batch_size"), [(1, 4), (3, 5)])
+def test_an_epoch_can_start_at_any_batch(make, kind, world, batch_size) -> None:
+    settings = {"batch_size": batch_size, "rank": world - 1, "world": world}
+    settings |= {} if kind == "shards" else {"bucket": 2}
+    whole, source = list(make(kind, **settings).batches(1, 0)), make(kind, **settings)
+    next(source.batches(0, 0))  # earlier reads have no effect
+
+    for start in range(len(whole), -1, -1):  # nor do earlier starts
+        assert same(list(source.batches(1, start)), whole[start:])
+
+
+@pytest.mark.parametrize("kind", ["photos", "shards"])
+def test_batches_do_not_depend_on_the_workers(make: Make, kind: str) -> None:
+    expected = list(make(kind).batches(1, 2))
+    for workers in (1, 2):
+        torch.manual_seed(workers)  # nor on the global random state
+        assert same(list(make(kind, workers=workers).batches(1, 2)), expected)
+
+
+@each_kind
+def test_a_loop_that_ends_early_leaves_no_thread(make: Make, kind: str) -> None:
     before = threading.active_count()
-    batches = make("features").batches(0, 0)
+    batches = make(kind).batches(0, 0)
     next(batches)
-    assert threading.active_count() == before + 1
+    assert (threading.active_count() > before) == (kind != "photos")
     batches.close()
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", ["photos", "shards"])
+def test_a_damaged_photo_is_a_filler(make, tmp_path, kind, workers, caplog) -> None:
+    """With a worker too, where an exception would end the run or hang the process."""
+    source: Any = make(kind, workers=workers)
+    good = source.photos if kind == "photos" else [*source.photos.values()]
+    path = tmp_path / good[4].image.path.name
+    path.write_bytes(good[4].image.path.read_bytes()[:60])
+    broken = replace(good[4], image=replace(good[4].image, path=path))
+    source.photos = given = [*good[:4], broken, *good[5:]]
+    if kind == "shards":
+        write_shards([one.image for one in given], tmp_path / "out", photos_per_shard=PER_SHARD)
+        source.manifest = read_manifest(tmp_path / "out")
+        source.photos = {photo.image.image_id: photo for photo in given}
+
+    with caplog.at_level(logging.WARNING, logger="captioner"):
+        batches = list(source.batches(0, 0))
+
+    assert by_photo(batches).keys() == {n for n in range(100, 100 + PHOTOS) if n != 104}
+    assert sum(len(batch.images) for batch in batches) == PHOTOS
+    if not workers:
+        [record] = caplog.records
+        where = r"shard-00000.\.tar: " if kind == "shards" else "/"
+        expected = rf"{where}{re.escape(path.name)}: .*continues without it"
+        assert re.search(expected, record.message)
+
+
+# --- Bad shards ---
+
+
+def test_a_changed_byte_is_found(make: Make, folder: Path, tmp_path: Path) -> None:
+    out = copied(folder, tmp_path / "out")
+    manifest = read_manifest(out)
+    content = bytearray((out / "shard-000003.tar").read_bytes())
+    content[-1] ^= 1  # after the last photo, so only the checksum covers it
+    (out / "shard-000003.tar").write_bytes(content)
+    with pytest.raises(DataError, match=r"shard-000003\.tar is damaged: its SHA-256"):
+        list(make("shards", manifest).batches(0, 0))
+
+
+def test_a_damaged_shard_is_one_line_and_ends_all_workers(make, folder, tmp_path) -> None:
+    out = copied(folder, tmp_path / "out")
+    manifest = read_manifest(out)
+    (out / "shard-000003.tar").write_bytes(b"no tar")
+    with pytest.raises(DataError, match=r"^\S*shard-000003\.tar is truncated or damaged") as caught:
+        list(make("shards", manifest, workers=1).batches(0, 0))
+    assert "\n" not in str(caught.value)
+    assert multiprocessing.active_children() == []  # leftover workers would keep the program alive
+
+
+def test_photos_without_training_captions(make: Make) -> None:
+    source: Any = make("shards")
+    del source.photos[100]
+    with pytest.raises(DataError, match="image id 100, is not in the training captions"):
+        list(source.batches(0, 0))
+
+
+def test_too_few_shards(make: Make) -> None:
+    with pytest.raises(ConfigError, match=r"8 shards .* too few for 9 processes"):
+        make("shards", world=9, batch_size=20)
