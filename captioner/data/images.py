@@ -19,9 +19,10 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,6 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from captioner.data.formats import HEIC, RAW, PhotoFormat, format_by_content, register_heif
 from captioner.data.pixels import image_from_array, to_rgb
-from captioner.data.raw import raw_preview
 from captioner.errors import ImageError, LargeImageError, NotAnImageError, first_line
 
 MAX_PIXELS = 178_956_970
@@ -55,6 +55,8 @@ USUAL_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "HEIF")
 
 _READABLE = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 _AGAIN = "copy or download the file again"
+_TOO_MANY_BYTES = f"more than {MAX_STREAM_BYTES:,} bytes; give an image file"
+_NO_PREVIEW = "its preview cannot be read ({}); export it as JPEG with your photo software"
 
 Photo = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | BinaryIO
 """What `open_image` reads."""
@@ -109,36 +111,15 @@ def open_image(
         LargeImageError: It has more than ``max_pixels`` pixels.
         ImageError: It cannot be read. The message is one line that starts with the name.
     """
-    if isinstance(source, Image.Image):
-        return _plain(source, name or "the image")
-    if isinstance(source, np.ndarray):
-        try:
-            return _plain(image_from_array(source), name or "the array")
-        except NotAnImageError as error:
-            raise NotAnImageError(f"{name}: {error}" if name else str(error)) from None
-    how: Any = {"min_side": min_side, "max_pixels": max_pixels, "formats": formats}
-    if isinstance(source, (str, os.PathLike)):
-        called = name or str(source)
-        with open_file(source, called) as file:
-            return open_reduced(file, name=called, **how)[0]
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        source = io.BytesIO(source)
-    if not hasattr(source, "read") or isinstance(source, io.StringIO | io.TextIOWrapper):
-        kind = type(source).__name__
-        raise NotAnImageError(
-            f"{f'{name}: ' if name else ''}a photo must be a path, bytes, an open binary file, a "
-            f"Pillow image or a NumPy array, not {kind}; {_ALTERNATIVES.get(kind, 'convert it')}"
-        )
-    own = getattr(source, "name", None)
-    called = name or (own if isinstance(own, str) and own else "the given bytes")
-    return open_reduced(source, name=called, **how)[0]
+    how: Any = {"max_pixels": max_pixels, "formats": formats}
+    return open_reduced(source, min_side=min_side, name=name, **how)[0]
 
 
 def open_reduced(
-    source: BinaryIO,
+    source: Photo,
     *,
     min_side: int | None,
-    name: str,
+    name: str | None = None,
     max_pixels: int = MAX_PIXELS,
     formats: tuple[str, ...] | None = None,
 ) -> tuple[Image.Image, tuple[int, int]]:
@@ -153,22 +134,27 @@ def open_reduced(
     Returns:
         The image, and the width and height of the whole image, both upright.
     """
-    file = _seekable(source, name)
-    image = _identify(file, name, max_pixels, formats)
-    width, height = image.size
-    if image.info.get("progressive"):
-        scans, most = _count_scans(image), min(MAX_SCANS, MAX_SCANNED // (width * height))
-        if scans > most:
-            problem = f"a JPEG of {scans:,} scans; the limit is {most} at this size; save it again"
-            raise _error(name, problem, LargeImageError)
-    if min_side is not None and image.format in {"JPEG", "MPO"}:
-        image.draft(None, (min_side, min_side))
-    reduced = image.size != (width, height)  # before loading, by which Pillow rotates some TIFFs
-    rotated = reduced and _orientation(image) >= 5
-    plain = _plain(image, name)
-    if not reduced:
-        return plain, plain.size
-    return plain, (height, width) if rotated else (width, height)
+    called = name or _name_of(source)
+    with _named(called):
+        if isinstance(source, Image.Image | np.ndarray):
+            plain = _plain(image_from_array(source) if isinstance(source, np.ndarray) else source)
+            return plain, plain.size
+        with _opened(source) as file:
+            image = _identify(file, max_pixels, formats, called)
+            size = image.size
+            if image.info.get("progressive"):
+                scans, most = _count_scans(image), min(MAX_SCANS, MAX_SCANNED // math.prod(size))
+                if scans > most:
+                    limit = f"the limit is {most} at this size; save it again"
+                    raise LargeImageError(f"a JPEG of {scans:,} scans; {limit}")
+            if min_side is not None and image.format in {"JPEG", "MPO"}:
+                image.draft(None, (min_side, min_side))
+            reduced = image.size != size  # before loading, by which Pillow rotates some TIFFs
+            rotated = reduced and _orientation(image) >= 5
+            plain = _plain(image)
+    if reduced:
+        return plain, size[::-1] if rotated else size
+    return plain, plain.size
 
 
 def reduced_side(image_size: int) -> int:
@@ -184,22 +170,20 @@ def header_work(file: BinaryIO, formats: tuple[str, ...] | None = None) -> float
 
     Ten scans of a progressive JPEG take as long as another image of its size.
     """
-    try:
-        image = _identify(file, "the photo", MAX_PIXELS, formats)
-        scans = _count_scans(image) if image.info.get("progressive") else 1
-        return math.prod(image.size) * max(1, scans / 10)
-    finally:
-        file.seek(0)
+    image = _identify(file, MAX_PIXELS, formats)
+    scans = _count_scans(image) if image.info.get("progressive") else 1
+    return math.prod(image.size) * max(1, scans / 10)
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
     """Width and height (pixels) of the image that `open_image` would return, from its header."""
-    with open_file(path, str(path)) as file:
-        image = _identify(_seekable(file, str(path)), str(path), MAX_PIXELS)
+    with _named(str(path)), _opened(path) as file:
+        image = _identify(file, MAX_PIXELS, name=str(path))
         if _orientation(image) < 5:
             return image.size
-        # Pillow rotates a TIFF itself: some versions at once, others on loading.
-        return open_image(path).size if image.format == "TIFF" else image.size[::-1]
+        if image.format != "TIFF":
+            return image.size[::-1]
+    return open_image(path).size  # Pillow rotates a TIFF itself, some versions only on loading
 
 
 def is_photo(source: object) -> bool:
@@ -208,47 +192,81 @@ def is_photo(source: object) -> bool:
     return isinstance(source, kinds) or hasattr(source, "read")
 
 
-def open_file(path: str | os.PathLike[str], called: str) -> BinaryIO:
+def _name_of(source: Photo) -> str:
+    """How messages call a photo."""
+    name = source if isinstance(source, str | os.PathLike) else getattr(source, "name", "")
+    if isinstance(name, str | os.PathLike) and str(name):
+        return str(name)
+    in_file = isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read")
+    return "the given bytes" if in_file else "the photo"
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Begin the message of an ImageError with the photo's name."""
+    try:
+        yield
+    except ImageError as error:
+        raise type(error)(f"{name.replace(chr(10), ' ')}: {error}") from error
+
+
+@contextmanager
+def _opened(source: Photo) -> Iterator[BinaryIO]:
+    """The file of a photo, at its start."""
+    if isinstance(source, str | os.PathLike):
+        with open_file(source) as file:
+            yield _seekable(file)
+    elif isinstance(source, bytes | bytearray | memoryview):
+        yield io.BytesIO(source)
+    elif hasattr(source, "read") and not isinstance(source, io.StringIO | io.TextIOWrapper):
+        yield _seekable(cast(BinaryIO, source))
+    else:
+        kind = type(source).__name__
+        raise NotAnImageError(
+            "a photo must be a path, bytes, an open binary file, a Pillow image or a NumPy array, "
+            f"not {kind}; {_ALTERNATIVES.get(kind, 'convert it')}"
+        )
+
+
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file that may be a photo; ImageError for URLs, folders, pipes and missing files."""
     if _URL.match(str(path)):
-        raise _error(called, "is a URL; download the image and give the file")
+        raise ImageError("is a URL; download the image and give the file")
     try:
         mode = Path(path).stat().st_mode
         if stat.S_ISDIR(mode):
-            raise _error(called, "is a folder, not an image; give a file")
+            raise ImageError("is a folder, not an image; give a file")
         if not stat.S_ISREG(mode) and not str(path).startswith("/dev/"):
             # Opening a pipe would wait for somebody to write to it.
-            raise _error(called, "a pipe, socket or device; give it as standard input (-)")
+            raise ImageError("a pipe, socket or device; give it as standard input (-)")
         return Path(path).open("rb")
     except FileNotFoundError:
-        raise _error(called, "no such file; check the spelling and the folder") from None
+        raise ImageError("no such file; check the spelling and the folder") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise _error(called, f"cannot be opened ({reason}); check the path") from error
+        raise ImageError(f"cannot be opened ({_reason(error)}); check the path") from error
 
 
-def _seekable(file: BinaryIO, called: str) -> BinaryIO:
-    """The file itself if it is on disk, otherwise its bytes; refuses an empty one."""
+def _seekable(file: BinaryIO) -> BinaryIO:
+    """The file itself, or the bytes of a pipe."""
     try:
-        status = os.fstat(file.fileno())
-        if stat.S_ISREG(status.st_mode) and file.tell() == 0 and status.st_size:
-            return file
+        file.seek(0)
+        return file
     except (OSError, AttributeError, ValueError):
-        pass  # not an operating system file: bytes in memory, an upload
+        pass
     try:
         content = file.read(MAX_STREAM_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: it is closed
-        reason = getattr(error, "strerror", None) or str(error)
-        raise _error(called, f"cannot be read ({reason}); {_AGAIN}") from error
-    if not content:
-        raise _error(called, "empty (0 bytes), or already read to its end; give an image")
+        raise ImageError(f"cannot be read ({_reason(error)}); {_AGAIN}") from error
     if len(content) > MAX_STREAM_BYTES:
-        problem = f"more than {MAX_STREAM_BYTES:,} bytes; give an image file"
-        raise _error(called, problem, LargeImageError)
+        raise LargeImageError(_TOO_MANY_BYTES)
     return io.BytesIO(content)
 
 
-def _plain(image: Image.Image, called: str) -> Image.Image:
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _plain(image: Image.Image) -> Image.Image:
     """RGB, upright, without metadata."""
     try:
         image.load()
@@ -256,7 +274,7 @@ def _plain(image: Image.Image, called: str) -> Image.Image:
         orientation = _orientation(image)
         rgb = to_rgb(image)
     except Exception as error:  # broken data makes decoders raise nearly anything
-        raise _undecodable(error, called) from error
+        raise _undecodable(error) from error
     rgb.info.clear()  # EXIF left here would rotate the image twice
     if orientation > 1:
         rgb.getexif()[ExifTags.Base.Orientation] = orientation
@@ -265,64 +283,51 @@ def _plain(image: Image.Image, called: str) -> Image.Image:
 
 
 def _identify(
-    file: BinaryIO, called: str, max_pixels: int, formats: tuple[str, ...] | None = None
+    file: BinaryIO, max_pixels: int, formats: tuple[str, ...] | None = None, name: str = ""
 ) -> Image.Image:
-    """Read the header (of camera RAW, its preview's); refuse unsupported and too large files."""
-    try:
-        return _identify_image(file, called, max_pixels, formats)
-    except _RawError:
-        if file.seek(0, os.SEEK_END) > MAX_STREAM_BYTES:
-            problem = f"more than {MAX_STREAM_BYTES:,} bytes; give an image file"
-            raise _error(called, problem, LargeImageError) from None
-    try:
-        preview = raw_preview(file)
-    except (ValueError, MemoryError) as error:
-        problem = f"its preview cannot be read ({first_line(error)})"
-        raise _error(called, f"{problem}; export it as JPEG with your photo software") from error
-    return _identify_image(preview, called, max_pixels, USUAL_FORMATS)
+    """Read the header (of camera RAW, its preview's); refuse unsupported and too large files.
 
-
-def _identify_image(
-    file: BinaryIO, called: str, max_pixels: int, formats: tuple[str, ...] | None
-) -> Image.Image:
+    ``name`` is the file's, by which some camera RAW is recognized.
+    """
     too_large = f"the limit is {max_pixels:,} pixels; make the image smaller"
+    file.seek(0)
     head = file.read(256)
+    kind = format_by_content(head)
     metered: Any = _MeteredFile(file)
+    image = None
     try:
-        image = Image.open(metered, formats=_to_try(head, formats))
-        pixels = image.width * image.height
+        if kind is not RAW:
+            image = Image.open(metered, formats=_to_try(kind, formats))
     except Image.DecompressionBombError as error:
         count = int(re.findall(r"\d+", str(error))[0])  # Pillow's own limit comes after it
-        problem = f"{count:,} pixels; {too_large}"
-        raise _error(called, problem, LargeImageError) from error
-    except UnidentifiedImageError as error:
-        raise _not_an_image(head, called, formats) from error
+        raise LargeImageError(f"{count:,} pixels; {too_large}") from error
+    except UnidentifiedImageError:
+        pass
     except Exception as error:
-        raise _undecodable(error, called) from error
+        raise _undecodable(error) from error
+    tags = getattr(image, "tag_v2", {}) if image and image.format == "TIFF" else None
+    if kind is RAW or ((not image or tags is not None) and _is_raw(tags or {}, name)):
+        if formats is not None or not RAW.decodable:
+            raise _not_an_image(head, RAW, formats)
+        return _identify(_raw_preview(file), max_pixels, USUAL_FORMATS)
+    if image is None:
+        raise _not_an_image(head, kind, formats)
     size = f"{image.width} x {image.height} pixels"
-    if pixels > max_pixels:
-        raise _error(called, f"{size}; {too_large}", LargeImageError)
+    if image.width * image.height > max_pixels:
+        raise LargeImageError(f"{size}; {too_large}")
     if max(image.size) > MAX_SIDE:
-        problem = f"{size}; the limit is {MAX_SIDE:,} per side; cut or scale the image"
-        raise _error(called, problem, LargeImageError)
+        raise LargeImageError(f"{size}; the limit is {MAX_SIDE:,} per side; cut or scale the image")
     # Recognized only; and for PostScript, Pillow would run Ghostscript, and with it the file's code
     if image.format in {"EPS", "MPEG"} or isinstance(image, ImageFile.StubImageFile):
-        kind = "PostScript" if image.format == "EPS" else image.format
-        raise _error(called, f"{kind} is not supported; give {_READABLE}", NotAnImageError)
+        known = "PostScript" if image.format == "EPS" else image.format
+        raise NotAnImageError(f"{known} is not supported; give {_READABLE}")
     if image.format in {"BMP", "DIB", "PPM", "QOI"}:  # their pixels are read one by one
         metered.reads_left = math.inf
-    if image.format == "TIFF":
-        tags = getattr(image, "tag_v2", {})
-        if _is_raw(tags, head, called):
-            raise _not_an_image(head, called, formats, RAW)
-        if (count := max(np.size(tags.get(tag, ())) for tag in (273, 324))) > MAX_TILES:
-            problem = f"{count:,} tiles or strips; the limit is {MAX_TILES:,}; save the image again"
-            raise _error(called, problem, LargeImageError)
+    if (count := max(np.size((tags or {}).get(tag, ())) for tag in (273, 324))) > MAX_TILES:
+        raise LargeImageError(
+            f"{count:,} tiles or strips; the limit is {MAX_TILES:,}; save the image again"
+        )
     return image
-
-
-class _RawError(NotAnImageError):
-    """The file is camera RAW, whose preview can be read."""
 
 
 class _MeteredFile:
@@ -354,24 +359,42 @@ def _count_scans(image: Any) -> int:
     return scans
 
 
-def _to_try(head: bytes, formats: tuple[str, ...] | None) -> tuple[str, ...] | None:
+def _to_try(kind: PhotoFormat | None, formats: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """The formats without HEIF unless the file needs it: Pillow knows it only once registered."""
     accepted = formats is None or "HEIF" in formats
-    if accepted and format_by_content(head) is HEIC and register_heif():
+    if accepted and kind is HEIC and register_heif():
         return formats
     return formats if formats is None else tuple(name for name in formats if name != "HEIF")
 
 
-def _is_raw(tags: Mapping[int, Any], head: bytes, called: str) -> bool:
+def _is_raw(tags: Mapping[int, Any], name: str) -> bool:
     """Whether a TIFF is camera RAW, of which Pillow would read the small preview at best.
 
     DNG has a version tag (50706). The others are recognized by their name, or by a first image
     that is a reduced one (254) of the images in sub-directories (330).
     """
-    if format_by_content(head) is RAW or called.lower().endswith(RAW.extensions):
-        return True
     reduced = isinstance(tags.get(254), int) and tags[254] & 1 and 330 in tags
-    return 50706 in tags or bool(reduced)
+    return name.lower().endswith(RAW.extensions) or 50706 in tags or bool(reduced)
+
+
+def _raw_preview(file: BinaryIO) -> BinaryIO:
+    """The largest preview of a camera RAW file: a JPEG file with its EXIF orientation."""
+    import rawpy
+
+    if file.seek(0, os.SEEK_END) > MAX_STREAM_BYTES:  # all are read
+        raise LargeImageError(_TOO_MANY_BYTES)
+    file.seek(0)
+    try:
+        with rawpy.imread(file) as raw:
+            preview = raw.extract_thumb().data
+    except (rawpy.LibRawError, rawpy.NotSupportedError, MemoryError) as error:
+        reason = error.args[0] if error.args else type(error).__name__
+        reason = reason.decode() if isinstance(reason, bytes) else reason
+        raise ImageError(_NO_PREVIEW.format(reason)) from error
+    # Others, of old cameras, are tiny; rawpy reads beyond their end if the file is damaged.
+    if not isinstance(preview, bytes):
+        raise ImageError(_NO_PREVIEW.format("not a JPEG"))
+    return io.BytesIO(preview)  # LibRaw adds EXIF where there is none
 
 
 def _orientation(image: Image.Image) -> int:
@@ -383,39 +406,30 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _undecodable(error: Exception, called: str) -> ImageError:
+def _undecodable(error: Exception) -> ImageError:
     reason = first_line(error).rstrip(".")
     if isinstance(error, MemoryError):
-        return _error(called, "out of memory; make the image smaller")
+        return ImageError("out of memory; make the image smaller")
     truncated = isinstance(error, EOFError) or "truncated" in reason.lower()
     problem = "truncated" if truncated else "damaged"
-    return _error(called, f"the image is {problem} ({reason}); {_AGAIN}")
+    return ImageError(f"the image is {problem} ({reason}); {_AGAIN}")
 
 
 def _not_an_image(
-    head: bytes, called: str, formats: tuple[str, ...] | None, kind: PhotoFormat | None = None
+    head: bytes, kind: PhotoFormat | None, formats: tuple[str, ...] | None
 ) -> ImageError:
-    kind = kind or format_by_content(head)
-    if kind is None and called.lower().endswith(RAW.extensions):
-        kind = RAW
+    if not head:
+        return ImageError("empty (0 bytes), or closed; give an image")
     if kind is not None and formats is not None and not (kind is HEIC and "HEIF" in formats):
-        problem = f"{kind.name} is not supported here; give {_READABLE}"
-        return _error(called, problem, NotAnImageError)
+        return NotAnImageError(f"{kind.name} is not supported here; give {_READABLE}")
     if kind is not None and not kind.decodable:
-        return _error(called, kind.problem, NotAnImageError)
-    if kind is RAW:
-        return _error(called, RAW.name, _RawError)
+        return NotAnImageError(kind.problem)
     if kind is not None or _SIGNATURES.match(head):
         name = f"{kind.name} " if kind else ""
-        return _error(called, f"the {name}image header is truncated or damaged; {_AGAIN}")
-    kinds = (other for signature, other in _UNSUPPORTED if signature.match(head))
-    unknown = f"not a supported image (it begins with {head[:12].decode('latin-1')!a})"
-    other = next(kinds, "")
+        return ImageError(f"the {name}image header is truncated or damaged; {_AGAIN}")
+    other = next((other for signature, other in _UNSUPPORTED if signature.match(head)), "")
     if other == "a video" and formats is None:
-        return _error(called, f"{other}; captioner caption captions its frames with --every 5s")
+        return NotAnImageError(f"{other}; captioner caption captions its frames with --every 5s")
+    unknown = f"not a supported image (it begins with {head[:12].decode('latin-1')!a})"
     problem = f"{other}, which is not supported" if other else unknown
-    return _error(called, f"{problem}; give {_READABLE}", NotAnImageError)
-
-
-def _error(called: str, problem: str, kind: type[ImageError] = ImageError) -> ImageError:
-    return kind(f"{called.replace(chr(10), ' ')}: {problem}")
+    return NotAnImageError(f"{problem}; give {_READABLE}")

@@ -48,13 +48,13 @@ class Video:
         """Each frame as an upright RGB image; its start and end are appended to ``times``."""
         end_of_last = ((self._end, None) for _ in range(1))  # known after it
         try:
-            with open_file(self.path, str(self.path)) as file, self._opened(file):
+            with open_file(self.path) as file, self._opened(file):
                 found = self._shots() if self.every is None else self._sampled()
                 for (start, frame), (end, _) in pairwise(chain(found, end_of_last)):
                     self.times.append((start, max(start, end)))
                     yield self._image(frame)
         except ImageError as error:
-            self.problem = str(error)
+            self.problem = f"{self.path}: {error}"
             return
         except Exception:  # damaged files make PyAV raise nearly anything
             self._damage = min(self._damage, self._end)
@@ -71,12 +71,12 @@ class Video:
             stream: Any = container.streams.best("video") or container.streams.video[0]
         except Exception as error:
             reason = getattr(error, "strerror", None) or "it has no video"
-            raise ImageError(f"{self.path}: damaged, or not a video ({reason})") from error
+            raise ImageError(f"damaged, or not a video ({reason})") from error
         if "image2" in container.format.name or container.format.name.endswith("_pipe"):
-            raise ImageError(f"{self.path}: a photo; leave out --every to caption it")
+            raise ImageError("a photo; leave out --every to caption it")
         if stream.width * stream.height > MAX_PIXELS:
             size = f"{stream.width} x {stream.height} pixels"
-            raise ImageError(f"{self.path}: {size}; the limit is {MAX_PIXELS:,}; scale it down")
+            raise ImageError(f"{size}; the limit is {MAX_PIXELS:,}; scale it down")
         stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
         stream.thread_type = "AUTO"
         self._container, self._stream = container, stream

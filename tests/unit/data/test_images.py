@@ -399,6 +399,11 @@ def test_a_side_is_bounded(tmp_path: Path, size: tuple[int, int]):
 # --- Open files ---
 
 
+class Pipe(io.BytesIO):
+    def seek(self, *_: int) -> int:
+        raise io.UnsupportedOperation
+
+
 def test_bytes_and_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     photo().save(tmp_path / "a.png")
     content = (tmp_path / "a.png").read_bytes()
@@ -409,9 +414,10 @@ def test_bytes_and_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         open_image(io.BytesIO(), name="standard input")
     with pytest.raises(ImageError, match=r"^the given bytes: not a supported image"):
         open_image(io.BytesIO(b"text"))
+    assert open_image(Pipe(content)).size == (64, 48)
     monkeypatch.setattr(images, "MAX_STREAM_BYTES", 100)
-    with pytest.raises(ImageError, match="more than 100 bytes"):
-        open_image(io.BytesIO(content))
+    with pytest.raises(LargeImageError, match=r"more than .* bytes; give"):
+        open_image(Pipe(content))
 
 
 # --- Arrays, bytes, files ---
