@@ -11,9 +11,8 @@ from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import warn
 from captioner.cli.sidecars import SidecarOptions, check_photos, choose_store
 from captioner.data.dataset import EMPTY
-from captioner.data.importers import detect_layout, find_source, import_captions
+from captioner.data.importers import find_source, import_captions
 from captioner.errors import ConfigError, DataError, counted
-from captioner.files import read_input
 from captioner.option_fields import Folder, Shown
 from captioner.training.own_data import ColumnOptions
 
@@ -70,10 +69,7 @@ def apply(options: ApplyOptions, *_: Any) -> int:
 
 def _read(options: ApplyOptions) -> dict[str, str]:
     """The first caption of each photo; those without one are left out and counted."""
-    file = find_source(options.captions)
-    read_input(file, "a CSV file with the columns image and caption")
-    splits = import_captions(file, detect_layout(file, options.columns), options.columns)
-    photos = [photo for split in splits.values() for photo in split]
+    photos = import_captions(options.captions, columns=options.columns)
     captions = {p.file_name: p.captions[0].strip() for p in photos if p.captions}
     found = {name: text for name, text in captions.items() if text.lower() not in EMPTY}
     if left := len(photos) - len(found):

@@ -172,13 +172,11 @@ def read_dataset(
         paths = {image_id: Path(name) for image_id, name in names.items()}
     else:
         paths = locate_photos(names, images, source)
-    photos = []
-    for image_id, path in paths.items():
-        one = found[image_id]
-        photos.append(
-            CaptionedImage(image_id, path, tuple(one.captions), "", one.source, one.labels)
-        )
-    return photos
+    photos = ((image_id, path, found[image_id]) for image_id, path in paths.items())
+    return [
+        CaptionedImage(image_id, path, tuple(one.captions), "", one.source, one.labels)
+        for image_id, path, one in photos
+    ]
 
 
 def _labels(image: Mapping[str, Any]) -> tuple[int | str, ...]:

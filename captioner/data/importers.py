@@ -1,4 +1,4 @@
-"""Readers of caption data sets in several layouts: photos with their captions, by split.
+"""Readers of caption data sets in several layouts: photos with their captions and splits.
 
     layout      source                                                            splits
     karpathy    dataset_coco.json, dataset_flickr8k.json, dataset_flickr30k.json  train, val, test
@@ -9,8 +9,7 @@
     imagefolder Hugging Face's image folder with metadata.jsonl or metadata.csv   if it has them
     coco        COCO captions file                                                none
 
-Each layout has a reader of `Row`; `import_captions` joins the rows of a photo. Photos without a
-split are returned under ``"all"``. Everything is returned, empty captions included;
+Photos without a split are in ``"all"``. Everything is returned, empty captions included;
 `captioner.data.dataset` splits, filters and writes.
 """
 
@@ -21,20 +20,19 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from captioner.data.coco import CAPTION_FIELDS, read_coco, read_json
-from captioner.errors import DataError
+from captioner.errors import ConfigError, DataError
 from captioner.files import read_input
 
 UNSPLIT = "all"
 """Split name for photos without a split."""
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """Names of a table's columns; None: the usual names, in any case."""
 
     file: str | None = None
@@ -44,63 +42,60 @@ class Columns:
 USUAL = Columns()
 
 
-class Row(NamedTuple):
-    """A photo with some of its captions."""
-
-    where: str
-    """For messages, such as ``captions.csv:12``."""
-    file_name: str
-    captions: list[str]
-    split: str = UNSPLIT
-    image_id: int | None = None
-
-
-@dataclass(frozen=True)
+@dataclass
 class ImportedPhoto:
-    """One photo and its captions."""
+    """A photo with its captions."""
 
     file_name: str
     """Path relative to the image folder."""
-    captions: tuple[str, ...]
+    captions: list[str]
     """As in the source, including empty ones."""
     image_id: int | None = None
     """Id in the source, if any."""
+    split: str = UNSPLIT
+    where: str = field(default="", compare=False)
+    """For messages, such as ``captions.csv:12``."""
 
 
-Splits: TypeAlias = dict[str, list[ImportedPhoto]]
-
-Reader: TypeAlias = Callable[[Path, Columns], Iterator[Row]]
+Reader: TypeAlias = Callable[[Path, Columns], Iterator[ImportedPhoto]]
 
 
-def import_captions(path: str | Path, layout: str, columns: Columns = USUAL) -> Splits:
+def import_captions(
+    source: str | Path, layout: str = "auto", columns: Columns = USUAL
+) -> list[ImportedPhoto]:
     """Read captions.
 
     Args:
-        path: File, or image folder.
-        layout: A key of `IMPORTERS`.
-        columns: Of a table (`TABLES`).
+        source: File or folder, see `find_source`.
+        layout: A key of `IMPORTERS`, or auto.
+        columns: Of a table.
 
     Raises:
+        ConfigError: Columns are given for a layout that has none.
         DataError: A file is missing or not of this layout, or a photo is in two splits.
     """
-    captions: dict[tuple[str, int | None], list[str]] = {}
-    split_of: dict[str, str] = {}
-    for row in IMPORTERS[layout](Path(path), columns):
-        name = row.file_name.strip()
-        if (other := split_of.setdefault(name, row.split)) != row.split:
-            raise DataError(f"{row.where}: {name} is in two splits, {other} and {row.split}")
-        captions.setdefault((name, row.image_id), []).extend(row.captions)
-    splits: Splits = {}
-    for (name, image_id), texts in captions.items():
-        photo = ImportedPhoto(name, tuple(texts), image_id)
-        splits.setdefault(split_of[name], []).append(photo)
-    return splits
+    path = find_source(source, layout)
+    layout = detect_layout(path, columns) if layout == "auto" else layout
+    if columns != USUAL and layout not in ("kaggle", "csv", "jsonl", "imagefolder"):
+        raise ConfigError(
+            f"{path} ({layout}) has no columns; leave out --file-column and --caption-column"
+        )
+    photos: dict[tuple[str, int | None], ImportedPhoto] = {}
+    splits: dict[str, str] = {}
+    for found in IMPORTERS[layout](path, columns):
+        name = found.file_name = found.file_name.strip()
+        if (other := splits.setdefault(name, found.split)) != found.split:
+            raise DataError(f"{found.where}: {name} is in two splits, {other} and {found.split}")
+        photo = photos.setdefault((name, found.image_id), found)
+        if photo is not found:
+            photo.captions += found.captions
+    return [*photos.values()]
 
 
 # --- JSON files -----------------------------------------------------------------------------------
 
 
-def _read_coco(path: Path, _: Columns) -> Iterator[Row]:
+def _read_coco(path: Path, _: Columns) -> Iterator[ImportedPhoto]:
     data = read_coco(path, CAPTION_FIELDS, "captions")
     captions: dict[int, list[str]] = {image["id"]: [] for image in data["images"]}
     for number, entry in enumerate(data["annotations"]):
@@ -110,56 +105,55 @@ def _read_coco(path: Path, _: Columns) -> Iterator[Row]:
             )
         captions[entry["image_id"]].append(entry["caption"])
     for image in data["images"]:
-        yield Row(str(path), image["file_name"], captions[image["id"]], UNSPLIT, image["id"])
+        yield ImportedPhoto(image["file_name"], captions[image["id"]], image["id"])
 
 
-def _read_karpathy(path: Path, _: Columns) -> Iterator[Row]:
+def _read_karpathy(path: Path, _: Columns) -> Iterator[ImportedPhoto]:
     """The splits of Karpathy and Fei-Fei (2015); ``restval`` is for training, as is usual."""
     for number, image in enumerate(read_json(path).get("images") or [None]):
         where = f"{path}: images[{number}]"
         try:
             name = "/".join(part for part in (image.get("filepath"), image["filename"]) if part)
             texts = [str(sentence["raw"]) for sentence in image["sentences"]]
-            split = image["split"]
+            split = _split(where, image["split"])
         except (AttributeError, KeyError, TypeError) as error:
             raise DataError(
                 f"{where} is not an entry of Karpathy's ({error}); give his dataset_*.json"
             ) from error
         image_id = image.get("cocoid", image.get("imgid"))
-        yield Row(where, name, texts, _split(where, split), image_id)
+        yield ImportedPhoto(name, texts, image_id, split, where)
 
 
 # --- Flickr8k -------------------------------------------------------------------------------------
 
-_FLICKR8K_LISTS = ("train", "dev", "test")
 _TOKEN_FILES = (".token.txt", ".token")
 _DUPLICATE = re.compile(r"(\.jpe?g)\.\d+$", re.IGNORECASE)
 
 
-def _read_flickr8k(path: Path, _: Columns) -> Iterator[Row]:
+def _read_flickr8k(path: Path, _: Columns) -> Iterator[ImportedPhoto]:
     """Flickr8k as published; Flickr30k's .token file has the same format.
 
-    Captions of a duplicate file (``2258277193_586949ec62.jpg.1``) are used only if its photo has
-    none. If there are split lists, photos that are in none of them are left out.
+    A duplicate file (``2258277193_586949ec62.jpg.1``) is its photo. If there are split lists,
+    photos that are in none of them are left out.
     """
     captions: dict[str, list[str]] = {}
-    duplicates: dict[str, list[str]] = {}
     for number, line in _lines(_read_text(path)):
         if not (fields := re.fullmatch(r"(.+)#\d+\t(.*)", line)):
             raise DataError(
                 f"{path}:{number}: expected 'name.jpg#0<tab>caption', got {line[:40]!r}"
             )
-        photo = _DUPLICATE.sub(r"\1", fields[1])
-        (captions if photo == fields[1] else duplicates).setdefault(photo, []).append(fields[2])
-    captions = duplicates | captions
-    files = {name: path.with_name(f"Flickr_8k.{name}Images.txt") for name in _FLICKR8K_LISTS}
-    lists = {name: file for name, file in files.items() if file.is_file()}
-    if not lists:
-        yield from (Row(str(path), name, texts) for name, texts in captions.items())
-    for split, file in lists.items():
-        names = (_DUPLICATE.sub(r"\1", line.strip()) for _, line in _lines(_read_text(file)))
-        for name in dict.fromkeys(names):
-            yield Row(str(file), name, captions.get(name, []), _SPLIT_NAMES[split])
+        captions.setdefault(_DUPLICATE.sub(r"\1", fields[1]), []).append(fields[2])
+    files = {
+        name: path.with_name(f"Flickr_8k.{name}Images.txt") for name in ("train", "dev", "test")
+    }
+    lists = {
+        _SPLITS[name]: [line.strip() for _, line in _lines(_read_text(file))]
+        for name, file in files.items()
+        if file.is_file()
+    }
+    for split, names in (lists or {UNSPLIT: [*captions]}).items():
+        for name in dict.fromkeys(_DUPLICATE.sub(r"\1", name) for name in names):
+            yield ImportedPhoto(name, captions.get(name, []), None, split, str(path))
 
 
 # --- Tables ---------------------------------------------------------------------------------------
@@ -168,106 +162,62 @@ _USUAL_NAMES = {
     "file": ("file", "filename", "file_name", "image", "image_name", "path"),
     "caption": ("caption", "text", "sentence", "comment"),
 }
-_SEPARATORS = "\t|;,"
-Rows: TypeAlias = Iterator[tuple[int, list[str]]]
-"""Line number and fields."""
-_SPLIT_NAMES = {
+_SPLITS = {
     **dict.fromkeys(("train", "training", "restval"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
 
 
-def _read_kaggle(path: Path, columns: Columns) -> Iterator[Row]:
-    """Kaggle's captions.txt, where the caption is all that follows a line's first comma."""
-    (_, header), *lines = _lines(_read_text(path))
-    rows = ((number, [_unquote(cell) for cell in line.split(",", 1)]) for number, line in lines)
-    return _table(path, header.split(","), ",", rows, columns)
-
-
-def _read_csv(path: Path, columns: Columns) -> Iterator[Row]:
+def _read_csv(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
     """A table with one caption per row.
 
-    The separator is that of tab, ``|``, ``;`` and ``,`` that splits the header into a file and a
-    caption column. With comma and semicolon, quotes work as in RFC 4180; with tab and ``|`` they
-    matter only around a whole field, as in Flickr30k's results.csv.
+    With comma and semicolon, quotes work as in RFC 4180; with tab and ``|`` they matter only around
+    a whole field, as in Flickr30k's results.csv.
     """
     text = _read_text(path)
-    headers = {separator: _header(text, separator) for separator in _SEPARATORS}
-    separator, names = max(
-        headers.items(), key=lambda one: (len(_find(one[1], columns)), len(one[1]))
-    )
-    _found(f"{path}:1", names, columns)
-    rows = _records(path, text, separator)
-    next(rows)
-    if separator == "|" and len(names) == 3:
-        rows = map(_with_lost_separator, rows)
-    return _table(path, names, separator, rows, columns)
-
-
-def _records(path: Path, text: str, separator: str) -> Rows:
+    separator = _separator(text, columns)
     verbatim = separator in "\t|"
-    reader = csv.reader(
-        io.StringIO(text, newline=""),
-        delimiter=separator,
-        strict=True,
-        quoting=csv.QUOTE_NONE if verbatim else csv.QUOTE_MINIMAL,
-    )
+    quoting: Any = csv.QUOTE_NONE if verbatim else csv.QUOTE_MINIMAL
+    lines = io.StringIO(text, newline="")
+    reader = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)
+    rows = (row for row in reader if any(cell.strip() for cell in row))
     try:
-        for row in reader:
-            if any(cell.strip() for cell in row):
-                yield reader.line_num, [_unquote(cell) for cell in row] if verbatim else row
+        names = [_unquote(name).lower() for name in next(rows)]
+        found = _found(f"{path}:{reader.line_num}", names, columns)
+        for row in rows:
+            where = f"{path}:{reader.line_num}"
+            if separator == "|" and len(row) == len(names) - 1:  # once in Flickr30k's results.csv
+                row[-1:] = row[-1].split(maxsplit=1)
+            if len(row) != len(names):
+                raise DataError(
+                    f"{where}: {len(row)} fields, but the header has {len(names)}; put quotes "
+                    f"around a field that holds {separator!r}"
+                )
+            cells = map(_unquote, row) if verbatim else row
+            yield _photo(where, dict(zip(names, cells, strict=True)), found)
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}: not valid CSV ({error})") from error
 
 
-def _with_lost_separator(row: tuple[int, list[str]]) -> tuple[int, list[str]]:
-    """Flickr30k's results.csv has three columns, and lacks one ``|`` in one line."""
-    number, cells = row
-    lost = re.fullmatch(r"(\d+)\s+(.*)", cells[1]) if len(cells) == 2 else None
-    return (number, [cells[0], *lost.groups()]) if lost else row
+def _separator(text: str, columns: Columns) -> str:
+    """What splits the header into a file and a caption column, or else into most columns."""
+    header = text.lstrip("\n").split("\n", 1)[0]
+    return max("\t|;,", key=lambda one: (len(_find(header.split(one), columns)), header.count(one)))
 
 
-def _table(
-    path: Path, names: list[str], separator: str, rows: Rows, columns: Columns
-) -> Iterator[Row]:
-    for number, row in rows:
-        if len(row) != len(names):
-            raise DataError(
-                f"{path}:{number}: {len(row)} fields, but the header has {len(names)};"
-                f" put quotes around a field that holds {separator!r}"
-            )
-        yield _row(f"{path}:{number}", dict(zip(names, row, strict=True)), columns)
-
-
-def _read_jsonl(path: Path, columns: Columns) -> Iterator[Row]:
+def _read_jsonl(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
     """One object per photo or caption; the caption may be a list of captions."""
     for number, line in _lines(_read_text(path)):
         try:
             record = dict(json.loads(line))
         except (TypeError, ValueError) as error:
             raise DataError(f"{path}:{number}: not a JSON object ({error})") from error
-        yield _row(f"{path}:{number}", record, columns)
+        where = f"{path}:{number}"
+        yield _photo(where, record, _found(where, record, columns))
 
 
-def _row(where: str, record: dict[str, Any], columns: Columns) -> Row:
-    """A row of a table, from its values by column."""
-    found = _found(where, record, columns)
-    name, caption = record[found["file"]], record[found["caption"]]
-    texts = caption if isinstance(caption, list) else [caption]
-    if not isinstance(name, str) or not all(isinstance(text, str) for text in texts):
-        raise DataError(f"{where}: file name and caption are not text")
-    return Row(where, name, texts, _split(where, record.get("split")))
-
-
-def _split(where: str, name: Any) -> str:
-    known = UNSPLIT if name is None else _SPLIT_NAMES.get(str(name).strip().lower())
-    if known is None:
-        raise DataError(f"{where}: unknown split {name!r}; allowed: {', '.join(_SPLIT_NAMES)}")
-    return known
-
-
-def _read_imagefolder(path: Path, columns: Columns) -> Iterator[Row]:
+def _read_imagefolder(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
     """An image folder of Hugging Face ``datasets``: its metadata, or that of its split folders."""
     files = _metadata_files(path)
     if not files:
@@ -276,38 +226,39 @@ def _read_imagefolder(path: Path, columns: Columns) -> Iterator[Row]:
             "Hugging Face datasets"
         )
     for file in files:
-        read = _read_jsonl if file.suffix == ".jsonl" else _read_csv
-        for row in read(file, columns):
-            if file.parent == path:
-                yield row
-            else:
-                folder = file.parent.name
-                split = _SPLIT_NAMES[folder.lower()]
-                yield row._replace(file_name=f"{folder}/{row.file_name}", split=split)
+        for photo in (_read_jsonl if file.suffix == ".jsonl" else _read_csv)(file, columns):
+            if file.parent != path:
+                photo.file_name = f"{file.parent.name}/{photo.file_name}"
+                photo.split = _SPLITS[file.parent.name.lower()]
+            yield photo
 
 
 def _metadata_files(folder: Path) -> list[Path]:
     """The metadata of an image folder: its own, or else that of its split folders."""
-    if not folder.is_dir():
-        return []
-    splits = [path for path in sorted(folder.iterdir()) if path.name.lower() in _SPLIT_NAMES]
-    names = ("metadata.jsonl", "metadata.csv")
-    own, of_splits = (
-        [path / name for path in paths for name in names if (path / name).is_file()]
-        for paths in ([folder], splits)
-    )
-    return own[:1] or of_splits
+    files = [file for kind in ("jsonl", "csv") for file in folder.glob(f"metadata.{kind}")]
+    of_splits = [file for kind in ("jsonl", "csv") for file in folder.glob(f"*/metadata.{kind}")]
+    return files[:1] or [file for file in sorted(of_splits) if file.parent.name.lower() in _SPLITS]
 
 
-def _header(text: str, separator: str) -> list[str]:
-    """The column names, in lower case."""
-    line = text.lstrip("\n").split("\n", 1)[0]
-    return [_unquote(name).strip().lower() for name in line.split(separator)]
+def _photo(where: str, record: dict[str, Any], found: dict[str, str]) -> ImportedPhoto:
+    """The photo of a row, from its values by column, and the columns that were found."""
+    name, caption = record[found["file"]], record[found["caption"]]
+    texts = caption if isinstance(caption, list) else [caption]
+    if not isinstance(name, str) or not all(isinstance(text, str) for text in texts):
+        raise DataError(f"{where}: file name and caption are not text")
+    return ImportedPhoto(name, texts, None, _split(where, record.get("split")), where)
+
+
+def _split(where: str, name: Any) -> str:
+    known = UNSPLIT if name is None else _SPLITS.get(str(name).strip().lower())
+    if known is None:
+        raise DataError(f"{where}: unknown split {name!r}; allowed: {', '.join(_SPLITS)}")
+    return known
 
 
 def _find(names: Iterable[str], columns: Columns) -> dict[str, str]:
     """The names of the file and of the caption column, as far as they are there."""
-    lower = {name.strip().lower(): name for name in reversed(list(names))}
+    lower = {_unquote(name).lower(): name for name in reversed(list(names))}
     found = {}
     for kind, usual in _USUAL_NAMES.items():
         given = getattr(columns, kind)
@@ -351,20 +302,15 @@ def _read_text(path: Path) -> str:
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Number and text of every non-blank line."""
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield number, line
+    return ((n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip())
 
 
 # --- All layouts ----------------------------------------------------------------------------------
 
-TABLES = ("csv", "jsonl", "imagefolder")
-"""Layouts that have `Columns`."""
-
 IMPORTERS: dict[str, Reader] = {
     "karpathy": _read_karpathy,
     "flickr8k": _read_flickr8k,
-    "kaggle": _read_kaggle,
+    "kaggle": _read_csv,
     "csv": _read_csv,
     "jsonl": _read_jsonl,
     "imagefolder": _read_imagefolder,
@@ -401,35 +347,28 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
     return found[0]
 
 
-def detect_layout(path: str | Path, columns: Columns = USUAL) -> str:
-    """Detect the layout of a file, a key of `IMPORTERS`, from its name and content.
+def detect_layout(path: Path, columns: Columns = USUAL) -> str:
+    """Detect the layout of a file or an image folder, a key of `IMPORTERS`, by name and content.
 
-    Args:
-        path: The file, or an image folder.
-        columns: Columns that are named make a text file a table.
-
-    Raises:
-        DataError: The layout is unknown, or the file cannot be read.
+    Columns that are named make a text file a table. If the layout is unknown, or the file cannot be
+    read, a DataError is raised.
     """
-    path = Path(path)
-    if _metadata_files(path) or path.suffix.lower() == ".jsonl":
+    if path.is_dir() or path.suffix.lower() == ".jsonl":
         return "imagefolder" if path.is_dir() else "jsonl"
     text = _read_text(path)
-    first = text.split("\n", 1)[0]
     if text.lstrip().startswith(("{", "[")):
         data = read_json(path)
         if "images" in data and "annotations" in data:
             return "coco"
         if "images" in data and '"sentences"' in text:
             return "karpathy"
-    elif path.name.endswith(_TOKEN_FILES) or re.match(r".+#\d+\t", first):
+    elif path.name.endswith(_TOKEN_FILES) or re.match(r".+#\d+\t", text):
         return "flickr8k"
-    elif first.strip().lower() == "image,caption" and columns == USUAL:
-        return "kaggle"
     elif (
         columns != USUAL
         or path.suffix.lower() in {".csv", ".tsv"}
-        or any(len(_find(_header(text, separator), USUAL)) == 2 for separator in _SEPARATORS)
+        or len(_find(text.lstrip("\n").split("\n", 1)[0].split(_separator(text, USUAL)), USUAL))
+        == 2
     ):
         return "csv"
     raise DataError(

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from captioner.data.batches import EncodedImage, warn_skipped
 from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.features import FeatureCache, feature_fingerprint, read_header
 from captioner.data.images import image_size, open_image
-from captioner.data.importers import IMPORTERS, USUAL
+from captioner.data.importers import import_captions
 from captioner.data.prefetch import read_batches, reader_threads
 from captioner.errors import ConfigError, ImageError, first_of
 from captioner.model.captioner import CaptionModel
@@ -45,8 +44,8 @@ def read_data(
     folders = None if config.shards else config.images  # of the training photos
     if config.karpathy_split is not None:
         ids: dict[str, set[Any]] = {"train": set(), "val": set()}
-        for row in IMPORTERS["karpathy"](Path(config.karpathy_split), USUAL):
-            ids.setdefault(row.split, set()).add(row.image_id)
+        for photo in import_captions(config.karpathy_split, "karpathy"):
+            ids.setdefault(photo.split, set()).add(photo.image_id)
         files = [*config.train_annotations, *config.val_annotations]
         train = read_dataset(files, folders, ids=ids["train"])
         val = read_dataset(files, config.images, ids=ids["val"])

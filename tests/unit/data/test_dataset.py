@@ -12,7 +12,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from captioner.data.dataset import prepare_dataset, split_randomly, write_coco
-from captioner.data.importers import UNSPLIT, ImportedPhoto, Splits, import_captions
+from captioner.data.importers import UNSPLIT, ImportedPhoto, import_captions
 from captioner.errors import DataError
 
 
@@ -21,8 +21,14 @@ def load(file: Path) -> COCO:
         return COCO(str(file))
 
 
-def photo(name: str, *captions: str, image_id: int | None = None) -> ImportedPhoto:
-    return ImportedPhoto(name, captions or ("a dog .",), image_id)
+def photo(
+    name: str, *captions: str, image_id: int | None = None, split: str = UNSPLIT
+) -> ImportedPhoto:
+    return ImportedPhoto(name, [*captions] or ["a dog ."], image_id, split)
+
+
+def names_of(photos: list[ImportedPhoto], split: str) -> list[str]:
+    return [photo.file_name for photo in photos if photo.split == split]
 
 
 # --- Splitting ---
@@ -31,20 +37,19 @@ def photo(name: str, *captions: str, image_id: int | None = None) -> ImportedPho
 @pytest.mark.parametrize("count", [3, 4, 10, 40])
 def test_splits_do_not_depend_on_the_order(count: int):
     photos = [photo(f"{number}.jpg", "one", "two") for number in range(count)]
-    splits = split_randomly(photos, validation=0.2, test=0.2)
-    parts = [{photo.file_name for photo in part} for part in splits.values()]
-    assert sum(map(len, parts)) == len(set.union(*parts)) == count
-    assert len(splits["val"]) == len(splits["test"]) == max(1, round(0.2 * count))
+    found = split_randomly(photos, validation=0.2, test=0.2)
+    assert sorted(one.file_name for one in found) == sorted(one.file_name for one in photos)
+    for split in ("val", "test"):
+        assert len(names_of(found, split)) == max(1, round(0.2 * count))
     random.Random(count).shuffle(photos)
-    assert split_randomly(photos, validation=0.2, test=0.2) == splits
+    assert split_randomly(photos, validation=0.2, test=0.2) == found
 
 
 def test_splits_are_the_same_on_every_machine():
     photos = [photo(f"{number}.jpg") for number in range(10)]
-    splits = split_randomly(photos, validation=0.2, test=0.1, seed=0)
-    names = {split: [photo.file_name for photo in part] for split, part in splits.items()}
-    assert names["val"] == ["2.jpg", "8.jpg"]
-    assert names["test"] == ["9.jpg"]
+    found = split_randomly(photos, validation=0.2, test=0.1, seed=0)
+    assert names_of(found, "val") == ["2.jpg", "8.jpg"]
+    assert names_of(found, "test") == ["9.jpg"]
     assert split_randomly(photos, seed=1) != split_randomly(photos, seed=2)
 
 
@@ -60,13 +65,14 @@ def test_training_photos_are_split_where_there_are_none_for_validation(tmp_path:
 
 
 def test_pycocotools_reads_the_files(tmp_path: Path):
-    splits = {
-        "train": [photo("ä.jpg", " One . ", "Two ."), photo("b.jpg")],
-        "val": [photo("c.jpg")],
-    }
-    summary = write_coco(splits, tmp_path / "out")
-    train, val = (load(tmp_path / "out" / f"captions_{split}.json") for split in splits)
-    assert summary.files == {s: tmp_path / "out" / f"captions_{s}.json" for s in splits}
+    photos = [
+        photo("ä.jpg", " One . ", "Two .", split="train"),
+        photo("c.jpg", split="val"),
+        photo("b.jpg", split="train"),
+    ]
+    summary = write_coco(photos, tmp_path / "out")
+    train, val = (load(tmp_path / "out" / f"captions_{split}.json") for split in ("train", "val"))
+    assert summary.files == {s: tmp_path / "out" / f"captions_{s}.json" for s in ("train", "val")}
     assert [image["file_name"] for image in train.loadImgs([1, 2])] == ["ä.jpg", "b.jpg"]
     assert [a["caption"] for a in train.imgToAnns[1]] == ["One .", "Two ."]
     assert set(train.dataset) == {"info", "licenses", "images", "annotations"}
@@ -77,28 +83,27 @@ def test_pycocotools_reads_the_files(tmp_path: Path):
 
 def test_written_files_can_be_imported_again(tmp_path: Path):
     photos = [photo("a.jpg", "one", "two", image_id=7), photo("b.jpg", "three", image_id=2)]
-    write_coco({UNSPLIT: photos}, tmp_path)
-    assert import_captions(tmp_path / "captions_all.json", "coco") == {UNSPLIT: photos}
+    write_coco(photos, tmp_path)
+    assert import_captions(tmp_path / "captions_all.json", "coco") == photos
 
 
 def test_ids_are_kept_and_missing_ones_follow_the_largest(tmp_path: Path):
     write_coco(
-        {"train": [photo("a", image_id=0), photo("b")], "val": [photo("c", image_id=8)]}, tmp_path
+        [
+            photo("a", image_id=0, split="train"),
+            photo("b", split="train"),
+            photo("c", image_id=8, split="val"),
+        ],
+        tmp_path,
     )
     assert sorted(load(tmp_path / "captions_train.json").imgs) == [0, 9]
     assert sorted(load(tmp_path / "captions_val.json").imgs) == [8]
 
 
-@pytest.mark.parametrize(
-    ("splits", "expected"),
-    [
-        ({"train": [photo("a", " ")]}, "no photo has a caption"),
-        ({}, "no photo has a caption"),
-    ],
-)
-def test_invalid_splits_are_refused(tmp_path: Path, splits: Splits, expected: str):
-    with pytest.raises(DataError, match=expected):
-        write_coco(splits, tmp_path)
+@pytest.mark.parametrize("photos", [[photo("a", " ")], []])
+def test_photos_without_captions_are_refused(tmp_path: Path, photos: list[ImportedPhoto]):
+    with pytest.raises(DataError, match="no photo has a caption"):
+        write_coco(photos, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -110,15 +115,14 @@ def test_dropped_photos_and_captions_are_counted(tmp_path: Path):
     Image.new("RGB", (6, 4)).save(folder / "0.jpg", exif=exif)
     (folder / "1.jpg").write_text("no picture")
     photos = [photo(f"{number}.jpg", "one", "", "NaN") for number in range(5)]
-    summary = write_coco(
-        {"train": [*photos, photo("empty.jpg", " "), photo("x", "")]}, tmp_path, images=folder
-    )
-    (image,) = load(tmp_path / "captions_train.json").dataset["images"]
+    photos += [photo("empty.jpg", " "), photo("x", "")]
+    summary = write_coco(photos, tmp_path, images=folder)
+    (image,) = load(tmp_path / "captions_all.json").dataset["images"]
     assert image == {"id": 1, "file_name": "0.jpg", "width": 4, "height": 6}
     assert (summary.empty_captions, summary.photos_without_captions) == (12, 2)
     assert summary.missing_photos == ["1.jpg", "2.jpg", "3.jpg", "4.jpg"]
     assert str(summary) == (
-        "train: 1 photo, 1 caption\n"
+        "all: 1 photo, 1 caption\n"
         "dropped: 12 empty captions\n"
         "dropped: 2 photos without captions\n"
         "dropped: 4 photos missing or unreadable in the image folder (first: 1.jpg)"
@@ -127,23 +131,24 @@ def test_dropped_photos_and_captions_are_counted(tmp_path: Path):
 
 def test_nothing_is_overwritten_without_force(tmp_path: Path):
     (tmp_path / "captions_val.json").write_text("mine")
-    splits = {"train": [photo("a")], "val": [photo("b")]}
+    photos = [photo("a", split="train"), photo("b", split="val")]
     with pytest.raises(DataError, match=r"captions_val.json exists; .* --force"):
-        write_coco(splits, tmp_path)
+        write_coco(photos, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["captions_val.json"]
-    write_coco(splits, tmp_path, force=True)
+    write_coco(photos, tmp_path, force=True)
     assert len(load(tmp_path / "captions_val.json").imgs) == 1
 
 
 def test_an_existing_split_may_not_share_photos(tmp_path: Path):
-    write_coco({"test": [photo("b"), photo("c")]}, tmp_path)
+    a, b = photo("a", split="train"), photo("b", split="train")
+    write_coco([photo("b", split="test"), photo("c", split="test")], tmp_path)
     before = (tmp_path / "captions_test.json").read_bytes()
-    write_coco({"train": [photo("a")]}, tmp_path)  # splits may be written one at a time
+    write_coco([a], tmp_path)  # splits may be written one at a time
     with pytest.raises(
         DataError, match=r"captions_test.json .* holds 1 of these photos \(first: b\)"
     ):
-        write_coco({"train": [photo("a"), photo("b")]}, tmp_path, force=True)
+        write_coco([a, b], tmp_path, force=True)
     assert (tmp_path / "captions_test.json").read_bytes() == before
     assert list(load(tmp_path / "captions_train.json").imgs) == [1]
     (tmp_path / "captions_test.json").write_text("mine")  # not a captions file
-    write_coco({"train": [photo("a"), photo("b")]}, tmp_path, force=True)
+    write_coco([a, b], tmp_path, force=True)

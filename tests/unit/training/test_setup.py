@@ -213,7 +213,7 @@ def test_the_karpathy_split_overrides_the_files(
 ):
     splits = ["val", "train", "restval", "test", "train", "val", "test", "restval"]
     images = [
-        {"cocoid": number, "split": split, "filename": "a.png", "sentences": []}
+        {"cocoid": number, "split": split, "filename": f"{number}.png", "sentences": []}
         for number, split in enumerate(splits, start=1)
     ]
     split_file = tmp_path / "dataset_coco.json"
