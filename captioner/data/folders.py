@@ -85,52 +85,36 @@ def find_images(
 def _search(
     folder: Path, recursive: bool, skipped: Skipped, formats: tuple[PhotoFormat, ...]
 ) -> list[Path]:
-    photos: list[str] = []
-    raws: list[str] = []
-    folders: list[str] = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                hidden = entry.name.startswith(".")
-                if _is_folder(entry):
-                    if hidden:
-                        continue
-                    if not recursive:
-                        skipped.subfolders += 1
-                    elif entry.is_symlink():
-                        skipped.links += 1
-                    else:
-                        folders.append(entry.name)
-                elif hidden:
-                    skipped.hidden += format_by_name(entry.name) is not None
-                elif RAW in formats and format_by_name(entry.name) is RAW:
-                    raws.append(entry.name)
-                elif _is_photo(entry.name, skipped, formats):
-                    photos.append(entry.name)
-    except OSError as error:
-        raise DataError(_unlisted(folder, error)) from error
-    stems = {Path(name).stem for name in photos}
-    alone = [name for name in raws if Path(name).stem not in stems]
-    skipped.twins += len(raws) - len(alone)
-    photos += [name for name in alone if _is_photo(name, skipped, formats)]
-    found = [folder / name for name in sorted(photos, key=natural)]
-    for name in sorted(folders, key=natural):
-        try:
-            found += _search(folder / name, recursive, skipped, formats)
-        except DataError as error:  # the rest can be read
-            skipped.unlisted.append(str(error))
+    found: list[Path] = []
+
+    def report(error: OSError) -> None:
+        problem = _unlisted(error)
+        if Path(error.filename) == folder:
+            raise DataError(problem) from error
+        skipped.unlisted.append(problem)  # the rest can be read
+
+    for parent, folders, names in os.walk(folder, onerror=report):
+        visible = [name for name in folders if not name.startswith(".")]
+        links = [name for name in visible if Path(parent, name).is_symlink()]
+        if not recursive:
+            skipped.subfolders += len(visible)
+            visible, links = [], []
+        skipped.links += len(links)
+        folders[:] = sorted(set(visible) - set(links), key=natural)
+        files = [name for name in names if not name.startswith(".")]
+        skipped.hidden += sum(format_by_name(n) is not None for n in names if n.startswith("."))
+        raws = [n for n in files if RAW in formats and format_by_name(n) is RAW]
+        kept = [n for n in set(files).difference(raws) if _is_photo(n, skipped, formats)]
+        stems = {Path(name).stem for name in kept}
+        alone = [name for name in raws if Path(name).stem not in stems]
+        skipped.twins += len(raws) - len(alone)
+        kept += [name for name in alone if _is_photo(name, skipped, formats)]
+        found += [Path(parent, name) for name in sorted(kept, key=natural)]
     return found
 
 
-def _unlisted(folder: Path, error: OSError) -> str:
-    return f"{folder}: this folder cannot be listed ({error.strerror})"
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself, which `open_image` reports
-        return False
+def _unlisted(error: OSError) -> str:
+    return f"{error.filename}: this folder cannot be listed ({error.strerror})"
 
 
 def expand_pattern(pattern: str, skipped: Skipped | None = None) -> list[str]:
@@ -154,7 +138,7 @@ def _expand(pattern: str, skipped: Skipped) -> list[str]:
     rest, found = parts[at + 1 :] or ["*"], []
 
     def report(error: OSError) -> None:
-        skipped.unlisted.append(_unlisted(Path(error.filename), error))
+        skipped.unlisted.append(_unlisted(error))
 
     for top in _expand("/".join([*parts[:at], ""]), skipped) if at else [""]:
         for folder, subfolders, _ in os.walk(top or ".", onerror=report):

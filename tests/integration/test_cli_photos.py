@@ -81,7 +81,7 @@ def test_entries_that_cannot_be_read_cost_no_other(folder, caption, monkeypatch,
 
     def refuse(path: Any) -> Any:  # root may list any folder
         if Path(path).name == "closed":
-            raise PermissionError(13, "Permission denied")
+            raise PermissionError(13, "Permission denied", path)
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
