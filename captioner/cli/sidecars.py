@@ -23,7 +23,7 @@ from captioner.data.metadata.embedding import (
     embed_description,
     embedded_description,
 )
-from captioner.data.metadata.xmp import add_keywords, read_description, set_description
+from captioner.data.metadata.xmp import read_description, set_description
 from captioner.errors import ConfigError, DataError, first_of
 from captioner.files import atomic_write
 from captioner.option_fields import Folder, Shown
@@ -118,7 +118,7 @@ class Store:
             atomic_write(target, f"{text}\n")
         elif self.options.sidecar == "xmp":
             packet = target.read_bytes() if target.exists() else None
-            atomic_write(target, add_keywords(set_description(packet, text), keywords))
+            atomic_write(target, set_description(packet, text, keywords))
         else:
             self._replace(photo, embed_description(photo.read_bytes(), text, keywords))
 

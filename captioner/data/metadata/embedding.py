@@ -16,12 +16,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from captioner.data.metadata.xmp import (
-    add_keywords,
-    new_keywords,
-    read_description,
-    set_description,
-)
+from captioner.data.metadata.xmp import new_keywords, read_description, set_description
 from captioner.errors import DataError
 
 _JPEG = b"\xff\xd8\xff"
@@ -120,8 +115,7 @@ def _embed_in_jpeg(data: bytes, text: str, keywords: Sequence[str]) -> bytes:
     segments, scan = _segments(data)
     xmp = [n for n, segment in enumerate(segments) if segment.starts(_APP1, _XMP_IN_JPEG)]
     old = segments[xmp[0]].data[len(_XMP_IN_JPEG) :] if xmp else None
-    edited = add_keywords(set_description(old, text), keywords)
-    packet = _Segment(_APP1, _XMP_IN_JPEG + edited)
+    packet = _Segment(_APP1, _XMP_IN_JPEG + set_description(old, text, keywords))
     if xmp:
         segments[xmp[0]] = packet
     else:  # JFIF and EXIF come first
@@ -246,8 +240,7 @@ def _packet_in_chunk(data: bytes) -> bytes:
 def _embed_in_png(data: bytes, text: str, keywords: Sequence[str]) -> bytes:
     chunks = list(_chunks(data))
     old = next((chunk for chunk in chunks if _holds_xmp(chunk)), None)
-    packet = set_description(None if old is None else _packet_in_chunk(old.data), text)
-    packet = add_keywords(packet, keywords)
+    packet = set_description(None if old is None else _packet_in_chunk(old.data), text, keywords)
     body = b"iTXt" + _XMP_IN_PNG + b"\0\0\0\0" + packet
     new = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
     start, end = (chunks[0].end, chunks[0].end) if old is None else (old.start, old.end)

@@ -42,10 +42,11 @@ def read_description(packet: bytes) -> str:
     return (default or [item.text for item in found] or [""])[0].strip()
 
 
-def set_description(packet: bytes | None, text: str) -> bytes:
+def set_description(packet: bytes | None, text: str, keywords: Sequence[str] = ()) -> bytes:
     """A packet or sidecar file (None: a new one) with another default description.
 
-    Those in other languages are kept.
+    Descriptions in other languages are kept. Keywords are added to its own, each once whatever its
+    case.
 
     Raises:
         DataError: The packet is damaged, or not in the form that photo programs write.
@@ -53,25 +54,17 @@ def set_description(packet: bytes | None, text: str) -> bytes:
     from xml.sax.saxutils import escape
 
     packet = _EMPTY.encode() if packet is None else packet
-    old = _parse(packet).properties["description"].items
+    found = _parse(packet).properties
     items = [f'<rdf:li xml:lang="x-default">{escape(text)}</rdf:li>'.encode()]
-    items += [packet[i.start : i.end] for i in old if i.language not in ("x-default", "")]
-    return _with_property(packet, "description", "Alt", b"".join(items))
-
-
-def add_keywords(packet: bytes, keywords: Sequence[str]) -> bytes:
-    """A packet or sidecar file with these keywords after its own, each once whatever its case.
-
-    Raises:
-        DataError: The packet is damaged, or not in the form that photo programs write.
-    """
-    from xml.sax.saxutils import escape
-
-    old = [item.text.strip() for item in _parse(packet).properties["subject"].items]
-    if not (new := new_keywords(old, keywords)):
-        return packet
-    items = "".join(f"<rdf:li>{escape(word)}</rdf:li>" for word in [*old, *new])
-    return _with_property(packet, "subject", "Bag", items.encode())
+    for item in found["description"].items:
+        if item.language not in ("x-default", ""):
+            items.append(packet[item.start : item.end])
+    packet = _with_property(packet, "description", "Alt", items)
+    old = [item.text.strip() for item in found["subject"].items]
+    if new := new_keywords(old, keywords):
+        items = [f"<rdf:li>{escape(word)}</rdf:li>".encode() for word in [*old, *new]]
+        packet = _with_property(packet, "subject", "Bag", items)
+    return packet
 
 
 def new_keywords(old: Iterable[str], keywords: Iterable[str]) -> list[str]:
@@ -84,13 +77,13 @@ def new_keywords(old: Iterable[str], keywords: Iterable[str]) -> list[str]:
     return new
 
 
-def _with_property(packet: bytes, name: str, kind: str, items: bytes) -> bytes:
+def _with_property(packet: bytes, name: str, kind: str, items: Sequence[bytes]) -> bytes:
     """A packet with another Dublin Core property: an ``rdf:Alt`` or ``rdf:Bag`` of items."""
     from xml.sax.saxutils import quoteattr  # here, since it imports an HTTP client
 
     found = _parse(packet)
     opened = f'<dc:{name} xmlns:dc="{_DC}" xmlns:rdf="{_RDF}"><rdf:{kind}>'.encode()
-    element = opened + items + f"</rdf:{kind}></dc:{name}>".encode()
+    element = opened + b"".join(items) + f"</rdf:{kind}></dc:{name}>".encode()
     if (span := found.properties[name].span) is not None:
         return packet[: span[0]] + element + packet[span[1] :]
     about = quoteattr(found.about or "")

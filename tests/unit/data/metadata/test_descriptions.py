@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from captioner.data.metadata.embedding import can_embed, embed_description, embedded_description
-from captioner.data.metadata.xmp import add_keywords, read_description, set_description
+from captioner.data.metadata.xmp import read_description, set_description
 from captioner.errors import DataError
 
 TEXT = "a man's hat <on> the grass & a dog"
@@ -72,7 +72,8 @@ def pixels_of(data: bytes) -> bytes:
 
 def test_keywords_keep_the_bytes_of_the_rest() -> None:
     before = sidecar(IN_TWO_LANGUAGES)
-    new = add_keywords(before, ["dog", "ÉTÉ", "dog"])
+    new = set_description(before, "A dog", ["dog", "ÉTÉ", "dog"])
+    before = set_description(before, "A dog")
     start, end = before.index(b"<d:subject"), before.index(b"</d:subject>") + len(b"</d:subject>")
 
     assert new.startswith(before[:start])
