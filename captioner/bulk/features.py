@@ -65,8 +65,8 @@ def ray_blocks(
 ) -> Callable[[int], Blocks]:
     """What ``FeatureWriter.write`` takes: the blocks, computed on the connected cluster.
 
-    Workers use the precision of the writer's encoder. The photos that each takes at a time are whole
-    batches.
+    Workers use the precision of the writer's encoder. The photos that each takes at a time are
+    whole batches.
     """
     key = writer.encoder.fingerprint
     training = replace(config.training, precision=cast(Precision, key["precision"]))
