@@ -18,7 +18,7 @@ from captioner.inference.captioner import Captioner
 from captioner.serving import schema, security
 from captioner.serving.api_docs import DESCRIPTION, add_api_pages, add_file, request_body
 from captioner.serving.bulk import NDJSON, BulkResponse
-from captioner.serving.observe import REQUEST_ID, AccessLog, Metrics, route_path
+from captioner.serving.observe import REQUEST_ID, AccessLog, route_path
 from captioner.serving.options import ServeOptions
 from captioner.serving.outputs import CAPTIONS, OUTPUTS
 from captioner.serving.page import index_page, policy
@@ -49,7 +49,6 @@ def create_app(
         model_name: Name of the model, returned as header ``X-Captioner-Model``.
     """
     options = options or ServeOptions()
-    metrics = Metrics(lambda: service.captions.waiting, lambda: service.in_flight)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -66,7 +65,7 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    app.state.service = service = Service(model, options, metrics.on_batch)
+    app.state.service = service = Service(model, options)
     checks = security.checks(keys, options.rate_limit)
     for output in OUTPUTS:
         _add_output(app, service, output, checks)
@@ -76,8 +75,8 @@ def create_app(
     page = index_page(options, model)
     add_file(app, "/", HTMLResponse(page, headers={"Content-Security-Policy": policy(page)}))
     add_file(app, "/favicon.ico", Response(status_code=204))
-    _add_probes(app, service, metrics, model_name)
-    _add_error_handlers(app, metrics)
+    _add_probes(app, service, model_name)
+    _add_error_handlers(app, service)
 
     # From the innermost to the outermost. Pages of allowed origins can read all errors but those of
     # the outer checks.
@@ -93,7 +92,7 @@ def create_app(
     routes = {route.path for route in app.routes if hasattr(route, "path")}
     app.add_middleware(
         AccessLog,
-        metrics=metrics,
+        metrics=service.metrics,
         check=security.origin_check(options),
         routes=routes,
         headers=security.HEADERS | versions,
@@ -155,7 +154,7 @@ def _add_batch(app: FastAPI, service: Service, checks: list[Any]) -> None:
     )(batch)
 
 
-def _add_probes(app: FastAPI, service: Service, metrics: Metrics, model_name: str) -> None:
+def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
     """Health, readiness and metrics, for orchestrators and monitoring."""
     unavailable: dict[int | str, Any] = {503: schema.ERROR_RESPONSES[503]}
 
@@ -183,10 +182,10 @@ def _add_probes(app: FastAPI, service: Service, metrics: Metrics, model_name: st
     @app.get("/metrics", response_class=Response, responses={200: text})
     async def metrics_text() -> Response:
         """Metrics since the server started."""
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:
+def _add_error_handlers(app: FastAPI, service: Service) -> None:
     """Return every error as one line of JSON, and count it."""
 
     async def refuse(request: Request, error: Any) -> Response:
@@ -203,7 +202,7 @@ def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:
                 return RedirectResponse(f"{prefix}/", 308)  # the page's links are relative to it
             message = _HTTP_ERRORS.get(status, str(error.detail))
             error = RequestError(status, f"http_{status}", message)
-        metrics.refused.labels(error.reason).inc()
+        service.metrics.refused.labels(error.reason).inc()
         response: Response = error.response(error_body(route_path(request.scope), error))
         response.headers.update(headers)
         return response

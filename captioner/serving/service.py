@@ -33,6 +33,7 @@ from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
 from captioner.serving import schema
 from captioner.serving.lanes import Job, Lane
+from captioner.serving.observe import Metrics
 from captioner.serving.options import ServeOptions
 from captioner.serving.photos import Upload, check_headers, read_photo
 from captioner.serving.schema import CaptionRequest, RequestError
@@ -74,17 +75,12 @@ class Output(NamedTuple):
 class Service:
     """Captions the photos of requests, within limits."""
 
-    def __init__(
-        self,
-        model: Captioner,
-        options: ServeOptions,
-        on_batch: Callable[[int], None] = lambda _: None,
-    ) -> None:
-        """Start the threads; ``on_batch`` is called with the number of photos of each batch."""
+    def __init__(self, model: Captioner, options: ServeOptions) -> None:
+        """Start the threads."""
         self.model, self.options = model, options
+        self.metrics = Metrics(lambda: self.captions.waiting, lambda: self.in_flight)
         self.in_flight = 0  # slots that requests hold; most hold one
         self.draining = False  # new requests are refused, because the server shuts down
-        self._on_batch = on_batch
         # Of a batch: a wider or longer search gets smaller ones, which bounds memory.
         self._batch_cost = options.batch_size * CaptionRequest(model.options()).cost
         self._held: Counter[str] = Counter()  # slots by client
@@ -205,7 +201,7 @@ class Service:
             found = self.model.caption_batch(
                 photos, options, alternatives=alternatives, method=method, check=check
             )
-        self._on_batch(len(jobs))
+        self.metrics.on_batch(len(jobs))
         return found
 
     async def received(self, work: Awaitable[T], what: str) -> T:
