@@ -147,7 +147,7 @@ class SoftAttention(Attention):
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
         """Context and alphas for query (B, R, N)."""
         alphas = softmax(self.scorer(query, memory.keys), memory.mask)
-        return AttentionOutput(kernels.weighted_sum(alphas, memory.values), alphas, None)
+        return AttentionOutput(alphas.to(memory.values.dtype) @ memory.values, alphas, None)
 
 
 class HardAttention(SoftAttention):
@@ -177,7 +177,7 @@ class HardAttention(SoftAttention):
         alphas = softmax(self.scorer(query, memory.keys), memory.mask)
         chosen = sample_index(alphas.detach()) if self.training else alphas.argmax(dim=-1)
         picked = torch.zeros_like(alphas).scatter(-1, chosen.unsqueeze(-1), 1.0)
-        return AttentionOutput(kernels.weighted_sum(picked, memory.values), alphas, chosen)
+        return AttentionOutput(picked.to(memory.values.dtype) @ memory.values, alphas, chosen)
 
     @torch.no_grad()
     def observe(self, log_prob: Tensor) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import re
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -230,30 +229,23 @@ def _layer(
     relu6: bool = False,
     added: Tensor | None = None,
 ) -> Tensor:
-    """A convolution and its batch norm, then a sum or a relu6."""
-    if not isinstance(norm, nn.BatchNorm2d) and kernels.can_fuse(features):
+    """A convolution and its batch norm, then a sum or a relu6.
+
+    The norm is in eval mode, where it is a linear map. Folding it into the weights changes results
+    and gradients by rounding only and saves a pass over the features.
+    """
+    weight, bias = convolution.weight, convolution.bias
+    if isinstance(norm, nn.BatchNorm2d):  # else folded permanently
+        weight, bias = _folded(convolution, norm)
+    elif kernels.can_fuse(features):
         (stride, _), groups = convolution.stride, convolution.groups
-        weight, bias = convolution.weight, convolution.bias
         return kernels.fused_convolution(
             features, weight, bias, stride, groups, relu6=relu6, added=added
         )
-    result = _normed(convolution, norm, features)
+    result = convolution.convolve(features, weight, bias)
     if relu6:
         return nn.functional.relu6(result, inplace=True)
     return result if added is None else result + added
-
-
-def _normed(convolution: Convolution, norm: nn.Module, features: Tensor) -> Tensor:
-    """A convolution and its batch norm, computed as one convolution with a bias.
-
-    In eval mode the norm is a linear map. Folding it into the weights changes results and gradients
-    by rounding only and saves a pass over the features.
-    """
-    if not isinstance(norm, nn.BatchNorm2d):  # folded permanently
-        return cast(Tensor, convolution(features))
-    if norm.training:
-        return cast(Tensor, norm(convolution(features)))
-    return convolution.convolve(features, *_folded(convolution, norm))
 
 
 def _folded(convolution: Convolution, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,6 @@ Notation: B photos, R captions per photo, T steps, C content words.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -19,8 +18,8 @@ from captioner.model.losses import Losses, score_words, with_attention_losses
 from captioner.text.vocabulary import NEVER_GENERATED, PAD
 
 Advantages: TypeAlias = Callable[[], Tensor]
-"""Returns the advantage of each caption, (B, R), on the CPU. Called only after the forward pass has
-been queued, so that the rewards can be computed in the meantime."""
+"""Returns the advantage of each caption, (B, R), on the CPU. Called when the forward pass has been
+queued, so that a GPU runs it while the rewards are computed."""
 
 
 def policy_gradient_loss(
@@ -77,28 +76,19 @@ def scheduled_inputs(decoder: Decoder, memory: Memory, tokens: Tensor, share: fl
     return inputs
 
 
-@dataclass(frozen=True)  # not a tuple, for the reason given at ``objectives.Task``
-class PhotoWords:
-    """The words that photos are about, without the others of the vocabulary; on the CPU."""
-
-    tokens: Tensor
-    """Token ids of all content words, (C,)."""
-    present: Tensor
-    """(B, C), 1 at the words of each photo."""
-
-
-def photo_words_loss(decoder: Decoder, memory: Memory, words: PhotoWords) -> Tensor:
+def photo_words_loss(decoder: Decoder, memory: Memory, tokens: Tensor, present: Tensor) -> Tensor:
     """Predict the words of a photo from its mean feature alone, with the decoder's own readout.
 
         - sum over photos, sum over the photo's words w of log softmax(readout_photo)_w
 
-    A scalar, nats; the softmax is over content words. It asks the encoder for what the captions
-    name, wherever it is in the photo, and adds no weights.
+    A scalar, nats, from the content words (C,) and the photos' own, 1 in (B, C), on the CPU; the
+    softmax is over content words. It trains the encoder to see what the captions name, wherever it
+    is in the photo, and adds no weights.
 
     Source: the word detectors of Fang et al. 2015 (arXiv:1411.4952), section 3, and the attributes
     of Wu et al. 2016 (arXiv:1506.01144). Deviation: one softmax over the mean feature instead of a
     detector per region and word. Not for attention ``fixed_at_start``.
     """
     logits = widen(decoder.readout_photo(memory))
-    tokens, present = (upload(part, logits.device) for part in (words.tokens, words.present))
+    tokens, present = (upload(part, logits.device) for part in (tokens, present))
     return -(logits.index_select(1, tokens).log_softmax(dim=1) * present).sum()

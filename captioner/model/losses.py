@@ -34,8 +34,6 @@ class Losses(NamedTuple):
     """Sum over words; its gradient trains hard attention. 0 for soft attention."""
     entropy: Tensor
     """Entropy of hard attention's maps, summed over words, nats. 0 for soft attention."""
-    words: Tensor
-    """Number of target words, end tokens included."""
     photo_words: Tensor
     """See ``photo_words_loss``; 0 without."""
 
@@ -159,8 +157,7 @@ def with_attention_losses(decoder: Decoder, scored: ScoredWords, loss: Tensor) -
     attention, mask, alphas = decoder.attention, scored.mask, scored.alphas
     penalty = attention_penalty(alphas, mask)
     zero = torch.zeros_like(penalty)
-    words = upload(torch.tensor(scored.words), loss.device)
-    losses = Losses(loss, penalty, zero, zero, words, zero)
+    losses = Losses(loss, penalty, zero, zero, zero)
     if scored.chosen is None or not isinstance(attention, HardAttention):
         return losses
     with torch.no_grad():

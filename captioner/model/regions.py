@@ -9,26 +9,21 @@ front and dilation d, output i is centred on input
 A forward pass records these layers as they are executed, so any encoder can be followed whose grid
 comes from convolutions, poolings and paddings: also TensorFlow's "same" padding, which depends on
 the size of the input, and transformers with a patch embedding. Where branches of different position
-meet (the average poolings of ResNet-D), or where the grid is made in another way (Swin's patch
-merging), the gradient of the features with respect to the input is measured instead.
+meet (the average poolings of ResNet-D), their mean is taken. A grid that is made in another way
+(Swin's patch merging) is one of equal cells.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from captioner.geometry import Axis, Geometry
-
-_MAX_SPREAD = 0.05  # of the pitch: positions of branches that differ by more are not averaged
 
 
 class _Line(NamedTuple):
@@ -44,8 +39,6 @@ class _Line(NamedTuple):
     """Last one."""
     reach: float
     """Pixels that a position sees on either side of its centre."""
-    spread: float = 0.0
-    """Largest difference between branches that were averaged."""
 
     def layer(self, size: int, kernel: int, stride: int, padding: int, dilation: int) -> _Line:
         """The positions of the output of a convolution or pooling."""
@@ -54,7 +47,7 @@ class _Line(NamedTuple):
         reach = self.reach + self.pitch * half
         last = first + self.pitch * stride * (size - 1)
         low, high = max(self.low, first - reach), min(self.high, last + reach)
-        return _Line(first, self.pitch * stride, size, low, high, reach, self.spread)
+        return _Line(first, self.pitch * stride, size, low, high, reach)
 
     def padded(self, before: int, after: int) -> _Line:
         size = self.size + before + after
@@ -71,7 +64,6 @@ class _Line(NamedTuple):
             min(self.low, other.low),
             max(self.high, other.high),
             max(self.reach, other.reach),
-            max(self.spread, other.spread) + abs(self.first - other.first) / 2,
         )
 
 
@@ -157,129 +149,20 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-@torch.inference_mode(False)  # whose tensors have no gradients, even for a caller who is in it
+@torch.no_grad()
 def locate_regions(encoder: nn.Module, image_size: int) -> Geometry:
     """Where the regions of an encoder lie in its input of ``image_size`` x ``image_size`` pixels.
 
     In pixels from the upper left corner: the first pixel is 0 to 1.
     """
-    images = _like_parameters(encoder, torch.zeros(1, 3, image_size, image_size))
-    with torch.no_grad(), _Recorder(images) as recorder:
+    images = torch.zeros(1, 3, image_size, image_size)
+    parameter = next(encoder.parameters(), images)
+    images = images.to(parameter.device, parameter.dtype)
+    with _Recorder(images) as recorder:
         features, grid = encoder(images)
     lines = recorder.lines.get(features)
     if lines is None or tuple(line.size for line in lines) != grid:
-        even = Geometry.even(grid, right=image_size, bottom=image_size)
-        return centred_by_gradients(encoder, image_size, even)
+        return Geometry.even(grid, right=image_size, bottom=image_size)
     # The centre of pixel 0 is 0.5; the part that is seen ends behind its last pixel.
-    axes = [Axis(line.first + 0.5, line.pitch, line.low, line.high + 1.0) for line in lines]
-    found = Geometry(*axes)
-    if any(line.spread > _MAX_SPREAD * line.pitch for line in lines):
-        return centred_by_gradients(encoder, image_size, found)
-    return found
-
-
-def centred_by_gradients(encoder: nn.Module, image_size: int, guess: Geometry) -> Geometry:
-    """Correct the centres of a geometry by the gradients of an encoder; the pitch is kept.
-
-    The position among the regions whose centroid is the middle of the input is interpolated. The
-    middle, since the edges of the input cut the receptive field of all other regions more on one
-    side, which moves their centroids towards the middle.
-
-    Positions are those of the kernels, whatever their weights. The measurement is therefore of a
-    copy with symmetric kernels and without activations: its gradients are symmetric about the
-    centre of a region, without the noise of weights and of the image.
-    """
-    middle = image_size / 2
-    with _NoActivations():
-        measured = _gradient_centroids(_symmetric(encoder), image_size)
-    axes = []
-    for axis, (indices, centroids) in zip(guess, measured, strict=True):
-        index = float(np.interp(middle, centroids, indices))
-        # Rounded, so that it is the same after saving and loading.
-        axes.append(axis._replace(first=round(middle - axis.pitch * index, 3)))
+    axes = (Axis(line.first + 0.5, line.pitch, line.low, line.high + 1.0) for line in lines)
     return Geometry(*axes)
-
-
-class _NoActivations(TorchFunctionMode):
-    """Leaves out activations and layer norms; max pooling becomes average pooling."""
-
-    _LEFT_OUT = frozenset(
-        {
-            "relu", "relu_", "relu6", "hardtanh", "hardtanh_", "gelu", "silu", "silu_",
-            "hardswish", "hardswish_", "layer_norm",
-        }
-    )  # fmt: skip
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name in self._LEFT_OUT and args:
-            return args[0]
-        if name == "max_pool2d" and given.get("dilation", 1) == 1:
-            same = ("kernel_size", "stride", "padding", "ceil_mode")
-            known = {key: value for key, value in given.items() if key in same}
-            return nn.functional.avg_pool2d(*args, **known)
-        return func(*args, **given)
-
-
-@torch.no_grad()
-def _symmetric(encoder: nn.Module) -> nn.Module:
-    """A copy with symmetric kernels; those of odd size have most of their energy at the centre.
-
-    So the edges of the maps cut less of the receptive fields.
-    """
-    # eval: a copy of torchvision's feature extractor is in training mode, where norms mix positions
-    copied = copy.deepcopy(encoder).eval().requires_grad_(False)
-    for module in copied.modules():
-        if isinstance(module, nn.AdaptiveAvgPool2d):  # squeeze-and-excitation: the whole map
-            module.register_forward_hook(lambda *call: call[-1].detach())
-        if isinstance(module, nn.Conv2d):
-            weight, (height, width) = module.weight, module.kernel_size
-            rows = weight + weight.flip(2)
-            narrow = rows + rows.flip(3)
-            if height % 2 and width % 2:
-                scale = torch.full_like(weight[0, 0], 0.1)
-                scale[height // 2, width // 2] = 1.0
-                narrow *= scale
-            weight.copy_(narrow * (weight.norm() / narrow.norm().clamp(min=1e-12)))
-    return copied
-
-
-def _gradient_centroids(encoder: nn.Module, image_size: int) -> list[tuple[list[int], list[float]]]:
-    """Centroids of the input gradient's energy for the regions in the middle of the grid.
-
-    The input is noise, and the score a random projection of the features. Returns rows with their
-    y, and columns with their x, in pixels from the upper left corner.
-    """
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(1, 3, image_size, image_size, generator=generator)
-    images = _like_parameters(encoder, images)
-    points = torch.arange(image_size, dtype=torch.float64) + 0.5
-    centroids: tuple[list[float], list[float]] = [], []
-    with torch.enable_grad():
-        features, (rows, columns) = encoder(images.requires_grad_(True))
-        weights = torch.randn(features.shape[-1], generator=generator).to(features)
-        for y, x in zip(_middle_four(rows), _middle_four(columns), strict=True):
-            score = features[0, y * columns + x] @ weights
-            (gradient,) = torch.autograd.grad(score, images, retain_graph=True)
-            energy = gradient[0].double().cpu().square().sum(dim=0)
-            energy = energy / energy.sum()
-            for axis in (0, 1):
-                centroids[axis].append(float(energy.sum(dim=1 - axis) @ points))
-    return [(_middle_four(rows), centroids[0]), (_middle_four(columns), centroids[1])]
-
-
-def _like_parameters(encoder: nn.Module, images: Tensor) -> Tensor:
-    """Images on the device, in the dtype and in the layout that the encoder is trained with."""
-    parameter = next(encoder.parameters(), images)
-    images = images.to(parameter.device, parameter.dtype)
-    # As from Preprocessing.normalize. With contiguous images, batch norm's backward pass in eval
-    # mode mixes positions when the gradient comes channels last (torch 2.15, CPU).
-    return images.contiguous(memory_format=torch.channels_last)
-
-
-def _middle_four(count: int) -> list[int]:
-    """Four regions around the middle of an axis, with repetitions if it has fewer."""
-    return [min(max(count // 2 + step, 0), count - 1) for step in (-2, -1, 0, 1)]

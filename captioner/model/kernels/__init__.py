@@ -7,7 +7,6 @@ stays if it gains 5% of a training step or of captioning a photo.
 
 from captioner.model.kernels.deferred import StepLinear as StepLinear
 from captioner.model.kernels.deferred import additive_scores as additive_scores
-from captioner.model.kernels.deferred import weighted_sum as weighted_sum
 from captioner.model.kernels.depthwise import depthwise_convolution as depthwise_convolution
 from captioner.model.kernels.fused import can_fuse as can_fuse
 from captioner.model.kernels.fused import fused_convolution as fused_convolution

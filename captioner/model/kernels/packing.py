@@ -73,7 +73,7 @@ def unroll(decoder: Decoder, memory: Memory, tokens: Tensor, needed: Tensor) -> 
     state = decoder.start(memory, tokens.shape[1])
     steps: list[Step] = []
     all_gates = decoder.word_gates(embedded).split(layout.sizes)
-    with deferred_gradients(decoder, layout.extents):
+    with deferred_gradients(decoder, layout.sizes):
         for gates, (b, r) in zip(all_gates, layout.extents, strict=True):
             if (b, r) != state.hidden.shape[:2]:  # else a copy going back
                 state, memory = state.select((slice(b), slice(r))), memory.select(slice(b))

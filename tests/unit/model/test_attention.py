@@ -9,17 +9,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from captioner.errors import ConfigError
 from captioner.model.attention import (
     Attention,
     Sizes,
-    masked_mean,
     sample_index,
-)
-from captioner.model.attention_variants import (
-    FixedVector,
 )
 from captioner.model.build import (
     PHOTO_QUERIES,
@@ -55,27 +51,23 @@ def each(choices: list[Settings]) -> pytest.MarkDecorator:
 with_and_without_mask = pytest.mark.parametrize("mask", [None, MASK], ids=["unmasked", "masked"])
 
 
-def query_size(settings: Settings, features: int = D, query: int = N) -> int:
+def query_size(settings: Settings) -> int:
     scorer = SCORERS.get(settings["attention"])
-    return features if scorer is not None and scorer.equal_sizes else query
+    return D if scorer is not None and scorer.equal_sizes else N
 
 
-def config_of(settings: Settings, **sizes: int) -> DecoderConfig:
-    changes: dict[str, Any] = {"attention_dim": A, "heads": HEADS, **settings, **sizes}
+def config_of(settings: Settings) -> DecoderConfig:
+    changes: dict[str, Any] = {"attention_dim": A, "heads": HEADS, **settings}
     return DecoderConfig(**changes)
 
 
 def build(settings: Settings) -> Attention:
     """Build in float64 and eval mode, with weights large enough to make errors visible."""
     attention = build_attention(config_of(settings), Sizes(D, query_size(settings), A, L))
-    return randomized(attention)
-
-
-def randomized(module: Any) -> Any:
     with torch.no_grad():
-        for parameter in module.parameters():
+        for parameter in attention.parameters():
             parameter.normal_(std=0.8)
-    return module.double().eval()
+    return attention.double().eval()
 
 
 def photos() -> tuple[Tensor, Tensor]:
@@ -85,10 +77,6 @@ def photos() -> tuple[Tensor, Tensor]:
 
 def random_query(settings: Settings) -> Tensor:
     return torch.randn(B, R, query_size(settings)).double()
-
-
-def weights_of(module: nn.Module) -> dict[str, Array]:
-    return {name: value.detach().numpy() for name, value in module.named_parameters()}
 
 
 # --- Known answers -------------------------------------------------------------------------------
@@ -115,110 +103,58 @@ def softmax(scores: list[float]) -> Array:
     return powers / powers.sum()
 
 
-def real_regions(mask: Tensor | None, photo: int) -> list[int]:
-    return [i for i in range(L) if mask is None or mask[photo, i]]
+def by_scores(
+    settings: Settings, p: dict[str, Array], q: Array, a: dict[int, Array]
+) -> tuple[Array, Array]:
+    """Context and alphas of one caption and its real regions, from the equation."""
+    weights = {name.removeprefix("scorer."): value for name, value in p.items()}
+    mean, query = sum(a.values()) / len(a), settings.get("query")
+    scores = [
+        EQUATIONS[settings["attention"]](weights, {"self": own, "mean": mean}.get(query, q), own, i)
+        for i, own in a.items()
+    ]
+    alphas = softmax(scores)
+    return sum(alpha * own for alpha, own in zip(alphas, a.values(), strict=True)), alphas
 
 
-@with_and_without_mask
-@pytest.mark.parametrize("name", SCORERS)
-def test_alphas_are_softmax_and_context_is_weighted_mean(name: str, mask: Tensor | None) -> None:
-    settings = {"attention": name}
-    attention, (features, summary), query = build(settings), photos(), random_query(settings)
-    p = weights_of(attention.scorer)
-
-    context, alphas, chosen = attention(query, attention.memory(features, summary, mask))
-
-    assert chosen is None
-    for photo in range(B):
-        real = real_regions(mask, photo)
-        for caption in range(R):
-            q, expected, mean = query[photo, caption].numpy(), np.zeros(L), np.zeros(D)
-            expected[real] = softmax(
-                [EQUATIONS[name](p, q, features[photo, i].numpy(), i) for i in real]
-            )
-            for i in real:
-                mean += expected[i] * features[photo, i].numpy()
-            index = (photo, caption)
-            np.testing.assert_allclose(alphas[index].detach().numpy(), expected, rtol=1e-10)
-            np.testing.assert_allclose(context[index].detach().numpy(), mean, rtol=1e-10)
-
-
-@with_and_without_mask
-@each(PHOTO_QUERY)
-def test_photo_query_matches_its_equation(settings: Settings, mask: Tensor | None) -> None:
-    attention, (features, summary) = build(settings), photos()
-    p, equation = weights_of(attention.scorer), EQUATIONS[settings["attention"]]
-
-    attended = attention(random_query(settings), attention.memory(features, summary, mask))
-
-    for photo in range(B):
-        regions = features[photo].numpy()
-        real = real_regions(mask, photo)
-        mean = sum(regions[i] for i in real) / len(real)
-        own = settings["query"] == "self"
-        expected, context = np.zeros(L), np.zeros(D)
-        expected[real] = softmax(
-            [equation(p, regions[i] if own else mean, regions[i], i) for i in real]
+def by_heads(p: dict[str, Array], q: Array, a: dict[int, Array]) -> tuple[Array, Array]:
+    heads, maps, d = [], [], A // HEADS
+    for head in range(HEADS):
+        query, keys, values = (
+            p[f"{name}.weight"][head * d : (head + 1) * d] for name in ("query", "key", "value")
         )
-        for i in real:
-            context += expected[i] * regions[i]
-        for caption in range(R):
-            index = (photo, caption)
-            np.testing.assert_allclose(
-                attended.alphas[index].detach().numpy(), expected, rtol=1e-10
-            )
-            np.testing.assert_allclose(
-                attended.context[index].detach().numpy(), context, rtol=1e-10
-            )
+        maps.append(softmax([float(query @ q @ (keys @ own)) / np.sqrt(d) for own in a.values()]))
+        pairs = zip(maps[-1], a.values(), strict=True)
+        heads.append(sum(weight * (values @ own) for weight, own in pairs))
+    return p["output.weight"] @ np.concatenate(heads), np.mean(maps, axis=0)
 
 
 @with_and_without_mask
-def test_multi_head_matches_its_equation(mask: Tensor | None) -> None:
-    settings = {"attention": "multi_head"}
+@each([*SOFT, *HARD])
+def test_context_and_alphas_match_their_equations(settings: Settings, mask: Tensor | None) -> None:
     attention, (features, summary), query = build(settings), photos(), random_query(settings)
-    p, d = weights_of(attention), A // HEADS
+    p = {name: value.detach().numpy() for name, value in attention.named_parameters()}
 
-    context, alphas, _ = attention(query, attention.memory(features, summary, mask))
+    attended = attention(query, attention.memory(features, summary, mask))
 
-    for photo in range(B):
-        real = real_regions(mask, photo)
-        for caption in range(R):
-            heads, maps = [], np.zeros((HEADS, L))
-            for head in range(HEADS):
-                rows = slice(head * d, (head + 1) * d)
-                q = p["query.weight"][rows] @ query[photo, caption].numpy()
-                keys = {i: p["key.weight"][rows] @ features[photo, i].numpy() for i in real}
-                maps[head, real] = softmax([float(q @ keys[i]) / np.sqrt(d) for i in real])
-                values = {i: p["value.weight"][rows] @ features[photo, i].numpy() for i in real}
-                heads.append(sum(maps[head, i] * values[i] for i in real))
-            expected = p["output.weight"] @ np.concatenate(heads)
-            index = (photo, caption)
-            np.testing.assert_allclose(context[index].detach().numpy(), expected, rtol=1e-9)
-            np.testing.assert_allclose(alphas[index].detach().numpy(), maps.mean(0), rtol=1e-9)
-
-
-@with_and_without_mask
-def test_fixed_vector_is_the_summary_with_uniform_alphas(mask: Tensor | None) -> None:
-    attention, (features, summary) = FixedVector(), photos()
-
-    context, alphas, chosen = attention(
-        torch.randn(B, R, N), attention.memory(features, summary, mask)
-    )
-
-    assert torch.equal(context, summary.expand(B, R, D))
-    assert chosen is None
-    for photo in range(B):
-        real = real_regions(mask, photo)
-        expected = [1 / len(real) if i in real else 0.0 for i in range(L)]
-        np.testing.assert_allclose(alphas[photo].numpy(), [expected] * R)
-
-
-def test_masked_mean_ignores_masked_regions() -> None:
-    features = torch.tensor([[[1.0, 2.0], [3.0, 6.0], [100.0, 200.0]], [[5.0, 7.0]] * 3])
-    mask = torch.tensor([[True, True, False], [False, True, False]])
-
-    assert masked_mean(features, mask).tolist() == [[[2.0, 4.0]], [[5.0, 7.0]]]
-    torch.testing.assert_close(masked_mean(features, None), features.mean(1, keepdim=True))
+    chosen = attended.alphas.argmax(-1) if settings in HARD else None  # in eval mode
+    assert attended.chosen is chosen is None or torch.equal(attended.chosen, chosen)
+    for photo, caption in np.ndindex(B, R):
+        q, regions = query[photo, caption].numpy(), features[photo].numpy()
+        a = {i: regions[i] for i in range(L) if mask is None or mask[photo, i]}
+        if settings in FIXED:
+            context, of_real = summary[photo, 0].numpy(), np.full(len(a), 1 / len(a))
+        elif settings["attention"] == "multi_head":
+            context, of_real = by_heads(p, q, a)
+        else:
+            context, of_real = by_scores(settings, p, q, a)
+        if chosen is not None:
+            context = regions[chosen[photo, caption]]
+        alphas = np.zeros(L)
+        alphas[list(a)] = of_real
+        found = (part[photo, caption].detach().numpy() for part in attended[:2])
+        for one, expected in zip(found, (context, alphas), strict=True):
+            np.testing.assert_allclose(one, expected, rtol=1e-9)
 
 
 # --- Equivalences --------------------------------------------------------------------------------
@@ -262,7 +198,7 @@ def test_alphas_stay_float32_when_the_features_are_bf16(settings: Settings) -> N
     exact = attention(query, attention.memory(features, summary))
 
     with torch.autocast("cpu", torch.bfloat16):
-        memory = attention.memory(features.bfloat16(), summary.bfloat16(), None)
+        memory = attention.memory(features.bfloat16(), summary.bfloat16())
         context, alphas, _ = attention(query, memory)
 
     assert alphas.dtype == torch.float32
@@ -272,29 +208,6 @@ def test_alphas_stay_float32_when_the_features_are_bf16(settings: Settings) -> N
 
 
 # --- Hard attention ------------------------------------------------------------------------------
-
-
-@with_and_without_mask
-@each(HARD)
-def test_hard_attention_takes_the_most_probable_region_in_eval_mode(
-    settings: Settings, mask: Tensor | None
-) -> None:
-    attention, (features, summary), query = build(settings), photos(), random_query(settings)
-    memory = attention.memory(features, summary, mask)
-
-    context, alphas, chosen = attention(query, memory)
-    soft = build_attention(
-        config_of({**settings, "selection": "soft"}), Sizes(D, query.shape[-1], A, L)
-    )
-    soft.double().load_state_dict(
-        attention.state_dict(), strict=False
-    )  # soft attention has no baseline
-
-    torch.testing.assert_close(alphas, soft(query, memory).alphas)
-    assert torch.equal(chosen, alphas.argmax(-1))
-    for photo in range(B):
-        for caption in range(R):
-            assert torch.equal(context[photo, caption], features[photo, chosen[photo, caption]])
 
 
 @with_and_without_mask

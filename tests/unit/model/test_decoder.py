@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from toy_decoder import random_decoder
 
 from captioner.model.build import build_decoder
 from captioner.model.decoder import Decoder
@@ -18,6 +19,7 @@ from captioner.text.vocabulary import PAD
 
 B, R, T, L, D, V = 2, 3, 4, 5, 8, 9
 E, N, A = 5, 6, 7
+SIZES = {"embed_dim": E, "hidden_dim": N, "attention_dim": A}
 Array = NDArray[np.float64]
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -31,17 +33,12 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(kind: str, **changes: Any) -> DecoderConfig:
-    sizes = {"embed_dim": E, "hidden_dim": N, "attention_dim": A, "dropout": 0.0}
-    return DecoderConfig(**{**sizes, **KINDS[kind], **changes})
-
-
 def build(kind: str, **changes: Any) -> Decoder:
-    new = build_decoder(config_of(kind, **changes), D, V, L).eval()
-    with torch.no_grad():  # larger than the initial weights, to make errors visible
-        for parameter in new.parameters():
-            parameter.normal_(std=0.7)
-    return new
+    return random_decoder(D, V, L, **SIZES, **KINDS[kind], **changes).eval()
+
+
+def untrained(kind: str) -> Decoder:
+    return build_decoder(DecoderConfig(**SIZES, **KINDS[kind]), D, V, L)
 
 
 @pytest.fixture(params=KINDS)
@@ -65,13 +62,6 @@ def tokens() -> Tensor:
 
 
 # --- Reference -----------------------------------------------------------------------------------
-
-
-class Reference(NamedTuple):
-    logits: Array
-    alphas: Array
-    gates: Array
-    hidden: Array
 
 
 def sigmoid(x: Array) -> Array:
@@ -190,20 +180,15 @@ def step_by_step(decoder: Decoder, features: Tensor, tokens: Tensor) -> Outputs:
 
 
 def test_decoder_matches_its_equations(kind, decoder, features, tokens) -> None:
-    logits, alphas, gates, hidden = (
-        part.detach().numpy() for part in step_by_step(decoder, features, tokens)
-    )
+    found = step_by_step(decoder, features, tokens)
     weights = Weights(decoder)
     for photo in range(B):
         for caption in range(R):
             words = tokens[photo, caption].tolist()
             steps = REFERENCES[kind](weights, features[photo].double().numpy(), words)
-            expected = Reference(*(np.stack(part) for part in zip(*steps, strict=True)))
-            at = (photo, caption)
-            np.testing.assert_allclose(alphas[at], expected.alphas, rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(gates[at], expected.gates, rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(hidden[at], expected.hidden, rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(logits[at], expected.logits, rtol=1e-4, atol=1e-4)
+            for part, expected in zip(found, zip(*steps, strict=True), strict=True):
+                of_caption = part[photo, caption].detach().numpy()
+                np.testing.assert_allclose(of_caption, np.stack(expected), rtol=1e-4, atol=1e-5)
 
 
 # --- Teacher forcing -----------------------------------------------------------------------------
@@ -241,25 +226,20 @@ def test_dropout_is_active_only_in_training(kind, features, tokens) -> None:
 
 
 def test_initial_weights(kind) -> None:
-    decoder = build_decoder(config_of(kind), D, V, L)
+    decoder = untrained(kind)
 
     if decoder.gate_norms is not None:  # a norm cancels a constant bias before it
         assert not decoder.word_gates.bias.any()
         bias = [norm.bias.tolist() for norm in decoder.gate_norms]
     else:
         bias = decoder.word_gates.bias.reshape(4, N).tolist()
-    assert bias == [
-        [0.0] * N,
-        [1.0] * N,
-        [0.0] * N,
-        [0.0] * N,
-    ]  # the forget gate starts open
+    assert bias == [[0.0] * N, [1.0] * N, [0.0] * N, [0.0] * N]  # the forget gate starts open
     for gates in decoder.hidden_gates.weight.chunk(4):
         torch.testing.assert_close(gates @ gates.T, torch.eye(N))
 
 
 def test_initial_output_follows_word_frequencies(kind) -> None:
-    decoder = build_decoder(config_of(kind), D, V, L)
+    decoder = untrained(kind)
     counts = torch.tensor([0.0, 0.0, 40.0, 5.0, 39.0, 2.0, 1.0, 0.0, 9.0])
     nn.init.zeros_(decoder.word_output.weight)
 

@@ -61,11 +61,16 @@ def tiny() -> Encoder:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_torchvision_grid_is_the_input_of_the_models_pooling(name, monkeypatch) -> None:
-    feature_dim, grid = FAMILIES[name]
     encoder = Encoder(name)
-    assert encoder.measure(64) == (feature_dim, grid)
-
-    original = encoder_original(name, encoder)
+    assert encoder.measure(64) == FAMILIES[name]
+    # VGG's head is large and slow to create, and unused here: keep it empty.
+    with torch.device("meta" if name.startswith("vgg") else "cpu"):
+        original = models.get_model(name).eval()
+    missing, unexpected = original.load_state_dict(
+        encoder.backbone.state_dict(), strict=False, assign=True
+    )
+    assert not unexpected
+    assert all(key.startswith(("fc.", "classifier.")) for key in missing), missing
     pooled = []  # every family's pooling calls this function
 
     def pool(features: Tensor, size: object) -> Tensor:
@@ -81,23 +86,7 @@ def test_torchvision_grid_is_the_input_of_the_models_pooling(name, monkeypatch) 
     original(images)
     monkeypatch.undo()
 
-    features, found = encoder(images)
-    assert found == grid
-    assert features.shape == (2, grid[0] * grid[1], feature_dim)
-    torch.testing.assert_close(features, rows(pooled[-1]))
-
-
-def encoder_original(name: str, encoder: Encoder) -> nn.Module:
-    """The whole torchvision model with the encoder's weights."""
-    # VGG's head is large and slow to create, and unused here: keep it empty.
-    with torch.device("meta" if name.startswith("vgg") else "cpu"):
-        original = models.get_model(name).eval()
-    missing, unexpected = original.load_state_dict(
-        encoder.backbone.state_dict(), strict=False, assign=True
-    )
-    assert not unexpected
-    assert all(key.startswith(("fc.", "classifier.")) for key in missing), missing
-    return original
+    torch.testing.assert_close(encoder(images)[0], rows(pooled[-1]))
 
 
 @pytest.mark.slow
@@ -144,10 +133,7 @@ def test_timm_grid_is_the_input_of_the_models_pooling(name) -> None:
     images = photos(64).double()
     original(images)
 
-    features, grid = encoder(images)
-
-    assert grid == (2, 2)
-    torch.testing.assert_close(features, rows(pooled[0]))
+    torch.testing.assert_close(encoder(images)[0], rows(pooled[0]))
 
 
 @torch.no_grad()
@@ -157,7 +143,6 @@ def test_regions_are_row_major_on_a_rectangular_grid(tiny) -> None:
     features, grid = tiny(images)
 
     assert grid == (2, 4)
-    assert features.shape == (1, 8, 96)
     torch.testing.assert_close(features, rows(tiny.backbone.forward_features(images)))
 
 
@@ -171,8 +156,7 @@ def test_channels_last_models_have_the_same_region_order() -> None:
 
     raw = encoder.backbone.forward_features(images)  # (1, 2, 4, 64)
     assert grid == (2, 4)
-    torch.testing.assert_close(features[0, 5], raw[0, 1, 1])
-    assert features.shape == (1, 8, raw.shape[-1])
+    torch.testing.assert_close(features, raw.flatten(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -317,11 +301,9 @@ def test_a_model_whose_pooling_cannot_be_disabled() -> None:
 # --- frozen and trained stages -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [TINY, "resnet18"])
 @pytest.mark.parametrize("learning", [False, True])
-def test_batch_norm_statistics_never_change(name, learning) -> None:
-    encoder = Encoder(name)
-    whole = nn.Sequential(nn.Identity(), encoder)
+def test_batch_norm_statistics_never_change(tiny, learning) -> None:
+    encoder, whole = tiny, nn.Sequential(nn.Identity(), tiny)
     encoder.finetune_from("layer4" if learning else None, 64)
     before = {k: v.clone() for k, v in encoder.named_buffers()}
     assert any("running_mean" in name for name in before)
@@ -330,7 +312,6 @@ def test_batch_norm_statistics_never_change(name, learning) -> None:
     for _ in range(3):
         encoder(5 + 3 * photos(64))
 
-    assert whole.training
     assert not any(module.training for module in encoder.modules())
     for buffer, value in encoder.named_buffers():
         assert torch.equal(value, before[buffer]), buffer
@@ -375,15 +356,10 @@ def test_layers_after_the_grid_are_frozen() -> None:
     assert "conv_head" in encoder.stages()
 
 
-@pytest.mark.parametrize("stage", ["layer9", "layer", "", "features.1"])
+@pytest.mark.parametrize("stage", ["layer9", "layer", ""])
 def test_the_error_for_an_unknown_stage_lists_allowed_ones(tiny, stage) -> None:
-    encoder = Encoder("squeezenet1_0") if stage == "features.1" else tiny
-
-    with pytest.raises(ConfigError, match="is not a stage of") as caught:
-        encoder.finetune_from(stage, 64)
-
-    for allowed in encoder.stages():
-        assert allowed in str(caught.value)
+    with pytest.raises(ConfigError, match=r"is not a stage of .*layer3, .*layer4"):
+        tiny.finetune_from(stage, 64)
 
 
 # --- weights -------------------------------------------------------------------------------------
@@ -404,11 +380,13 @@ def test_both_weight_file_formats_load_equally(tiny, tmp_path) -> None:
     assert not torch.equal(build_encoder(TINY, "none")(images)[0], tiny(images)[0])
 
 
-def refused(weights: Path | str, name: str = TINY) -> str:
+def refused(weights: Path) -> str:
     with pytest.raises(ModelError) as caught:
-        build_encoder(name, str(weights))
-    assert str(weights) in str(caught.value)
-    return str(caught.value)
+        build_encoder(TINY, str(weights))
+    message = str(caught.value)
+    assert str(weights) in message
+    assert not {"\n", "\x1b"} & set(message)
+    return message
 
 
 def test_the_weights_of_another_architecture_are_refused(tiny, tmp_path) -> None:
@@ -416,13 +394,8 @@ def test_the_weights_of_another_architecture_are_refused(tiny, tmp_path) -> None
     wide = {k: torch.cat([v, v]) if v.ndim else v for k, v in tiny.backbone.state_dict().items()}
     torch.save(wide, tmp_path / "wide.pth")
 
-    lacks = refused(tmp_path / "other.safetensors")
-    shapes = refused(tmp_path / "wide.pth")
-
-    assert "lacks" in lacks
-    assert "size mismatch for conv1" in shapes
-    assert "same architecture" in lacks
-    assert "\n" not in lacks + shapes
+    assert "lacks" in refused(tmp_path / "other.safetensors")
+    assert "size mismatch for conv1" in refused(tmp_path / "wide.pth")
 
 
 class Trap:
@@ -443,36 +416,26 @@ def test_loading_weights_runs_no_code(tmp_path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("what", ["module", "list", "numbers", "text.pth", "text.safetensors"])
-def test_a_file_without_named_tensors_raises_in_one_line(tmp_path, what) -> None:
-    file = tmp_path / (what if "." in what else f"{what}.pth")
-    if what == "module":
-        torch.save(nn.Linear(2, 2), file)
-    elif what == "list":
-        torch.save([torch.zeros(2)], file)
-    elif what == "numbers":
-        torch.save({"conv1.weight": 3}, file)
-    else:
-        file.write_text("no weights at all")
+@pytest.mark.parametrize("content", [nn.Linear(2, 2), [torch.zeros(2)], {"conv1.weight": 3}])
+def test_a_file_without_named_tensors_is_refused(tmp_path, content) -> None:
+    torch.save(content, tmp_path / "w.pth")
+    refused(tmp_path / "w.pth")
 
-    message = refused(file)
 
-    assert "\n" not in message
-    assert "\x1b" not in message
+@pytest.mark.parametrize("name", ["text.pth", "text.safetensors"])
+def test_a_file_that_is_no_weights_file_is_refused(tmp_path, name) -> None:
+    (tmp_path / name).write_text("no weights at all")
+    refused(tmp_path / name)
 
 
 @pytest.mark.parametrize(
-    ("name", "library"),
-    [
-        ("resnet18", models),
-        (TINY, timm),
-    ],
+    ("name", "library", "build"), [("resnet18", models, "get_model"), (TINY, timm, "create_model")]
 )
-def test_a_failed_download_raises_in_one_line(name, library, monkeypatch) -> None:
+def test_a_failed_download_raises_in_one_line(name, library, build, monkeypatch) -> None:
     def no_network(*args: object, **kwargs: object) -> None:
         raise OSError("no route to host\nand much more")
 
-    monkeypatch.setattr(library, "get_model" if library is models else "create_model", no_network)
+    monkeypatch.setattr(library, build, no_network)
 
     with pytest.raises(ModelError, match=r"no route to host.*\.safetensors or \.pth") as caught:
         build_encoder(name, "default")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -43,6 +41,7 @@ MECHANISMS = {
 
 
 def decoder_of(**changes: object) -> Decoder:
+    """In float64 and eval mode, with initial weights."""
     given = {"embed_dim": 5, "hidden_dim": SIZE, "attention_dim": 7, "heads": 2, "dropout": 0.3}
     config = DecoderConfig(**{**given, **changes})  # type: ignore[arg-type]
     return build_decoder(config, SIZE, WORDS, REGIONS).double().eval()
@@ -119,33 +118,26 @@ def test_block_size_does_not_change_gradients(grid, monkeypatch) -> None:
     torch.testing.assert_close(occlusion(scorer.every_word, grid), drops)
 
 
-def linear(weights: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Scores of a linear model, w . grid, with weights (T, L, D)."""
-    return lambda grids, positions: (weights[positions] * grids).sum(dim=(1, 2))
-
-
 def test_gradient_input_is_complete_for_a_linear_model(grid) -> None:
     """The relevances of all regions sum to the score, as it is 0 for a grid of zeros."""
     weights = torch.randn(3, REGIONS, SIZE, dtype=torch.float64)
 
-    ((positions, gradients),) = word_gradients(linear(weights), grid, 3)
+    def score(grids: Tensor, positions: Tensor) -> Tensor:
+        return (weights[positions] * grids).sum(dim=(1, 2))
 
-    found = gradient_input(gradients, grid)
-    torch.testing.assert_close(found, (weights[positions] * grid).sum(dim=-1))
-    torch.testing.assert_close(found.sum(dim=1), linear(weights)(grid.repeat(3, 1, 1), positions))
+    ((positions, gradients),) = word_gradients(score, grid, 3)
+
+    found = gradient_input(gradients, grid).sum(dim=1)
+    torch.testing.assert_close(found, score(grid.repeat(3, 1, 1), positions))
 
 
 def test_grad_cam_against_its_equations(grid) -> None:
     gradients = torch.randn(2, REGIONS, SIZE, dtype=torch.float64)
-    expected = torch.zeros(2, REGIONS, dtype=torch.float64)
-    for word in range(2):
-        for region in range(REGIONS):
-            total = sum(
-                gradients[word, :, k].sum() / REGIONS * grid[region, k] for k in range(SIZE)
-            )
-            expected[word, region] = max(float(total), 0.0)
-
-    torch.testing.assert_close(grad_cam(gradients, grid), expected)
+    expected = [
+        [max(sum(float(word[:, k].mean() * a[k]) for k in range(SIZE)), 0.0) for a in grid]
+        for word in gradients
+    ]
+    torch.testing.assert_close(grad_cam(gradients, grid), torch.tensor(expected).double())
 
 
 # --- occlusion -----------------------------------------------------------------------------------

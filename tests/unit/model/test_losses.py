@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from toy_decoder import random_decoder
 
 from captioner.model.attention import Memory
-from captioner.model.build import build_decoder
 from captioner.model.decoder import Decoder
 from captioner.model.loss_variants import policy_gradient_loss, scheduled_inputs
 from captioner.model.losses import (
@@ -22,28 +22,14 @@ from captioner.model.losses import (
     map_entropy,
     score_function,
 )
-from captioner.options import DecoderConfig, TrainingConfig
+from captioner.options import TrainingConfig
 from captioner.text.vocabulary import END, NEVER_GENERATED, PAD, START, UNKNOWN
 
 L, D, V = 3, 4, 8
 
 
 def build(selection: str = "hard", **settings: Any) -> Decoder:
-    """Build in float64 and training mode."""
-    config = DecoderConfig(
-        embed_dim=2,
-        hidden_dim=5,
-        attention_dim=6,
-        dropout=0.0,
-        heads=3,
-        selection=selection,  # type: ignore[arg-type]
-        **settings,
-    )
-    decoder = build_decoder(config, D, V, L).double().train()
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            parameter.normal_(std=0.7)
-    return decoder
+    return random_decoder(D, V, L, selection=selection, **settings).double()
 
 
 def features(photos: int) -> Tensor:
@@ -66,11 +52,10 @@ def test_attention_penalty_known_answer() -> None:
     assert float(attention_penalty(alphas[:, 1:], mask[:, 1:])) == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("steps", [2, 4, 7])
-def test_penalty_has_the_same_gradient_as_the_papers_target_of_one(steps: int) -> None:
-    scores = torch.randn(2, 3, steps, L, requires_grad=True)
-    mask = torch.ones(2, 3, steps, dtype=torch.bool)
-    mask[1, 2, steps // 2 :] = False
+def test_penalty_has_the_same_gradient_as_the_papers_target_of_one() -> None:
+    scores = torch.randn(2, 3, 7, L, requires_grad=True)
+    mask = torch.ones(2, 3, 7, dtype=torch.bool)
+    mask[1, 2, 3:] = False
 
     attention_penalty(scores.softmax(-1), mask).backward()
     estimate, scores.grad = scores.grad, None
@@ -232,31 +217,21 @@ CAPTIONS = torch.tensor(
 WORDS = 2 + 4 + 3
 
 
-def losses_of(decoder: Decoder, photos: Tensor, smoothing: float = 0.0) -> Losses:
-    """Losses with the same sampled regions and dropout on every call."""
-    torch.manual_seed(7)
-    return caption_losses(decoder, decoder.memory(photos), CAPTIONS, smoothing)
-
-
 def test_baseline_is_a_running_mean_of_log_probabilities() -> None:
-    decoder, photos = build(), features(2)
-    expected = 0.0
-
+    decoder, photos, expected = build(), features(2), 0.0
     for _ in range(3):
-        losses = losses_of(decoder, photos)
-        mean = -losses.cross_entropy.item() / WORDS
-        expected = 0.9 * expected + 0.1 * mean
-
+        losses = caption_losses(decoder, decoder.memory(photos), CAPTIONS)
+        expected = 0.9 * expected - 0.1 * losses.cross_entropy.item() / WORDS
         assert decoder.attention.baseline.item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_objective_is_the_weighted_sum_of_its_parts() -> None:
-    parts = (torch.tensor(float(number)) for number in (2, 3, 5, 7, 11, 13))
+    parts = (torch.tensor(float(number)) for number in (2, 3, 5, 7, 11))
     config = TrainingConfig(
         attention_penalty=10.0, hard_reward=100.0, hard_entropy=1000.0, photo_words=10_000.0
     )
 
-    expected = 2 + 10 * 3 + 100 * 5 - 1000 * 7 + 10_000 * 13
+    expected = 2 + 10 * 3 + 100 * 5 - 1000 * 7 + 10_000 * 11
     assert Losses(*parts).total(config).item() == expected
 
 
@@ -270,15 +245,6 @@ SENTENCES = torch.tensor(
 )
 
 
-def always(word: int) -> Decoder:
-    """A decoder that always generates one word."""
-    decoder = build("soft")
-    with torch.no_grad():
-        decoder.word_output.weight.zero_()
-        decoder.word_output.bias.zero_()[word] = 50.0
-    return decoder
-
-
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_sampled_inputs_are_ordinary_words(share: float) -> None:
     decoder, photos = build("soft"), features(2)
@@ -289,7 +255,6 @@ def test_sampled_inputs_are_ordinary_words(share: float) -> None:
     for _ in range(100):
         inputs = scheduled_inputs(decoder, decoder.memory(photos), SENTENCES, share)
         assert torch.equal(inputs != PAD, real)  # padding is kept
-        assert torch.equal(inputs[..., 0], true[..., 0])
         replaced = inputs != true
         assert not torch.isin(inputs[replaced], torch.tensor([PAD, START, UNKNOWN])).any()
         changed += replaced
@@ -325,23 +290,14 @@ def test_inputs_are_sampled_conditional_on_earlier_inputs() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_scheduled_sampling_restores_the_mode_and_uses_no_dropout(training: bool) -> None:
-    decoder, photos = always(6).train(training), features(2)
-    decoder.dropout.p = 0.9
-    with torch.no_grad():
-        decoder.word_output.bias[6] = 0.0
-        decoder.word_output.weight.normal_()
-    memory, tokens = decoder.memory(photos), SENTENCES
-
-    def sample(seed: int) -> Tensor:
-        torch.manual_seed(seed)
-        return scheduled_inputs(decoder, memory, tokens, 1.0)
-
-    one, again = sample(3), sample(3)
-    assert decoder.training is decoder.dropout.training is training
-    assert torch.equal(one, again)
-    assert any(not torch.equal(sample(seed), one) for seed in range(4, 9))
-    decoder.dropout.p = 0.0
-    assert torch.equal(sample(3), one)
+    decoder, photos = build("soft").train(training), features(2)
+    memory, found = decoder.memory(photos), []
+    for dropout in (0.9, 0.0):
+        decoder.dropout.p = dropout
+        torch.manual_seed(3)
+        found.append(scheduled_inputs(decoder, memory, SENTENCES, 1.0))
+        assert decoder.training is decoder.dropout.training is training
+    assert torch.equal(*found)
 
 
 def test_inputs_replace_the_context_but_not_the_targets() -> None:
@@ -376,12 +332,9 @@ def of_captions(decoder: Decoder, memory: Memory) -> Tensor:
     return -table.masked_fill(true == PAD, 0.0).sum(-1)
 
 
-@pytest.mark.parametrize("weights", [[[1.0, 1.0], [1.0, 1.0]], [[0.5, -2.0], [3.0, 9.0]]])
-def test_policy_gradient_is_the_weighted_negative_log_probability(
-    weights: list[list[float]],
-) -> None:
+def test_policy_gradient_is_the_weighted_negative_log_probability() -> None:
     decoder, memory_of = build("soft"), features(2)
-    advantages = torch.tensor(weights)
+    advantages = torch.tensor([[0.5, -2.0], [3.0, 9.0]])
     parameters = list(decoder.parameters())
 
     memory = decoder.memory(memory_of)
@@ -395,12 +348,8 @@ def test_policy_gradient_is_the_weighted_negative_log_probability(
         assert one.isfinite().all()
 
 
-@pytest.mark.parametrize("photos", [[0, 1], [1, 0]])
-@pytest.mark.parametrize("captions", [[0, 1], [1, 0]])
 @pytest.mark.parametrize("reward", [True, False])
-def test_losses_do_not_depend_on_the_order(
-    photos: list[int], captions: list[int], reward: bool
-) -> None:
+def test_losses_do_not_depend_on_the_order(reward: bool) -> None:
     """Photos and captions are sorted by length; advantages and inputs must be sorted with them."""
     decoder, regions = build("soft").eval(), features(2)
     weights, inputs = torch.tensor([[0.5, -2.0], [3.0, 9.0]]), SENTENCES[..., :-1].clone()
@@ -414,5 +363,7 @@ def test_losses_do_not_depend_on_the_order(
             return policy_gradient_loss(decoder, memory, tokens, lambda: own)
         return caption_losses(decoder, memory, tokens, inputs=fed)
 
-    for one, other in zip(losses(photos, captions), losses([0, 1], [0, 1]), strict=True):
-        torch.testing.assert_close(one, other)
+    expected = losses([0, 1], [0, 1])
+    for photos, captions in (([0, 1], [1, 0]), ([1, 0], [0, 1]), ([1, 0], [1, 0])):
+        for one, other in zip(losses(photos, captions), expected, strict=True):
+            torch.testing.assert_close(one, other)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
 from mechanisms import MECHANISMS, config_of
 from torch import Tensor
+from toy_decoder import random_decoder
 
 from captioner.inference.torch_engine import DecoderStepper
-from captioner.model.build import build_decoder
 from captioner.model.decoder import Decoder, Unrolled
 from captioner.model.losses import caption_losses
 from captioner.options import SearchOptions, TrainingConfig
@@ -33,10 +35,8 @@ each = pytest.mark.parametrize("name", MECHANISMS)
 
 
 def build(name: str) -> Decoder:
-    decoder = build_decoder(config_of(name), D, V, L)
-    with torch.no_grad():  # larger than the initial weights, to make errors visible
-        for parameter in decoder.parameters():
-            parameter.normal_(std=0.6)
+    decoder = random_decoder(D, V, L, std=0.6, **asdict(config_of(name)))
+    with torch.no_grad():
         decoder.word_output.bias[END] += 1  # some sentences end, others are truncated
     return decoder
 

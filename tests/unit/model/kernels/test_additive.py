@@ -31,29 +31,24 @@ def plain(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
     return torch.tanh(query.unsqueeze(2) + keys.unsqueeze(1)) @ energy
 
 
-def assert_equal(inputs: list[Tensor], tolerance: float) -> None:
-    """Scores, and gradients of a sum that weighs each score differently."""
-    found = []
-    for score in (in_blocks, plain):
-        scores = score(*inputs)
-        weights = torch.linspace(-1, 2, scores.numel(), dtype=scores.dtype).view_as(scores)
-        found.append([scores.detach(), *torch.autograd.grad((weights * scores).sum(), inputs)])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
-
-
 @pytest.mark.parametrize("block", [1, 3 * 5 * 6 * 8, 4 << 20])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_any_block_size_gives_the_plain_formula(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int, int], block: int
 ) -> None:
     monkeypatch.setattr(additive, "CPU_BLOCK", block)
-    assert_equal(parts(shape), 1e-10)
-    assert torch.autograd.gradcheck(in_blocks, parts(shape))
+    given = parts(shape)
+    torch.testing.assert_close(in_blocks(*given), plain(*given), rtol=1e-10, atol=1e-10)
+    assert torch.autograd.gradcheck(in_blocks, given)
 
 
 def test_float32_is_close_to_the_plain_formula() -> None:
-    assert_equal(parts((3, 4, 49, 64), torch.float32), 1e-3)
+    given = parts((3, 4, 49, 64), torch.float32)
+    scores = [score(*given) for score in (in_blocks, plain)]
+    weights = torch.linspace(-1, 2, scores[0].numel()).view_as(scores[0])  # each another
+    found = [(each, *torch.autograd.grad((weights * each).sum(), given)) for each in scores]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -8,12 +8,7 @@ import weakref
 import torch
 from torch import Tensor, nn
 
-from captioner.model.kernels import (
-    StepLinear,
-    additive_scores,
-    plain_formulas,
-    weighted_sum,
-)
+from captioner.model.kernels import StepLinear, additive_scores, plain_formulas
 from captioner.model.kernels.deferred import deferred_gradients
 
 EXTENTS = ((3, 4), (3, 2), (1, 2))
@@ -31,12 +26,12 @@ class Recurrence(nn.Module):
 
     def forward(self, state: Tensor, keys: Tensor, values: Tensor) -> list[Tensor]:
         steps = []
-        with deferred_gradients(self, EXTENTS):
+        with deferred_gradients(self, [b * r for b, r in EXTENTS]):
             for photos, captions in EXTENTS:
                 state = state[:photos, :captions]
                 query, own = self.query(state), keys[:photos]
                 alphas = additive_scores(query, own, self.energy).softmax(-1)
-                state = torch.tanh(self.recurrent(weighted_sum(alphas, values[:photos])))
+                state = torch.tanh(self.recurrent(alphas @ values[:photos]))
                 steps.append(state.sum())
         return steps
 

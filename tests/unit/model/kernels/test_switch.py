@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from toy_decoder import random_decoder
 
 from captioner.hardware import autocast
-from captioner.model.build import build_decoder
 from captioner.model.decoder import Decoder
 from captioner.model.kernels import WordGates, enabled, plain_formulas
 from captioner.model.losses import caption_losses, score_words
-from captioner.options import DecoderConfig, Precision, TrainingConfig
+from captioner.options import Precision, TrainingConfig
 from captioner.text.vocabulary import END, PAD, START
 
 L, D, V = 5, 8, 9
@@ -43,13 +43,8 @@ def captions() -> Tensor:
 
 
 def build(kind: str) -> Decoder:
-    """In training mode, without dropout, with weights large enough to make errors visible."""
-    config = DecoderConfig(embed_dim=4, hidden_dim=6, attention_dim=4, dropout=0.0, **KINDS[kind])
-    decoder = build_decoder(config, D, V, L).train()
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            parameter.normal_(std=0.6)
-    return decoder
+    sizes = {"embed_dim": 4, "attention_dim": 4}
+    return random_decoder(D, V, L, std=0.6, **{**sizes, **KINDS[kind]})
 
 
 def losses_and_gradients(
