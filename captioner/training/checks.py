@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -40,81 +39,51 @@ PHOTOS = 32
 
 def setting_warnings(setup: Setup, total_steps: int) -> list[str]:
     """One line for each setting that does not suit the data or the length of the run."""
-    return [*_schedule(setup, total_steps), *_validation(setup), *_captions(setup)]
-
-
-def _schedule(setup: Setup, total_steps: int) -> Iterator[str]:
-    config, photos = setup.config.training, len(setup.train)
-    warmup, epoch = warmup_steps(config, total_steps), total_steps / config.epochs
-    if warmup < config.warmup_steps:
-        yield (
-            f"training.warmup_steps is {config.warmup_steps}, but it is at most a fifth of the run "
-            f"({total_steps} steps in total); {warmup} will be used"
-        )
-    if photos < config.batch_size:
-        yield (
-            f"training.batch_size is {config.batch_size}, but there are only {photos} training "
-            "photos, so that an epoch is a single step; give a smaller batch size"
-        )
-    if 0 < config.patience * epoch < warmup:
-        yield (
-            f"training.patience {config.patience} can end the run within the warm-up of {warmup} "
-            f"steps ({epoch:.0f} steps per epoch); give a larger patience, or 0 for none"
-        )
-
-
-def _validation(setup: Setup) -> Iterator[str]:
-    config, photos = setup.config.training, len(setup.validated)
-    other = config.objective == "self_critical" or setup.config.distillation.active
-    if config.select == "loss" and other:
-        yield (
-            "training.select loss compares with the reference captions, but the run learns from "
-            "rewards or from a model, which raises that loss; use CIDEr or BLEU-4"
-        )
+    config, training, val = setup.config, setup.config.training, setup.validated
+    warmup, epoch = warmup_steps(training, total_steps), total_steps / training.epochs
     trained = {photo.image.path for photo in setup.train}
-    if shared := [image.path.name for image in setup.validated if image.path in trained]:
-        yield (
-            f"{len(shared)} of {photos} validation photos are trained on too (first: {shared[0]}), "
-            "so their scores say nothing about other photos; validate on others"
-        )
-    if photos == 1 and config.select == "CIDEr":
-        yield (
-            "the CIDEr of a single validation photo is always 0; validate on more photos, or give "
-            "training.select loss"
-        )
-    elif photos < FEW_VALIDATION_PHOTOS:
-        hint = (
-            "" if config.select == "loss" else ", or give training.select loss, which is steadier"
-        )
-        yield (
-            f"scores of only {photos} validation photos depend on chance; validate on "
-            f"{FEW_VALIDATION_PHOTOS} or more{hint}"
-        )
-
-
-def _captions(setup: Setup) -> Iterator[str]:
-    config, vocabulary = setup.config, setup.stored.vocabulary
+    shared = [image.path.name for image in val if image.path in trained]
     captions = [caption for photo in setup.train for caption in photo.tokens]
-    words = sum(token != END for caption in captions for token in caption)
-    unknown = sum(token == UNKNOWN for caption in captions for token in caption)
-    if unknown > MAX_SHARE * words:
-        source, hint = f"the vocabulary of {config.init_from} lacks", ""
-        if config.init_from is None:
-            source = f"data.vocabulary_threshold {config.data.vocabulary_threshold} leaves out"
-            hint = "; lower it"
-        yield (
-            f"{source} {unknown / words:.0%} of the words in the training captions "
-            f"({len(vocabulary.words)} words are left){hint}"
-        )
-    truncated = sum(END not in caption for caption in captions)
-    longer = sum(len(caption) > config.search.max_length for caption in captions)
-    for name, count in (
-        (f"data.max_words {config.data.max_words} truncates", truncated),
-        (f"search.max_length {config.search.max_length} is too short for", longer),
-    ):
-        if count > MAX_SHARE * len(captions):
-            share = f"{count / len(captions):.0%}"
-            yield f"{name} {share} of the training captions; raise {name.split()[0]}"
+    words = [token for caption in captions for token in caption if token != END]
+    unknown = words.count(UNKNOWN) / max(1, len(words))
+    truncated = sum(END not in caption for caption in captions) / len(captions)
+    longer = sum(len(words) > config.search.max_length for words in captions) / len(captions)
+    lacking, lower = f"the vocabulary of {config.init_from} lacks", ""
+    if config.init_from is None:
+        threshold = config.data.vocabulary_threshold
+        lacking, lower = f"data.vocabulary_threshold {threshold} leaves out", "; lower it"
+    by_loss = training.select == "loss"
+    steadier = "" if by_loss else ", or give training.select loss, which is steadier"
+    learns_otherwise = training.objective == "self_critical" or config.distillation.active
+    single = len(val) == 1 and training.select == "CIDEr"
+    problems = {
+        f"training.warmup_steps is {training.warmup_steps}, but it is at most a fifth of the run "
+        f"({total_steps} steps in total); {warmup} will be used": warmup < training.warmup_steps,
+        f"training.batch_size is {training.batch_size}, but there are only {len(setup.train)} "
+        "training photos, so that an epoch is a single step; give a smaller batch size":
+            len(setup.train) < training.batch_size,
+        f"training.patience {training.patience} can end the run within the warm-up of {warmup} "
+        f"steps ({epoch:.0f} steps per epoch); give a larger patience, or 0 for none":
+            0 < training.patience * epoch < warmup,
+        "training.select loss compares with the reference captions, but the run learns from "
+        "rewards or from a model, which raises that loss; use CIDEr or BLEU-4":
+            by_loss and learns_otherwise,
+        f"{len(shared)} of {len(val)} validation photos are trained on too (first: "
+        f"{''.join(shared[:1])}), so their scores say nothing about other photos; validate on "
+        "others": shared,
+        "the CIDEr of a single validation photo is always 0; validate on more photos, or give "
+        "training.select loss": single,
+        f"scores of only {len(val)} validation photos depend on chance; validate on "
+        f"{FEW_VALIDATION_PHOTOS} or more{steadier}":
+            not single and len(val) < FEW_VALIDATION_PHOTOS,
+        f"{lacking} {unknown:.0%} of the words in the training captions "
+        f"({len(setup.stored.vocabulary.words)} words are left){lower}": unknown > MAX_SHARE,
+        f"data.max_words {config.data.max_words} truncates {truncated:.0%} of the training "
+        "captions; raise data.max_words": truncated > MAX_SHARE,
+        f"search.max_length {config.search.max_length} is too short for {longer:.0%} of the "
+        "training captions; raise search.max_length": longer > MAX_SHARE,
+    }  # fmt: skip
+    return [problem for problem, found in problems.items() if found]
 
 
 # --- Dry run --------------------------------------------------------------------------------------

@@ -84,14 +84,14 @@ class Interrupted(KeyboardInterrupt):
 class Forward(nn.Module):
     """The losses of a task as a forward pass, which DistributedDataParallel wraps."""
 
-    def __init__(self, model: CaptionModel, precision: str, label_smoothing: float) -> None:
+    def __init__(self, model: CaptionModel, precision: str) -> None:
         super().__init__()
-        self.model, self.precision, self.label_smoothing = model, precision, label_smoothing
+        self.model, self.precision = model, precision
 
     def forward(self, task: Task) -> Losses:
         """The losses, summed over the captions."""
         with autocast(self.precision, task.images.device):
-            return task.losses(self.model, self.label_smoothing)
+            return task.losses(self.model)
 
 
 class Trainer:
@@ -115,7 +115,7 @@ class Trainer:
             torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16"),
             Progress(settings=resume_settings(setup, self.world)),
         )
-        forward = Forward(self.model, self.precision, self.training.label_smoothing)
+        forward = Forward(self.model, self.precision)
         self.forward: nn.Module = self.accelerator.prepare(forward)
         given = config, setup.train, self.model.preprocessing, setup.cache
         self.source = open_source(*given, rank=self.rank, world=self.world)
@@ -234,7 +234,11 @@ class Trainer:
         torch.manual_seed((training.seed * 1_000_003 + step) * self.world + self.rank)
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * self._lr_factor(step)
-        tasks = [task for part in batch.parts(training.micro_batch) for task in self._tasks(part)]
+        tasks: list[Task] = []
+        with autocast(self.precision, self.device):
+            for part in batch.parts(training.micro_batch):
+                images = upload(part.images, self.device)
+                tasks += self.objective.tasks(self.model, part, images, step)
         count = sum(task.words for task in tasks)
         words = accelerator.reduce(upload(torch.tensor(count), self.device))
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -264,11 +268,6 @@ class Trainer:
                 norm = norm.nan_to_num(0, 0, 0)  # an overflow is normal
             sums[EPOCH_SUMS.index("gradient_norm")] += norm
         self.sums += accelerator.reduce(sums)
-
-    def _tasks(self, part: Batch) -> list[Task]:
-        images = upload(part.images, self.device)
-        with autocast(self.precision, self.device):
-            return self.objective.tasks(self.model, part, images, self.progress.step)
 
     def _lr_factor(self, step: int) -> float:
         factor = lr_factor(step, self.warmup_steps, self.total_steps, self.training.schedule)
@@ -326,7 +325,7 @@ class Trainer:
         model = stored.model if average is None else average.module
         validated = StoredModel(model, stored.decoder, stored.vocabulary, stored.search)  # type: ignore[arg-type]
         scores, sentences = self._score(validated)
-        row = progress.metrics(self._lr(), self.world, self.objective.signature())
+        row = progress.metrics(self._lr(), self.objective.signature())
         row |= {**scores, **describe(sentences)}
         better = progress.add_score(selection_score(scores, training.select), training)
         progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}

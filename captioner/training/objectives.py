@@ -9,10 +9,9 @@ Notation: B photos, R captions (or samples) per photo, T steps, C content words.
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,10 +26,10 @@ from captioner.evaluation.reward import StyleRewards
 from captioner.hardware import upload
 from captioner.inference.folder import StoredModel
 from captioner.inference.torch_engine import DecoderStepper
+from captioner.model.attention import Memory
 from captioner.model.captioner import CaptionModel
+from captioner.model.decoder import Decoder
 from captioner.model.loss_variants import (
-    Advantages,
-    PhotoWords,
     photo_words_loss,
     policy_gradient_loss,
     scheduled_inputs,
@@ -53,7 +52,7 @@ from captioner.training.distillation import Teacher
 
 @dataclass(frozen=True)
 class Task:
-    """Photos and the captions to train on.
+    """Photos, and the loss of captions of theirs.
 
     Not a tuple: DistributedDataParallel moves the tensors in tuples to the GPU, and reading them
     back would make every step wait.
@@ -61,33 +60,16 @@ class Task:
 
     images: Tensor
     """Pixels or features, on the device."""
-    tokens: Tensor
-    """(B, R, T + 1), on the CPU."""
+    loss: Callable[[Decoder, Memory], Losses]
+    """Sums over the captions."""
     words: int
     """Target words, end tokens included; 0: an auxiliary loss, which is not reported."""
-    inputs: Tensor | None = None
-    """See ``caption_losses``."""
-    targets: Tensor | None = None
-    """See ``caption_losses``."""
-    advantages: Advantages | None = None
-    """See ``policy_gradient_loss``; None: ``caption_losses``."""
-    photo_words: PhotoWords | None = None
-    """See ``photo_words_loss``."""
     scale: float = 1.0
-    """Factor of its loss."""
+    """Factor of the loss."""
 
-    def losses(self, model: CaptionModel, label_smoothing: float) -> Losses:
+    def losses(self, model: CaptionModel) -> Losses:
         """The losses of a model, summed over the captions."""
-        decoder, tokens = model.decoder, self.tokens
-        memory = decoder.memory(model.to_features(self.images))
-        if self.advantages is not None:
-            return policy_gradient_loss(decoder, memory, tokens, self.advantages)
-        losses = caption_losses(
-            decoder, memory, tokens, label_smoothing, inputs=self.inputs, targets=self.targets
-        )
-        if self.photo_words is None:
-            return losses
-        return losses._replace(photo_words=photo_words_loss(decoder, memory, self.photo_words))
+        return self.loss(model.decoder, model.decoder.memory(model.to_features(self.images)))
 
 
 class Objective:
@@ -128,7 +110,9 @@ def build_objective(
     if training.objective == "self_critical":
         return SelfCritical(config.self_critical, photos, vocabulary, training.seed, teacher)
     words = WordsOfPhotos(photos, vocabulary) if training.photo_words else None
-    return ReferenceCaptions(training.scheduled_sampling, steps, teacher, words)
+    return ReferenceCaptions(
+        training.scheduled_sampling, steps, training.label_smoothing, teacher, words
+    )
 
 
 @torch.no_grad()
@@ -153,6 +137,7 @@ class ReferenceCaptions(Objective):
     """Fraction of the model's own input words, to which it rises linearly from 0 ..."""
     steps: int
     """... over this many steps."""
+    label_smoothing: float = 0.0
     teacher: Teacher | None = None
     """Its probabilities replace the words as targets."""
     words_of_photos: WordsOfPhotos | None = None
@@ -160,7 +145,7 @@ class ReferenceCaptions(Objective):
 
     def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
         """See ``Objective``."""
-        inputs = targets = photo_words = None
+        inputs = targets = None
         if self.share:
             features, images = seen(model, images)
             with torch.no_grad():
@@ -169,9 +154,25 @@ class ReferenceCaptions(Objective):
             inputs = scheduled_inputs(model.decoder, memory, batch.tokens, share)
         if self.teacher is not None:
             targets = self.teacher.targets(images, batch.tokens, batch.image_ids)
-        if self.words_of_photos is not None:
-            photo_words = self.words_of_photos.of_batch(batch.image_ids, batch.tokens)
-        return [Task(images, batch.tokens, batch.words, inputs, targets, photo_words=photo_words)]
+        loss = partial(self._losses, batch=batch, inputs=inputs, targets=targets)
+        return [Task(images, loss, batch.words)]
+
+    def _losses(
+        self,
+        decoder: Decoder,
+        memory: Memory,
+        *,
+        batch: Batch,
+        inputs: Tensor | None,
+        targets: Tensor | None,
+    ) -> Losses:
+        losses = caption_losses(
+            decoder, memory, batch.tokens, self.label_smoothing, inputs=inputs, targets=targets
+        )
+        if self.words_of_photos is None:
+            return losses
+        tokens, present = self.words_of_photos.tokens, self.words_of_photos.of_batch(batch)
+        return losses._replace(photo_words=photo_words_loss(decoder, memory, tokens, present))
 
 
 class WordsOfPhotos:
@@ -183,7 +184,7 @@ class WordsOfPhotos:
         function_words = set(vocabulary.whole_words(FUNCTION_WORDS))
         numbers = range(len(SPECIAL_NAMES), len(vocabulary))
         content = [token for token in numbers if token not in function_words]
-        self.tokens = torch.tensor(content)
+        self.tokens = torch.tensor(content)  # (C,)
         columns = {token: column for column, token in enumerate(content)}
         self._columns: dict[int, list[int]] = {}
         for photo in photos:
@@ -193,13 +194,13 @@ class WordsOfPhotos:
             found = sorted(columns[token] for token in tokens & columns.keys())
             self._columns[photo.image.image_id] = found
 
-    def of_batch(self, image_ids: Sequence[int], tokens: Tensor) -> PhotoWords:
-        """The words of a batch; none of a photo whose tokens (B, R, T + 1) are padding."""
-        present = torch.zeros(len(image_ids), len(self.tokens))
-        for row, image_id in enumerate(image_ids):
-            if tokens[row, 0, 0] != PAD:
+    def of_batch(self, batch: Batch) -> Tensor:
+        """1 at the words of each photo, (B, C); none of a photo that has no captions."""
+        present = torch.zeros(len(batch.image_ids), len(self.tokens))
+        for row, image_id in enumerate(batch.image_ids):
+            if batch.tokens[row, 0, 0] != PAD:
                 present[row, self._columns[image_id]] = 1.0
-        return PhotoWords(self.tokens, present)
+        return present
 
 
 CLASSES = FasterRCNN_ResNet50_FPN_Weights.DEFAULT.meta["categories"]
@@ -261,28 +262,28 @@ class SelfCritical(Objective):
             count_end=config.count_end,
         )
         self._endings = frozenset(vocabulary.whole_words(BAD_ENDINGS))
-        self._thread = ThreadPoolExecutor(1)
         self._sums: dict[str, float] = {}
 
     def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
         """See ``Objective``; a photo's samples are a function of seed, step and photo."""
         real = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # the others have no captions
         if not len(real):
-            nothing = torch.zeros(len(images), 1)
-            return [Task(images, batch.tokens[:, :1], 0, advantages=lambda: nothing)]
+            nothing = partial(
+                policy_gradient_loss,
+                tokens=batch.tokens[:, :1],
+                advantages=lambda: torch.zeros(len(images), 1),
+            )
+            return [Task(images, nothing, 0)]
         images, image_ids = images[upload(real, images.device)], [batch.image_ids[i] for i in real]
         features, images = seen(model, images)
         starts = batch.tokens[real, 0, 0]
         samples, greedy = self._sample(model, features, image_ids, starts, step)
-        judged = self._thread.submit(self._judge, image_ids, samples, greedy)
         captions = [one.tokens for of_photo in samples for one in of_photo]
         self._add("samples", len(captions))
         self._add("bad_endings", sum(words[-1] in self._endings for words in captions if words))
 
         def advantages() -> Tensor:
-            started = time.monotonic()
-            rewards, baselines = judged.result()
-            self._add("waited", time.monotonic() - started)
+            rewards, baselines = self._judge(image_ids, samples, greedy)
             self._add("reward", float(rewards.sum()))
             self._add("baseline", float(baselines.sum()))
             return torch.from_numpy(rewards - baselines).float()
@@ -295,13 +296,15 @@ class SelfCritical(Objective):
             starts.tolist(),
         )
         words = int((tokens[..., 1:] != PAD).sum())
-        tasks = [Task(images, tokens, words, advantages=advantages)]
+        loss = partial(policy_gradient_loss, tokens=tokens, advantages=advantages)
+        tasks = [Task(images, loss, words)]
         if self.config.cross_entropy:
             share = self.config.cross_entropy * words / max(1, batch.words)
             tokens, targets = batch.tokens[real], None
             if self.teacher is not None:
                 targets = self.teacher.targets(images, tokens, image_ids)
-            tasks.append(Task(images, tokens, 0, targets=targets, scale=share))
+            references = partial(caption_losses, tokens=tokens, targets=targets)
+            tasks.append(Task(images, references, 0, share))
         return tasks
 
     def _sample(
@@ -336,7 +339,7 @@ class SelfCritical(Objective):
         samples: list[list[Hypothesis]],
         greedy: list[list[Hypothesis]] | None,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Rewards and baselines, (B, R) each; runs in a thread beside the device."""
+        """Rewards and baselines, (B, R) each."""
 
         def reward(captions: list[list[Hypothesis]]) -> NDArray[np.float64]:
             words = [[one.tokens for one in of_photo] for of_photo in captions]

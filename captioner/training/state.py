@@ -29,11 +29,10 @@ NO_SCORE = 5e-4
 references."""
 
 EPOCH_SUMS = (
-    "loss", "words", "gradient_norm", "reward", "baseline", "samples", "bad_endings", "waited",
+    "loss", "words", "gradient_norm", "reward", "baseline", "samples", "bad_endings",
 )  # fmt: skip
 """Sums over the steps of an epoch: cross-entropy (nats), words, gradient norms; and of sampled
-captions: rewards, baselines, their number, the number of bad endings, seconds spent waiting for
-rewards."""
+captions: rewards, baselines, their number, and the number of bad endings."""
 
 
 @dataclass
@@ -51,7 +50,7 @@ class Progress:
     best_epoch: int = -1
     """Epoch of the best score, from 0; -1: no validation yet."""
     sums: dict[str, float] = field(default_factory=dict)
-    """``EPOCH_SUMS`` of the current epoch, and its seconds."""
+    """``EPOCH_SUMS`` of the current epoch."""
     lr_scale: float = 1.0
     """Factor of the learning rate, halved on every plateau."""
     plateau: int = 0
@@ -69,7 +68,6 @@ class Progress:
         """Add ``EPOCH_SUMS`` of some steps, and the time that they took."""
         for held in (self.sums, self.curve):
             held |= {name: held.get(name, 0.0) + value for name, value in sums.items()}
-        self.sums["seconds"] = self.sums.get("seconds", 0.0) + seconds
         self.seconds += seconds
 
     def curve_point(self, lr: float) -> dict[str, Any]:
@@ -78,17 +76,12 @@ class Progress:
         norm = sums["gradient_norm"] / (self.step - sums["step"])
         return {**self._position(sums), "lr": lr, "gradient_norm": norm}
 
-    def metrics(self, lr: float, processes: int, reward_signature: str) -> dict[str, Any]:
+    def metrics(self, lr: float, reward_signature: str) -> dict[str, Any]:
         """The epoch's part of a row of metrics.jsonl."""
-        sums = self.sums
-        row = {**self._position(sums), "lr": lr, "seconds": self.seconds}
-        if sums["samples"]:
-            row |= {
-                "sampled_bad_endings": sums["bad_endings"] / sums["samples"],
-                "seconds_waiting_for_rewards": sums["waited"] / processes,
-                "seconds_of_epoch": sums["seconds"],
-                "reward_signature": reward_signature,
-            }
+        row = {**self._position(self.sums), "lr": lr, "seconds": self.seconds}
+        if samples := self.sums["samples"]:
+            row["sampled_bad_endings"] = self.sums["bad_endings"] / samples
+            row["reward_signature"] = reward_signature
         return row
 
     def _position(self, sums: Mapping[str, float]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def train(attention: str, steps: int) -> TextModel:
         numbers = [random_number(generator, test=False) for _ in range(BATCH)]
         source, target = batch_of(numbers)
         losses = caption_losses(model.decoder, model.memory(source), target)
-        (losses.total(config) / losses.words).backward()
+        (losses.total(config) / (target[..., 1:] != PAD).sum()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

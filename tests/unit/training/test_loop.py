@@ -9,7 +9,8 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from captioner import load
-from captioner.cli.main import FAILED, OK, main
+from captioner.cli.main import FAILED, main
 from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, ImageError
 from captioner.evaluation.references import DocumentFrequencies, count_frequencies
@@ -26,7 +27,7 @@ from captioner.files import FREQUENCIES
 from captioner.inference.folder import StoredModel
 from captioner.options import TrainConfig
 from captioner.training.loop import Interrupted, Trainer, start
-from captioner.training.run import STEPS, RunFolder, read_rows
+from captioner.training.run import METRICS, STEPS, RunFolder, read_rows
 from captioner.training.setup import prepare
 
 Rows = list[dict[str, float]]
@@ -44,8 +45,7 @@ def train(config: TrainConfig, folder: Path, *, resume: bool = False) -> Trainer
 
 
 def rows(folder: Path) -> Rows:
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in found]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(folder / METRICS)]
 
 
 def progress_of(folder: Path) -> dict[str, Any]:
@@ -53,9 +53,7 @@ def progress_of(folder: Path) -> dict[str, Any]:
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     progress: dict[str, Any] = json.loads(header["__metadata__"]["progress"])
     progress["scaler"] = json.loads(header["__metadata__"]["scaler"])
-    progress["sums"].pop("seconds", None)
     del progress["seconds"]
-    progress["curve"].pop("waited", None)  # a duration as well
     return progress
 
 
@@ -291,18 +289,6 @@ def test_the_loss_is_the_mean_over_words_in_nats(configure: Any, tmp_path: Path)
 # --- Feature caches and shards ---
 
 
-def cached(
-    config: TrainConfig, folder: Path, dtype: str = "float32", *, expected: int = OK
-) -> None:
-    """``captioner prepare features`` for a config, one photo at a time."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(asdict(replace(config, run_folder=str(folder)))))
-    features = str(folder / "features")
-    options = ["-o", features, "--dtype", dtype, "--batch-size", "1"]
-    assert main(["prepare", "features", str(path), *options]) == expected
-    config.data.features = features
-
-
 def test_a_validation_photo_without_features_fails_before_training(
     configure: Any, squares: Path, tmp_path: Path
 ):
@@ -310,7 +296,11 @@ def test_a_validation_photo_without_features_fails_before_training(
     shutil.copytree(squares / "photos", photos)
     (photos / "gray.png").write_bytes(b"no picture")
     config = configure(data={"images": [str(photos)]})
-    cached(config, tmp_path, expected=FAILED)
+    path, features = tmp_path / "config.json", str(tmp_path / "features")
+    path.write_text(json.dumps(asdict(config)))
+    options = ["-o", features, "--dtype", "float32", "--batch-size", "1"]
+    assert main(["prepare", "features", str(path), *options]) == FAILED
+    config.data.features = features
     with pytest.raises(ImageError, match=r"gray\.png: unreadable when its features were computed"):
         prepare(config)
     config.training.limit_val = 7  # without the last
@@ -414,11 +404,9 @@ def test_an_overflow_in_fp16_leaves_out_the_step_and_halves_the_scale(
 
     trainer.state.scaler.update = updated  # type: ignore[method-assign]
     trainer.run()
-    first, second, third = weights
-    assert torch.equal(first, second)
-    assert not torch.equal(second, third)
+    assert [torch.equal(*pair) for pair in pairwise(weights)] == [True, False]
     assert trainer.state.scaler.get_scale() == 2.0**15
-    curve = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    curve = read_rows(tmp_path / STEPS)
     assert [point["gradient_norm"] > 0 for point in curve] == [True, False, True]
     resumed = fp16_trainer(configure, tmp_path, epochs=2)
     resumed.state.load(resumed.folder.state)

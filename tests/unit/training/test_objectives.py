@@ -68,26 +68,19 @@ def batch_of(photos: list[EncodedImage], filling: tuple[int, ...] = ()) -> Batch
     return collate(items)
 
 
-class OneTask(SelfCritical):
-    def task(self, *arguments: Any) -> Task:
-        """Return the only task, without cross-entropy."""
-        (task,) = self.tasks(*arguments)
-        return task
-
-
-def objective_of(photos: list[EncodedImage], seed: int = 0, **changes: Any) -> OneTask:
+def objective_of(photos: list[EncodedImage], seed: int = 0, **changes: Any) -> SelfCritical:
     vocabulary = TWO_WORDS if changes.pop("small", False) else WORDS
     config = SelfCriticalConfig(**{"samples": 4, "max_length": 6} | changes)
-    return OneTask(config, photos, vocabulary, seed)
+    return SelfCritical(config, photos, vocabulary, seed)
 
 
-def sentences_of(task: Task, batch: Batch) -> dict[int, list[list[int]]]:
-    """Sampled sentences by photo."""
-    return dict(zip(batch.image_ids, task.tokens.tolist(), strict=True))
-
-
-def words_in(sentence: list[int]) -> tuple[int, ...]:
-    return tuple(token for token in sentence if token not in (PAD, START, END))
+def words_of_samples(task: Task, batch: Batch) -> dict[int, list[list[int]]]:
+    """Words of the sampled sentences by photo."""
+    words = [
+        [[token for token in row if token not in (PAD, START, END)] for row in of_photo]
+        for of_photo in task.loss.keywords["tokens"].tolist()
+    ]
+    return dict(zip(batch.image_ids, words, strict=True))
 
 
 # --- The gradient by enumeration of all sentences ------------------------------------------------
@@ -164,7 +157,7 @@ class Enumeration:
         """The training loss if these sentences are sampled."""
         self.sampled = sampled
         [task] = self.objective.tasks(self.model, self.batch, self.images, 0)
-        losses = task.losses(self.model, 0.0)
+        losses = task.losses(self.model)
         return losses.cross_entropy
 
     def gradient(self, value: Tensor) -> Tensor:
@@ -228,7 +221,9 @@ def test_sampling_and_loss_use_the_same_probabilities() -> None:
 
     [task] = objective.tasks(model, batch, batch.images.double(), 0)
 
-    found = [tuple(t for t in row if t != PAD)[1:] for row in task.tokens[0].tolist()]
+    found = [
+        tuple(t for t in row if t != PAD)[1:] for row in task.loss.keywords["tokens"][0].tolist()
+    ]
     enumeration = Enumeration.__new__(Enumeration)
     enumeration.model, enumeration.images = model, batch.images.double()
     enumeration.sentences = list(all_sentences())
@@ -257,7 +252,7 @@ def test_leave_one_out_baseline_known_answer(monkeypatch: pytest.MonkeyPatch) ->
 
     others = [(sum(rewards) - own) / 2 for own in rewards]
     expected = [own - other for own, other in zip(rewards, others, strict=True)]
-    assert task.advantages().tolist() == [pytest.approx(expected, rel=1e-6)]
+    assert task.loss.keywords["advantages"]().tolist() == [pytest.approx(expected, rel=1e-6)]
     sums = enumeration.objective.sums()
     assert sums["reward"] == pytest.approx(sum(rewards))
     assert sums["baseline"] == pytest.approx(sum(rewards))  # the mean is always the same
@@ -271,19 +266,16 @@ def test_samples_do_not_depend_on_the_rest_of_the_batch() -> None:
     photos = photos_of(WORDS)
     model, whole = model_of(WORDS).double(), batch_of(photos)
     objective = objective_of(photos)
-    together = sentences_of(objective.tasks(model, whole, whole.images.double(), 3)[0], whole)
+    together = words_of_samples(objective.tasks(model, whole, whole.images.double(), 3)[0], whole)
+    batches = [*whole.parts(2)]
+    for numbers in ([0], [1, 2, 3, 4], [4, 2, 0], [3, 1]):  # as in two processes
+        batches.append(batch_of([photos[number] for number in numbers]))
 
-    for parts in ([[0], [1, 2, 3, 4]], [[4, 2, 0], [3, 1]]):  # as in two processes
-        for numbers in parts:
-            batch = batch_of([photos[number] for number in numbers])
-            [task] = objective.tasks(model, batch, batch.images.double(), 3)
-            for image_id, rows in sentences_of(task, batch).items():
-                assert list(map(words_in, rows)) == list(map(words_in, together[image_id]))
-    for part in whole.parts(2):
-        [task] = objective.tasks(model, part, part.images.double(), 3)
-        for image_id, rows in sentences_of(task, part).items():
-            assert list(map(words_in, rows)) == list(map(words_in, together[image_id]))
-    assert len({str(rows) for rows in together.values()}) == len(photos)
+    for batch in batches:
+        [task] = objective.tasks(model, batch, batch.images.double(), 3)
+        for image_id, words in words_of_samples(task, batch).items():
+            assert words == together[image_id]
+    assert len({str(words) for words in together.values()}) == len(photos)
 
 
 def test_dropout_is_off_in_the_training_pass() -> None:
@@ -293,7 +285,7 @@ def test_dropout_is_off_in_the_training_pass() -> None:
     [task] = objective_of(photos).tasks(model, batch, batch.images, 0)
 
     def gradient() -> Tensor:
-        losses = task.losses(model, 0.0)
+        losses = task.losses(model)
         return torch.autograd.grad(losses.cross_entropy, model.decoder.embedding.weight)[0]
 
     with_dropout = gradient()
@@ -315,13 +307,12 @@ def test_a_photo_without_captions_adds_nothing() -> None:
         objective, words, gradient = objective_of(photos), 0, 0
         for batch in batches:
             [task] = objective.tasks(model, batch, batch.images.double(), 0)
-            losses = task.losses(model, 0.0)
+            losses = task.losses(model)
             gradient += torch.autograd.grad(
                 losses.cross_entropy, model.decoder.word_output.weight, allow_unused=True
             )[0]
-            assert int(losses.words) == task.words
             words += task.words
-        results.append((words, gradient, objective.sums() | {"waited": 0.0}))
+        results.append((words, gradient, objective.sums()))
 
     assert results[0][0] == results[1][0]
     assert torch.equal(results[0][1], results[1][1])
@@ -344,7 +335,7 @@ def test_scheduled_sampling_rises_linearly() -> None:
 
     fractions = []
     for step in (0, 25, 50, 100):
-        inputs = objective.tasks(model, batch, batch.images, step)[0].inputs
+        inputs = objective.tasks(model, batch, batch.images, step)[0].loss.keywords["inputs"]
         assert (inputs[..., 0] == START).all()
         fractions.append((inputs[..., 1:] == 6).float().mean().item())
 
@@ -358,20 +349,18 @@ def test_scheduled_sampling_rises_linearly() -> None:
 CONTENT = ["dog", "runs", "grass", "man", "hat"]  # of WORDS; the others are function words
 
 
-def labelled(*labels: int | str, number: int = 0) -> EncodedImage:
-    """Photo 10 + ``number`` of ``photos_of`` with object classes."""
-    photo = photos_of(WORDS)[number]
+def labelled(*labels: int | str) -> EncodedImage:
+    photo = photos_of(WORDS)[0]
     return replace(photo, image=replace(photo.image, labels=labels))
 
 
-def words_of(photos: list[EncodedImage], filling: tuple[int, ...] = ()) -> list[set[str]]:
-    """The words of each photo."""
-    batch = batch_of(photos, filling)
-    words = WordsOfPhotos(photos, WORDS).of_batch(batch.image_ids, batch.tokens)
+def words_of(photos: list[EncodedImage]) -> list[set[str]]:
+    batch = batch_of(photos)
+    words = WordsOfPhotos(photos, WORDS)
     assert [WORDS.words[token - 4] for token in words.tokens.tolist()] == CONTENT
     found = {
         image_id: {CONTENT[column] for column in row.nonzero().squeeze(1).tolist()}
-        for image_id, row in zip(batch.image_ids, words.present, strict=True)
+        for image_id, row in zip(batch.image_ids, words.of_batch(batch), strict=True)
     }
     return [found[photo.image.image_id] for photo in photos]
 
@@ -408,7 +397,7 @@ def test_the_objective_trains_it_beside_the_captions() -> None:
 
     def losses() -> Any:
         (task,) = objective.tasks(model, batch, batch.images, 0)
-        return task.losses(model, 0.0)
+        return task.losses(model)
 
     before = losses()
     for _ in range(120):
@@ -418,8 +407,7 @@ def test_the_objective_trains_it_beside_the_captions() -> None:
 
     after = losses()
     # No model knows better than that all words of a photo have the same share.
-    batch_words = WordsOfPhotos(photos, WORDS).of_batch(batch.image_ids, batch.tokens)
-    counts = batch_words.present.sum(dim=1)
+    counts = WordsOfPhotos(photos, WORDS).of_batch(batch).sum(dim=1)
     least = (counts * counts.log()).sum()
     assert least < after.photo_words < 1.2 * least < before.photo_words
     assert after.cross_entropy < before.cross_entropy

@@ -58,19 +58,21 @@ def test_a_second_stage_keeps_weights_and_vocabulary(
     assert any(p.requires_grad for p in second.model.encoder.parameters())
 
 
-def test_a_second_stage_with_another_encoder_is_refused(configure: Any, first_stage: str):
-    other = configure(init_from=first_stage, encoder={"name": "timm/test_efficientnet"})
-    with pytest.raises(ConfigError, match=r"test_efficientnet', but .* has 'timm/test_resnet"):
-        prepare(other)
-
-
-def test_a_setting_of_the_initial_model_that_equals_the_default_is_refused_too(
-    configure: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"encoder": {"name": "timm/test_efficientnet"}}, "test_efficientnet', but .* has 'timm/t"),
+        # Equal to the default, and yet another value than the model's.
+        ({"decoder": {"attention": "additive"}}, "is 'additive', but .* has 'general'"),
+    ],
+)
+def test_a_setting_that_differs_from_the_initial_model_is_refused(
+    configure: Any, tmp_path: Path, given: dict[str, Any], expected: str
 ):
     first = stage_of(configure, tmp_path / "first", attention="general")
-    given = build_config(configure(init_from=str(first)), decoder={"attention": "additive"})
-    with pytest.raises(ConfigError, match=r"decoder.attention is 'additive', but .* has 'general'"):
-        prepare(given)
+    config = build_config(configure(init_from=str(first)), **given)
+    with pytest.raises(ConfigError, match=expected):
+        prepare(config)
 
 
 def test_a_second_stage_of_words_refuses_captions_without_spaces(

@@ -152,7 +152,7 @@ def move(trainer: Trainer, device: SimulatedDevice) -> None:
     trainables = [p for p in trainer.model.parameters() if p.requires_grad]
     trainer.state.optimizer = torch.optim.AdamW(trainables, lr=1e-3)
     trainer.state.optimizer.param_groups[0]["peak_lr"] = 1e-3
-    trainer.forward = Forward(trainer.model, trainer.precision, 0.1)
+    trainer.forward = Forward(trainer.model, trainer.precision)
     device.syncs.clear()
 
 
