@@ -110,9 +110,7 @@ class TorchEngine:
         if weight.dtype == torch.float32 and not weight.is_inference():
             return decoder
         with torch.inference_mode(False):
-            exact = copy.deepcopy(decoder).float()
-            exact.cached_word_gates = None  # rounded to the precision
-            return exact
+            return copy.deepcopy(decoder).float()
 
 
 def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -> CaptionModel:
@@ -132,7 +130,6 @@ def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -
         for module in copied.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(dtype)
-    copied.decoder.cache_word_gates()
     return copied
 
 
@@ -163,8 +160,8 @@ class DecoderStepper:
     @torch.no_grad()
     def advance(self, tokens: Tensor) -> Advance:
         """Score the next word of every beam; tokens of ``NEVER_GENERATED`` get -inf."""
-        embedded, word_gates = self.decoder.embed_with_gates(tokens)  # (B, K, E), (B, K, 4N)
-        step = self.decoder.step(word_gates, self.state, self.memory)
+        embedded = self.decoder.embed(tokens)  # (B, K, E)
+        step = self.decoder.step(self.decoder.word_gates(embedded), self.state, self.memory)
         self.state = step.state
         logits = self.decoder.readout(embedded, *step.outputs)
         log_probs = widen(logits).log_softmax(dim=-1)

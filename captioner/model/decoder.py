@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from captioner.hardware import upload
 from captioner.model import kernels
 from captioner.model.attention import Attention, Memory, masked_mean, widen
-from captioner.model.kernels import StepLinear, WordGates
+from captioner.model.kernels import StepLinear
 from captioner.options import DecoderConfig
 from captioner.text.vocabulary import PAD
 
@@ -131,7 +131,6 @@ class Decoder(nn.Module):
             self.cell_norm = nn.LayerNorm(hidden_dim)
         self.word_output = nn.Linear(self.readout_dim(config), vocabulary_size)  # L_o
         self.dropout = nn.Dropout(config.dropout)
-        self.cached_word_gates: WordGates | None = None
         self.add_layers(config)
         self.initialize()
 
@@ -195,17 +194,6 @@ class Decoder(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens of any shape (...,) to (..., E)."""
         return self.dropout(self.embedding(tokens))  # type: ignore[no-any-return]
-
-    def cache_word_gates(self) -> None:
-        """Keep the gate inputs of words, (V, 4N), for inference; the weights must not change."""
-        self.cached_word_gates = WordGates(self.embedding, self.word_gates)
-
-    def embed_with_gates(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings (..., E) and gate inputs (..., 4N) of tokens (...,)."""
-        embedded, cached = self.embed(tokens), self.cached_word_gates
-        if cached is None or self.training or not kernels.enabled():
-            return embedded, self.word_gates(embedded)
-        return embedded, cached.look_up(tokens)
 
     def recur(self, inputs: Tensor, state: State) -> State:
         """LSTM update.

@@ -66,8 +66,8 @@ def scheduled_inputs(decoder: Decoder, memory: Memory, tokens: Tensor, share: fl
     never = upload(torch.tensor(NEVER_GENERATED), device)
     state = decoder.start(memory, inputs.shape[1])
     for t in range(inputs.shape[2] - 1):
-        embedded, word_gates = decoder.embed_with_gates(inputs[..., t])
-        step = decoder.step(word_gates, state, memory)
+        embedded = decoder.embed(inputs[..., t])
+        step = decoder.step(decoder.word_gates(embedded), state, memory)
         state = step.state
         logits = widen(decoder.readout(embedded, *step.outputs))
         sampled = sample_index(logits.index_fill(2, never, -torch.inf).softmax(dim=-1))

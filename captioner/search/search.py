@@ -121,12 +121,7 @@ class _Finished(NamedTuple):
     photos: Array  # (B,)
     agreement: Array | None  # (B, n, 2) share and overlap, see ``Evidence``
     maps: list[Array]  # (B, parents, L) of each step
-    scores: Array  # (B, n) that the search used, best first
-    tokens: Array  # (B, n, T), and so the rest; see ``Beams``
-    log_probs: Array
-    gates: Array
-    entropies: Array
-    parents: Array
+    beams: Beams  # (B, n, ...), best first
 
 
 def search(
@@ -196,8 +191,8 @@ def search(
             best = strategy.best(ending)
             agreement = _agreement(ending, best, end) if evidence else None
             scores = xp.where(strategy.ranks(ending) == -xp.inf, -xp.inf, ending.scores)
-            captions = [_take(part, best) for part in (scores, *ending[3:])]
-            finished.append(_Finished(photos[ready], agreement, own_maps, *captions))
+            captions = Beams(*(_take(part, best) for part in (scores, *ending[1:])))
+            finished.append(_Finished(photos[ready], agreement, own_maps, captions))
             if done.all():
                 break
             photos, beams = photos[remaining], _select(beams, remaining)
@@ -330,10 +325,10 @@ def _trace(finished: _Finished, end_token: int, rescored: bool) -> Iterator[tupl
 
     If the search was rescored, the probabilities that it used are not the model's.
     """
-    xp = namespace(finished.photos)
-    own = [_take(each, finished.parents[..., t]) for t, each in enumerate(finished.maps)]
+    xp, beams = namespace(finished.photos), finished.beams
+    own = [_take(each, beams.parents[..., t]) for t, each in enumerate(finished.maps)]
     alphas = to_numpy(xp.stack(own, axis=2))  # (B, n, T, L)
-    scores, words, *parts = (to_numpy(part) for part in finished[3:8])
+    scores, _, _, words, *parts = (to_numpy(part) for part in beams[:7])
     agreement = None if finished.agreement is None else to_numpy(finished.agreement)
     photos = to_numpy(finished.photos).tolist()
     for row, column in np.argwhere(scores != -np.inf):  # else only forbidden words were left
@@ -346,15 +341,5 @@ def _trace(finished: _Finished, end_token: int, rescored: bool) -> Iterator[tupl
         evidence = None
         if agreement is not None:
             evidence = Evidence(entropies[:length], *agreement[row, column].tolist())
-        yield (
-            photos[row],
-            Hypothesis(
-                tokens[:length],
-                log_probs[:length],
-                maps[:length],
-                gates[:length],
-                float(log_prob),
-                ended,
-                evidence,
-            ),
-        )
+        found = tokens[:length], log_probs[:length], maps[:length], gates[:length]
+        yield photos[row], Hypothesis(*found, float(log_prob), ended, evidence)

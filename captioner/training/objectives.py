@@ -9,6 +9,7 @@ Notation: B photos, R captions (or samples) per photo, T steps, C content words.
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -262,7 +263,7 @@ class SelfCritical(Objective):
             count_end=config.count_end,
         )
         self._endings = frozenset(vocabulary.whole_words(BAD_ENDINGS))
-        self._sums: dict[str, float] = {}
+        self._sums: defaultdict[str, float] = defaultdict(float)
 
     def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
         """See ``Objective``; a photo's samples are a function of seed, step and photo."""
@@ -279,15 +280,8 @@ class SelfCritical(Objective):
         starts = batch.tokens[real, 0, 0]
         samples, greedy = self._sample(model, features, image_ids, starts, step)
         captions = [one.tokens for of_photo in samples for one in of_photo]
-        self._add("samples", len(captions))
-        self._add("bad_endings", sum(words[-1] in self._endings for words in captions if words))
-
-        def advantages() -> Tensor:
-            rewards, baselines = self._judge(image_ids, samples, greedy)
-            self._add("reward", float(rewards.sum()))
-            self._add("baseline", float(baselines.sum()))
-            return torch.from_numpy(rewards - baselines).float()
-
+        self._sums["samples"] += len(captions)
+        self._sums["bad_endings"] += sum(ws[-1] in self._endings for ws in captions if ws)
         tokens = pad_captions(
             [
                 [[*one.tokens, END] if one.ended else one.tokens for one in of_photo]
@@ -296,6 +290,7 @@ class SelfCritical(Objective):
             starts.tolist(),
         )
         words = int((tokens[..., 1:] != PAD).sum())
+        advantages = partial(self._advantages, image_ids, samples, greedy)
         loss = partial(policy_gradient_loss, tokens=tokens, advantages=advantages)
         tasks = [Task(images, loss, words)]
         if self.config.cross_entropy:
@@ -333,13 +328,13 @@ class SelfCritical(Objective):
         model.train(training)
         return drawn, greedy
 
-    def _judge(
+    def _advantages(
         self,
         image_ids: Sequence[int],
         samples: list[list[Hypothesis]],
         greedy: list[list[Hypothesis]] | None,
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Rewards and baselines, (B, R) each."""
+    ) -> Tensor:
+        """Rewards of the samples less their baselines, (B, R)."""
 
         def reward(captions: list[list[Hypothesis]]) -> NDArray[np.float64]:
             words = [[one.tokens for one in of_photo] for of_photo in captions]
@@ -348,16 +343,17 @@ class SelfCritical(Objective):
 
         rewards = reward(samples)
         if greedy is not None:
-            return rewards, np.broadcast_to(reward(greedy), rewards.shape)
-        others = rewards.sum(axis=1, keepdims=True) - rewards
-        return rewards, others / (rewards.shape[1] - 1)
-
-    def _add(self, name: str, value: float) -> None:
-        self._sums[name] = self._sums.get(name, 0.0) + value
+            baselines = np.broadcast_to(reward(greedy), rewards.shape)
+        else:  # the mean of the others
+            total = rewards.sum(axis=1, keepdims=True)
+            baselines = (total - rewards) / (rewards.shape[1] - 1)
+        self._sums["reward"] += float(rewards.sum())
+        self._sums["baseline"] += float(baselines.sum())
+        return torch.from_numpy(rewards - baselines).float()
 
     def sums(self) -> dict[str, float]:
         """See ``Objective``."""
-        sums, self._sums = self._sums, {}
+        sums, self._sums = dict(self._sums), defaultdict(float)
         return sums
 
     def signature(self) -> str:

@@ -60,8 +60,8 @@ class DecoderGraph(nn.Module):
         state = State(given["hidden"], given["cell"], given.get("fed"))
         # The summary only sets the initial state, which the encoder's graph computes.
         memory = Memory(given["values"], given["keys"], given["hidden"], None)
-        embedded, word_gates = decoder.embed_with_gates(tokens)
-        step = decoder.step(word_gates, state, memory)
+        embedded = decoder.embed(tokens)
+        step = decoder.step(decoder.word_gates(embedded), state, memory)
         logits = decoder.readout(embedded, *step.outputs)
         results = {
             "log_probs": logits.log_softmax(dim=-1),

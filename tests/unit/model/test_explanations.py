@@ -62,8 +62,8 @@ def word_by_word(decoder: Decoder, grid: Tensor, tokens: list[int]) -> Tensor:
     memory = decoder.memory(grid[None])
     state, found = decoder.start(memory), []
     for previous, token in zip([START, *tokens], tokens, strict=False):
-        embedded, gates = decoder.embed_with_gates(torch.tensor([[previous]]))
-        step = decoder.step(gates, state, memory)
+        embedded = decoder.embed(torch.tensor([[previous]]))
+        step = decoder.step(decoder.word_gates(embedded), state, memory)
         state = step.state
         logits = decoder.readout(embedded, *step.outputs)
         found.append(logits.log_softmax(dim=-1)[0, 0, token])
