@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 from xml.parsers import expat
 
@@ -20,6 +19,7 @@ from captioner.errors import DataError
 _DC = "http://purl.org/dc/elements/1.1/"
 _RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 _XML = "http://www.w3.org/XML/1998/namespace"
+_ROOT, _RESOURCE = f"{_RDF} RDF", f"{_RDF} Description"
 
 _EMPTY = """\
 <?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
@@ -37,7 +37,7 @@ def read_description(packet: bytes) -> str:
     Raises:
         DataError: The packet is damaged.
     """
-    found = _parse(packet).properties["description"].items
+    found = _items(_parse(packet), "description")
     default = [item.text for item in found if item.language == "x-default"]
     return (default or [item.text for item in found] or [""])[0].strip()
 
@@ -54,13 +54,13 @@ def set_description(packet: bytes | None, text: str, keywords: Sequence[str] = (
     from xml.sax.saxutils import escape
 
     packet = _EMPTY.encode() if packet is None else packet
-    found = _parse(packet).properties
+    elements = _parse(packet)
     items = [f'<rdf:li xml:lang="x-default">{escape(text)}</rdf:li>'.encode()]
-    for item in found["description"].items:
+    for item in _items(elements, "description"):
         if item.language not in ("x-default", ""):
             items.append(packet[item.start : item.end])
     packet = _with_property(packet, "description", "Alt", items)
-    old = [item.text.strip() for item in found["subject"].items]
+    old = [item.text.strip() for item in _items(elements, "subject")]
     if new := new_keywords(old, keywords):
         items = [f"<rdf:li>{escape(word)}</rdf:li>".encode() for word in [*old, *new]]
         packet = _with_property(packet, "subject", "Bag", items)
@@ -81,116 +81,87 @@ def _with_property(packet: bytes, name: str, kind: str, items: Sequence[bytes]) 
     """A packet with another Dublin Core property: an ``rdf:Alt`` or ``rdf:Bag`` of items."""
     from xml.sax.saxutils import quoteattr  # here, since it imports an HTTP client
 
-    found = _parse(packet)
+    elements = _parse(packet)
     opened = f'<dc:{name} xmlns:dc="{_DC}" xmlns:rdf="{_RDF}"><rdf:{kind}>'.encode()
     element = opened + b"".join(items) + f"</rdf:{kind}></dc:{name}>".encode()
-    if (span := found.properties[name].span) is not None:
-        return packet[: span[0]] + element + packet[span[1] :]
-    about = quoteattr(found.about or "")
-    opened = f'<rdf:Description xmlns:rdf="{_RDF}" rdf:about={about}>'.encode()
+    if old := [one for one in elements if one.path[-3:] == _property(name)]:
+        return packet[: old[-1].start] + element + packet[old[-1].end :]
+    resources = [one for one in elements if one.path[-2:] == (_ROOT, _RESOURCE)]
+    about = resources[0].attributes.get(f"{_RDF} about", "") if resources else ""
+    opened = f'<rdf:Description xmlns:rdf="{_RDF}" rdf:about={quoteattr(about)}>'.encode()
     new = b" " + opened + element + b"</rdf:Description>\n "
-    return packet[: found.insert] + new + packet[found.insert :]
+    insert = next(one.closing for one in reversed(elements) if one.path[-1] == _ROOT)
+    return packet[:insert] + new + packet[insert:]
 
 
-class _Item(NamedTuple):
-    """A description in one language, or a keyword, with its bytes in the packet."""
+class _Element(NamedTuple):
+    """An element of a packet, with its bytes."""
 
-    language: str
+    path: tuple[str, ...]
+    """Names from the root to this element: namespace, space, local name."""
+    attributes: dict[str, str]
     text: str
+    """Its own, without that of elements in it."""
     start: int
+    closing: int
+    """Where its end tag starts, if it has one."""
     end: int
 
-
-def _parse(packet: bytes) -> _Reader:
-    try:
-        packet.decode()
-    except UnicodeDecodeError as error:
-        raise DataError("the XMP is not in UTF-8; convert it, or move it away") from error
-    reader = _Reader(packet)
-    try:
-        reader.parser.Parse(packet, True)
-    except expat.ExpatError as error:
-        raise DataError(f"the XMP is damaged ({error}); restore it, or move it away") from error
-    if not reader.insert:
-        raise DataError("the XMP has no rdf:RDF element; restore it, or move it away")
-    return reader
+    @property
+    def language(self) -> str:
+        return self.attributes.get(f"{_XML} lang", "")
 
 
-@dataclass
-class _Property:
-    items: list[_Item] = field(default_factory=list)
-    span: tuple[int, int] | None = None
-    """Bytes of its element."""
+def _items(elements: Sequence[_Element], name: str) -> list[_Element]:
+    """The items of a property, or the property itself if it is plain text."""
+    items = [e for e in elements if e.path[-1] == f"{_RDF} li" and e.path[-5:-2] == _property(name)]
+    return items or [e for e in elements if e.path[-3:] == _property(name) and e.text.strip()]
 
 
-class _Reader:
-    """Collects the descriptions and keywords, and their places."""
+def _property(name: str) -> tuple[str, str, str]:
+    """Path of a property of the photo itself, not of a part of it."""
+    return _ROOT, _RESOURCE, f"{_DC} {name}"
 
-    def __init__(self, packet: bytes) -> None:
-        self.packet = packet
-        self.properties = {name: _Property() for name in ("description", "subject")}
-        self.insert = 0
-        """Where a new rdf:Description goes: before the end of rdf:RDF."""
-        self.about: str | None = None
-        """``rdf:about`` of the first rdf:Description."""
-        self._open: list[str] = []
-        self._start = self._item_start = 0
-        self._language = ""
-        self._text: list[str] = []
-        self.parser = expat.ParserCreate("utf-8", " ")
-        self.parser.StartElementHandler = self._begin
-        self.parser.EndElementHandler = self._end
-        self.parser.CharacterDataHandler = self._text.append
-        self.parser.StartDoctypeDeclHandler = self._refuse_doctype
 
-    def _refuse_doctype(self, *_: object) -> None:
+def _parse(packet: bytes) -> list[_Element]:
+    """The elements of a packet, in the order in which they end."""
+    elements: list[_Element] = []
+    opened: list[tuple[str, dict[str, str], int, list[str]]] = []
+
+    def begin(name: str, attributes: dict[str, str]) -> None:
+        opened.append((name, attributes, parser.CurrentByteIndex, []))
+
+    def end(_: str) -> None:
+        path = tuple(name for name, *_ in opened)
+        _, attributes, start, text = opened.pop()
+        at = parser.CurrentByteIndex  # of the end tag or of <a/>; the end if <a/> is the root
+        tag = re.compile(rb"""<(?:[^>"']|"[^"]*"|'[^']*')*>""").match(packet, at)
+        after = tag.end() if tag else at
+        elements.append(_Element(path, attributes, "".join(text), start, at, after))
+
+    def add(text: str) -> None:
+        opened[-1][3].append(text)
+
+    def refuse_doctype(*_: object) -> None:
         raise DataError("the XMP has a document type declaration; restore it, or move it away")
 
-    def _begin(self, name: str, attributes: dict[str, str]) -> None:
-        parent = self._open[-1] if self._open else ""
-        if name == f"{_RDF} Description" and parent == f"{_RDF} RDF":
-            if f"{_DC} description" in attributes:
-                raise DataError(
-                    "the XMP has its description in an attribute, which is not supported; remove it"
-                )
-            if self.about is None:
-                self.about = attributes.get(f"{_RDF} about", "")
-        elif self._property(name, self._open):
-            self._start = self.parser.CurrentByteIndex
-            self._text.clear()
-        elif name == f"{_RDF} li" and self._property_around():
-            self._item_start = self.parser.CurrentByteIndex
-            self._language = attributes.get(f"{_XML} lang", "")
-            self._text.clear()
-        self._open.append(name)
-
-    def _end(self, name: str) -> None:
-        self._open.pop()
-        at = self.parser.CurrentByteIndex
-        if name == f"{_RDF} RDF":
-            if not self.packet.startswith(b"</", at):
-                raise DataError("the XMP is empty (<rdf:RDF/>); move it away")
-            self.insert = at
-        elif name == f"{_RDF} li" and (around := self._property_around()):
-            text = "".join(self._text)
-            around.items.append(_Item(self._language, text, self._item_start, self._after(at)))
-        elif found := self._property(name, self._open):
-            if not found.items and (text := "".join(self._text)).strip():  # plain text, no rdf:Alt
-                found.items.append(_Item("", text, self._start, self._after(at)))
-            found.span = self._start, self._after(at)
-
-    def _property(self, name: str, above: list[str]) -> _Property | None:
-        """The property that an element is, if it is the photo's own, not that of a part of it."""
-        space, _, local = name.rpartition(" ")
-        own = space == _DC and above[-2:] == [f"{_RDF} RDF", f"{_RDF} Description"]
-        return self.properties.get(local) if own else None
-
-    def _property_around(self) -> _Property | None:
-        """The property in whose rdf:Alt or rdf:Bag the open elements end."""
-        return self._property((self._open[-2:] or [""])[0], self._open[:-2])
-
-    def _after(self, at: int) -> int:
-        """Where the tag ends whose end event was at this byte (``<a/>`` has it at its start)."""
-        tag = re.compile(rb"""<(?:[^>"']|"[^"]*"|'[^']*')*>""").match(self.packet, at)
-        assert tag is not None  # expat has read it
-        return tag.end()
+    parser = expat.ParserCreate("utf-8", " ")
+    parser.StartElementHandler, parser.EndElementHandler = begin, end
+    parser.CharacterDataHandler = add
+    parser.StartDoctypeDeclHandler = refuse_doctype
+    try:
+        packet.decode()
+        parser.Parse(packet, True)
+    except UnicodeDecodeError as error:
+        raise DataError("the XMP is not in UTF-8; convert it, or move it away") from error
+    except expat.ExpatError as error:
+        raise DataError(f"the XMP is damaged ({error}); restore it, or move it away") from error
+    roots = [one for one in elements if one.path[-1] == _ROOT]
+    if not roots or not packet.startswith(b"</", roots[-1].closing):
+        raise DataError("the XMP has no rdf:RDF element with content; restore it, or move it away")
+    resources = [one for one in elements if one.path[-2:] == (_ROOT, _RESOURCE)]
+    if any(f"{_DC} description" in one.attributes for one in resources):
+        raise DataError(
+            "the XMP has its description in an attribute, which is not supported; remove it"
+        )
+    return elements
