@@ -90,8 +90,8 @@ _ARRAY = "Return the attention maps of a caption, a NumPy array (T, Gh, Gw)"
 CAPTIONS = Output("/v1/captions", "Caption a photo", _JSON, (ResponseOptions,), captions_json)
 OUTPUTS = (
     CAPTIONS,
-    Output("/v1/overlay.png", f"{_LOOKED} PNG", "image/png", _FIGURE, _PNG, True),
-    Output("/v1/overlay.svg", f"{_LOOKED} SVG", "image/svg+xml", _FIGURE, _SVG, True, _svg_policy),
-    Output("/v1/overlay.html", _HTML, "text/html", _PAGE, _page, True, _page_policy),
+    Output("/v1/overlay.png", f"{_LOOKED} PNG", "image/png", _FIGURE, _PNG),
+    Output("/v1/overlay.svg", f"{_LOOKED} SVG", "image/svg+xml", _FIGURE, _SVG, _svg_policy),
+    Output("/v1/overlay.html", _HTML, "text/html", _PAGE, _page, _page_policy),
     Output("/v1/maps.npy", _ARRAY, "application/octet-stream", (WordOptions,), _maps),
 )

@@ -57,8 +57,9 @@ def check_headers(
 
     ``kind`` is the content type of the body; None: that of the headers.
     """
-    kind = kind or _content_type(request)
-    if kind == FORM and not _boundary(request):
+    declared, boundary = _content_type(request)
+    kind = kind or declared
+    if kind == FORM and not boundary:
         hint = "leave the header out, and the client (fetch, requests, ...) sets it"
         message = f"the Content-Type of the form has no boundary; {hint}"
         raise RequestError(400, "form", message)
@@ -77,7 +78,7 @@ def read_body(request: Request, limits: Limits, options: Options, *, several: bo
     Adds the options of the body to ``options``; values of repeated ones become a list.
     """
     readers = {FORM: _read_form, JSON: _read_json}
-    return readers.get(_content_type(request), _read_bytes)(request, limits, options, several)
+    return readers.get(_content_type(request)[0], _read_bytes)(request, limits, options, several)
 
 
 async def read_photo(request: Request, limits: Limits, options: Options) -> Upload:
@@ -90,14 +91,10 @@ async def read_photo(request: Request, limits: Limits, options: Options) -> Uplo
     return photos[0]
 
 
-def _content_type(request: Request) -> str:
-    """The request's content type in lower case, without parameters."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def _boundary(request: Request) -> bytes:
-    kind = parse_options_header(request.headers.get("content-type"))
-    return kind[1].get("boundary", "").encode("latin-1", "replace")
+def _content_type(request: Request) -> tuple[str, bytes]:
+    """The request's content type in lower case, and a form's boundary."""
+    kind, parameters = parse_options_header(request.headers.get("content-type"))
+    return kind.lower(), parameters.get("boundary", "").encode("latin-1", "replace")
 
 
 def _most_bytes(kind: str, limits: Limits, several: bool) -> float:
@@ -259,7 +256,7 @@ def _no_photo(found: dict[str, None]) -> RequestError:
 
 async def _events(request: Request, most: float) -> AsyncGenerator[File | Field | Data, None]:
     """The parts of a form as they arrive, each followed by pieces of its content."""
-    decoder = MultipartDecoder(_boundary(request), 4 * _PIECE)
+    decoder = MultipartDecoder(_content_type(request)[1], 4 * _PIECE)
     try:
         async for chunk in _chunks(request, most, "the form"):
             for start in range(0, len(chunk), _PIECE):

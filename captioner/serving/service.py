@@ -65,9 +65,8 @@ class Output(NamedTuple):
     options: tuple[type, ...]
     """Dataclasses, beside that of the search."""
     render: Callable[[Decoded, Sequence[Caption], Any], bytes]
-    """Makes the body of the response from a photo, its captions and the request's options."""
-    draws: bool = False
-    """Whether it draws the photo, at most at ``panel_size``, an option of the request."""
+    """Makes the body of the response from a photo, its captions and the request's options. Those of
+    a picture have ``panel_size``, at most at which the photo is drawn."""
     policy: Callable[[bytes], str] | None = None
     """Content-Security-Policy of the body, for opening it in a browser."""
 
@@ -119,11 +118,12 @@ class Service:
 
         async def respond(upload: Upload, options: Any) -> bytes:
             wanted = schema.read_request(self.model, options, self.options.max_cost)
-            photo = await self.decode(client, upload, options.panel_size if output.draws else None)
+            side = getattr(options, "panel_size", None)
+            photo = await self.decode(client, upload, side)
             captions = await self.caption_photo(client, photo, wanted)
             render = partial(output.render, photo, captions, options)
             # JSON of many maps takes a while too.
-            drawn = self._painters.submit(client, render) if output.draws else None
+            drawn = None if side is None else self._painters.submit(client, render)
             return await (drawn or asyncio.to_thread(render))
 
         with self.slots(memory, client):

@@ -92,15 +92,19 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
     assert model.graphs is not None
     config = site_config(model, read_config(model.graphs.folder))
     graphs = [ENCODER_GRAPH, DECODER_GRAPH, *([CONFIDENCE] if config["calibrated"] else [])]
-    files = {f"model/{CONFIG}": _json(config)}
+    text = json.dumps(config, ensure_ascii=False, separators=(",", ":"))
+    files = {f"model/{CONFIG}": text.encode()}
     for name in graphs:
         content = (model.graphs.folder / name).read_bytes()
         files[f"model/{name}{_COMPRESSED}"] = _compressed(content)
-    names = {kind: _runtime_names(kind) for kind in _RUNTIMES}
+    names = {}
     for kind, (api, wasm) in _RUNTIMES.items():
-        files[names[kind]["api"]] = runtime[f"{api}.mjs"]
-        files[names[kind]["loader"]] = runtime[f"{wasm}.mjs"]
-        files[names[kind]["binary"]] = _compressed(runtime[f"{wasm}.wasm"])
+        # .js: some hosts do not know .mjs, and browsers run no script of another type.
+        script, loader = f"runtime/{api}.js", f"runtime/{wasm}.js"
+        binary = f"runtime/{wasm}.wasm{_COMPRESSED}"
+        names[kind] = {"api": script, "loader": loader, "binary": binary}
+        files |= {script: runtime[f"{api}.mjs"], loader: runtime[f"{wasm}.mjs"]}
+        files[binary] = _compressed(runtime[f"{wasm}.wasm"])
     files |= {f"icons/{side}.png": _icon(side) for side in (192, 512)}
     files |= {f"code/{name}.js": asset(_WEB / f"{name}.js").encode() for name in _WORKER}
     files["manifest.json"] = asset(_WEB / "manifest.json").encode()
@@ -142,14 +146,6 @@ def check_search(options: SearchOptions) -> None:
                 f"the model's search default {name} is {value!r}, which the page does not support; "
                 f"export a copy of the model whose config.json lacks it"
             )
-
-
-def _runtime_names(kind: str) -> dict[str, str]:
-    """Files of the site that run a model on one kind of processor."""
-    api, wasm = _RUNTIMES[kind]
-    # .js: some hosts do not know .mjs, and browsers run no script of another type.
-    binary = f"runtime/{wasm}.wasm{_COMPRESSED}"
-    return {"api": f"runtime/{api}.js", "loader": f"runtime/{wasm}.js", "binary": binary}
 
 
 def site_config(model: StoredModel, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,10 +217,6 @@ def _service_worker(files: Mapping[str, bytes], rules: str) -> bytes:
     for name, value in {"digests": digests, "page": small, "policy": rules}.items():
         code = code.replace(f"@@{name}@@", json.dumps(value, indent=1))
     return code.encode()
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _compressed(content: bytes) -> bytes:
