@@ -12,7 +12,6 @@ Notation: N rows, B photos, L = Gh x Gw regions, D feature size.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import zlib
@@ -45,9 +44,7 @@ COMMAND = "captioner prepare features CONFIG.yaml"
 
 RECORD = np.dtype(
     [
-        ("size", "<i8"),  # of the photo's file as it was read (bytes); -1: it could not be opened
-        ("mtime_ns", "<i8"),  # its modification time
-        ("sha256", "S64"),  # of its bytes
+        ("size", "<i8"),  # of the photo's file (bytes); -1: there was none
         ("readable", "?"),  # a photo that could not be read has no rows
         ("crc", "<u4"),  # CRC-32 of the row
         ("flipped_crc", "<u4"),
@@ -143,9 +140,8 @@ class FeatureCache:
     def check(self, images: Sequence[CaptionedImage], *, flipped: bool = False) -> None:
         """Check that the rows belong to these photos as they are now.
 
-        A file of the same size and time counts as unchanged; if only the time differs (a copied
-        data set), its checksum is compared. Missing files are not an error. A photo that could not
-        be read counts as known (see `has`).
+        A file of the same name and size counts as unchanged. Missing files are not an error. A
+        photo that could not be read counts as known (see `has`).
 
         Args:
             images: The photos to be read.
@@ -202,15 +198,7 @@ class FeatureCache:
             return "are not in"
         if flipped and row >= self.flipped:
             return "have no flipped row (data.horizontal_flip) in"
-        record = self.records[row]
-        try:
-            status = image.path.stat()
-        except OSError:
-            return ""
-        if (status.st_size, status.st_mtime_ns) == (record["size"], record["mtime_ns"]):
-            return ""
-        changed = 0 <= record["size"] != status.st_size
-        changed = changed or _read_file(image.path)[0][2].encode() != record["sha256"]
+        changed = _size(image.path) not in (-1, self.records[row]["size"])
         return "have changed since they were encoded for" if changed else ""
 
 
@@ -395,21 +383,30 @@ def encode_photos(
     ``batch_size`` photos are encoded together and make a block; the first ``flipped`` photos are
     also encoded flipped, by themselves.
     """
-    read, threads = partial(_read_photo, encoder.preprocessing), reader_threads()
-    with closing(read_batches(read, paths, batch_size, threads=threads)) as batches:
+
+    def read(path: Path) -> NDArray[np.uint8]:
+        return encoder.preprocessing.pixels(open_image(path))
+
+    with closing(read_batches(read, paths, batch_size, threads=reader_threads())) as batches:
         for start, batch in zip(count(0, batch_size), batches, strict=False):
-            photos = [
-                (_UNREAD, photo) if isinstance(photo, ImageError) else photo for _, photo in batch
-            ]
-            pixels = {n: p for n, (_, p) in enumerate(photos) if not isinstance(p, ImageError)}
+            pixels = {n: p for n, (_, p) in enumerate(batch) if not isinstance(p, ImageError)}
             turned = {n: p[:, ::-1] for n, p in pixels.items() if start + n < flipped}
             upright, mirrored = (_encode(p, paths[start:], encoder) for p in (pixels, turned))
-            records = np.zeros(len(photos), RECORD)
-            for n, (file, _) in enumerate(photos):
-                records[n] = (*file, n in pixels, _crc(upright.get(n)), _crc(mirrored.get(n)))
+            records = np.zeros(len(batch), RECORD)
+            for n, (path, _) in enumerate(batch):
+                crcs = _crc(upright.get(n)), _crc(mirrored.get(n))
+                records[n] = (_size(path), n in pixels, *crcs)
             rows = [*upright.values(), *mirrored.values()]
-            errors = [str(p) for _, p in photos if isinstance(p, ImageError)]
+            errors = [str(p) for _, p in batch if isinstance(p, ImageError)]
             yield Block(records, np.stack(rows) if rows else np.empty((0, 0), np.uint8), errors)
+
+
+def _size(path: Path) -> int:
+    """Size of a file (bytes); -1: there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 def _crc(row: NDArray[np.uint8] | None) -> int:
@@ -438,35 +435,6 @@ def _encode(
         )
     data = features.cpu().contiguous().view(torch.uint8).numpy().reshape(len(pixels), -1)
     return dict(zip(pixels, data, strict=True))
-
-
-_File = tuple[int, int, str]
-"""Size, time and SHA-256 of a photo's file, see `RECORD`."""
-_UNREAD: _File = (-1, 0, "")
-
-
-def _read_photo(
-    preprocessing: Preprocessing, path: Path
-) -> tuple[_File, NDArray[np.uint8] | ImageError]:
-    """A photo's file, and its pixels (H, W, 3)."""
-    file, data = _read_file(path)  # once, so that the checksum is of the bytes decoded
-    try:
-        photo = open_image(path if data is None else io.BytesIO(data), name=str(path))
-        return file, preprocessing.pixels(photo)
-    except ImageError as error:
-        return file, error
-
-
-def _read_file(path: Path) -> tuple[_File, bytes | None]:
-    """A photo's file, and its bytes; None if it cannot be read."""
-    try:
-        if path.is_fifo():  # opening it would wait for somebody to write to it
-            return _UNREAD, None
-        with path.open("rb") as file:
-            status, data = os.fstat(file.fileno()), file.read()
-    except OSError:
-        return _UNREAD, None
-    return (status.st_size, status.st_mtime_ns, hashlib.sha256(data).hexdigest()), data
 
 
 # --- The header -----------------------------------------------------------------------------------
