@@ -35,7 +35,7 @@ from captioner.evaluation.calibration import (
 )
 from captioner.evaluation.judgements import read_judgements
 from captioner.evaluation.options import CalibrateOptions, OnError
-from captioner.evaluation.references import DocumentFrequencies, References
+from captioner.evaluation.references import Cider, DocumentFrequencies, Ngrams, split
 from captioner.evaluation.report import ends, table
 from captioner.files import FREQUENCIES, atomic_write
 from captioner.inference.captioner import Captioner
@@ -85,8 +85,9 @@ def calibrate(
     training = work.training_photos()
     examples = work.examples
     kinds = work.other_kinds()
+    phrases = {tuple(gram.split()): count for gram, count in work.frequencies.counts.items()}
     recipe = Recipe(
-        PhraseTable.count(work.frequencies.documents, work.frequencies.counts),
+        PhraseTable.count(work.frequencies.documents, phrases),
         search_key(model.options(**changes)),
         None if given.judged else given.threshold,
         kinds,
@@ -235,6 +236,7 @@ class _Work:
     def examples(self) -> list[Example]:
         """The captions of all photos that can be read; the judged ones that have a judgement."""
         examples: list[Example] = []
+        cider = Cider(self.frequencies)
         for task in self.tasks:
             found = [*self._observed(task.photos, task.group, task.style)]
             if task.judged is not None:
@@ -243,11 +245,11 @@ class _Work:
                         path = str(photo.path)
                         examples.append(Example(seen, task.style, task.group, score, photo=path))
                 continue
-            references = {photo.image_id: map(caption_tokens, photo.captions) for photo, _ in found}
-            captions = {photo.image_id: [caption_tokens(seen.text)] for photo, seen in found}
-            scores = References(references, self.frequencies).score(captions) if found else {}
             for photo, seen in found:
-                (score,) = scores[photo.image_id]
+                caption, *references = (
+                    Ngrams.of(split(caption_tokens(text))) for text in (seen.text, *photo.captions)
+                )
+                (score,) = cider.score([caption], references)
                 examples.append(Example(seen, task.style, task.group, score, _words(photo)))
         if not examples:
             raise DataError("no photo could be captioned; give photos that can be read")

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,7 +25,16 @@ from captioner.errors import DataError, ProgramError
 from captioner.evaluation import java as java_programs
 from captioner.evaluation.objects import chair_i, count_mentions
 from captioner.evaluation.options import OnError, raise_error
-from captioner.evaluation.references import ORDERS, DocumentFrequencies, References
+from captioner.evaluation.references import (
+    ORDERS,
+    Cider,
+    DocumentFrequencies,
+    Ngrams,
+    bleu_counts,
+    count_documents,
+    split,
+    words_of,
+)
 from captioner.text.tokenizer import caption_tokens, has_unspaced
 from captioner.version import __version__
 
@@ -115,24 +125,26 @@ class CaptionEvaluator:
         ids = sorted(captions)
         tokens = [caption_tokens(captions[i]) for i in ids]
         truth = {i: [caption_tokens(text) for text in self.references.get(i, ())] for i in ids}
-        known = References(truth)
-        sentences, images = known.captions(tokens), known.index(ids)
-        matches = known.match(images, sentences)
-        counts = {"Bleu": known.bleu_counts(images, sentences, matches)}
+        known = words_of(truth)
+        ciders = {"CIDEr": Cider(count_documents(known.values()))}
+        if self.frequencies is not None:
+            ciders["CIDEr_D"] = Cider(self.frequencies)
+        rows: dict[str, list[Any]] = {name: [] for name in ("Bleu", "ROUGE_L", *ciders)}
+        for i, words in zip(ids, tokens, strict=True):
+            own, others = Ngrams.of(split(words)), [*map(Ngrams.of, known[i])]
+            rows["Bleu"].append(bleu_counts(own, others))
+            rows["ROUGE_L"].append(rouge_l(words, truth[i]))
+            for name, cider in ciders.items():
+                rows[name] += cider.score([own], others)
+        counts = {"Bleu": np.array(rows.pop("Bleu"), np.float64)}
         values = _from_counts("Bleu", counts["Bleu"])
+        values |= {name: np.array(row) for name, row in rows.items()}
         lines = [" ".join(words) for words in tokens]
         texts = [[" ".join(words) for words in truth[i]] for i in ids]
         if "METEOR" in self.java:
             with self._program():
                 counts["METEOR"] = java_programs.meteor_counts(lines, texts)
                 values |= _from_counts("METEOR", counts["METEOR"])
-        values["ROUGE_L"] = np.array(list(map(rouge_l, tokens, truth.values())))
-        values["CIDEr"] = known.cider_d(images, sentences, matches)
-        if self.frequencies is not None:
-            frozen = References(truth, self.frequencies).score(
-                {i: [words] for i, words in zip(ids, tokens, strict=True)}
-            )
-            values["CIDEr_D"] = np.array([value for (value,) in frozen.values()])
         if "SPICE" in self.java:
             with self._program():
                 values["SPICE"] = java_programs.spice(lines, texts)

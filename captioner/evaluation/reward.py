@@ -14,25 +14,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from captioner.evaluation.metrics import bleu_from_counts
-from captioner.evaluation.references import END_WORD, SIGMA, References, Sentences
+from captioner.evaluation.references import (
+    SIGMA,
+    Cider,
+    DocumentFrequencies,
+    Ngrams,
+    bleu_counts,
+    count_documents,
+    split,
+    words_of,
+)
 from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary
+
+END_WORD = ""
+"""Word for the end of a sentence; no word of a caption is empty."""
 
 
 class CaptionReward:
     """Rewards sampled captions against the reference captions of their photos.
 
-    References keep words that the vocabulary lacks. The object is read-only after construction, so
+    References keep words that the vocabulary lacks. Each style has the document frequencies of its
+    own captions: a phrase that is rare in one data set may be common in another, and captions are
+    evaluated on each with its own frequencies. The object is read-only after construction, so
     threads may share it.
 
     Args:
-        references: Tokens of all reference captions by image id.
+        references: Tokens of all reference captions by style and image id.
         vocabulary: The model's vocabulary, which the samples index.
         cider: Weight of CIDEr-D.
         bleu: Weight of BLEU-4.
@@ -44,21 +57,29 @@ class CaptionReward:
 
     def __init__(
         self,
-        references: Mapping[int, Sequence[Sequence[str]]],
+        references: Mapping[str, Mapping[int, Sequence[Sequence[str]]]],
         vocabulary: Vocabulary,
         *,
         cider: float = 1.0,
         bleu: float = 0.0,
         count_end: bool = True,
     ) -> None:
-        self._cider, self._bleu = float(cider), float(bleu)
-        self._references = References(references, end=count_end)
-        unknown: dict[str, int] = {}
+        self._weights = float(cider), float(bleu)
+        self._end = (END_WORD,) if count_end else ()
         self._vocabulary = vocabulary
-        words = [tuple(self._references.encode([word], unknown)) for word in vocabulary.words]
-        first_free = len(self._references.numbers) + len(unknown)  # matches no reference
-        self._words = [(first_free + number,) for number in range(len(SPECIAL_NAMES))] + words
-        self._end = (self._references.numbers[END_WORD],) if count_end else ()
+        # The space keeps special tokens from matching words.
+        self._words = [[f" {name}"] for name in SPECIAL_NAMES]
+        self._words += [split([word]) for word in vocabulary.words]
+        self._frequencies: list[DocumentFrequencies] = []
+        self._truth: dict[int, tuple[Sequence[Sequence[str]], Cider]] = {}
+        for of_style in references.values():
+            known = {
+                image_id: [[*words, *self._end] for words in texts]
+                for image_id, texts in words_of(of_style).items()
+            }
+            self._frequencies.append(count_documents(known.values()))
+            scorer = Cider(self._frequencies[-1])
+            self._truth |= {image_id: (texts, scorer) for image_id, texts in known.items()}
 
     def __call__(
         self,
@@ -77,77 +98,37 @@ class CaptionReward:
         Returns:
             The rewards, (B, K).
         """
-        width = len(samples[0]) if samples else 0
-        images = np.repeat(self._references.index(image_ids), width)
-        unknown: dict[str, int] = {}
-        flat = zip(chain.from_iterable(samples), chain.from_iterable(ended), strict=True)
-        captions = Sentences(
-            [*self._number(sample, unknown), *(self._end if done else ())] for sample, done in flat
-        )
-        matches = self._references.match(images, captions)
-        rewards = np.zeros(len(images))
-        if self._cider:
-            rewards += self._cider * self._references.cider_d(images, captions, matches)
-        if self._bleu:
-            counts = self._references.bleu_counts(images, captions, matches)
-            rewards += self._bleu * bleu_from_counts(counts)[:, -1]
-        return rewards.reshape(len(image_ids), width)
+        cider, bleu = self._weights
+        rewards = np.zeros((len(image_ids), len(samples[0]) if samples else 0))
+        for photo, (image_id, own, done) in enumerate(zip(image_ids, samples, ended, strict=True)):
+            texts, scorer = self._truth[image_id]
+            references = [*map(Ngrams.of, texts)]
+            captions = [
+                Ngrams.of([*self._said(sample), *(self._end if end else ())])
+                for sample, end in zip(own, done, strict=True)
+            ]
+            if cider:
+                rewards[photo] += np.multiply(cider, scorer.score(captions, references))
+            if bleu:
+                counts = np.array([bleu_counts(one, references) for one in captions], float)
+                rewards[photo] += bleu * bleu_from_counts(counts)[:, -1]
+        return rewards
 
-    def _number(self, sample: Sequence[int], unknown: dict[str, int]) -> Iterable[int]:
-        """Word numbers of a sample; pieces are joined to text, whose words are counted."""
-        pieces = self._vocabulary.pieces(sample)
-        if not pieces:
-            return chain.from_iterable(self._words[n] for n in sample)
-        return self._references.encode(caption_tokens("".join(pieces)), unknown)
+    def _said(self, sample: Sequence[int]) -> Iterable[str]:
+        """The words of a sample; pieces are joined to text, whose words are counted."""
+        if pieces := self._vocabulary.pieces(sample):
+            return split(caption_tokens("".join(pieces)))
+        return chain.from_iterable(self._words[token] for token in sample)
 
     def signature(self) -> str:
         """Settings that must agree for two rewards to be comparable.
 
         Takes seconds on a large data set.
         """
-        frequencies = self._references.frequencies()
-        weights = f"cider-d:{self._cider!r}|bleu-4:{self._bleu!r}|".replace(".0|", "|")
-        return (
+        cider, bleu = self._weights
+        weights = f"cider-d:{cider!r}|bleu-4:{bleu!r}|".replace(".0|", "|")
+        return "|".join(
             f"{weights}end:{'yes' if self._end else 'no'}"
             f"|df:train,{frequencies.documents} photos,{frequencies.digest()}|sigma:{SIGMA:g}"
+            for frequencies in self._frequencies
         )
-
-
-class StyleRewards:
-    """A reward for each style, with the document frequencies of its own captions.
-
-    A phrase that is rare in one data set may be common in another, and captions are evaluated on
-    each with its own frequencies.
-
-    Args:
-        references: Tokens of all reference captions by style and image id.
-        options: Of each ``CaptionReward``.
-    """
-
-    def __init__(
-        self, references: Mapping[str, Mapping[int, Sequence[Sequence[str]]]], **options: Any
-    ) -> None:
-        self._rewards = [CaptionReward(one, **options) for one in references.values()]
-        self._styles = {i: style for style, one in enumerate(references.values()) for i in one}
-
-    def __call__(
-        self,
-        image_ids: Sequence[int],
-        samples: Sequence[Sequence[Sequence[int]]],
-        ended: Sequence[Sequence[bool]],
-    ) -> NDArray[np.float64]:
-        """See ``CaptionReward``."""
-        rewards = np.empty((len(image_ids), len(samples[0]) if samples else 0))
-        styles = np.array([self._styles[image_id] for image_id in image_ids], dtype=int)
-        for style in np.unique(styles):
-            rows = np.flatnonzero(styles == style).tolist()
-            rewards[rows] = self._rewards[style](
-                [image_ids[row] for row in rows],
-                [samples[row] for row in rows],
-                [ended[row] for row in rows],
-            )
-        return rewards
-
-    def signature(self) -> str:
-        """Settings that must agree for two rewards to be comparable."""
-        return "|".join(reward.signature() for reward in self._rewards)

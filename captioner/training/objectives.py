@@ -23,7 +23,7 @@ from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 from captioner.data.batches import Batch, EncodedImage, pad_captions
 from captioner.data.coco import CaptionedImage
 from captioner.errors import DataError
-from captioner.evaluation.reward import StyleRewards
+from captioner.evaluation.reward import CaptionReward
 from captioner.hardware import upload
 from captioner.inference.folder import StoredModel
 from captioner.inference.torch_engine import DecoderStepper
@@ -255,9 +255,9 @@ class SelfCritical(Objective):
         for photo in photos:
             captions = [caption_tokens(caption) for caption in photo.image.captions]
             references.setdefault(photo.image.style, {})[photo.image.image_id] = captions
-        self.reward = StyleRewards(
+        self.reward = CaptionReward(
             references,
-            vocabulary=vocabulary,
+            vocabulary,
             cider=config.cider,
             bleu=config.bleu,
             count_end=config.count_end,

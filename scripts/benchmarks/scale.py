@@ -74,11 +74,13 @@ def frequencies(path: Path) -> None:
 
 
 def rewards(path: Path) -> None:
-    """The index of the references for self-critical training."""
-    from captioner.evaluation.references import References
+    """The references and their document frequencies for self-critical training."""
+    from captioner.evaluation.reward import CaptionReward
+    from captioner.text.vocabulary import Vocabulary
 
     photos = read_dataset([path], None)
-    References({p.image_id: [caption_tokens(text) for text in p.captions] for p in photos})
+    tokens = {p.image_id: [caption_tokens(text) for text in p.captions] for p in photos}
+    CaptionReward({"": tokens}, Vocabulary([]))
 
 
 def evaluate(path: Path) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 import captioner
 from captioner.cli.main import main
 from captioner.errors import ConfigError, ModelError
-from captioner.evaluation.references import References
+from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.reward import CaptionReward
 from captioner.inference.folder import load_model, save_model
 from captioner.text.tokenizer import caption_tokens
@@ -155,11 +155,13 @@ def test_the_tokenizer_is_saved_with_the_model(
 def test_rewards_of_pieces_equal_those_of_their_text(model: Path) -> None:
     vocabulary = load_model(model).vocabulary
     references = {i: [caption_tokens(text)] for i, text in enumerate(CAPTIONS.values())}
-    reward = CaptionReward(references, vocabulary, count_end=False)
+    reward = CaptionReward({"": references}, vocabulary, count_end=False)
     texts = [*CAPTIONS.values()]
     texts[1] = "两只狗在海滩上散步。"
     samples = [[vocabulary.encode(vocabulary.tokenize(text))] for text in texts]
     found = reward(list(references), samples, [[True]] * len(texts))
-    expected = References(references).score({i: [caption_tokens(t)] for i, t in enumerate(texts)})
-    assert found[:, 0].tolist() == pytest.approx([expected[i][0] for i in references])
+    expected = CaptionEvaluator({i: [text] for i, text in enumerate(CAPTIONS.values())}).score(
+        dict(enumerate(texts))
+    )
+    assert found[:, 0].tolist() == pytest.approx(expected.values["CIDEr"].tolist())
     assert found[1, 0] < found[0, 0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pycocoevalcap.bleu.bleu import Bleu
 from pycocoevalcap.cider.cider import Cider
 
-from captioner.evaluation.reward import CaptionReward, StyleRewards
+from captioner.evaluation.reward import CaptionReward
 from captioner.text.vocabulary import PAD, UNKNOWN, Vocabulary
 
 Tokens = list[str]
@@ -44,6 +44,10 @@ def bleu_4(references, candidates) -> list[float]:
     return Bleu(4).compute_score(references, candidates, verbose=0)[1][3]
 
 
+def rewards(truth, **options) -> CaptionReward:
+    return CaptionReward({"": truth}, VOCABULARY, **options)
+
+
 def draw_samples(data, truth) -> tuple[dict[int, list[int]], dict[int, bool]]:
     return {i: data.draw(SAMPLE) for i in truth}, {i: data.draw(st.booleans()) for i in truth}
 
@@ -60,7 +64,7 @@ def one(reward: CaptionReward, image_id: int, words: str, ended: bool = True) ->
 @given(truth=TRUTH, data=st.data())
 def test_rewards_equal_pycocoevalcap(cider, bleu, count_end, truth, data) -> None:
     samples, ended = draw_samples(data, truth)
-    reward = CaptionReward(truth, VOCABULARY, cider=cider, bleu=bleu, count_end=count_end)
+    reward = rewards(truth, cider=cider, bleu=bleu, count_end=count_end)
 
     found = reward(list(truth), [[samples[i]] for i in truth], [[ended[i]] for i in truth])
 
@@ -75,7 +79,7 @@ def test_rewards_equal_pycocoevalcap(cider, bleu, count_end, truth, data) -> Non
 
 @given(truth=TRUTH, data=st.data(), width=st.integers(1, 3))
 def test_batched_rewards_equal_single_ones(truth, data, width) -> None:
-    reward = CaptionReward(truth, VOCABULARY, bleu=2)
+    reward = rewards(truth, bleu=2)
     ids = data.draw(st.lists(st.sampled_from(sorted(truth)), max_size=4))  # may contain duplicates
     samples = [[data.draw(SAMPLE) for _ in range(width)] for _ in ids]
     ended = [[data.draw(st.booleans()) for _ in range(width)] for _ in ids]
@@ -97,7 +101,7 @@ def test_batched_rewards_equal_single_ones(truth, data, width) -> None:
 def test_a_special_token_matches_nothing(special) -> None:
     """Neither an unknown word, nor the text ``<unk>``, nor the end."""
     truth = {1: [["cat"], ["<pad>"], ["<start>"], ["<end>"], ["<unk>"]], 2: [["dog"]]}
-    reward = CaptionReward(truth, VOCABULARY, bleu=1)
+    reward = rewards(truth, bleu=1)
 
     assert reward([1], [[[special] * 3]], [[False]]).max() < 1e-8
 
@@ -111,13 +115,13 @@ def test_each_style_has_its_own_document_frequencies() -> None:
     samples = [[VOCABULARY.encode(words.split())] for words in ("a dog", "a dog on", "dog runs")]
     ended = [[True], [False], [True]]
 
-    rewards = StyleRewards({"dogs": dogs, "birds": birds}, vocabulary=VOCABULARY, cider=1.0)
+    both = CaptionReward({"dogs": dogs, "birds": birds}, VOCABULARY)
 
-    of_birds = CaptionReward(birds, VOCABULARY)([2], samples[1:2], ended[1:2])
-    of_dogs = CaptionReward(dogs, VOCABULARY)([3, 1], samples[::2], ended[::2])
-    found = rewards([3, 2, 1], samples, ended)
+    of_birds = rewards(birds)([2], samples[1:2], ended[1:2])
+    of_dogs = rewards(dogs)([3, 1], samples[::2], ended[::2])
+    found = both([3, 2, 1], samples, ended)
     assert found.tolist() == [of_dogs[0].tolist(), of_birds[0].tolist(), of_dogs[1].tolist()]
-    assert found[1, 0] != CaptionReward(dogs | birds, VOCABULARY)([2], samples[1:2], ended[1:2])
+    assert found[1, 0] != rewards(dogs | birds)([2], samples[1:2], ended[1:2])
 
 
 # --- signature -----------------------------------------------------------------------------------
@@ -127,7 +131,7 @@ TRUTH_OF_TWO = {1: [["a", "dog"]], 2: [["a", "cat"]]}
 
 def test_signature_changes_with_every_setting() -> None:
     found = [
-        CaptionReward(truth, VOCABULARY, **settings).signature()
+        rewards(truth, **settings).signature()
         for truth, settings in [
             (TRUTH_OF_TWO, {}),
             (TRUTH_OF_TWO, {"cider": 0.5}),
@@ -139,4 +143,4 @@ def test_signature_changes_with_every_setting() -> None:
     ]
 
     assert len(set(found)) == len(found)
-    assert CaptionReward(TRUTH_OF_TWO, Vocabulary(["cat"])).signature() == found[0]
+    assert CaptionReward({"": TRUTH_OF_TWO}, Vocabulary(["cat"])).signature() == found[0]

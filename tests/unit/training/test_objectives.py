@@ -103,7 +103,7 @@ def toy_reward(words: tuple[int, ...], ended: bool) -> float:
 
 
 class ToyReward:
-    """Replaces ``StyleRewards``."""
+    """Replaces ``CaptionReward``."""
 
     def __call__(self, image_ids: Any, samples: Any, ended: Any) -> np.ndarray:
         return np.array(
