@@ -140,17 +140,6 @@ async def test_extreme_parameters_never_fail_internally(serve, stored_model):
 # --- the other routes ----------------------------------------------------------------------------
 
 
-async def test_health_fails_only_at_the_end_of_a_shutdown(serve, model):
-    server = await serve()
-    response = await server.get("/healthz")
-    assert (response.status, response.json) == (200, {"status": "ok"})
-    server.service.close()
-    response = await server.get("/healthz")
-    assert response.status == 503
-    assert "retry-after" in response.headers
-    assert "shutting down" in response.error
-
-
 async def test_metrics_count_by_route_and_status(serve):
     server = await serve()
     await server.post(png()).response()

@@ -124,17 +124,6 @@ async def test_the_end_of_the_grace_period_fails_all_requests(serve, model):
     assert (await server.get("/healthz")).status == 503
 
 
-async def test_the_end_of_the_grace_period_fails_drawings_that_wait(serve):
-    server, gate = await serve(), threading.Event()
-    for _ in range(service_module.DECODERS):
-        server.service._painters.submit("", gate.wait)
-    drawing = server.open("/v1/overlay.svg").send(png())
-    await until(lambda: server.service._painters.waiting == 1)
-    server.service.close()
-    assert (await drawing.response()).status == 503
-    gate.set()
-
-
 async def test_costly_requests_are_refused_or_worked_on_beside_others(serve, model):
     server = await serve(max_cost=500)
     response = await server.post(png(), beam_size=11, max_length=50).response()
