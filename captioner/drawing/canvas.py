@@ -58,13 +58,9 @@ class Canvas:
     """Text, boxes, pictures and outlines, drawn in order on a background."""
 
     def __init__(self, theme: Theme, text_size: float, dpi: float, max_dpi: float) -> None:
-        """An empty canvas.
+        """An empty canvas with text of usually ``text_size`` pixels.
 
-        Args:
-            theme: Its colours.
-            text_size: Usual size of text in pixels.
-            dpi: Pixels per inch of SVG and PDF.
-            max_dpi: Pixels per inch of the pictures in them, at most.
+        An inch of SVG and PDF has ``dpi`` pixels, and of the pictures in them at most ``max_dpi``.
         """
         self.theme, self.text_size, self._max_dpi = theme, text_size, max_dpi
         self.figure = Figure(dpi=dpi, facecolor=theme.background, edgecolor="none")

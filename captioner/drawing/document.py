@@ -75,14 +75,10 @@ def document(
     theme: ThemeName = "auto",
     head: Sequence[str] = (),
 ) -> str:
-    """Build the document.
+    """Build the document; text in its ``body`` must be escaped.
 
-    Args:
-        title: Plain text.
-        body: Markup; text in it must be escaped.
-        files: Style sheets, and scripts that run in order after the body.
-        theme: ``auto`` follows the reader's system.
-        head: More elements of the head, such as another icon than an empty one.
+    Of the ``files``, style sheets and scripts, the scripts run in order after the body. ``head``
+    has more elements, such as another icon than an empty one.
     """
     styles = [asset(path) for path in files if path.suffix == ".css"]
     scripts = [asset(path) for path in files if path.suffix == ".js"]

@@ -191,10 +191,7 @@ def _item(entry: Entry, number: int, panel_size: int) -> str:
 def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
     """A page to review alternative texts: each with its picture, a field and a box to tick.
 
-    Args:
-        site: Folder of the pictures.
-        file: Name of the table.
-        rows: Its rows, of which those with a text have a file.
+    ``file`` is the name of the table; its rows with a text have a picture in the folder ``site``.
     """
     names = {row["image"] for row in rows if row["alt"]}
     pictures = {name: data_uri(fit_photo(open_image(site / name), 320)) for name in names}

@@ -14,19 +14,11 @@ _POSITIONS = re.compile(r"(\d+)(?:\s*[-–]\s*(\d+))?")
 
 
 def find(words: Sequence[str], query: str, pieces: Sequence[str] = ()) -> list[tuple[int, ...]]:
-    """Find a word or phrase in a caption.
+    """Positions, counted from 0, of every occurrence of a query in a caption of T words.
 
-    Args:
-        words: The T words of the caption.
-        query: A word ("dog"), consecutive words ("brown dog"), a position counted from 1 ("3") or
-            a range of positions ("2-4"). Digits are always positions.
-        pieces: ``Caption.pieces``: the query may be several of them, joined.
-
-    Returns:
-        The positions, counted from 0, of every occurrence; at least one.
-
-    Raises:
-        ConfigError: There is no match.
+    It is a word ("dog"), consecutive words ("brown dog"), or of a model with sub-words several of
+    its ``Caption.pieces``; a position counted from 1 ("3") or a range of them ("2-4"). Digits are
+    always positions. ConfigError: there is no match.
     """
     numbered = " ".join(f"{number} {word}" for number, word in enumerate(words, 1))
     numbered = numbered or "(no words)"

@@ -67,8 +67,7 @@ def export(
 
     Args:
         folder: Model or run folder.
-        output: Folder to write, which may be the same; an existing one is replaced once the new one
-            is complete.
+        output: Folder to write, or to replace once the new one is complete; may be the same.
         calibration: Photos to quantize the model to 8 bits with; none: float32.
         weights: Keep the model folder's weights and card beside the graphs.
 
