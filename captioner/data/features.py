@@ -17,7 +17,7 @@ import os
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
 from itertools import count
@@ -267,7 +267,7 @@ class FeatureWriter:
             ConfigError: Two photos share an id, or the folder holds something else.
         """
         self.folder, self.encoder, self.images = Path(folder), encoder, images
-        self.flipped, self.force = flipped, force
+        self.flipped = flipped
         self.bytes = (len(images) + flipped) * encoder.row_bytes
         """Size of all rows (bytes)."""
         self.done = 0
@@ -279,7 +279,18 @@ class FeatureWriter:
                     f"image id {image.image_id} is both {other.path} and {image.path}; features "
                     "are looked up by id, so give each photo its own"
                 )
-        self._inspect()
+        held, index = read_header(folder), self.folder / INDEX
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ConfigError(f"{folder} is a file; give a folder")
+        if held == self._header:
+            if index.exists():
+                self.done = index.stat().st_size // RECORD.itemsize
+            self.done = 0 if force and self.complete else self.done
+        elif others := sorted(p.name for p in self.folder.glob("*") if not force):
+            differs = difference(held.get("key", {}), encoder.fingerprint)
+            problem = f"was made with {differs}" if differs else "holds features of other photos"
+            problem = problem if held else f"holds other files (first: {others[0]})"
+            raise ConfigError(f"{folder} {problem}; give another folder, or --force to write to it")
 
     @property
     def complete(self) -> bool:
@@ -314,23 +325,19 @@ class FeatureWriter:
             DataError: Another process is filling the folder, or features overflow the dtype.
             OSError: The disk is full, or the folder cannot be written.
         """
-        row_bytes = self.encoder.row_bytes
+        row_bytes, files = self.encoder.row_bytes, (self.folder / ROWS, self.folder / INDEX)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with write_lock(self.folder):
-            self._inspect()  # again: another process may have filled it
+        with write_lock(self.folder), ExitStack() as stack:
             if self.complete:
                 return
             if not self.done:
-                for name in (INDEX, ROWS):
-                    # Removed rather than truncated: a training run may be reading the rows.
-                    (self.folder / name).unlink(missing_ok=True)
-                    (self.folder / name).touch()
+                for path in files:  # not truncated: a training run may be reading the rows
+                    path.unlink(missing_ok=True)
                 atomic_write(self.folder / HEADER, json.dumps(self._header))
-            with (
-                (self.folder / ROWS).open("r+b") as rows,
-                (self.folder / INDEX).open("r+b") as index,
-                closing(blocks(self.done)) as found,
-            ):
+            for path in files:
+                path.touch()
+            rows, index = (stack.enter_context(path.open("r+b")) for path in files)
+            with closing(blocks(self.done)) as found:
                 rows.truncate(self.bytes)
                 index.seek(self.done * RECORD.itemsize)  # over part of a record
                 for block in found:
@@ -357,22 +364,6 @@ class FeatureWriter:
             "flipped": self.flipped,
             "photos": [[image.image_id, image.path.name] for image in self.images],
         }
-
-    def _inspect(self) -> None:
-        """Find out how much is done; refuse a folder that holds something else."""
-        folder, held = self.folder, read_header(self.folder)
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{folder} is a file; give a folder")
-        if held == self._header and (folder / INDEX).exists():
-            self.done = (folder / INDEX).stat().st_size // RECORD.itemsize
-            self.done = 0 if self.force and self.complete else self.done
-        others = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-        if self.force or held == self._header or not others:
-            return
-        other = difference(held.get("key", {}), self.encoder.fingerprint)
-        problem = f"was made with {other}" if other else "holds features of other photos"
-        problem = problem if held else f"holds other files (first: {others[0]})"
-        raise ConfigError(f"{folder} {problem}; give another folder, or --force to write to it")
 
 
 def encode_photos(

@@ -20,7 +20,6 @@ import random
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -181,7 +180,7 @@ def write_shards(
     """Write photos and captions to shards; the same photos and settings give the same bytes.
 
     Each shard is written completely or not at all. The same call resumes an interrupted one and
-    keeps its complete shards; from one that is missing or cut short, they are written again.
+    keeps its complete shards.
 
     Args:
         images: Photos with their captions.
@@ -216,8 +215,6 @@ def write_shards(
             raise ConfigError(
                 f"{folder} already holds {problem}; give --force to replace them, or another folder"
             )
-        found = sizes(folder)
-        done = list(takewhile(lambda one: found.get(one[0]["name"]) == one[0]["bytes"], done))
         for number, start in enumerate(range(0, len(order), photos_per_shard)):
             photos = order[start : start + photos_per_shard]
             if number < len(done):

@@ -114,27 +114,6 @@ def test_an_interrupted_run_resumes(
     assert all(path.stat().st_mtime_ns == time for path, time in left.items())
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone"])
-def test_a_damaged_shard_of_an_interrupted_run_is_written_again(
-    images: list[CaptionedImage], folder: Path, tmp_path: Path, damage: str
-):
-    def stop(_: int) -> None:
-        if len(list((tmp_path / "out").glob("*.tar"))) == 3:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        write_shards(images, tmp_path / "out", photos_per_shard=PER_SHARD, progress=stop)
-    second = tmp_path / "out" / "shard-000001.tar"
-    if damage == "cut":
-        second.write_bytes(second.read_bytes()[:700])
-    else:
-        second.unlink()
-
-    write_shards(images, tmp_path / "out", photos_per_shard=PER_SHARD)
-
-    assert contents(tmp_path / "out") == contents(folder)
-
-
 def test_an_unreadable_photo_is_skipped(images: list[CaptionedImage], tmp_path: Path):
     (tmp_path / "a folder.jpg").mkdir()
     gone = CaptionedImage(1, tmp_path / "gone.jpg", ("a",))
