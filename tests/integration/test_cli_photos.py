@@ -73,30 +73,11 @@ def test_files_that_are_not_photos_are_counted(folder, caption, capsys):
     ]
 
 
-def test_entries_that_cannot_be_read_cost_no_other(folder, caption, monkeypatch, capsys):
+def test_a_pipe_costs_no_photo(folder, caption, capsys):
     os.mkfifo(folder / "holiday" / "pipe.jpg")
-    (folder / "holiday" / "loop.jpg").symlink_to("loop.jpg")
-    (folder / "holiday" / "closed").mkdir()
-    scandir = os.scandir
-
-    def refuse(path: Any) -> Any:  # root may list any folder
-        if Path(path).name == "closed":
-            raise PermissionError(13, "Permission denied", path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-
-    assert caption("holiday", "--recursive") == FAILED
-
-    photos, notes = captioned(capsys)
-    assert photos == [f"holiday/{n}.png" for n in (1, 2, 3, 4)]
-    assert sorted(note.removeprefix("captioner: ")[:40] for note in notes) == [
-        "holiday/closed: this folder cannot be li",
-        "holiday/loop.jpg: cannot be opened (Too ",
-        "holiday/pipe.jpg: a pipe, socket or devi",
-    ]
-    assert caption("holiday", "--in-place") == FAILED
-    assert "pipe.jpg: a pipe, socket or device" in capsys.readouterr().err
+    for options in ((), ("--in-place",)):
+        assert caption("holiday", *options) == FAILED
+        assert "pipe.jpg: a pipe, socket or device" in capsys.readouterr().err
 
 
 def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, monkeypatch, capsys):
@@ -159,17 +140,11 @@ def test_invalid_names_in_a_list_are_reported_with_their_line(folder, caption, c
 
 
 def test_quoted_patterns_are_expanded(folder, caption, capsys):
-    shutil.copytree(folder / "holiday", folder / "holiday" / "more")
-    (folder / "holiday" / "10.png").write_bytes((folder / "holiday" / "1.png").read_bytes())
-
-    assert caption("holiday/*.png") == OK
-    assert captioned(capsys) == ([f"holiday/{n}.png" for n in (1, 2, 3, 4, 10)], [])
-    assert caption("holiday/**/[12].*") == OK
-    assert captioned(capsys)[0] == [f"holiday/{n}.png" for n in ("1", "2", "more/1", "more/2")]
-    assert caption("holiday/*.jpg", "holiday/1.png") == FAILED
-    photos, (note,) = captioned(capsys)
-    assert photos == ["holiday/1.png"]
-    assert note == "captioner: holiday/*.jpg: no file matches this pattern; check it and the folder"
+    assert caption("holiday/*.png", "holiday/*.jpg") == FAILED
+    assert captioned(capsys) == (
+        [f"holiday/{n}.png" for n in (1, 2, 3, 4)],
+        ["captioner: holiday/*.jpg: no file matches this pattern; check it and the folder"],
+    )
 
 
 def test_a_photo_named_twice_is_captioned_once(folder, caption, capsys):
