@@ -72,14 +72,8 @@ class Axis(NamedTuple):
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Positions of the pixel centres of a photo among the regions; needs fractions.
 
-        Args:
-            pixels: Width or height of the photo.
-            count: Number of regions.
-            smooth: False: the nearest region.
-
-        Returns:
-            (pixels,) from 0 at the first centre to count - 1 at the last one, constant beyond them;
-            and (pixels,) whether the encoder sees the pixel.
+        (pixels,) from 0 at the first centre to count - 1 at the last one, constant beyond them, or
+        the nearest region unless ``smooth``; and (pixels,) whether the encoder sees the pixel.
         """
         points = (np.arange(pixels) + 0.5) / pixels
         seen = (points >= self.start) & (points < self.stop)
@@ -146,15 +140,8 @@ class Geometry(NamedTuple):
     def placed(self, size: float, left: float, top: float, right: float, bottom: float) -> Geometry:
         """The regions in a photo of which a crop box became the encoder's square input.
 
-        Args:
-            size: Height and width of the input, in the unit of this geometry.
-            left: Crop box, as fractions of the photo's width and height.
-            top: See ``left``.
-            right: See ``left``.
-            bottom: See ``left``.
-
-        Returns:
-            Fractions of the photo's height and width.
+        The box and the result are fractions of the photo's width and height; ``size`` is the side
+        of the input, in the unit of this geometry.
         """
         return Geometry(
             self.y.mapped((bottom - top) / size, top), self.x.mapped((right - left) / size, left)

@@ -193,7 +193,7 @@ class EncoderConfig:
     that of init_from, else crop)."""
     mean: list[float] | None = None
     """Channel means, 0 to 1 (default: those of the weights)."""
-    std: list[float] | None = None
+    std: list[Annotated[float, Gt(0)]] | None = None
     """Channel standard deviations, 0 to 1 (default: those of the weights)."""
     finetune_from: Annotated[str, Shown("STAGE")] | None = None
     """First stage to fine-tune (layer3, blocks.5, ...) (default: the whole encoder is frozen)."""
@@ -208,8 +208,6 @@ class EncoderConfig:
         for name, value in (("mean", self.mean), ("std", self.std)):
             count = 3 if value is None else len(value)
             _refuse({f"encoder.{name} has {count} numbers; give 3": count != 3})
-        low = min(self.std or [1.0])
-        _refuse({f"encoder.std contains {low}; give numbers > 0": low <= 0})
 
 
 @dataclass
