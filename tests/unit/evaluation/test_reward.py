@@ -66,32 +66,14 @@ def test_rewards_equal_pycocoevalcap(cider, bleu, count_end, truth, data) -> Non
     samples, ended = draw_samples(data, truth)
     reward = rewards(truth, cider=cider, bleu=bleu, count_end=count_end)
 
-    found = reward(list(truth), [[samples[i]] for i in truth], [[ended[i]] for i in truth])
+    found = reward(
+        list(truth), [[samples[i], []] for i in truth], [[ended[i], True] for i in truth]
+    )
 
     parts = [
         np.array(oracle(scorer, truth, samples, ended, count_end)) for scorer in (cider_d, bleu_4)
     ]
     assert found[:, 0] == pytest.approx(cider * parts[0] + bleu * parts[1], abs=1e-9)
-
-
-# --- batches -------------------------------------------------------------------------------------
-
-
-@given(truth=TRUTH, data=st.data(), width=st.integers(1, 3))
-def test_batched_rewards_equal_single_ones(truth, data, width) -> None:
-    reward = rewards(truth, bleu=2)
-    ids = data.draw(st.lists(st.sampled_from(sorted(truth)), max_size=4))  # may contain duplicates
-    samples = [[data.draw(SAMPLE) for _ in range(width)] for _ in ids]
-    ended = [[data.draw(st.booleans()) for _ in range(width)] for _ in ids]
-
-    found = reward(ids, samples, ended)
-
-    alone = [
-        [float(reward([i], [[sample]], [[done]])[0, 0]) for sample, done in zip(*row, strict=True)]
-        for i, *row in zip(ids, samples, ended, strict=True)
-    ]
-    assert found.tolist() == alone
-    assert found.dtype == np.float64
 
 
 # --- words ---------------------------------------------------------------------------------------
