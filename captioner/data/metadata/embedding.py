@@ -14,6 +14,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from captioner.data.metadata.xmp import new_keywords, read_description, set_description
@@ -54,19 +55,11 @@ def embedded_description(data: bytes) -> str:
         packets = [_packet_in_chunk(c.data) for c in _chunks(data) if _holds_xmp(c)]
         return read_description(packets[0]) if packets else ""
     segments, _ = _segments(data)
-    for segment in segments:
-        if segment.starts(_APP1, _XMP_IN_JPEG):
-            packet = segment.data[len(_XMP_IN_JPEG) :]
-            if text := read_description(packet):
-                return text
-    for segment in segments:
-        if segment.starts(_APP13, _PHOTOSHOP):
-            for resource in _resources(segment.data):
-                if resource.number == _IPTC:
-                    found = dict(_datasets(resource.data)).get(_CAPTION, b"")
-                    if found.strip():
-                        return found.decode("utf-8", errors="replace")
-    return ""
+    xmp = (s.data[len(_XMP_IN_JPEG) :] for s in segments if s.starts(_APP1, _XMP_IN_JPEG))
+    resources = (r for s in segments if s.starts(_APP13, _PHOTOSHOP) for r in _resources(s.data))
+    iptc = (dict(_datasets(r.data)).get(_CAPTION, b"") for r in resources if r.number == _IPTC)
+    texts = chain(map(read_description, xmp), (text.decode(errors="replace") for text in iptc))
+    return next((text for text in texts if text.strip()), "")
 
 
 def embed_description(data: bytes, text: str, keywords: Sequence[str] = ()) -> bytes:
