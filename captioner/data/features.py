@@ -35,6 +35,7 @@ from captioner.data.images import open_image
 from captioner.data.prefetch import read_batches, reader_threads
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_write, write_lock
+from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
 
 VERSION = 2
@@ -53,34 +54,26 @@ RECORD = np.dtype(
 
 
 def feature_fingerprint(
-    encoder_name: str,
-    state: Mapping[str, Tensor],
-    preprocessing: Preprocessing,
-    *,
-    dtype: str | None = None,
-    precision: str | None = None,
-    stage: str | None = None,
+    encoder: Encoder, preprocessing: Preprocessing, stage: str | None = None, **storage: str
 ) -> dict[str, str]:
     """What features depend on besides the photo.
 
     Args:
-        encoder_name: As in the config.
-        state: The encoder's ``state_dict()``, of which the SHA-256 is taken.
+        encoder: Its name, and the SHA-256 of its weights, or of those before ``stage``.
         preprocessing: The encoder's; every field is included.
-        dtype: Storage type of the rows; None: left out, so that any matches.
-        precision: Precision of the encoder; None: left out, so that any matches.
         stage: Encoder stage whose input is cached; None: the encoder's output.
+        **storage: ``dtype`` of the rows and ``precision`` of the encoder; left out, any match.
     """
     weights = hashlib.sha256()
+    state = encoder.state_dict() if stage is None else encoder.state_until(stage)
     for name, tensor in state.items():
         weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1) + 0  # a running average loses -0.0
         weights.update(flat.view(torch.uint8).numpy().data)
-    fingerprint = {"encoder": encoder_name, "weights": weights.hexdigest()}
+    fingerprint = {"encoder": encoder.name, "weights": weights.hexdigest()}
     for name, value in asdict(preprocessing).items():
         fingerprint[name] = value if isinstance(value, str) else json.dumps(value)
-    optional = {"dtype": dtype, "precision": precision, "stage": stage}
-    return fingerprint | {name: value for name, value in optional.items() if value is not None}
+    return fingerprint | storage | ({} if stage is None else {"stage": stage})
 
 
 class FeatureCache:

@@ -17,8 +17,6 @@ from captioner.data.importers import import_captions
 from captioner.data.prefetch import read_batches, reader_threads
 from captioner.errors import ConfigError, ImageError, first_of
 from captioner.model.captioner import CaptionModel
-from captioner.model.encoder import Encoder
-from captioner.model.preprocessing import Preprocessing
 from captioner.options import DataConfig, TrainConfig
 from captioner.text.subwords import Subwords
 from captioner.text.tokenizer import lacks_spaces
@@ -169,7 +167,7 @@ def open_features(
             f"encoder, and encoder.finetune_from {finetune_from} changes it; leave data.features "
             "out, or for EfficientNet-Lite run captioner prepare features with that setting"
         )
-    key = features_key(encoder, model.preprocessing, stage)
+    key = feature_fingerprint(encoder, model.preprocessing, stage)
     cache = FeatureCache(config.data.features, key)
     images = [photo.image for photo in train]
     cache.check(images, flipped=config.data.horizontal_flip)
@@ -178,17 +176,6 @@ def open_features(
         if not cache.has(image.image_id):
             warn_skipped(ImageError(f"{image.path}: unreadable when its features were computed"))
     return cache, [photo for photo in train if cache.has(photo.image.image_id)]
-
-
-def features_key(
-    encoder: Encoder, preprocessing: Preprocessing, stage: str | None, **storage: str
-) -> dict[str, str]:
-    """What the cached input of an encoder stage depends on; None: the encoder's output.
-
-    ``storage`` is dtype and precision; without them, those of the cache may differ from the run's.
-    """
-    state = encoder.state_dict() if stage is None else encoder.state_until(stage)
-    return feature_fingerprint(encoder.name, state, preprocessing, stage=stage, **storage)
 
 
 def check_images(images: Sequence[CaptionedImage], cache: FeatureCache | None) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage
-from captioner.data.features import FeatureCache, FeatureEncoder
+from captioner.data.features import FeatureCache, FeatureEncoder, feature_fingerprint
 from captioner.errors import ConfigError
 from captioner.evaluation.references import count_frequencies
 from captioner.hardware import autocast, memory_errors, pick_device, pick_precision
@@ -35,7 +35,6 @@ from captioner.training.data import (
     check_images,
     check_spaces,
     encode_captions,
-    features_key,
     first_of_styles,
     new_vocabulary,
     open_features,
@@ -143,7 +142,7 @@ def _check_teacher(folder: str, teacher: StoredModel, setup: Setup) -> None:
         what = "another image size or resizing"
     elif setup.cache:
         other.features_stage = stage = setup.cache.stage
-        keys = [features_key(one.encoder, one.preprocessing, stage) for one in (own, other)]
+        keys = [feature_fingerprint(one.encoder, one.preprocessing, stage) for one in (own, other)]
         if keys[0] != keys[1]:
             what = "another encoder than the one that computed data.features"
     if what:
@@ -296,7 +295,7 @@ def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> Fea
     stage = config.encoder.finetune_from  # training never changes the layers before it
     feature_dim, grid = encoder.measure(preprocessing.image_size, stage)
     precision = pick_precision(config.training.precision, chosen)
-    key = features_key(encoder, preprocessing, stage, dtype=dtype, precision=precision)
+    key = feature_fingerprint(encoder, preprocessing, stage, dtype=dtype, precision=precision)
     encoder.to(chosen).to(memory_format=torch.channels_last)
 
     def encode(pixels: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def test_cached_features_equal_those_of_the_run(encoder, config, prepared, tmp_p
 
     settings = build_config(config, encoder={"name": encoder})
     model = prepare(settings).stored.model.eval()
-    key = feature_fingerprint(model.encoder.name, model.encoder.state_dict(), model.preprocessing)
+    key = feature_fingerprint(model.encoder, model.preprocessing)
     cache = FeatureCache(tmp_path / "f", key)
     train, val = read_data(settings.data)
     cache.check(train, flipped=True)
