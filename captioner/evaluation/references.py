@@ -177,9 +177,7 @@ class Cider:
     """CIDEr-D, 0 to 10, under document frequencies."""
 
     def __init__(self, frequencies: DocumentFrequencies) -> None:
-        self._documents = frequencies.counts
-        most = max([frequencies.documents, *frequencies.counts.values()])
-        self._weights = [math.log(frequencies.documents / max(n, 1)) for n in range(most + 1)]
+        self._frequencies = frequencies
 
     def score(self, captions: Iterable[Ngrams], references: Iterable[Ngrams]) -> list[float]:
         """Score captions of one image against its references."""
@@ -190,10 +188,10 @@ class Cider:
         ]
 
     def _vectors(self, grams: Ngrams) -> _Vectors:
-        documents, weights = self._documents, self._weights
+        documents, known = self._frequencies.documents, self._frequencies.counts
         vectors = [
-            {gram: count * weights[documents.get(gram, 0)] for gram, count in counts.items()}
-            for counts in grams.counts
+            {gram: count * math.log(documents / known.get(gram, 1)) for gram, count in one.items()}
+            for one in grams.counts
         ]
         norms = [math.sqrt(sum(value * value for value in one.values())) for one in vectors]
         return _Vectors(vectors, norms, max(grams.length - 1, 0))
