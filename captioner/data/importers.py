@@ -9,7 +9,7 @@
     imagefolder Hugging Face's image folder with metadata.jsonl or metadata.csv   if it has them
     coco        COCO captions file                                                none
 
-Photos without a split are in ``"all"``. Everything is returned, empty captions included;
+Photos without a split are in ``"all"``. Empty captions are included (but COCO's);
 `captioner.data.dataset` splits, filters and writes.
 """
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from captioner.data.coco import CAPTION_FIELDS, read_coco, read_json
+from captioner.data.coco import read_captions, read_json
 from captioner.errors import ConfigError, DataError
 from captioner.files import read_input
 
@@ -96,16 +96,9 @@ def import_captions(
 
 
 def _read_coco(path: Path, _: Columns) -> Iterator[ImportedPhoto]:
-    data = read_coco(path, CAPTION_FIELDS, "captions")
-    captions: dict[int, list[str]] = {image["id"]: [] for image in data["images"]}
-    for number, entry in enumerate(data["annotations"]):
-        if entry["image_id"] not in captions:
-            raise DataError(
-                f"{path}: annotations[{number}]: image_id {entry['image_id']} is not in the file"
-            )
-        captions[entry["image_id"]].append(entry["caption"])
-    for image in data["images"]:
-        yield ImportedPhoto(image["file_name"], captions[image["id"]], image["id"])
+    names, captions = read_captions([path])
+    for image_id, name in names.items():
+        yield ImportedPhoto(name, captions[image_id], image_id)
 
 
 def _read_karpathy(path: Path, _: Columns) -> Iterator[ImportedPhoto]:

@@ -182,7 +182,7 @@ def test_an_image_folder_of_hugging_face(tmp_path: Path):
         (
             "coco",
             coco(annotations=[{"image_id": 9, "caption": "a"}]),
-            r"\[0\]: image_id 9 is not in the file",
+            r"a: a caption belongs to image 9, which is not in the file",
         ),
         ("flickr8k", "a.jpg#0\tx\n\na.jpg no tab\n", r"a:3: expected 'name.jpg#0<tab>caption'"),
         (
