@@ -85,9 +85,8 @@ def calibrate(
     training = work.training_photos()
     examples = work.examples
     kinds = work.other_kinds()
-    phrases = {tuple(gram.split()): count for gram, count in work.frequencies.counts.items()}
     recipe = Recipe(
-        PhraseTable.count(work.frequencies.documents, phrases),
+        PhraseTable.count(work.frequencies.documents, work.frequencies.counts),
         search_key(model.options(**changes)),
         None if given.judged else given.threshold,
         kinds,

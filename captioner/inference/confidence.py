@@ -164,9 +164,9 @@ class PhraseTable:
     """Rarity of a phrase that is not in the table."""
 
     @classmethod
-    def count(cls, documents: int, counts: Mapping[tuple[str, ...], int]) -> PhraseTable:
+    def count(cls, documents: int, counts: Mapping[str, int]) -> PhraseTable:
         """Build the table from document frequencies."""
-        table = {_hash(gram): n for gram, n in counts.items() if len(gram) in (1, 3)}
+        table = {_hash(gram.split()): n for gram, n in counts.items() if gram.count(" ") in (0, 2)}
         hashes = np.array(sorted(table), np.uint32)
         rarities = [np.log(documents / table[int(value)]) for value in hashes]
         return cls(hashes, np.array(rarities, np.float16), float(np.log(documents)))

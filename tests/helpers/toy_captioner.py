@@ -106,7 +106,7 @@ def toy_calibrator(search: SearchOptions, size: int, *words: str, **more: Any) -
         intercepts={"": 0.3, "plain": 0.3, "loud": -0.2},
         familiar=(0.5, 1.5),
         space=PhotoSpace(np.full(size, 0.1, np.float32), np.eye(4, size, dtype=np.float32)),
-        phrases=PhraseTable.count(50, {(first,): 20, (last,): 3, (first, last, last): 2}),
+        phrases=PhraseTable.count(50, {first: 20, last: 3, f"{first} {last} {last}": 2}),
         reading=WordReading(
             words,
             readings.reshape(len(words), size),

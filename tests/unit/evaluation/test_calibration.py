@@ -33,7 +33,7 @@ from captioner.inference.confidence import (
 )
 from captioner.search.search import Evidence, Hypothesis
 
-PHRASES = PhraseTable.count(100, {("a",): 90, ("dog",): 20, ("a", "dog", "runs"): 5})
+PHRASES = PhraseTable.count(100, {"a": 90, "dog": 20, "a dog runs": 5})
 
 
 def judgements(confidences, right) -> Judged:
