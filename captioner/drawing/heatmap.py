@@ -44,24 +44,16 @@ _BAR_PHOTO, _BAR_HEATMAP = 208, 128  # grey levels under the colour scale
 
 
 class HeatmapStyle(NamedTuple):
-    """Constants of the equations above, also used by the viewer in the browser."""
+    """Brightnesses of the equations above, also used by the viewer in the browser."""
 
-    rest: float = 0.35
-    """Brightness of the photo where there is no attention, in its own colours."""
-    lift: float = 0.08
-    """White added at s = 1, in its own colours."""
-    dim: float = 0.42
-    """Brightness of the photo under a heatmap."""
-    saturation: float = 0.12
-    """Saturation of the photo where there is no attention."""
-    heat: float = 0.9
-    """Brightness of the heatmap at s = 1."""
-    floor: float = 0.5
-    """Brightness of the heatmap over black, relative to white."""
-    outside: float = 0.2
-    """Brightness of the photo outside the crop box."""
-    hatch: float = 0.13
-    """Brightness that the hatching adds there."""
+    rest: float = 0.35  # the photo where there is no attention, in its own colours
+    lift: float = 0.08  # white added at s = 1, in its own colours
+    dim: float = 0.42  # the photo under a heatmap
+    saturation: float = 0.12  # saturation of the photo where there is no attention
+    heat: float = 0.9  # the heatmap at s = 1
+    floor: float = 0.5  # the heatmap over black, relative to white
+    outside: float = 0.2  # the photo outside the crop box
+    hatch: float = 0.13  # what the hatching adds there
 
 
 HEATMAP_STYLE = HeatmapStyle()
