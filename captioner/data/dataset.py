@@ -74,9 +74,9 @@ def prepare_dataset(
     """
     photos = import_captions(source, layout, columns)
     splits = {photo.split for photo in photos}
-    if "val" not in splits:
+    whole = [photo for photo in photos if photo.split in (UNSPLIT, "train")]
+    if whole and "val" not in splits:
         test = 0.0 if "test" in splits else test
-        whole = [photo for photo in photos if photo.split in (UNSPLIT, "train")]
         photos = [photo for photo in photos if photo.split not in (UNSPLIT, "train")]
         photos += split_randomly(whole, validation=validation, test=test, seed=seed)
     return write_coco(photos, folder, images=images, force=force, first_id=first_id)

@@ -59,6 +59,8 @@ def test_training_photos_are_split_where_there_are_none_for_validation(tmp_path:
     table.write_text("\n".join(["file,caption,split", *rows]))
     found = prepare_dataset(table, tmp_path / "out", validation=0.2, test=0.5)
     assert found.photos == {"test": 2, "train": 8, "val": 2}
+    table.write_text("file,caption,split\na.jpg,A dog.,test\n")
+    assert prepare_dataset(table, tmp_path / "only").photos == {"test": 1}
 
 
 # --- Writing ---
