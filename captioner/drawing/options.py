@@ -37,7 +37,7 @@ class DrawingOptions:
     smooth: Annotated[bool, Shown(hidden=True)] = True
     """Interpolate the maps; false shows regions as blocks."""
     scale: Literal["word", "common"] = "word"
-    """Scale of the maps: word, each on its own, with the share of its brightest tenth beside it
+    """Scale of the maps: word, each on its own, with the share of its strongest tenth beside it
     (focus), or common, one for all words and captions, for comparing them."""
     colormap: Colormap = "photo"
     """Colours of the maps: photo dims the photo where there is no attention; the others add a

@@ -345,7 +345,7 @@ class Sheet(Canvas):
         kind = "attention" if [*self.tops] == ["attention"] else "relevance"
         even = sorted({heatmap.most_attended(np.full(g, 1 / math.prod(g)))[1] for g in self.grids})
         notes = {
-            f"focus: share of {kind} on the brightest tenth of the photo (spread evenly: "
+            f"focus: share of {kind} on the strongest tenth of the map (spread evenly: "
             f"{' and '.join(map(style.percent, even))})": True,
             "maps of several words: their " + ("maximum" if greatest else "mean"): several,
             "β: gate, the weight of the photo for the word"
@@ -375,7 +375,7 @@ class Sheet(Canvas):
     def _scale(self, x: int, y: int, width: int) -> int:
         """Draw the colour bar of the maps and what it spans; returns its bottom."""
         layout, size, several = self.layout, self.layout.small, len(self.tops) > 1
-        title, most = "each word on its own scale", "brightest tenth"
+        title, most = "each word on its own scale", "strongest tenth"
         if self.common:
             title = f"one scale for all words{' of a method' if several else ', share per region'}"
             most = "max" if several else f"≥ {style.percent(*self.tops.values())}"

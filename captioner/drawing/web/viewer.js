@@ -385,8 +385,8 @@ class CaptionViewer {
     }
     if (!this.common && methods.length > 0) {
       const even = each((cells) => Heatmap.tenth(new Array(cells).fill(1 / cells)).focus);
-      const focus = `focus: share of ${kind} on the brightest tenth of the photo (spread evenly: ${even})`;
-      add(`each word on its own scale; ${focus}`, "brightest tenth");
+      const focus = `focus: share of ${kind} on the strongest tenth of the map (spread evenly: ${even})`;
+      add(`each word on its own scale; ${focus}`, "strongest tenth");
     }
     if (this.captions.some(({ doubtful }) => doubtful?.length)) {
       const below = percent(this.doubtfulBelow);

@@ -14,7 +14,7 @@ class Figure {
     const caption = selected?.caption ?? 0;
     const { words } = viewer.captions[caption];
     this.method = viewer.method?.(caption) ?? "attention"; // of the maps of the caption
-    this.most = viewer.common ? `≥ ${percent(viewer.scale(this.method))}` : "brightest tenth";
+    this.most = viewer.common ? `≥ ${percent(viewer.scale(this.method))}` : "strongest tenth";
     const each = words.map((_, index) => ({ caption, start: index, end: index }));
     const all = selected === null;
     this.columns = all ? Math.min(4, words.length) : 1;
@@ -106,7 +106,7 @@ class Figure {
     this.label(x + wide + 6, this.y + 12, this.most, size, false, "#5b5b67");
     const note = this.viewer.common
       ? `share of ${kind} per region`
-      : `each word on its own scale; focus: share of ${kind} on the brightest tenth`;
+      : `each word on its own scale; focus: share of ${kind} on the strongest tenth`;
     this.label(Figure.GAP, this.y + 34, note, size, false, "#5b5b67");
     this.y += 34 + Figure.GAP;
   }
