@@ -155,7 +155,7 @@ class Trainer:
 
     def _train(self) -> None:
         progress, training = self.progress, self.training
-        logs = Trackers(training.trackers, self.folder, active=self.main)
+        logs = Trackers(training.trackers if self.main else (), self.folder)
         self._start()
         with (
             tqdm(

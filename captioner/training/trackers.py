@@ -20,8 +20,8 @@ TENSORBOARD = "tensorboard"
 class Trackers:
     """All trackers of a run; a context manager."""
 
-    def __init__(self, names: Sequence[str], folder: RunFolder, *, active: bool = True) -> None:
-        """Check that the trackers are available; only those of one process are ``active``."""
+    def __init__(self, names: Sequence[str], folder: RunFolder) -> None:
+        """Check that the trackers are available."""
         known = sorted(map(str, LOGGER_TYPE_TO_CLASS))
         for name in names:
             if name not in known:
@@ -31,7 +31,7 @@ class Trackers:
             else:
                 continue
             raise ConfigError(f"training.trackers: {name!r} {problem}")
-        self.folder, self.names = folder, list(names) if active else []
+        self.folder, self.names = folder, names
         self.open: dict[str, Any] = {}
 
     def __enter__(self) -> Trackers:

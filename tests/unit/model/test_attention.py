@@ -12,16 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from captioner.errors import ConfigError
-from captioner.model.attention import (
-    Attention,
-    Sizes,
-    sample_index,
-)
-from captioner.model.build import (
-    PHOTO_QUERIES,
-    SCORERS,
-    build_attention,
-)
+from captioner.model.attention import Attention, Sizes, sample_index
+from captioner.model.build import PHOTO_QUERIES, SCORERS, build_attention
 from captioner.options import DecoderConfig
 
 B, R, L, D, N, A, HEADS = 2, 3, 5, 4, 6, 14, 7
@@ -211,9 +203,7 @@ def test_alphas_stay_float32_when_the_features_are_bf16(settings: Settings) -> N
 
 
 @with_and_without_mask
-def test_hard_attention_samples_regions_from_alpha_in_training(
-    mask: Tensor | None,
-) -> None:
+def test_hard_attention_samples_regions_from_alpha_in_training(mask: Tensor | None) -> None:
     settings = {"attention": "general", "selection": "hard"}
     attention, (features, summary) = build(settings).train(), photos()
     samples = 20_000

@@ -10,11 +10,7 @@ import torch
 from timm.data.config import resolve_data_config
 from torch import Tensor, nn
 
-from captioner.model.efficientnet_lite import (
-    SCALES,
-    EfficientNetLite,
-    fold_norms,
-)
+from captioner.model.efficientnet_lite import SCALES, EfficientNetLite, fold_norms
 from captioner.model.encoder import Encoder, build_encoder
 
 

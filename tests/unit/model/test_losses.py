@@ -14,7 +14,7 @@ from toy_decoder import random_decoder
 
 from captioner.model.attention import Memory
 from captioner.model.decoder import Decoder
-from captioner.model.loss_variants import policy_gradient_loss, scheduled_inputs
+from captioner.model.loss_variants import photo_words_loss, policy_gradient_loss, scheduled_inputs
 from captioner.model.losses import (
     Losses,
     attention_penalty,
@@ -104,10 +104,7 @@ def test_score_function_known_answer() -> None:
 # --- Hard attention's gradient against enumeration -----------------------------------------------
 
 # Captions of one photo: three choices of one of three regions each, in two shapes.
-SHAPES = {
-    "one caption": [[START, 5, 7, END]],
-    "two captions": [[START, 6, END], [START, END, PAD]],
-}
+SHAPES = {"one caption": [[START, 5, 7, END]], "two captions": [[START, 6, END], [START, END, PAD]]}
 
 
 class ScriptedSampler:
@@ -217,6 +214,44 @@ CAPTIONS = torch.tensor(
 WORDS = 2 + 4 + 3
 
 
+def words_by_hand(decoder: Decoder, photos: Tensor) -> list[tuple[Tensor, int]]:
+    """Log-probabilities and target for every real word, one caption at a time."""
+    predictions = []
+    for photo, captions in enumerate(CAPTIONS.tolist()):
+        for caption in ([token for token in padded if token != PAD] for padded in captions):
+            if caption:
+                memory = decoder.memory(photos[photo : photo + 1])
+                unrolled = decoder(memory, torch.tensor([[caption[:-1]]]))
+                logits = decoder.readout(unrolled.embedded, *unrolled.outputs)[0, 0]
+                predictions += list(zip(logits.log_softmax(-1), caption[1:], strict=True))
+    return predictions
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_loss_ignores_padding_and_mixes_in_the_uniform_distribution(smoothing: float) -> None:
+    decoder, photos = build("soft"), features(2)
+
+    losses = caption_losses(decoder, decoder.memory(photos), CAPTIONS, smoothing)
+
+    predictions = words_by_hand(decoder, photos)
+    assert len(predictions) == WORDS
+    expected = -sum(
+        (1 - smoothing) * log_probs[word] + smoothing * log_probs.mean()
+        for log_probs, word in predictions
+    )
+    torch.testing.assert_close(losses.cross_entropy, expected)
+
+
+def test_losses_of_an_all_padding_batch_are_zero() -> None:
+    decoder = build("soft")
+    losses = caption_losses(decoder, decoder.memory(features(2)), torch.full((2, 1, 4), PAD))
+
+    assert not any(losses)
+    (losses.cross_entropy + losses.attention_penalty).backward()
+    for parameter in decoder.parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all()
+
+
 def test_baseline_is_a_running_mean_of_log_probabilities() -> None:
     decoder, photos, expected = build(), features(2), 0.0
     for _ in range(3):
@@ -233,6 +268,19 @@ def test_objective_is_the_weighted_sum_of_its_parts() -> None:
 
     expected = 2 + 10 * 3 + 100 * 5 - 1000 * 7 + 10_000 * 11
     assert Losses(*parts).total(config).item() == expected
+
+
+@pytest.mark.parametrize("order", ["bahdanau", "luong"])
+def test_photos_predict_their_words_from_the_mean_feature(order: str) -> None:
+    decoder, photos = build("soft", order=order), features(2)
+    tokens = torch.tensor([4, 6, 7])  # 5 is no content word
+    present = torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+
+    loss = photo_words_loss(decoder, decoder.memory(photos), tokens, present)
+
+    output = torch.tanh(decoder.context_output(photos[0].mean(dim=0)))
+    probabilities = decoder.word_output(output)[tokens].softmax(0)
+    torch.testing.assert_close(loss, -probabilities[1:].log().sum())
 
 
 # --- Scheduled sampling --------------------------------------------------------------------------

@@ -6,18 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from reference_search import (
-    Task,
-    assert_same_captions,
-    brute_force,
-)
-from table_stepper import (
-    END,
-    Prefix,
-    Table,
-    TableStepper,
-    random_table,
-)
+from reference_search import Task, assert_same_captions, brute_force
+from table_stepper import END, Prefix, Table, TableStepper, random_table
 
 from captioner.errors import ConfigError
 from captioner.options import SearchOptions

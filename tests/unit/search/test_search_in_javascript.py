@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference_search import (
-    Task,
-    assert_same_captions,
-    reference_beam_search,
-    searches,
-)
+from reference_search import Task, assert_same_captions, reference_beam_search, searches
 from table_stepper import END, START, Prefix, Table, TableStepper, encode_prefix, random_table
 
 from captioner.options import SearchOptions

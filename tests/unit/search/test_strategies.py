@@ -7,19 +7,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from reference_search import (
-    Sentence,
-    Task,
-    assert_same_captions,
-    sampling_distribution,
-)
-from table_stepper import (
-    TableStepper,
-    assert_identical,
-    constant_table,
-    prefix_table,
-    random_table,
-)
+from reference_search import Sentence, Task, assert_same_captions, sampling_distribution
+from table_stepper import TableStepper, assert_identical, constant_table, prefix_table, random_table
 
 from captioner.options import SearchOptions
 from captioner.search.search import Hypothesis, search

@@ -233,9 +233,7 @@ def test_a_second_stage_counts_its_own_captions(
     fewer = tmp_path / "fewer.json"
     fewer.write_text(json.dumps(content))
     again = configure(
-        init_from=first_stage,
-        data={"train_annotations": [str(fewer)]},
-        training={"epochs": 1},
+        init_from=first_stage, data={"train_annotations": [str(fewer)]}, training={"epochs": 1}
     )
     train(again, tmp_path / "second")
     expected = count_frequencies(read_captions([fewer])[1])

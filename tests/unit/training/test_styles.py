@@ -18,13 +18,10 @@ from captioner.errors import ConfigError, DataError
 from captioner.inference.folder import save_model
 from captioner.text.vocabulary import START, Vocabulary
 from captioner.training.loop import start
+from captioner.training.run import METRICS, read_rows
 from captioner.training.setup import prepare
 
 OFFSET = 1_000
-
-
-def rows_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -73,7 +70,7 @@ def test_one_model_memorizes_two_styles(two_styles: Any, configure: Any, tmp_pat
     setup.train = setup.train * 40  # an epoch is 40 steps, between two validations
     start(setup, tmp_path / "run", resume=False)
 
-    rows = rows_of(tmp_path / "run")
+    rows = read_rows(tmp_path / "run" / METRICS)
     best = max(rows, key=lambda row: row["CIDEr"])
     assert best["CIDEr"] == pytest.approx((best["CIDEr/plain"] + best["CIDEr/loud"]) / 2)
     model = load(tmp_path / "run" / "best", precision="fp32")
@@ -165,7 +162,7 @@ def test_training_from_stage_features_equals_training_from_photos(
     start(prepare(cached), tmp_path / "features_run", resume=False)
 
     def losses(run: str) -> list[float]:
-        return [row["loss"] for row in rows_of(tmp_path / run)]
+        return [row["loss"] for row in read_rows(tmp_path / run / METRICS)]
 
     assert losses("features_run") == pytest.approx(losses("photos"), rel=1e-4)
 
@@ -177,7 +174,7 @@ def test_training_from_stage_features_equals_training_from_photos(
     )
     rewarded.data.features = features
     start(prepare(rewarded), tmp_path / "rewarded", resume=False)
-    assert "reward" in rows_of(tmp_path / "rewarded")[0]
+    assert "reward" in read_rows(tmp_path / "rewarded" / METRICS)[0]
 
     later = replace(config.encoder, finetune_from="blocks.4")
     with pytest.raises(ConfigError, match=r"the input of blocks\.5 of .*finetune_from blocks\.4"):

@@ -21,11 +21,7 @@ from captioner.model.losses import caption_losses
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import END
 from captioner.training.setup import Setup, prepare
-from captioner.training.validation import (
-    Sentence,
-    decode,
-    score_sentences,
-)
+from captioner.training.validation import Sentence, decode, score_sentences
 
 
 @pytest.fixture
