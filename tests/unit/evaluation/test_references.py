@@ -137,10 +137,11 @@ GOOD = {"format_version": 1, "documents": 7, "counts": {"a": 2}}
     [
         SAMPLE.to_bytes()[:-20],
         b"{}",
-        gzip.compress(b"[" * 200_000, mtime=0),
+        gzip.compress(b"[" * 200_000),
         gzip.compress(json.dumps(GOOD | {"format_version": 2}).encode()),
         gzip.compress(json.dumps(GOOD | {"counts": {"a": 8}}).encode()),
     ],
+    ids=["cut off", "not compressed", "deep", "other version", "impossible count"],
 )
 def test_invalid_content(data: bytes) -> None:
     with pytest.raises(DataError, match="f is damaged, or no document"):
