@@ -1,8 +1,5 @@
 """Shared by the benchmarks: paired rounds, ratios, peak memory and tables.
 
-    times = measure({"ours": step, "textbook": other}, rounds=5)
-    print_table("step", {name: {"seconds": median(seconds)} for name, seconds in times.items()})
-
 The jobs of a round run one after another in one process, in rotating order, so that other load on
 the machine affects all of them. Ratios are taken within a round; medians are over the rounds.
 """

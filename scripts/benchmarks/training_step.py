@@ -23,7 +23,7 @@ from typing import get_args
 import torch
 from measuring import Rows, clock, in_child, measure, parser, print_table, ratios
 from peers import DROPOUT, att2in2_step, sgrvinod_step
-from synthetic_captions import LENGTHS
+from scale import LENGTHS
 from torch import Tensor, nn
 
 from captioner.data.sources import epoch_batches

@@ -114,7 +114,7 @@ def main() -> None:
             "--run-folder", str(options.work / name), "--resume",
         )  # fmt: skip
     models = {name: load(options.work / name / "best") for name in mechanisms}
-    cache = FeatureCache.open(features, {})
+    cache = FeatureCache(features, {})
     rows = []
     for name, model in models.items():
         found = read_rows(options.work / name / "metrics.jsonl")
