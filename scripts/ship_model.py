@@ -195,7 +195,7 @@ def _complete(folder: Path, options: argparse.Namespace) -> None:
         *_each("--judged", options.judged), "--diagram", "docs/confidence.png",
         *_each("--other-images", [options.other_images] if options.other_images else []),
     )  # fmt: skip
-    _run(FIT_KEYWORDS, folder, "--min-captions", 5, *photos, *_each("--train", train),
+    _run(FIT_KEYWORDS, folder, "--force", "--min-captions", 5, *photos, *_each("--train", train),
          *_each("--val", val))  # fmt: skip
 
 
