@@ -23,6 +23,7 @@ from captioner.hardware import (
     upload,
 )
 from captioner.inference.engine import CaptionScores
+from captioner.model import kernels
 from captioner.model.attention import Memory, widen
 from captioner.model.captioner import CaptionModel
 from captioner.model.decoder import Decoder
@@ -45,6 +46,8 @@ class TorchEngine:
         self.precision: str = pick_precision(precision, self.device)
         self.geometry = model.geometry  # computed before the copy, which cannot be differentiated
         self.model = _inference_copy(model, self.device, self.precision)
+        decoder = self.model.decoder
+        self.word_gates = kernels.WordGates(decoder.embedding, decoder.word_gates)
         self.name, self.grid = model.encoder.name, model.grid
         self.preprocessing = model.preprocessing
 
@@ -82,7 +85,7 @@ class TorchEngine:
 
     def stepper(self, memory: Memory, start: int) -> DecoderStepper:
         """See ``Engine.stepper``."""
-        return DecoderStepper(self.model.decoder, memory, start)
+        return DecoderStepper(self.model.decoder, memory, start, self.word_gates)
 
     def score(self, memory: Memory, tokens: NDArray[np.int64]) -> CaptionScores:
         """See ``Engine.score``."""
@@ -143,10 +146,16 @@ class DecoderStepper:
     xp: Any = array_api_compat.torch
     end_token = END
 
-    def __init__(self, decoder: Decoder, memory: Memory, start_token: int | Tensor = START) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        memory: Memory,
+        start_token: int | Tensor = START,
+        word_gates: kernels.WordGates | None = None,
+    ) -> None:
         """Start with one beam per photo; the start token is one for all, or one per photo, (B,)."""
         self.start_token = start_token
-        self.decoder = decoder
+        self.decoder, self.word_gates = decoder, word_gates
         self.memory = memory
         with torch.no_grad():
             self.state = decoder.start(memory)
@@ -161,7 +170,11 @@ class DecoderStepper:
     def advance(self, tokens: Tensor) -> Advance:
         """Score the next word of every beam; tokens of ``NEVER_GENERATED`` get -inf."""
         embedded = self.decoder.embed(tokens)  # (B, K, E)
-        step = self.decoder.step(self.decoder.word_gates(embedded), self.state, self.memory)
+        if self.word_gates is not None and kernels.enabled():
+            gates = self.word_gates.look_up(tokens)  # (B, K, 4N)
+        else:
+            gates = self.decoder.word_gates(embedded)
+        step = self.decoder.step(gates, self.state, self.memory)
         self.state = step.state
         logits = self.decoder.readout(embedded, *step.outputs)
         log_probs = widen(logits).log_softmax(dim=-1)

@@ -14,3 +14,4 @@ from captioner.model.kernels.packing import unroll as unroll
 from captioner.model.kernels.switch import enabled as enabled
 from captioner.model.kernels.switch import for_inference as for_inference
 from captioner.model.kernels.switch import plain_formulas as plain_formulas
+from captioner.model.kernels.word_gates import WordGates as WordGates

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from toy_decoder import random_decoder
 
 from captioner.hardware import autocast
 from captioner.model.decoder import Decoder
-from captioner.model.kernels import enabled, plain_formulas
+from captioner.model.kernels import WordGates, enabled, plain_formulas
 from captioner.model.losses import caption_losses, score_words
 from captioner.options import Precision, TrainingConfig
 from captioner.text.vocabulary import END, PAD, START
@@ -97,3 +97,33 @@ def test_packed_words_are_those_of_the_plain_loop(kind: str) -> None:
     torch.testing.assert_close(packed.alphas[real], plain.alphas[real])
     assert torch.equal(packed.places, plain.places)
     assert not packed.alphas[1].any()  # skipped: the photo without captions
+
+
+# --- the table of gate inputs ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def cached() -> WordGates:
+    """Of two blocks and a half, in a layer whose values are all different."""
+    torch.manual_seed(0)
+    words = 2 * WordGates.BLOCK + WordGates.BLOCK // 2
+    return WordGates(nn.Embedding(words, 6), nn.Linear(6, 8))
+
+
+def test_looked_up_gates_are_the_layers_own(cached) -> None:
+    last = len(cached.table) - 1
+    tokens = torch.tensor([[[3, WordGates.BLOCK], [last, 3]]])
+
+    with torch.inference_mode():
+        found = cached.look_up(tokens)
+
+    torch.testing.assert_close(found, cached.layer(cached.embedding(tokens)).detach())
+    assert not cached.missing
+
+
+def test_gates_cached_in_inference_mode_are_completed_outside_of_it() -> None:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        cached = WordGates(nn.Embedding(130, 6), nn.Linear(6, 8))
+        cached.look_up(torch.tensor([0]))
+    assert torch.isfinite(cached.look_up(torch.tensor([129]))).all()
