@@ -160,10 +160,11 @@ def _end_at_sigterm() -> None:
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
     def watch() -> None:
-        while signal.SIGTERM not in os.read(reader, 64):
+        ours = signal.default_int_handler
+        while signal.SIGTERM not in os.read(reader, 64) or signal.getsignal(signal.SIGTERM) != ours:
             pass
         time.sleep(GRACE)
-        if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
+        if signal.getsignal(signal.SIGTERM) is ours:
             with suppress(OSError):  # standard error may be closed
                 os.write(2, b"captioner: interrupted\n")
             os._exit(INTERRUPTED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -103,3 +104,21 @@ def test_train_refuses_a_folder_with_other_files(tmp_path, capsys):
     assert main(["train", "--run-folder", str(tmp_path)]) == USAGE
     assert "--force" in capsys.readouterr().err
     assert (tmp_path / "best" / "thesis.txt").read_text() == "mine"
+
+
+OWN_HANDLER = """
+import os, signal, time
+from captioner.cli import main
+
+main.GRACE = 0.1
+main.main(["--version"]), main.main(["caption"])
+signal.signal(signal.SIGTERM, lambda *_: time.sleep(0.1))  # as train and serve do
+os.kill(os.getpid(), signal.SIGTERM)
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+time.sleep(0.4)
+"""
+
+
+def test_a_command_that_handles_sigterm_is_not_ended():
+    ended = subprocess.run([sys.executable, "-c", OWN_HANDLER], check=False, timeout=60)
+    assert ended.returncode == 0
