@@ -313,8 +313,9 @@ def plan_features(
 ) -> tuple[FeatureEncoder, list[CaptionedImage], int]:
     """The encoder of the features that training with a config reads, and their photos.
 
-    The training photos come first, then the other validation photos. With ``data.horizontal_flip``,
-    training photos are also encoded flipped: so many from the first.
+    The training photos come first, then the other validation photos. The number is that of the
+    photos, from the first, which are encoded flipped too: with ``data.horizontal_flip``, those to
+    train on.
     """
     pick_device(device)  # an error before the captions are read
     train, val = read_data(replace(config.data, shards=None))
