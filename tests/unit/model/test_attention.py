@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from captioner.errors import ConfigError
-from captioner.model.attention import Attention, Sizes, sample_index
+from captioner.model.attention import Attention, Sizes
 from captioner.model.build import PHOTO_QUERIES, SCORERS, build_attention
 from captioner.options import DecoderConfig
 
@@ -149,40 +149,6 @@ def test_context_and_alphas_match_their_equations(settings: Settings, mask: Tens
             np.testing.assert_allclose(one, expected, rtol=1e-9)
 
 
-# --- Equivalences --------------------------------------------------------------------------------
-
-
-@each([*SOFT, *HARD])
-def test_masked_padding_equals_fewer_regions(settings: Settings) -> None:
-    """For location too, which uses as many rows of its weights as there are regions."""
-    attention, (features, summary), query = build(settings), photos(), random_query(settings)
-    count = 3
-    mask = (torch.arange(L) < count).expand(B, L)
-
-    padded = attention(query, attention.memory(features, summary, mask))
-    alone = attention(query, attention.memory(features[:, :count], summary))
-
-    torch.testing.assert_close(padded.context, alone.context)
-    torch.testing.assert_close(padded.alphas[..., :count], alone.alphas)
-    assert (padded.alphas[..., count:] == 0).all()
-    if settings in HARD:
-        assert torch.equal(padded.chosen, alone.chosen)
-
-
-# --- Invariants ----------------------------------------------------------------------------------
-
-
-@each([*HIDDEN_QUERY, *HARD])
-def test_alphas_depend_on_the_hidden_state(settings: Settings) -> None:
-    """tanh(W_a a) + tanh(W_h h), summed after the tanh, would cancel in the softmax."""
-    attention, (features, summary) = build(settings), photos()
-    memory = attention.memory(features, summary)
-
-    one, two = (attention(random_query(settings), memory).alphas for _ in "ab")
-
-    assert (one - two).abs().amax(dim=-1).min() > 0.01
-
-
 @each(SOFT)
 def test_alphas_stay_float32_when_the_features_are_bf16(settings: Settings) -> None:
     attention = build(settings).float()
@@ -237,11 +203,3 @@ def test_hard_attention_samples_regions_from_alpha_in_training(mask: Tensor | No
 def test_incompatible_settings_raise(settings: Any, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         build_attention(config_of(settings), Sizes(D, N, A, L))
-
-
-def test_sample_index_equals_multinomial():
-    probabilities = torch.rand(4, 3, 50).softmax(-1)
-    torch.manual_seed(3)
-    expected = torch.multinomial(probabilities.flatten(0, 1), 1).view(4, 3)
-    torch.manual_seed(3)
-    assert torch.equal(sample_index(probabilities), expected)

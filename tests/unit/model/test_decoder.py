@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +21,8 @@ B, R, T, L, D, V = 2, 3, 4, 5, 8, 9
 E, N, A = 5, 6, 7
 SIZES = {"embed_dim": E, "hidden_dim": N, "attention_dim": A}
 Array = NDArray[np.float64]
+Outputs = tuple[Array, Array, float]
+"""Logits, alphas and gate of a step."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "bahdanau": {},
@@ -102,7 +104,7 @@ class Weights:
         return sigmoid(o) * np.tanh(self.norm("cell_norm", c)), c
 
 
-def bahdanau(weights: Weights, regions: Array, words: list[int]) -> list[tuple[Array, ...]]:
+def bahdanau(weights: Weights, regions: Array, words: list[int]) -> list[Outputs]:
     linear, steps = weights.linear, []
     h, c = weights.start(regions)
     for y in words:
@@ -113,13 +115,11 @@ def bahdanau(weights: Weights, regions: Array, words: list[int]) -> list[tuple[A
         gates = linear("word_gates", ey) + linear("context_gates", bz) + linear("hidden_gates", h)
         h, c = weights.lstm_cell(gates, c)
         mixed = np.tanh(ey + linear("hidden_output", h) + linear("context_output", bz))
-        steps.append((linear("word_output", mixed), alpha, beta, h))
+        steps.append((linear("word_output", mixed), alpha, beta[0]))
     return steps
 
 
-def luong(
-    weights: Weights, regions: Array, words: list[int], input_feeding: bool
-) -> list[tuple[Array, ...]]:
+def luong(weights: Weights, regions: Array, words: list[int], input_feeding: bool) -> list[Outputs]:
     linear, steps = weights.linear, []
     h, c = weights.start(regions)
     f = np.zeros(N)  # nothing is fed before the first word
@@ -130,22 +130,22 @@ def luong(
         h, c = weights.lstm_cell(gates, c)
         z, alpha = weights.attend(regions, h)
         f = np.tanh(linear("context_output", z) + linear("hidden_output", h))
-        steps.append((linear("word_output", f), alpha, np.ones(1), h))
+        steps.append((linear("word_output", f), alpha, 1.0))
     return steps
 
 
-def plain(weights: Weights, regions: Array, words: list[int]) -> list[tuple[Array, ...]]:
+def plain(weights: Weights, regions: Array, words: list[int]) -> list[Outputs]:
     linear, steps = weights.linear, []
     h, c = weights.start(regions)
     for y in words:
         ey = weights.p["embedding.weight"][y]
         h, c = weights.lstm_cell(linear("word_gates", ey) + linear("hidden_gates", h), c)
         logits = linear("word_output", np.tanh(ey + linear("hidden_output", h)))
-        steps.append((logits, np.full(L, 1 / L), np.zeros(1), h))
+        steps.append((logits, np.full(L, 1 / L), 0.0))
     return steps
 
 
-REFERENCES: dict[str, Callable[[Weights, Array, list[int]], list[tuple[Array, ...]]]] = {
+REFERENCES: dict[str, Callable[[Weights, Array, list[int]], list[Outputs]]] = {
     "bahdanau": bahdanau,
     "luong": lambda weights, regions, words: luong(weights, regions, words, input_feeding=True),
     "luong, not fed": lambda weights, regions, words: luong(
@@ -156,54 +156,20 @@ REFERENCES: dict[str, Callable[[Weights, Array, list[int]], list[tuple[Array, ..
 REFERENCES |= {f"{kind}, norms": REFERENCES[kind] for kind in ("bahdanau", "luong", "plain")}
 
 
-class Outputs(NamedTuple):
-    """Outputs of all steps, (B, R, T, ...)."""
-
-    logits: Tensor
-    alphas: Tensor
-    gates: Tensor
-    hidden: Tensor
-
-
-def step_by_step(decoder: Decoder, features: Tensor, tokens: Tensor) -> Outputs:
-    """Call ``step`` once per word."""
-    memory = decoder.memory(features)
-    state = decoder.start(memory, tokens.shape[1])
-    steps = []
-    for t in range(tokens.shape[2]):
-        embedded = decoder.embed(tokens[:, :, t])
-        step = decoder.step(decoder.word_gates(embedded), state, memory)
-        state = step.state
-        logits = decoder.readout(embedded, *step.outputs)
-        steps.append((logits, step.alphas, step.gate, state.hidden))
-    return Outputs(*(torch.stack(part, dim=2) for part in zip(*steps, strict=True)))
-
-
-def test_decoder_matches_its_equations(kind, decoder, features, tokens) -> None:
-    found = step_by_step(decoder, features, tokens)
-    weights = Weights(decoder)
-    for photo in range(B):
-        for caption in range(R):
-            words = tokens[photo, caption].tolist()
-            steps = REFERENCES[kind](weights, features[photo].double().numpy(), words)
-            for part, expected in zip(found, zip(*steps, strict=True), strict=True):
-                of_caption = part[photo, caption].detach().numpy()
-                np.testing.assert_allclose(of_caption, np.stack(expected), rtol=1e-4, atol=1e-5)
-
-
-# --- Teacher forcing -----------------------------------------------------------------------------
-
-
-def test_padding_between_words_is_an_ordinary_step(decoder, features, tokens) -> None:
+def test_teacher_forcing_matches_the_equations(kind, decoder, features, tokens) -> None:
     # Padding in the last caption and the last photo: later words still need those steps.
     tokens[:, -1, 1] = tokens[-1, :, 0] = PAD
 
     unrolled = decoder(decoder.memory(features), tokens)
 
-    expected = step_by_step(decoder, features, tokens)
-    torch.testing.assert_close(unrolled.alphas, expected.alphas)
     logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
-    torch.testing.assert_close(logits, expected.logits)
+    found, weights = (logits, unrolled.alphas, unrolled.gates), Weights(decoder)
+    for photo, caption in np.ndindex(B, R):
+        words = tokens[photo, caption].tolist()
+        steps = REFERENCES[kind](weights, features[photo].double().numpy(), words)
+        for part, expected in zip(found, zip(*steps, strict=True), strict=True):
+            of_caption = part[photo, caption].detach().numpy()
+            np.testing.assert_allclose(of_caption, np.stack(expected), rtol=1e-4, atol=1e-5)
 
 
 # --- Dropout and initialization ------------------------------------------------------------------

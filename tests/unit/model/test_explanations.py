@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mechanisms import MECHANISMS, config_of
 from torch import Tensor
 
 from captioner.model import explanations
@@ -16,40 +17,16 @@ from captioner.model.explanations import (
     occlusion,
     word_gradients,
 )
-from captioner.options import DecoderConfig
 from captioner.text.vocabulary import START
 
 REGIONS, SIZE, WORDS = 4, 6, 9
 TOKENS = [5, 4, 8, 5]
-MECHANISMS = {
-    "additive": {},
-    "concat": {"attention": "concat"},
-    "dot": {"attention": "dot"},
-    "general, projected": {"attention": "general", "projection_dim": 5},
-    "location": {"attention": "location"},
-    "scaled dot": {"attention": "scaled_dot"},
-    "multi-head": {"attention": "multi_head", "attention_dim": 8, "heads": 2},
-    "hard": {"selection": "hard"},
-    "photo's own query": {"query": "self"},
-    "mean query": {"query": "mean"},
-    "fixed": {"attention": "fixed"},
-    "fixed at start": {"attention": "fixed_at_start"},
-    "luong": {"order": "luong"},
-    "luong, multi-head": {"order": "luong", "attention": "multi_head", "attention_dim": 8},
-    "layer norm": {"layer_norm": True},
-}
 
 
-def decoder_of(**changes: object) -> Decoder:
-    """In float64 and eval mode, with initial weights."""
-    given = {"embed_dim": 5, "hidden_dim": SIZE, "attention_dim": 7, "heads": 2, "dropout": 0.3}
-    config = DecoderConfig(**{**given, **changes})  # type: ignore[arg-type]
-    return build_decoder(config, SIZE, WORDS, REGIONS).double().eval()
-
-
-@pytest.fixture(params=list(MECHANISMS))
+@pytest.fixture(params=MECHANISMS)
 def decoder(request) -> Decoder:
-    return decoder_of(**MECHANISMS[request.param])
+    """In float64 and eval mode, with initial weights."""
+    return build_decoder(config_of(request.param), SIZE, WORDS, REGIONS).double().eval()
 
 
 @pytest.fixture
@@ -109,7 +86,8 @@ def test_gradients_equal_finite_differences(decoder, grid) -> None:
 
 
 def test_block_size_does_not_change_gradients(grid, monkeypatch) -> None:
-    scorer = WordScorer(decoder_of(), START, TOKENS)
+    decoder = build_decoder(config_of(MECHANISMS[0]), SIZE, WORDS, REGIONS).double().eval()
+    scorer = WordScorer(decoder, START, TOKENS)
     gradients, drops = gradients_of(scorer, grid), occlusion(scorer.every_word, grid)
 
     monkeypatch.setattr(explanations, "BLOCK", 3 * grid.numel() * grid.element_size())
