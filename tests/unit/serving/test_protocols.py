@@ -110,33 +110,6 @@ def test_ollama_chats_about_the_last_photos(ollama):
     assert parts[-1].done
 
 
-def test_ollama_gets_its_errors(ollama):
-    def look() -> str:
-        """Looks."""
-        return ""
-
-    ask = [{"role": "user", "content": "Look", "images": [RED]}]
-    for refused, status, message in (
-        (lambda: ollama.chat("captioner", ask, tools=[look]), 400, "tools is not supported"),
-        (lambda: ollama.chat("captioner", ask, format="json"), 400, "format is not supported"),
-        (
-            lambda: ollama.generate("captioner", images=[RED], format={"type": "object"}),
-            400,
-            "form",
-        ),
-        (lambda: ollama.generate("captioner", "Hello"), 400, "the request has 0 photos; give 1 to"),
-        (lambda: ollama.generate("captioner", images=[b"no photo"]), 415, "the photo"),
-        (
-            lambda: ollama.generate("captioner:coco2", images=[RED]),
-            404,
-            "'captioner:coco2' not fou",
-        ),
-    ):
-        with pytest.raises(ollama.ResponseError, match=message) as error:
-            refused()
-        assert error.value.status_code == status
-
-
 # --- OpenAI --------------------------------------------------------------------------------------
 
 
@@ -180,25 +153,14 @@ def test_openai_completes_chats(openai):
 def test_openai_gets_its_errors(openai):
     import openai as package
 
-    create = openai.chat.completions.create
-    ask = {"model": "captioner", "messages": content(url(RED))}
-    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
-    away = content("https://example.org/a.jpg")
-    for given, error, code, message in (
-        ({"model": "gpt-4o"}, package.NotFoundError, "model_not_found", "'gpt-4o' not found; give"),
-        ({"messages": away}, package.BadRequestError, "url", "URLs are not fetched; send the"),
-        ({"tools": [tool]}, package.BadRequestError, "unsupported", "leave tools out"),
-        ({"response_format": schema}, package.BadRequestError, "unsupported", "leave response_f"),
-        ({"n": 2}, package.BadRequestError, "unsupported", "n is not supported"),
-        ({"messages": content("data:,x")}, package.UnprocessableEntityError, "base64", "base64"),
+    for ask in (
+        lambda: openai.models.retrieve("gpt-4o"),
+        lambda: openai.chat.completions.create(model="gpt-4o", messages=content(url(RED))),
     ):
-        with pytest.raises(error, match=message) as refused:
-            create(**ask | given)
-        assert refused.value.code == code
+        with pytest.raises(package.NotFoundError, match="'gpt-4o' not found; give capt") as refused:
+            ask()
+        assert refused.value.code == "model_not_found"
         assert refused.value.type == "invalid_request_error"
-    with pytest.raises(package.NotFoundError, match="'gpt-4o' not found; give captioner"):
-        openai.models.retrieve("gpt-4o")
     with pytest.raises(package.AuthenticationError, match="unknown API key") as refused:
         openai.with_options(api_key="wrong-0123456789abc").models.list()
     assert refused.value.code == "invalid_api_key"
@@ -243,17 +205,9 @@ def test_photoprism(server):
     given = {name: VISION[name] for name in ("id", "images", "stream")}  # without Name
     assert post(server, path, given).json()["code"] == 200
 
-    for body, status, message in (
-        (VISION | {"model": "kosmos-2"}, 404, "model 'kosmos-2' not found; give captioner, "),
-        (given | {"images": None, "url": "https://example.org/dl/1"}, 400, "URLs are not fetched"),
-        (given | {"images": "x"}, 422, "the photo is not valid base64 (x); give"),
-        (b"{", 400, "not valid JSON"),
-    ):
-        error = post(server, path, body)
-        assert error.status_code == status
-        assert list(error.json()) == ["code", "error"]
-        assert error.json()["code"] == status
-        assert message in error.json()["error"]
+    error = post(server, path, VISION | {"model": "kosmos-2"})
+    assert (error.status_code, error.json()["code"]) == (404, 404)
+    assert error.json()["error"].startswith("model 'kosmos-2' not found; give captioner, ")
     denied = post(server, path, VISION, Authorization="Bearer x").json()
     assert denied["code"] == 401
 
@@ -333,21 +287,31 @@ async def test_any_content_type_and_prefix(serve):
     assert await server.metric('captioner_requests_total{route="/api/chat",status="200"}') == 2
 
 
-async def test_malformed_requests_get_a_line(serve):
-    """Also long ones, whose every error would take a minute to find."""
-    server = await serve()
+async def test_what_is_refused(serve):
+    """In a line, also if a request is so long that to find its every error would take a minute."""
+    server, photo = await serve(), {"images": [text(RED)]}
     malformed = "images or messages are malformed; see the examples at /docs"
     for body, status, problem in (
+        (photo | {"tools": [{"type": "function"}]}, 400, "tools is not supported"),
+        (photo | {"format": "json"}, 400, "leave format out"),
+        (photo | {"response_format": {"type": "json_schema"}}, 400, "leave response_format out"),
+        (photo | {"n": 2}, 400, "n is not supported"),
+        (photo | {"model": "captioner:coco2"}, 404, "'captioner:coco2' not found"),
+        ({"prompt": "Hello"}, 400, "the request has 0 photos; give 1 to"),
+        ({"prompt": "x", "url": "https://example.org/1"}, 400, "URLs are not fetched; send the"),
+        ({"messages": content("https://example.org/a.jpg")}, 400, "URLs are not fetched"),
+        ({"images": [text(b"no photo")]}, 415, "the photo"),
+        ({"images": [5]}, 422, "the photo is not valid base64 (5)"),
+        ({"messages": content("data:,x")}, 422, "base64"),
         ({"messages": [None]}, 400, malformed),
         ({"messages": {"content": ""}}, 400, malformed),
         ({"messages": [{"images": 5}]}, 400, malformed),
         ({"messages": [{"content": [5] * 100_000}]}, 400, malformed),
         ({"messages": [{"content": [{}] * 100_000}] * 50}, 400, "the request has 0 photos"),
         ({"messages": [{"images": [5] * 100_000}]}, 413, "the request has 100000 photos"),
-        ({"images": [5]}, 422, "the photo is not valid base64 (5)"),
     ):
         response = await ask(server, "/api/chat", body)
-        assert (response.status, problem in response.error) == (status, True)
+        assert (response.status, problem in response.error) == (status, True), body
 
 
 async def test_parts_as_clients_dump_them(serve):
