@@ -9,12 +9,11 @@ import json
 import math
 from itertools import combinations, groupby
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -22,15 +21,9 @@ from captioner.caption import Caption, CropBox
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import resample_weights
 from captioner.evaluation.grounding import entropy, measure, movement
-from captioner.evaluation.masks import (
-    Instances,
-    at_centres,
-    read_instances,
-    region_coverage,
-)
+from captioner.evaluation.masks import Instances, Masks, read_instances, region_coverage
 from captioner.geometry import Geometry
 
-DATA = Path(__file__).parents[4] / "shared" / "data"
 Array = NDArray[np.float64]
 
 HEIGHT, WIDTH, GRID = 8, 12, (2, 3)
@@ -128,12 +121,6 @@ def spot(**shares: float) -> Array:
         alpha[int(region[1]), int(region[3])] = share
     alpha[-1, -1] += 1 - alpha.sum()
     return alpha
-
-
-def only(instances: Instances, one: Caption) -> SimpleNamespace:
-    """The measurements of the only name."""
-    (found,) = measure({1: one}, instances)["per_name"]
-    return SimpleNamespace(**found)
 
 
 def close(value: float) -> Any:
@@ -243,84 +230,86 @@ def test_rounding_does_not_include_an_object_beside_the_crop() -> None:
         assert not region_coverage(mask, even((1, 3), region), (1, 3)).any()
 
 
-def test_centre_of_a_region() -> None:
-    mask = np.zeros((HEIGHT, WIDTH), dtype=bool)
-    mask[2, 6] = mask[7, 11] = True
-    assert at_centres(mask, even(GRID, CropBox()), GRID).tolist() == [
-        [False, True, False],
-        [False] * 3,
-    ]
-    # One region per pixel, and a crop of the last pixel.
-    np.testing.assert_array_equal(
-        at_centres(mask, even((HEIGHT, WIDTH), CropBox()), (HEIGHT, WIDTH)), mask
-    )
-    assert at_centres(mask, even((1, 1), CropBox(11 / 12, 7 / 8, 1, 1)), (1, 1)).tolist() == [
-        [True]
-    ]
+# --- Measuring -----------------------------------------------------------------------------------
 
 
-# --- Answers by hand -----------------------------------------------------------------------------
+def pixel_by_pixel(
+    one: Caption, words: slice, masks: Masks, crop: tuple[int, int, int, int]
+) -> dict[str, Any] | str:
+    """What is measured of a name, from maps that are spread over the pixels of their regions."""
+    (left, top, right, bottom), (objects, crowds) = crop, masks
+    start, stop = words.start, words.stop
+    tall, wide = (bottom - top) // GRID[0], (right - left) // GRID[1]
+    ys, xs = np.indices(GRID)
+    middles = top + ys * tall + tall // 2, left + xs * wide + wide // 2
+    seen = np.zeros((HEIGHT, WIDTH), dtype=bool)
+    seen[top:bottom, left:right] = True
+
+    def correctness(maps: Array) -> float:
+        spread = np.zeros((HEIGHT, WIDTH))
+        spread[seen] = np.kron(maps.sum(axis=0), np.ones((tall, wide))).ravel()
+        valid = spread[~crowds].sum()
+        return float(spread[objects].sum() / valid) if valid else math.nan
+
+    def pointing(alpha: Array) -> float:
+        candidates = (alpha == alpha.max()) & ~crowds[middles]
+        return float(objects[middles][candidates].mean()) if candidates.any() else math.nan
+
+    if not (objects & seen).any():
+        return "unseen" if objects.any() and not (crowds & seen).any() else "ignored"
+    maps, uniform = one.alphas.astype(float), np.ones((1, *GRID))
+    if math.isnan(correctness(maps[words])):
+        return "ignored"
+    neighbours = slice(max(start - 1, 0), start), words, slice(stop, stop + 1)
+    shift = [correctness(maps[near]) for near in neighbours]
+    far = ((xs + 0.5) / GRID[1] - 0.5) ** 2 + ((ys + 0.5) / GRID[0] - 0.5) ** 2
+    middle = (top + bottom) // 2, (left + right) // 2
+    return {
+        "correctness": correctness(maps[words]),
+        "uniform": correctness(uniform),
+        "centre": correctness(np.exp(-far / (2 * 0.25**2))[None]),
+        "shuffled": correctness(np.delete(maps, words, axis=0)),
+        "pointing": pointing(maps[words].mean(axis=0)),
+        "pointing_uniform": pointing(uniform[0]),
+        "pointing_centre": math.nan if crowds[middle] else float(objects[middle]),
+        "gate": one.gates[words].mean(),
+        "shift": [math.nan] * 3 if any(map(math.isnan, shift)) else shift,
+    }
 
 
-@pytest.mark.usefixtures("no_minimum_of_photos")
-def test_a_uniform_map_has_the_uniform_correctness(read) -> None:
-    found = measure({1: caption("a dog runs")}, read(DOG))
+@settings(max_examples=400)
+@given(st.integers(0, 10**6))
+def test_a_name_is_measured_as_pixel_by_pixel(seed: int) -> None:
+    """Names of one and two words at any place; maps with ties and zeros; objects, crowds, crops."""
+    random = np.random.default_rng(seed)
+    name = ["dog"] if random.integers(2) else ["hot", "dog"]
+    start = int(random.integers(3))
+    text = " ".join(["very"] * start + name + ["thing"] * int(random.integers(3)))
+    weights = random.integers(3, size=(len(text.split()), *GRID)) + 1e-3 * random.integers(2)
+    tall, wide = (int(random.integers(1, 5)) for _ in GRID)
+    left, top = (int(random.integers(most + 1)) for most in (WIDTH - 3 * wide, HEIGHT - 2 * tall))
+    crop = left, top, left + 3 * wide, top + 2 * tall
+    region = CropBox(*np.divide(crop, (WIDTH, HEIGHT, WIDTH, HEIGHT)))
+    one = caption(text, weights, random.random(len(weights)), region)
+    shapes = [pixels(*np.sort(random.integers(13, size=(2, 2)), axis=0).ravel()) for _ in range(2)]
+    noise = random.random((2, HEIGHT, WIDTH)) < 0.5 + seed % 2
+    shapes = [shape & some for shape, some in zip(shapes, noise, strict=True)]
+    instances = Instances(
+        Path(), {}, {1: (HEIGHT, WIDTH)}, frozenset(NAMES.values()),
+        {(1, " ".join(name)): [entry("dog", runs(s), crowd=n > 0) for n, s in enumerate(shapes)]},
+    )  # fmt: skip
 
-    for key in ("correctness", "uniform", "shuffled", "pointing", "pointing_uniform"):
-        assert found[key] == close(1 / 6), key
-    assert found["ratio"] == close(1)
-    assert found["intervals"]["ratio"] == close([1, 1])
+    found = measure({1: one}, instances)
 
-
-def test_the_centre_by_hand(read) -> None:
-    found = only(read(entry("dog", box(4, 0, 8, 8))), caption("dog"))
-
-    side = math.exp(-((1 / 3) ** 2) / (2 * 0.25**2))  # a third of the width from the middle
-    assert found.centre == close(1 / (1 + 2 * side))
-    assert found.pointing_centre == 1
-
-
-def test_only_the_part_that_was_seen_counts(read) -> None:
-    """The crop is the right two thirds, x from 4 to 12, with a grid of 1 x 2."""
-    region = CropBox(1 / 3, 0, 1, 1)
-    one = caption("dog", [[[0.75, 0.25]]], crop_box=region)
-
-    found = only(read(entry("dog", box(0, 0, 8, 8))), one)
-    assert (found.correctness, found.uniform) == (close(0.75), close(0.5))
-    assert found.pointing == 1
-
-    found = only(read(entry("dog", box(6, 0, 8, 4))), one)
-    assert (found.correctness, found.uniform) == (close(0.75 / 4), close(1 / 8))
-
-    outside = measure({1: one}, read(DOG))
-    assert (outside["unseen"], outside["measured"]) == (1, 0)
-
-
-def test_a_name_of_two_words_uses_their_mean(read) -> None:
-    maps = [spot(r0c0=share) for share in (0.1, 0.2, 0.6, 0.5)]
-    one = caption("a hot dog lies", maps, gates=[1, 0.2, 0.4, 1])
-
-    found = only(read(entry("hot dog", CELL)), one)
-
-    assert (found.image_id, found.category) == (1, "hot dog")
-    assert (found.text, found.start) == ("hot dog", 1)
-    assert found.correctness == close(0.4)
-    assert found.shuffled == close(0.3)
-    assert found.shift == (close(0.1), close(0.4), close(0.5))
-    assert found.gate == close(0.3)
-    assert found.pointing == 0.0  # 0.8 + 0.4 in the last region, 0.2 + 0.6 in the first
-
-
-@pytest.mark.parametrize(
-    ("shares", "expected"),
-    [
-        ({"r0c0": 0.4, "r1c1": 0.4}, 1 / 2),
-        ({"r0c0": 0.3, "r1c1": 0.3, "r0c2": 0.3}, 1 / 3),
-        ({"r0c0": 0.4, "r1c1": 0.45}, 0),
-    ],
-)
-def test_pointing_of_ties(read, shares: dict[str, float], expected: float):
-    assert only(read(DOG), caption("dog", [spot(**shares)])).pointing == close(expected)
+    masks = Masks(shapes[0], shapes[1] & ~shapes[0])
+    expected = pixel_by_pixel(one, slice(start, start + len(name)), masks, crop)
+    if isinstance(expected, str):
+        assert (found["measured"], found[expected]) == (0, 1)
+        return
+    [measured] = found["per_name"]
+    assert (measured["text"], measured["start"]) == (" ".join(name), start)
+    assert [*measured["shift"]] == pytest.approx(expected.pop("shift"), nan_ok=True)
+    assert {key: measured[key] for key in expected} == pytest.approx(expected, nan_ok=True)
 
 
 def test_the_ratio_is_a_ratio_of_means(read) -> None:
@@ -333,62 +322,6 @@ def test_the_ratio_is_a_ratio_of_means(read) -> None:
         "cat": {"count": 1, "correctness": close(1), "uniform": close(4 / 6), "ratio": close(1.5)},
         "dog": {"count": 1, "correctness": 0, "uniform": close(1 / 6), "ratio": 0},
     }
-
-
-# --- Crowds --------------------------------------------------------------------------------------
-
-
-def test_crowd_regions_are_ignored(read) -> None:
-    instances = read(DOG, entry("dog", CROWD, crowd=True))
-    one = caption("big dog", [spot(r0c0=0.2, r0c1=0.5), spot(r0c0=0.5, r0c1=0.3)])
-
-    found = only(instances, one)
-
-    assert found.correctness == close(0.5 / 0.7)
-    assert found.uniform == close(1 / 5)
-    assert found.shuffled == close(0.2 / 0.5)
-    assert found.pointing == 1
-    assert found.pointing_uniform == close(1 / 5)
-
-
-def test_pointing_at_a_crowd_is_undefined(read) -> None:
-    instances = read(DOG, entry("dog", CROWD, crowd=True))
-
-    at_crowd = measure({1: caption("dog", [spot(r0c0=0.3, r0c1=0.6)])}, instances)
-    assert math.isnan(at_crowd["per_name"][0]["pointing"])
-    assert math.isnan(at_crowd["pointing"])
-    assert at_crowd["intervals"]["pointing"] is None
-    assert at_crowd["correctness"] == close(0.3 / 0.4)
-
-    tie = spot(r0c1=0.4, r1c0=0.4)
-    assert only(instances, caption("dog", [tie])).pointing == 0  # the other half of the tie
-
-    middle = read(DOG, entry("dog", runs(pixels(4, 2, 8, 6)), crowd=True))
-    assert math.isnan(only(middle, caption("dog")).pointing_centre)
-
-
-def test_attention_entirely_on_a_crowd(read) -> None:
-    instances = read(DOG, entry("dog", CROWD, crowd=True))
-
-    found = measure({1: caption("dog", [spot(r0c1=1)])}, instances)
-    assert (found["ignored"], found["measured"]) == (1, 0)
-
-    # If this holds for a neighbour, the shift is undefined.
-    maps = [spot(r0c1=1), spot(r0c0=1), spot(r0c0=0.5)]
-    beside = only(instances, caption("a dog runs", maps))
-    assert all(math.isnan(value) for value in beside.shift)
-    assert beside.shuffled == close(0.5)  # mean map of the two other words outside the crowd
-
-
-def test_a_category_with_crowd_regions_only(read) -> None:
-    crowd = entry("dog", CROWD, crowd=True)
-    found = measure({1: caption("dog")}, read(crowd))
-    assert (found["ignored"], found["measured"]) == (1, 0)
-
-    # The crop, the right two thirds, contains the crowd only.
-    seen = caption("dog", [[[0.5, 0.5]]], crop_box=CropBox(1 / 3, 0, 1, 1))
-    found = measure({1: seen}, read(DOG, crowd))
-    assert (found["ignored"], found["unseen"], found["measured"]) == (1, 0, 0)
 
 
 # --- Summary -------------------------------------------------------------------------------------
