@@ -1,4 +1,4 @@
-"""A minimal encoder for tests of the decoder and the losses."""
+"""A minimal encoder for tests of the decoder and the losses, and norms that change something."""
 
 from __future__ import annotations
 
@@ -18,3 +18,13 @@ class PatchEncoder(nn.Module):
 
     def measure(self, image_size: int) -> tuple[int, tuple[int, int]]:
         return self.conv.out_channels, (image_size // 16, image_size // 16)
+
+
+def randomize_norms(network: nn.Module) -> None:
+    """Give every batch norm random statistics and weights, so that one left out is noticed."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.1)
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 2)

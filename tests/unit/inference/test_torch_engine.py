@@ -19,6 +19,7 @@ from table_stepper import (
 )
 from torch import nn
 from toy_captioner import stored
+from toy_encoder import randomize_norms
 
 from captioner.data.images import open_image
 from captioner.hardware import autocast
@@ -92,12 +93,7 @@ def test_keys_are_projected_once_and_not_copied_per_beam(decoder, features) -> N
 def with_norms() -> StoredModel:
     """A model whose encoder folds norms, with random batch norm statistics."""
     model = stored(encoder="timm/tf_efficientnet_lite0", size=64)
-    for module in model.model.encoder.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias, std=0.1)
-            module.running_mean.normal_(std=0.1)  # type: ignore[union-attr]
-            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    randomize_norms(model.model.encoder)
     return model
 
 
@@ -112,6 +108,7 @@ def test_folded_norms_give_the_same_features(precision, allowed, photos: list[Pa
     with autocast(precision, captioner.device):
         found = captioner.model.encode(torch.from_numpy(pixels)).float()
 
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in captioner.model.encoder.modules())
     assert (found - expected).norm() <= allowed * expected.norm()
     assert expected.std(dim=0).mean() > 0.01  # photos differ
 

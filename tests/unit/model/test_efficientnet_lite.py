@@ -9,20 +9,16 @@ import timm
 import torch
 from timm.data.config import resolve_data_config
 from torch import Tensor, nn
+from toy_encoder import randomize_norms
 
-from captioner.model.efficientnet_lite import SCALES, EfficientNetLite, fold_norms
+from captioner.model.efficientnet_lite import SCALES, EfficientNetLite
 from captioner.model.encoder import Encoder, build_encoder
 
 
 def timm_model(size: int) -> nn.Module:
     """timm's model without pooling and head, with random batch norm statistics."""
     model = timm.create_model(f"tf_efficientnet_lite{size}", num_classes=0, global_pool="")
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias)
-            module.running_mean.normal_()  # type: ignore[union-attr]
-            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    randomize_norms(model)
     return model.eval()
 
 
@@ -70,21 +66,6 @@ def test_gradients_equal_timms(stage) -> None:
         if parameter.grad is not None:
             torch.testing.assert_close(parameter.grad, gradients[name].grad, msg=name)
             assert parameter.grad.abs().max() > 0, name
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize("size", [0, 2])
-def test_folding_norms_permanently_keeps_outputs(size) -> None:
-    model = our_model(size, timm_model(size).state_dict()).double()
-    images = torch.randn(2, 3, 75, 64, dtype=torch.float64)
-    expected = model(images)
-
-    for _ in range(2):  # folding again is a no-op
-        fold_norms(model)
-
-        torch.testing.assert_close(model(images), expected)
-        assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
 def test_timms_weights_and_preprocessing_are_used(monkeypatch) -> None:

@@ -6,7 +6,8 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from toy_encoder import randomize_norms
 
 from captioner.model.efficientnet_lite import Convolution, recompute_blocks
 from captioner.model.encoder import Encoder
@@ -18,11 +19,7 @@ STAGES = [f"blocks.{number}" for number in range(7)]
 def lite() -> Encoder:
     torch.manual_seed(0)
     encoder = Encoder("timm/tf_efficientnet_lite0")
-    for module in encoder.modules():  # non-trivial statistics, so that a skipped norm is noticed
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.running_mean, -0.2, 0.2)
-            nn.init.uniform_(module.running_var, 0.5, 2.0)
-            nn.init.uniform_(module.weight, 0.5, 1.5)
+    randomize_norms(encoder)
     return encoder.requires_grad_(False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from toy_encoder import randomize_norms
 
 from captioner.model import efficientnet_lite
 from captioner.model.efficientnet_lite import Block, EfficientNetLite, fold_norms
@@ -22,10 +23,7 @@ def model() -> EfficientNetLite:
 def folded(dtype: torch.dtype = torch.float32) -> EfficientNetLite:
     torch.manual_seed(0)
     model = EfficientNetLite(0).eval()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.bias)
-            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    randomize_norms(model)
     fold_norms(model)
     return model.to(dtype, memory_format=torch.channels_last)
 

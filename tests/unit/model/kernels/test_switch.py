@@ -12,7 +12,7 @@ from toy_decoder import random_decoder
 from captioner.hardware import autocast
 from captioner.model.decoder import Decoder
 from captioner.model.kernels import WordGates, enabled, plain_formulas
-from captioner.model.losses import caption_losses, score_words
+from captioner.model.losses import caption_losses
 from captioner.options import Precision, TrainingConfig
 from captioner.text.vocabulary import END, PAD, START
 
@@ -82,21 +82,6 @@ def test_kernels_in_half_precision_are_close_to_the_plain_formulas(kind: str) ->
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         assert (one - other).double().norm() <= 0.05 * other.double().norm() + 1e-6
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_packed_words_are_those_of_the_plain_loop(kind: str) -> None:
-    decoder, features, tokens = build(kind).eval(), torch.randn(4, L, D), captions()
-
-    packed = score_words(decoder, decoder.memory(features), tokens)
-    with plain_formulas():
-        plain = score_words(decoder, decoder.memory(features), tokens)
-
-    real = tokens[..., 1:] != PAD
-    torch.testing.assert_close(packed.logits, plain.logits)
-    torch.testing.assert_close(packed.alphas[real], plain.alphas[real])
-    assert torch.equal(packed.places, plain.places)
-    assert not packed.alphas[1].any()  # skipped: the photo without captions
 
 
 # --- the table of gate inputs ---------------------------------------------------------------------
