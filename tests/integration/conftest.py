@@ -15,9 +15,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
+from tiny_data import noise_photos, write_captions, write_dogs
 from toy_captioner import random_model
 
 from captioner.cli.main import main
@@ -26,12 +25,11 @@ from captioner.options import DecoderConfig
 
 WORDS = ("a", "dog", "runs", "on", "grass", "the", "man", "'s", "hat")
 CAPTIONS = {
-    1: ["A dog runs on grass.", "The dog runs."],
-    2: ["A man runs.", "A man's hat on the grass."],
-    3: ["The hat of a man.", "A hat.", "A dog's hat"],
-    4: ["A dog and a man on grass.", "The man runs on the grass."],
+    "1.png": ["A dog runs on grass.", "The dog runs."],
+    "2.png": ["A man runs.", "A man's hat on the grass."],
+    "3.png": ["The hat of a man.", "A hat.", "A dog's hat"],
+    "4.png": ["A dog and a man on grass.", "The man runs on the grass."],
 }
-PHOTOS = 4
 
 
 def write_model(folder: Path, seed: int, words: tuple[str, ...] = WORDS, **search: Any) -> Path:
@@ -93,48 +91,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     The dog fills the left half of photos 1, 2 and 3; photo 4 is empty.
     """
     folder = tmp_path_factory.mktemp("tiny")
+    noise_photos(folder / "photos", CAPTIONS, (40, 32))
 
-    def write(name: str, content: object) -> Path:
-        (folder / name).write_text(json.dumps(content))
+    def write_results(name: str, *texts: str) -> Path:
+        entries = [{"image_id": i, "caption": text} for i, text in enumerate(texts, 1)]
+        (folder / name).write_text(json.dumps(entries))
         return folder / name
 
-    (folder / "photos").mkdir()
-    noise = np.random.default_rng(0).integers(256, size=(PHOTOS, 32, 40, 3), dtype=np.uint8)
-    for number, pixels in enumerate(noise, 1):
-        colour = [number % 2, number // 2 % 2, number // 4 % 2]  # different for every photo
-        Image.fromarray(pixels * np.array(colour, dtype=np.uint8)).save(
-            folder / "photos" / f"{number}.png"
-        )
-    images = [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 32} for i in CAPTIONS]
-    annotations = [
-        {"image_id": i, "caption": text} for i, texts in CAPTIONS.items() for text in texts
-    ]
-    half = [[0, 0, 20, 0, 20, 32, 0, 32]]
-    dogs = [
-        {"id": i, "image_id": i, "category_id": 18, "iscrowd": 0, "segmentation": half}
-        for i in (1, 2, 3)
-    ]
-    kinds = [{"id": 1, "name": "person"}, {"id": 18, "name": "dog"}]
-    results = ["a dog runs", "a man runs", "a man's hat", "the the dog on"]
-    others = ["a dog on grass", "a hat", "a man's hat", "a man on grass"]
     return SimpleNamespace(
         folder=folder,
         photos=folder / "photos",
-        captions=write(
-            "captions.json",
-            {
-                "images": images,
-                "annotations": [{"id": n, **one} for n, one in enumerate(annotations)],
-            },
+        captions=write_captions(folder / "captions.json", CAPTIONS),
+        instances=write_dogs(folder / "instances.json", [*CAPTIONS], 3),
+        results=write_results(
+            "results.json", "a dog runs", "a man runs", "a man's hat", "the the dog on"
         ),
-        instances=write(
-            "instances.json", {"images": images, "annotations": dogs, "categories": kinds}
-        ),
-        results=write(
-            "results.json", [{"image_id": i, "caption": c} for i, c in enumerate(results, 1)]
-        ),
-        others=write(
-            "others.json", [{"image_id": i, "caption": c} for i, c in enumerate(others, 1)]
+        others=write_results(
+            "others.json", "a dog on grass", "a hat", "a man's hat", "a man on grass"
         ),
         model=write_model(folder / "model", 1),
         twin=write_model(folder / "twin", 2),
@@ -143,9 +116,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 @pytest.fixture(scope="session")
-def make_settings(tiny: SimpleNamespace) -> Callable[[], dict[str, Any]]:
-    """``make_settings()``: a config for the tiny photos, without the length of the training."""
-    return lambda: {
+def training_settings(tiny: SimpleNamespace) -> dict[str, Any]:
+    """A config for the tiny photos, without the length of the training."""
+    return {
         "data": {
             "train_annotations": [str(tiny.captions)],
             "val_annotations": [str(tiny.captions)],
@@ -157,12 +130,6 @@ def make_settings(tiny: SimpleNamespace) -> Callable[[], dict[str, Any]]:
         "decoder": {"embed_dim": 8, "hidden_dim": 8, "attention_dim": 8},
         "search": {"beam_size": 2, "max_length": 6},
     }
-
-
-@pytest.fixture
-def training_settings(make_settings: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """See ``make_settings``."""
-    return make_settings()
 
 
 # --- object storage ---

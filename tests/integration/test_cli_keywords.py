@@ -13,17 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_data import write_captions
 
-from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.cli.main import FAILED, OK, USAGE
 from captioner.data.metadata.embedding import embedded_description
 from captioner.errors import ConfigError
 from captioner.inference.folder import KEYWORDS, load_model
-
-COUNT = 240
-
-
-def run(*arguments: object) -> int:
-    return main([str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +28,15 @@ def own(
     """Red photos show a man, blue ones a dog; every one shows grass."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "photos").mkdir()
-    random = np.random.default_rng(0)
-    images, annotations = [], []
-    for number in range(COUNT):
+    random, captions = np.random.default_rng(0), {}
+    for number in range(240):
         colour, text = [([1, 0, 0], "a man on grass"), ([0, 0, 1], "two dogs on grass")][number % 2]
         pixels = (random.integers(128, 256, size=(32, 40, 3)) * colour).astype(np.uint8)
         Image.fromarray(pixels).save(folder / "photos" / f"{number}.jpg")
-        images.append({"id": number, "file_name": f"{number}.jpg"})
-        annotations.append({"id": number, "image_id": number, "caption": text})
-    (folder / "captions.json").write_text(
-        json.dumps({"images": images, "annotations": annotations})
-    )
-    model = folder / "model"
-    shutil.copytree(tiny.model, model)
-    captions = ("--train", folder / "captions.json", "--val", folder / "captions.json")
-    command = (model, *captions, "--images", folder / "photos")
+        captions[f"{number}.jpg"] = [text]
+    file = write_captions(folder / "captions.json", captions)
+    model = shutil.copytree(tiny.model, folder / "model")
+    command = (model, "--train", file, "--val", file, "--images", folder / "photos")
 
     def fit() -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -55,7 +44,7 @@ def own(
             script("fit_keywords").main()
 
     fit()
-    return SimpleNamespace(folder=folder, model=model, plain=tiny.model, fit=fit)
+    return SimpleNamespace(folder=folder, model=model, fit=fit)
 
 
 def test_keywords_are_fitted_once(own) -> None:
@@ -67,13 +56,14 @@ def test_keywords_are_fitted_once(own) -> None:
         own.fit()
 
 
-def test_every_output_has_them(own, capsys, tmp_path) -> None:
+def test_every_output_has_them(own, run, tmp_path) -> None:
     photos = [shutil.copy(own.folder / "photos" / name, tmp_path) for name in ("0.jpg", "1.jpg")]
 
     def caption(*arguments: object) -> str:
-        capsys.readouterr()
-        assert run("caption", *photos, "--model", own.model, "--keywords", 2, *arguments) == OK
-        return capsys.readouterr().out
+        command = ("caption", *photos, "--model", own.model, "--keywords", 2)
+        code, out, _ = run(*command, *arguments)
+        assert code == OK
+        return out
 
     data = json.loads(caption("--format", "json", "--num-captions", 2))
     words = [[one["word"] for one in photo["captions"][0]["keywords"]] for photo in data]
@@ -90,35 +80,30 @@ def test_every_output_has_them(own, capsys, tmp_path) -> None:
     caption("--sidecar", "xmp")
     assert b"<rdf:li>dog</rdf:li>" in (tmp_path / "1.xmp").read_bytes()
     caption("--in-place")
-    data = Path(photos[1]).read_bytes()
-    assert embedded_description(data) == texts[1]
-    assert b"\x1c\x02\x19\x00\x03dog" in data
-    neutral = json.loads(caption("--format", "json", "--neutral"))[0]["captions"][0]["keywords"]
-    assert {one["word"] for one in neutral} == {"person", "grass"}
+    content = Path(photos[1]).read_bytes()
+    assert embedded_description(content) == texts[1]
+    assert b"\x1c\x02\x19\x00\x03dog" in content
 
 
-def test_figures_and_pages_have_their_maps(own, tmp_path) -> None:
+def test_figures_and_pages_have_their_maps(own, run, tmp_path) -> None:
     photo = own.folder / "photos" / "1.jpg"
     command = ("attend", photo, "--model", own.model, "--keywords", 2, "-o")
 
-    assert run(*command, tmp_path / "x.svg") == OK
-    assert run(*command, tmp_path / "x.html") == OK
-    assert run(*command, tmp_path / "x.gif") == USAGE
+    assert run(*command, tmp_path / "x.svg")[0] == OK
+    assert run(*command, tmp_path / "x.html")[0] == OK
+    assert run(*command, tmp_path / "x.gif")[0] == USAGE
 
     assert "keywords: dog" in (tmp_path / "x.svg").read_text()
     assert '"keywords":[{"word":"' in (tmp_path / "x.html").read_text().replace(": ", ":")
 
 
-def test_formats_without_room_are_refused(own, capsys) -> None:
-    command = ("caption", own.folder / "photos" / "1.jpg", "--model", own.model, "--keywords", 2)
-
-    assert run(*command, "--format", "coco") == USAGE
-    assert "--format coco has no keywords" in capsys.readouterr().err
-
-
-def test_a_model_without_keywords_is_refused_at_once(own, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("captioner.inference.captioner.load", None)
-
-    assert run("caption", "x.jpg", "--model", own.plain, "--keywords", 2) in (USAGE, FAILED)
-
-    assert "has no keywords; fit some with scripts/fit_keywords.py" in capsys.readouterr().err
+def test_where_there_are_none_the_option_is_refused(own, tiny, run, monkeypatch) -> None:
+    monkeypatch.setattr("captioner.inference.captioner.load", None)  # before a model is loaded
+    photo = own.folder / "photos" / "1.jpg"
+    for model, options, problem in (
+        (own.model, ("--format", "coco"), "--format coco has no keywords"),
+        (tiny.model, (), "has no keywords; fit some with scripts/fit_keywords.py"),
+    ):
+        code, _, err = run("caption", photo, "--model", model, "--keywords", 2, *options)
+        assert code in (USAGE, FAILED)
+        assert problem in err

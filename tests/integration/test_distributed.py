@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def launch(jobs: training_jobs.Jobs) -> None:
 
 @pytest.fixture(scope="module")
 def runs(
-    make_settings: Callable[[], dict[str, Any]],
+    training_settings: dict[str, Any],
     new_bucket: Callable[[pytest.MonkeyPatch], str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
@@ -58,7 +59,7 @@ def runs(
     Four photos with two or three captions; batches of three are split unevenly.
     """
     folder = tmp_path_factory.mktemp("distributed")
-    settings = make_settings()
+    settings = copy.deepcopy(training_settings)
     settings["decoder"]["dropout"] = 0.0
     settings["training"] = {
         "batch_size": 3, "epochs": 2, "lr": 1e-2, "warmup_steps": 1, "precision": "fp32",
@@ -82,7 +83,7 @@ def runs(
         shards = {"local": "shards", "remote": f"{new_bucket(patch)}/shards"}
         arguments = ["prepare", "shards", "config.yaml", "-o", "shards", "--photos-per-shard", "1"]
         assert main(arguments) == OK
-        copy(folder / "shards", shards["remote"])
+        upload(folder / "shards", shards["remote"])
         # A learning rate that does not depend on the length of the run.
         plateau = ["--training.schedule", "plateau"]
         stopped = {
@@ -99,7 +100,7 @@ def runs(
     return folder
 
 
-def copy(folder: Path, url: str) -> None:
+def upload(folder: Path, url: str) -> None:
     fsspec = pytest.importorskip("fsspec")
     for path in folder.iterdir():
         with fsspec.open(f"{url}/{path.name}", "wb") as file:

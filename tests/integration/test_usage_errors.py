@@ -66,6 +66,7 @@ LINES = [
     ("attend PHOTO -o x.png --compare TWIN --num-captions 2", "--compare"),
     ("attend PHOTO -o x.png --words dog --no-guard-endings", "guard-endings"),
     ("attend PHOTO PHOTOS -o x.png", ".html"),
+    ("attend PHOTOS -o - --format gif", "cannot write 4 photos to one .gif"),
     ("attend PHOTO -o x.npz --only dog", "--only: not supported for an archive (.npz)"),
     # Scores and confidence; no photo is captioned before.
     ("evaluate", "--results"),
