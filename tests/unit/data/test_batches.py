@@ -109,21 +109,7 @@ def lengths_of(size: int) -> list[list[int]]:
     ]
 
 
-any_bucket = pytest.mark.parametrize("bucket", [1, 3, 99])
-
-
-@any_bucket
-@pytest.mark.parametrize(("size", "batch_size"), [(10, 4), (8, 4), (3, 5), (1, 1), (50, 4)])
-def test_an_epoch_has_every_photo_once(size: int, batch_size: int, bucket: int):
-    batches = epoch_batches(lengths_of(size), batch_size, seed=0, epoch=0, bucket=bucket)
-    full = [batch for batch in batches if len(batch) == batch_size]
-    assert len(batches) - len(full) == (size % batch_size > 0)
-    assert sorted(index for batch in batches for index in batch) == list(range(size))
-    if bucket == 1:  # the incomplete batch comes last
-        assert batches[: len(full)] == full
-
-
-@any_bucket
+@pytest.mark.parametrize("bucket", [1, 3, 99])
 def test_the_order_depends_on_seed_and_epoch(bucket: int):
     settings = [(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
     orders = [

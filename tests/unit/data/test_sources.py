@@ -54,10 +54,8 @@ Make = Callable[..., Source]
 def make(photos: list[EncodedImage], folder: Path) -> Make:
     """``make(kind, **settings)``: a source of these photos."""
 
-    def build(
-        kind: str, manifest: Manifest | None = None, flip: bool = True, **more: Any
-    ) -> Source:
-        reader = PhotoReader(PREPROCESSING, max_captions=2, horizontal_flip=flip, seed=5)
+    def build(kind: str, manifest: Manifest | None = None, **more: Any) -> Source:
+        reader = PhotoReader(PREPROCESSING, max_captions=2, horizontal_flip=True, seed=5)
         more = {"batch_size": 4} | more
         if kind == "shards":
             known = {photo.image.image_id: photo for photo in photos}
@@ -100,7 +98,8 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 def test_processes_together_have_every_photo_once(make, kind, world, batch_size) -> None:
     whole = by_photo(list(make(kind, batch_size=50).batches(1, 0)))
     assert sorted(whole) == list(range(100, 100 + PHOTOS))
-    sources = [make(kind, batch_size=batch_size, rank=rank, world=world) for rank in range(world)]
+    settings = {"batch_size": batch_size} | ({} if kind == "shards" else {"bucket": batch_size % 3})
+    sources = [make(kind, **settings, rank=rank, world=world) for rank in range(world)]
 
     shares = [list(source.batches(1, 0)) for source in sources]
 
@@ -117,7 +116,7 @@ def test_processes_together_have_every_photo_once(make, kind, world, batch_size)
         assert found[image_id][0] == captions
         assert torch.equal(found[image_id][1], image)
     if kind != "shards":  # and in the same batches, whatever the number of processes
-        for number, batch in enumerate(make(kind, batch_size=batch_size).batches(1, 0)):
+        for number, batch in enumerate(make(kind, **settings).batches(1, 0)):
             parts = by_photo([share[number] for share in shares])
             assert parts.keys() == set(batch.image_ids)
 
@@ -125,17 +124,10 @@ def test_processes_together_have_every_photo_once(make, kind, world, batch_size)
 @pytest.mark.parametrize("bucket", [1, 2])
 def test_features_and_photos_give_the_same_batches(make: Make, bucket: int) -> None:
     for epoch in (0, 1):
-        live, cached, plain = (
-            list(make(kind, flip=flip, bucket=bucket).batches(epoch, 0))
-            for kind, flip in (("photos", True), ("features", True), ("photos", False))
+        live, cached = (
+            list(make(kind, bucket=bucket).batches(epoch, 0)) for kind in ("photos", "features")
         )
         assert same([batch._replace(images=encode(batch.images)) for batch in live], cached)
-        turned = sum(
-            not torch.equal(a, b)
-            for one, other in zip(live, plain, strict=True)
-            for a, b in zip(one.images, other.images, strict=True)
-        )
-        assert PHOTOS // 4 < turned < 3 * PHOTOS // 4
 
 
 @each_kind
@@ -160,12 +152,13 @@ def test_batches_do_not_depend_on_the_workers(make: Make, kind: str) -> None:
 
 @each_kind
 def test_a_loop_that_ends_early_leaves_no_thread(make: Make, kind: str) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     batches = make(kind).batches(0, 0)
     next(batches)
-    assert (threading.active_count() > before) == (kind != "photos")
+    started = set(threading.enumerate()) - before
+    assert bool(started) == (kind != "photos")
     batches.close()
-    assert threading.active_count() == before
+    assert not any(thread.is_alive() for thread in started)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

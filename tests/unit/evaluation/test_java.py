@@ -12,7 +12,6 @@ import pytest
 
 from captioner.errors import ProgramError
 from captioner.evaluation.java import (
-    METEOR_COUNTS,
     find_java,
     meteor_counts,
     meteor_from_counts,
@@ -70,20 +69,6 @@ def test_equals_pycocoevalcap_and_unusual_text_does_not_mix_up_scores() -> None:
     assert meteor_from_counts(every)[2:4].tolist() == [1, 0]
     backwards = meteor_counts(CANDIDATES[::-1], REFERENCES[::-1])
     np.testing.assert_array_equal(every, backwards[::-1])
-
-
-def test_scores_from_counts_by_hand() -> None:
-    # "a dog runs" and "a dog runs on the grass": all three words of the candidate match in one
-    # chunk; one of them is a function word.
-    counts = np.zeros(METEOR_COUNTS)
-    counts[[0, 1, 2, 3]] = 3, 6, 1, 3
-    counts[[4, 5, 6, 7]] = 2, 2, 1, 1
-    counts[[20, 21, 22]] = 1, 3, 3
-    recall = (0.75 * 2 + 0.25 * 1) / (0.75 * 3 + 0.25 * 3)
-    mean = 1 / (0.15 / 1 + 0.85 / recall)
-
-    assert meteor_from_counts(counts) == pytest.approx(mean * (1 - 0.6 * (1 / 3) ** 0.2))
-    assert meteor_from_counts(np.zeros(METEOR_COUNTS)) == 0
 
 
 def put_java(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -29,41 +29,31 @@ from captioner.evaluation.report import (
 METRICS = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"]
 
 
+WORDS = ("a", "the", "dog", "cat", "man", "runs", "sits", "on", "in", "near", "grass", "snow")
+
+
 class Captions(NamedTuple):
-    """References of five references and captions of two systems."""
+    """Five references of each image, and captions of a good and a poor system."""
 
     references: dict[int, list[str]]
     good: dict[int, str]
-    """Mostly correct captions."""
     poor: dict[int, str]
-    """Often wrong captions."""
-
-
-SUBJECTS = ("a dog", "two men", "a young girl", "three children", "a brown horse", "a woman")
-VERBS = ("runs", "is jumping", "sits down", "looks up", "plays with a ball", "waits")
-PLACES = ("on the grass", "near the water", "in the snow", "on a street", "by a red wall")
 
 
 def make_captions(count: int, seed: int = 0) -> Captions:
-    """Random references that mostly agree about an image, and captions of two systems."""
+    """Every caption of an image is the same random sentence, with some words replaced."""
     chance = random.Random(seed)
-    facts = [[chance.choice(part) for part in (SUBJECTS, VERBS, PLACES)] for _ in range(count)]
+    sentences = [chance.choices(WORDS, k=chance.randint(4, 7)) for _ in range(count)]
 
-    def describe(fact: list[str], error_rate: float) -> str:
-        words = [
-            chance.choice(part) if chance.random() < error_rate else true
-            for true, part in zip(fact, (SUBJECTS, VERBS, PLACES), strict=True)
-        ]
-        return " ".join(words[: chance.choice((2, 3, 3))])
+    def texts(errors: float) -> dict[int, str]:
+        return {
+            i: " ".join(chance.choice(WORDS) if chance.random() < errors else w for w in sentence)
+            for i, sentence in enumerate(sentences)
+        }
 
-    return Captions(
-        {
-            i: [describe(fact, 0.2).capitalize() + "." for _ in range(5)]
-            for i, fact in enumerate(facts)
-        },
-        {i: describe(fact, 0.2) for i, fact in enumerate(facts)},
-        {i: describe(fact, 0.6) for i, fact in enumerate(facts)},
-    )
+    every = [texts(0.2) for _ in range(5)]
+    references = {i: [one[i] for one in every] for i in range(count)}
+    return Captions(references, texts(0.2), texts(0.6))
 
 
 FEW = make_captions(40)
