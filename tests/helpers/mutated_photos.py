@@ -106,40 +106,21 @@ def swap_header(content: bytes, other: bytes, random: Random) -> bytes:
     return other[:length] + content[length:]
 
 
-def claim_size(  # noqa: PLR0912 (a branch per format)
-    content: bytes, _: bytes, random: Random
-) -> bytes:
-    """Write another width and height into the header, with a valid checksum."""
-    width, height = SIZES[random.integers(len(SIZES))]
-    changed = bytearray(content)
-    short = struct.pack("<HH", width & 0xFFFF, height & 0xFFFF)
+def claim_size(content: bytes, _: bytes, random: Random) -> bytes:
+    """Write another width and height wherever the header has those of an original."""
+    size = width, height = SIZES[random.integers(len(SIZES))]
+    for form, most in ((">II", 2**32 - 1), ("<II", 2**32 - 1), (">HH", 65_535), ("<HH", 65_535)):
+        for known, new in (((47, 33), size), ((33, 47), size[::-1])):
+            claimed = struct.pack(form, *(side & most for side in new))
+            content = content.replace(struct.pack(form, *known), claimed, 1)
+    for known, new in ((47, width), (33, height)):  # TIFF: one value of a tag
+        content = content.replace(struct.pack("<II", 1, known), struct.pack("<II", 1, new), 1)
+    claimed = b"".join((side & 0xFFFFFF).to_bytes(3, "little") for side in size)
+    content = content.replace(b"\x2e\0\0\x20\0\0", claimed, 1)  # WebP: one less
+    content = content.replace(b"47 33", b"%d %d" % size, 1)  # PPM
     if content.startswith(b"\x89PNG") and len(content) > 33:
-        changed[16:24] = struct.pack(">II", width, height)
-        changed[29:33] = struct.pack(">I", zlib.crc32(changed[12:29]))
-    elif content.startswith(b"\xff\xd8"):
-        for marker in (b"\xff\xc0", b"\xff\xc2"):
-            if (at := content.find(marker)) >= 0:
-                changed[at + 5 : at + 9] = struct.pack(">HH", height & 0xFFFF, width & 0xFFFF)
-    elif content.startswith(b"GIF8"):
-        changed[6:10] = short
-    elif content.startswith(b"BM"):
-        changed[18:26] = struct.pack("<ii", min(width, 2**31 - 1), height)
-    elif content[:1] == b"P":
-        changed = bytearray(content.replace(b"47 33", b"%d %d" % (width, height), 1))
-    elif content.startswith(b"II*\0"):  # tags 256 and 257, as Pillow writes them
-        for tag, value in ((256, width), (257, height)):
-            at = content.find(struct.pack("<HHI", tag, 4, 1))
-            if at >= 0:
-                changed[at + 8 : at + 12] = struct.pack("<I", value)
-    elif (at := content.find(b"ispe")) >= 0:  # AVIF, HEIC
-        changed[at + 8 : at + 16] = struct.pack(">II", width, height)
-    elif (at := content.find(b"ihdr")) >= 0:  # JPEG 2000
-        changed[at + 4 : at + 12] = struct.pack(">II", height, width)
-    elif (at := content.find(b"VP8X")) >= 0:  # WebP
-        changed[at + 12 : at + 18] = (width & 0xFFFFFF).to_bytes(3, "little") * 2
-    else:
-        changed[12:16] = short  # TGA, and anything else
-    return bytes(changed)
+        content = content[:29] + struct.pack(">I", zlib.crc32(content[12:29])) + content[33:]
+    return content
 
 
 def repeat_part(content: bytes, _: bytes, random: Random) -> bytes:

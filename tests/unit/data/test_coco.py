@@ -43,9 +43,6 @@ def assert_refused(expected: str, *arguments: Any, **options: Any) -> None:
     assert "\n" not in str(caught.value)
 
 
-# --- Reading ---
-
-
 def test_photos_are_sorted_by_id_and_have_all_captions(tmp_path: Path, photos: Path):
     found = read_dataset([put(tmp_path / "a.json", coco())], [photos])
     assert found == [
@@ -119,9 +116,6 @@ def test_folders_are_searched_in_order(tmp_path: Path, photos: Path):
     assert found == [first / "two.jpg", photos / "nine.jpg"]
     found = [image.path for image in read_dataset([file], [photos, first])]
     assert found == [photos / "two.jpg", photos / "nine.jpg"]
-
-
-# --- Errors ---
 
 
 def test_missing_files_and_folders(tmp_path: Path, photos: Path):

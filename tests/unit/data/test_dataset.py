@@ -31,9 +31,6 @@ def names_of(photos: list[ImportedPhoto], split: str) -> list[str]:
     return [photo.file_name for photo in photos if photo.split == split]
 
 
-# --- Splitting ---
-
-
 @pytest.mark.parametrize("count", [3, 4, 10, 40])
 def test_splits_do_not_depend_on_the_order(count: int):
     photos = [photo(f"{number}.jpg", "one", "two") for number in range(count)]
@@ -61,9 +58,6 @@ def test_training_photos_are_split_where_there_are_none_for_validation(tmp_path:
     assert found.photos == {"test": 2, "train": 8, "val": 2}
     table.write_text("file,caption,split\na.jpg,A dog.,test\n")
     assert prepare_dataset(table, tmp_path / "only").photos == {"test": 1}
-
-
-# --- Writing ---
 
 
 def test_pycocotools_reads_the_files(tmp_path: Path):

@@ -13,17 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mutated_photos import progressive
+from mutated_photos import chunk, progressive
 from numpy.typing import NDArray
 from PIL import Image, TiffImagePlugin
 from tiny_raw import tiny_dng
 
 from captioner.data import formats, images
-from captioner.data.images import (
-    USUAL_FORMATS,
-    image_size,
-    open_image,
-)
+from captioner.data.images import USUAL_FORMATS, image_size, open_image
 from captioner.errors import ImageError, LargeImageError, NotAnImageError
 
 GREY16 = np.array([[0, 257, 25700, 65535]], dtype=np.uint16)
@@ -61,11 +57,9 @@ def failure(path: Path) -> str:
 # --- Formats and modes ---
 
 
-@pytest.mark.parametrize(
-    "name", ["a.png", "a.bmp", "a.tif", "a.webp", "with space.png", "фото 写真.png"]
-)
+@pytest.mark.parametrize("name", ["a.bmp", "фото 写真.png"])  # others below, with EXIF
 def test_lossless_formats_keep_their_pixels(tmp_path: Path, name: str):
-    photo().save(tmp_path / name, **({"lossless": True} if name == "a.webp" else {}))
+    photo().save(tmp_path / name)
     np.testing.assert_array_equal(pixels(tmp_path / name), np.asarray(photo()))
 
 
@@ -163,25 +157,17 @@ def test_transparent_pixels_become_white(tmp_path: Path, mode: str):
     assert row(tmp_path / "a.png") == [255, 127, 0]
 
 
-def png(header: tuple[int, ...], scanline: bytes, *extra: tuple[bytes, bytes]) -> bytes:
-    chunks = [
-        (b"IHDR", struct.pack(">IIBBBBB", *header, 0, 0, 0)),
-        *extra,
-        (b"IDAT", zlib.compress(scanline)),
-        (b"IEND", b""),
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
+def png(header: tuple[int, ...], scanline: bytes, *extra: bytes) -> bytes:
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", *header, 0, 0, 0))
+    data = chunk(b"IDAT", zlib.compress(scanline))
+    return b"\x89PNG\r\n\x1a\n" + b"".join([head, *extra, data, chunk(b"IEND", b"")])
 
 
 def test_the_transparent_value_of_a_grey_png_is_white(tmp_path: Path):
-    deep = png((2, 1, 16, 0), b"\0\x01\x01\x64\x64", (b"tRNS", b"\x01\x01"))
-    (tmp_path / "deep.png").write_bytes(deep)
-    assert row(tmp_path / "deep.png") == [255, 100]
-    (tmp_path / "flat.png").write_bytes(png((2, 1, 8, 0), b"\0\x01\x64", (b"tRNS", b"\0\x01")))
-    assert row(tmp_path / "flat.png") == [255, 100]
+    for bits, scanline in ((16, b"\0\1\1\x64\x64"), (8, b"\0\1\x64")):
+        transparent = chunk(b"tRNS", b"\1\1" if bits == 16 else b"\0\1")
+        (tmp_path / "a.png").write_bytes(png((2, 1, bits, 0), scanline, transparent))
+        assert row(tmp_path / "a.png") == [255, 100]
 
 
 @pytest.mark.parametrize("suffix", ["gif", "webp", "png", "tif"])
@@ -190,9 +176,6 @@ def test_the_first_frame_of_an_animation_is_used(tmp_path: Path, suffix: str):
     more = {"lossless": True} if suffix == "webp" else {}
     first.save(tmp_path / f"a.{suffix}", save_all=True, append_images=[second], **more)
     assert (pixels(tmp_path / f"a.{suffix}") == (255, 0, 0)).all()
-
-
-# --- Rotation ---
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -222,26 +205,21 @@ def test_exif_rotation_is_applied_once(tmp_path: Path, suffix: str, orientation:
 # --- Errors ---
 
 
-def save_raw(path: Path, **tags: int) -> None:
-    """Write a camera RAW file as Pillow sees it: a TIFF with a small preview."""
-    known = TiffImagePlugin.ImageFileDirectory_v2()
-    for name, value in tags.items():
-        known[int(name[1:])] = value
-    photo((16, 12)).save(path, format="TIFF", tiffinfo=known)
-
-
 @pytest.mark.parametrize(
     ("name", "tags"),
     [
         ("a.NEF", {}),  # recognized by name only
-        ("a.tif", {"t50706": 1}),  # DNGVersion
-        ("a.tif", {"t254": 1, "t330": 8}),  # NewSubfileType (reduced) and SubIFDs
+        ("a.tif", {50706: 1}),  # DNGVersion
+        ("a.tif", {254: 1, 330: 8}),  # NewSubfileType (reduced) and SubIFDs
     ],
 )
 def test_camera_raw_without_rawpy_is_refused(tmp_path: Path, monkeypatch, name, tags):
     """Pillow would read its smallest preview."""
     monkeypatch.setitem(sys.modules, "rawpy", None)
-    save_raw(tmp_path / name, **tags)
+    known = TiffImagePlugin.ImageFileDirectory_v2()
+    for tag, value in tags.items():
+        known[tag] = value
+    photo((16, 12)).save(tmp_path / name, format="TIFF", tiffinfo=known)
 
     assert "camera RAW needs rawpy; run: pip install 'captioner[raw]'" in failure(tmp_path / name)
 
@@ -282,8 +260,7 @@ def test_camera_raw_that_cannot_be_read_is_one_line(tmp_path: Path):
 def heic(**options: Any) -> bytes:
     pillow_heif = pytest.importorskip("pillow_heif")
     file = io.BytesIO()
-    Image.new("RGB", (64, 48), "red").save(tmp := io.BytesIO(), "PNG")
-    pillow_heif.from_pillow(Image.open(tmp)).save(file, **options)
+    pillow_heif.from_pillow(Image.new("RGB", (64, 48), "red")).save(file, **options)
     return file.getvalue()
 
 
@@ -396,9 +373,6 @@ def test_a_side_is_bounded(tmp_path: Path, size: tuple[int, int]):
         open_image(tmp_path / "a.png")
 
 
-# --- Open files ---
-
-
 class Pipe(io.BytesIO):
     def seek(self, *_: int) -> int:
         raise io.UnsupportedOperation
@@ -419,8 +393,6 @@ def test_bytes_and_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(LargeImageError, match=r"more than .* bytes; give"):
         open_image(Pipe(content))
 
-
-# --- Arrays, bytes, files ---
 
 RGB = np.random.default_rng(0).integers(256, size=(5, 7, 3), dtype=np.uint8)
 
