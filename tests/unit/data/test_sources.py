@@ -188,9 +188,6 @@ def test_a_damaged_photo_is_a_filler(make, tmp_path, kind, workers, caplog) -> N
         assert re.search(expected, record.message)
 
 
-# --- Bad shards ---
-
-
 def test_a_changed_byte_is_found(make: Make, folder: Path, tmp_path: Path) -> None:
     out = copied(folder, tmp_path / "out")
     manifest = read_manifest(out)
