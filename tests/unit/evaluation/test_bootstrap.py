@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from captioner.evaluation.bootstrap import compare, interval, resample_weights
 
-# --- resample_weights ----------------------------------------------------------------------------
-
 
 @given(count=st.integers(1, 40), resamples=st.integers(1, 30), seed=st.integers(0, 99))
 def test_every_row_sums_to_the_number_of_images(count, resamples, seed) -> None:
@@ -23,9 +21,6 @@ def test_every_row_sums_to_the_number_of_images(count, resamples, seed) -> None:
     assert (rows.sum(axis=1) == count).all()
     assert (rows >= 0).all()
     assert (rows == np.round(rows)).all()
-
-
-# --- interval ------------------------------------------------------------------------------------
 
 
 def test_interval_ignores_nan() -> None:
@@ -42,9 +37,6 @@ def test_interval_of_a_mean_is_the_normal_approximation() -> None:
     error = scores.std() / 20
     assert low == pytest.approx(scores.mean() - 1.96 * error, abs=0.2 * error)
     assert high == pytest.approx(scores.mean() + 1.96 * error, abs=0.2 * error)
-
-
-# --- compare -------------------------------------------------------------------------------------
 
 
 def test_p_value_by_hand() -> None:

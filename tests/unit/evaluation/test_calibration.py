@@ -159,13 +159,19 @@ def test_cross_validated_confidence_is_calibrated() -> None:
     assert gain(found, 0.5) > 1.3
 
 
+def before_and_after(given: list[Example], change) -> list[np.ndarray]:
+    """Cross-validated confidences with the last example as it is, and changed."""
+    changed = [*given[:-1], change(given[-1])]
+    return [cross_validate(those, RECIPE).confidences for those in (given, changed)]
+
+
+def with_other_score(one: Example) -> Example:
+    return one._replace(score=1.0 - one.score)
+
+
 def test_confidence_of_an_example_does_not_depend_on_its_own_score() -> None:
     """Cross-validation must not leak: changing a score changes only the other examples."""
-    given = examples(120)
-    changed = [*given[:-1], given[-1]._replace(score=1.0 - given[-1].score)]
-
-    before = cross_validate(given, RECIPE).confidences
-    after = cross_validate(changed, RECIPE).confidences
+    before, after = before_and_after(examples(120), with_other_score)
 
     assert after[-1] == before[-1]
     assert (after[:-1] != before[:-1]).any()  # the other folds' models were trained on it
@@ -173,14 +179,24 @@ def test_confidence_of_an_example_does_not_depend_on_its_own_score() -> None:
 
 def test_captions_of_one_photo_are_never_on_both_sides() -> None:
     """Two captions of a photo, equal but for their scores: one must not teach the other."""
-    pairs = examples(60)
-    given = [one._replace(photo=str(i % 60)) for i, one in enumerate([*pairs, *pairs])]
-    changed = [*given[:-1], given[-1]._replace(score=1.0 - given[-1].score)]
+    given = [one._replace(photo=str(i % 60)) for i, one in enumerate(examples(60) * 2)]
 
-    before = cross_validate(given, RECIPE).confidences
-    after = cross_validate(changed, RECIPE).confidences
+    before, after = before_and_after(given, with_other_score)
 
     assert after[[59, 119]].tolist() == before[[59, 119]].tolist()
+
+
+def test_photo_space_of_an_example_does_not_depend_on_its_own_photo() -> None:
+    """A different photo for the last example changes only the other folds."""
+    given = examples(120)
+    [moved] = with_photos(given[-1:], [given[-1].seen.photo + 50])
+    fold = np.random.default_rng(0).permutation(120) % 10
+    same = np.flatnonzero(fold == fold[-1])[:-1]
+
+    before, after = before_and_after(given, lambda _: moved)
+
+    assert (after[same] == before[same]).all()
+    assert (after != before).sum() > 60
 
 
 def test_judgements_are_right_if_everybody_finds_them_so() -> None:
@@ -190,20 +206,6 @@ def test_judgements_are_right_if_everybody_finds_them_so() -> None:
     found = cross_validate(given, replace(RECIPE, threshold=None))
 
     assert found.confidences.mean() == pytest.approx(0.3, abs=0.1)
-
-
-def test_photo_space_of_an_example_does_not_depend_on_its_own_photo() -> None:
-    """A different photo for the last example changes only the other folds."""
-    given = examples(120)
-    seen = given[-1].seen
-    moved = given[-1]._replace(seen=seen._replace(photo=seen.photo + 50))
-    before = cross_validate(given, RECIPE)
-    after = cross_validate([*given[:-1], moved], RECIPE)
-    fold = np.random.default_rng(0).permutation(120) % 10
-    same = np.flatnonzero(fold == fold[-1])[:-1]
-
-    assert (after.confidences[same] == before.confidences[same]).all()
-    assert (after.confidences != before.confidences).sum() > 60
 
 
 def test_styles_have_their_own_intercepts() -> None:
@@ -250,20 +252,15 @@ def test_other_kinds_of_images_have_no_confidence_even_if_their_kind_was_never_s
     calibrator = fit(given, recipe)
     report = measure_kinds(calibrator, given, recipe)
 
-    plain = fit(given, RECIPE)
     strange = np.array([calibrator.strangeness(one.seen.photo) for one in given])
-    familiar = [one for one, value in zip(given, strange, strict=True)
-                if value <= np.quantile(strange, 0.98)]  # fmt: skip
+    familiar = [given[i].seen for i in np.flatnonzero(strange <= np.quantile(strange, 0.98))]
     assert {name: part["images"] for name, part in report.items()} == {"pages": 50, "charts": 60}
     for part in report.values():
         assert part["auroc"] > 0.999
         assert part["below_0.2"] == 1
     assert all(calibrator.confidence(one, "") == 0 for kind in kinds.values() for one in kind)
-    unlimited = replace(plain, familiar=(1e9, 2e9))
-    assert all(
-        calibrator.confidence(one.seen, "") == unlimited.confidence(one.seen, "")
-        for one in familiar
-    )
+    unlimited = replace(calibrator, familiar=(1e9, 2e9))
+    assert all(calibrator.confidence(one, "") == unlimited.confidence(one, "") for one in familiar)
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -306,9 +303,7 @@ def test_words_are_read_from_photos() -> None:
 
 def test_strength_and_unfamiliarity_of_a_photo() -> None:
     random = np.random.default_rng(0)
-    photos = np.c_[
-        random.normal(size=(500, 3)), np.zeros((500, 3))
-    ]  # a 3-dimensional subspace of 6 dimensions
+    photos = np.c_[random.normal(size=(500, 3)), np.zeros((500, 3))]  # a subspace of 3 dimensions
     space = PhotoSpace.fit(photos, components=3)
 
     within, across = np.array([3.0, 4, 0, 0, 0, 0]), np.array([0.0, 0, 0, 5, 0, 0])

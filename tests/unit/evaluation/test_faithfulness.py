@@ -37,9 +37,6 @@ from captioner.text.vocabulary import UNKNOWN
 GRID, REGIONS = (2, 3), 6
 
 
-# --- curves --------------------------------------------------------------------------------------
-
-
 def additive_score(weights):
     """A model that sums the weights of the remaining regions; blurred ones count half."""
     calls = []
@@ -69,9 +66,6 @@ def test_orders_for_an_additive_model() -> None:
     assert insertion[1, 0].tolist() == deletion_blur[0, 0, ::-1].tolist()
     assert len(calls) == 1
     assert calls[0] < found.size  # versions shared by several orders are scored once
-
-
-# --- orders --------------------------------------------------------------------------------------
 
 
 def orders_of(relevance, seed=0):
@@ -111,9 +105,6 @@ def test_content_words(limit, expected) -> None:
     words = ("a", "dog", "runs", "on", "grass", ".", "<unk>")
 
     assert content_words(words, [4, 5, 6, 7, 8, 9, UNKNOWN], limit).tolist() == expected
-
-
-# --- versions of a photo -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -202,9 +193,6 @@ def test_words_are_those_of_the_generated_caption(captioner, image) -> None:
     at = content_words(caption.words, tokens, 50)
     assert [one.word for one in words] == [caption.words[position] for position in at]
     np.testing.assert_allclose([one.log_prob for one in words], caption.log_probs[at], atol=1e-4)
-
-
-# --- summary -------------------------------------------------------------------------------------
 
 
 def synthetic_result(count: int) -> dict[str, Any]:

@@ -44,9 +44,6 @@ REFERENCES = [
 COMMON = 7
 
 
-# --- METEOR --------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(find_java() is None, reason="no java")
 def test_equals_pycocoevalcap_and_unusual_text_does_not_mix_up_scores() -> None:
@@ -98,9 +95,6 @@ def test_a_failing_java(script, output, tmp_path: Path, monkeypatch) -> None:
     assert str(caught.value).startswith(f"METEOR's Java program stopped ({output}); it needs 2 GB")
 
 
-# --- what is missing -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("version", "allowed"), [("11.0.21", True), ("16", False)])
 def test_spice_needs_an_old_java(version, allowed, tmp_path: Path, monkeypatch) -> None:
     program = put_java(tmp_path, f"echo 'openjdk version \"{version}\"' >&2", monkeypatch)
@@ -111,9 +105,6 @@ def test_spice_needs_an_old_java(version, allowed, tmp_path: Path, monkeypatch) 
     )
     assert unavailable("SPICE") == (None if allowed else expected)
     assert unavailable("METEOR") is None
-
-
-# --- SPICE with a fake class ---------------------------------------------------------------------
 
 
 def run_spice(monkeypatch: pytest.MonkeyPatch, result) -> np.ndarray:

@@ -6,7 +6,6 @@ test_java.py tests METEOR itself.
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,25 +37,16 @@ def score(candidates: dict[int, str], references: dict[int, list[str]], **settin
     return CaptionEvaluator(references, **settings).score(candidates)
 
 
-def scored(truth: dict[int, list[str]], result: dict[int, list[str]]) -> SimpleNamespace:
-    """The scores of tokens, joined by spaces."""
+def scored(truth: dict[int, list[str]], result: dict[int, list[str]]) -> dict[str, tuple]:
+    """pycocoevalcap's scores of tokens, joined by spaces: of all images, and of each."""
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
 
-    names = [f"Bleu_{n}" for n in range(1, 5)]
-    corpus, images = {}, {i: {} for i in truth}
+    found = {"ROUGE_L": Rouge().compute_score(truth, result)}
+    found["CIDEr"] = Cider().compute_score(truth, result)
     whole, each = Bleu(4).compute_score(truth, result, verbose=0)
-    parts = list(zip(names, whole, each, strict=True))
-    parts += [
-        (name, *scorer.compute_score(truth, result))
-        for name, scorer in (("ROUGE_L", Rouge()), ("CIDEr", Cider()))
-    ]
-    for name, all_images, values in parts:
-        corpus[name] = all_images
-        for image_id, value in zip(truth, values, strict=True):
-            images[image_id][name] = value
-    return SimpleNamespace(corpus=corpus, images=images)
+    return found | {f"Bleu_{n}": (whole[n - 1], each[n - 1]) for n in range(1, 5)}
 
 
 WORD = st.sampled_from(["a", "dog", "cat", "runs", "on", "1 1/2"])
@@ -72,9 +62,10 @@ def test_equals_pycocoevalcap(truth: dict[int, list[str]], data: st.DataObject):
 
     tokens = {i: [" ".join(caption_tokens(t)) for t in truth[i]] for i in sorted(truth)}
     expected = scored(tokens, {i: [" ".join(caption_tokens(candidates[i]))] for i in tokens})
-    assert found.corpus == pytest.approx(expected.corpus, abs=1e-9)
-    for image_id in expected.images:
-        assert found.images[image_id] == pytest.approx(expected.images[image_id], abs=1e-9)
+    assert found.corpus.keys() == expected.keys()
+    for name, (whole, each) in expected.items():
+        assert found.corpus[name] == pytest.approx(whole, abs=1e-9)
+        assert [found.images[i][name] for i in tokens] == pytest.approx([*each], abs=1e-9)
 
 
 def test_references_without_words_give_zero():
@@ -88,8 +79,6 @@ def test_images_without_references_are_named():
     with pytest.raises(DataError, match=r"2 of 4 images .* \(first: id 7\); give captions"):
         score(CANDIDATES, {3: REFERENCES[3], 5: REFERENCES[5], 12: []})
 
-
-# --- resampling ----------------------------------------------------------------------------------
 
 FREQUENCIES = count_frequencies(REFERENCES | {99: ["a dog on a bike"]})
 
@@ -109,9 +98,6 @@ def test_weights_equal_repeated_images(row: list[int], odd: bool):
 
     for name in found.keys() - {"CIDEr"}:  # its document frequencies would change
         assert found[name] == pytest.approx([again.corpus[name]], abs=1e-12), name
-
-
-# --- optional metrics ----------------------------------------------------------------------------
 
 
 def test_cider_d_with_the_references_own_frequencies_is_cider():
