@@ -136,18 +136,13 @@ class Exchange:
         all_headers = {"host": "localhost"} | headers
         self.scope = {
             "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
             "method": method,
             "path": path,
-            "raw_path": path.encode(),
-            "root_path": "",
             "scheme": "http",
             "query_string": urlencode(query, doseq=True).encode(),
             "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in all_headers.items()],
             "client": (client, 1),
             "server": ("127.0.0.1", 8000),
-            "state": {},
         }
         self.task = asyncio.ensure_future(app(self.scope, self._receive, self._send))
 

@@ -29,15 +29,12 @@ def images(*given: bytes) -> tuple[bytes, dict[str, str]]:
 
 def open_batch(server, given, **headers: str) -> Exchange:
     body, kind = given
-    return server.open(PATH, headers={**kind, **headers}).send(body)
+    return server.post(body, path=PATH, headers=kind | headers)
 
 
 def lines(body: bytes) -> list[Any]:
     assert body.endswith(b"\n")
     return [json.loads(line) for line in body.splitlines()]
-
-
-# --- results -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "accept"), [("image", {}), ("images", LINES)])
@@ -67,9 +64,6 @@ async def test_results_are_in_order_each_with_its_status(serve, accept, name):
     assert server.service.in_flight == 0
 
 
-# --- errors of the request as a whole ------------------------------------------------------------
-
-
 async def test_limit_of_json_responses(serve, monkeypatch):
     server = await serve(max_batch=3)
     given = images(*photos(4))
@@ -83,9 +77,6 @@ async def test_limit_of_json_responses(serve, monkeypatch):
     assert response.status == 413
     assert "more than 200 bytes" in response.error
     assert server.service.in_flight == 0
-
-
-# --- streaming -----------------------------------------------------------------------------------
 
 
 async def test_reading_waits_for_the_client(serve, monkeypatch):
@@ -182,34 +173,22 @@ async def test_disconnect_cancels_the_rest(serve, model, accept, kind):
 
 
 async def test_shutdown_gives_each_photo_its_status(serve, model):
+    """What is finished is sent, also at the end of the grace period."""
     server = await serve()
-    blocked = await server.hold()
-    body, kind = images(*photos(3, 1))
-    exchange = server.open(PATH, headers={**kind, **LINES}).send(body[:-60], more=True)
-    await until(lambda: server.service.captions.waiting == 2)
-    server.service.close()
-    response = await exchange.response()
-    results = lines(response.body)
-    assert [one["status"] for one in results] == [503] * 3
-    assert [one.get("index") for one in results] == [0, 1, None]
-    assert all("shutting down" in one["error"] for one in results)
-    model.gate.set()
-    await blocked.response()
-
-
-async def test_finished_photos_are_sent_at_the_end_of_the_grace_period(serve, model):
-    server = await serve()
-    body, kind = images(*photos(2))
-    exchange = server.open(PATH, headers=kind).send(body[:-60], more=True)
+    body, kind = images(*photos(3))
+    second = body.index(b"--x", 1)
+    third = body.index(b"--x", second + 1)
+    exchange = server.open(PATH, headers=kind | LINES).send(body[: second + 9], more=True)
     slots = server.service.bulk_slots[server.service.captions]
     await until(lambda: len(model.batches) == 1 and slots._value == 8)
     model.gate.clear()
-    exchange.send(body[-60:])
+    exchange.send(body[second + 9 : third + 9], more=True)
     await until(lambda: len(model.batches) == 2)
     server.service.close()
-    results = (await exchange.response()).json["results"]
-    assert [one["status"] for one in results] == [200, 503]
-    assert "shutting down" in results[1]["error"]
+    results = lines((await exchange.response()).body)
+    found = [(one.get("index"), one["status"]) for one in results]
+    assert found == [(0, 200), (1, 503), (None, 503)]
+    assert all("shutting down" in one["error"] for one in results[1:])
 
 
 async def test_unexpected_error_while_decoding_fails_one_photo(serve, model, monkeypatch):

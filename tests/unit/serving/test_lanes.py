@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -17,7 +18,7 @@ from captioner.errors import ConfigError
 from captioner.inference.engine import Prepared
 from captioner.options import SearchOptions
 from captioner.serving import lanes
-from captioner.serving.lanes import Lane
+from captioner.serving.lanes import Job, Lane
 from captioner.serving.options import ServeOptions
 from captioner.serving.schema import CaptionRequest, RequestError
 from captioner.serving.service import Decoded, Service
@@ -81,66 +82,62 @@ async def test_methods_share_no_batch_and_costly_ones_get_smaller_batches(words)
     assert sorted(await batches_of(requests)) == [[1, 2], [3, 4], [5], [6]]
 
 
+class Gated:
+    """A lane that waits for the gate; the first letter of an item is its client."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.gate, self.batches = most, threading.Event(), []
+        self.lane = Lane("test", self._work, together=lambda _, jobs: list(jobs)[: self.most])
+
+    def _work(self, jobs: Sequence[Job]) -> list[str]:
+        assert self.gate.wait(30)
+        self.batches.append([job.item for job in jobs])
+        return self.batches[-1]
+
+    def submit(self, *items: str) -> list[asyncio.Future[str]]:
+        return [self.lane.submit(item[0], item) for item in items]
+
+
 async def test_clients_take_turns():
     """Whoever has used or sent much waits."""
-    gate, done = threading.Event(), []
-    lane = Lane("test")
-    jobs = [lane.submit("many", gate.wait)]
-    for client in (*["many"] * 5, "b", "b", "c"):
-        number = len(jobs)
-        jobs.append(lane.submit(client, lambda n=number, client=client: done.append((client, n))))
-    dropped = lane.submit("c", lambda: done.append(("dropped", 0)))
-    assert lane.waiting == 9
+    gated = Gated(1)
+    jobs = gated.submit("m0", "m1", "m2", "m3", "m4", "m5", "b1", "b2", "c1")
+    [dropped] = gated.submit("c2")
+    assert gated.lane.waiting == 9
     dropped.cancel()
     await asyncio.sleep(0.1)
-    gate.set()
+    gated.gate.set()
     await asyncio.gather(*jobs)
-    order = [client for client, _ in done]
-    assert order == ["b", "c", "b", *["many"] * 5]
-    assert [n for client, n in done if client == "many"] == [1, 2, 3, 4, 5]
+    order = ["m0", "b1", "c1", "b2", "m1", "m2", "m3", "m4", "m5"]
+    assert gated.batches == [[item] for item in order]
 
 
 async def test_each_client_has_a_place_in_a_batch_before_anyone_has_two():
-    gate, batches = threading.Event(), []
-
-    def work(jobs):
-        assert gate.wait(30)
-        batches.append([job.item for job in jobs])
-        return batches[-1]
-
-    lane = Lane("test", work, together=lambda _, waiting: list(waiting)[:3])
-    sent = ["held", "a1", "a2", "a3", "b1", "c1", "b2"]
-    jobs = [lane.submit(one[0], one) for one in sent]
-    gate.set()
+    gated = Gated(3)
+    jobs = gated.submit("held", "a1", "a2", "a3", "b1", "c1", "b2")
+    gated.gate.set()
     await asyncio.gather(*jobs)
-    assert batches == [["held"], ["a1", "b1", "c1"], ["a2", "b2", "a3"]]
+    assert gated.batches == [["held"], ["a1", "b1", "c1"], ["a2", "b2", "a3"]]
 
 
 async def test_jobs_of_a_batch_count_by_their_number_also_after_a_small_one(monkeypatch):
     """Two thirds of a batch are not forgotten for a job that took no time."""
     clock = 0.0
     monkeypatch.setattr(lanes, "time", SimpleNamespace(monotonic=lambda: clock))
-    gate, order = threading.Event(), []
-
-    def work(jobs):
-        assert gate.wait(30)
-        order.extend(job.item for job in jobs)
-        return order[-len(jobs) :]
-
-    lane = Lane("test", work, together=lambda _, waiting: list(waiting)[:3])
-    first = lane.submit("x", "held")
-    batch = [lane.submit(one[0], one) for one in ("a1", "a2", "b1")]
-    gate.set()
+    gated = Gated(3)
+    [first] = gated.submit("x1")
+    batch = gated.submit("a1", "a2", "b1")
+    gated.gate.set()
     await first
     clock = 3.0  # the batch took three seconds
     await asyncio.gather(*batch)
-    await lane.submit("a", "a3")
-    gate.clear()
-    lane._together = lambda first, _: [first]
-    rest = [lane.submit(one[0], one) for one in ("x2", "a4", "b2")]
-    gate.set()
+    await asyncio.gather(*gated.submit("a3"))
+    gated.gate.clear()
+    gated.most = 1
+    rest = gated.submit("x2", "a4", "b2")
+    gated.gate.set()
     await asyncio.gather(*rest)
-    assert order[-2:] == ["b2", "a4"]
+    assert gated.batches[-2:] == [["b2"], ["a4"]]
 
 
 async def test_error_reaches_only_its_request(model):

@@ -43,8 +43,6 @@ def text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-# --- what is accepted ----------------------------------------------------------------------------
-
 BODIES = {
     "httpx": form({"image": png()}),
     "file name of other letters": form({"image": ("Füße 'x'.png", png(), "image/png")}),
@@ -116,9 +114,6 @@ async def test_options_in_the_body_are_those_of_the_query(serve, model):
     assert model.searches == [OWN.changed(beam_size=3, num_captions=2, banned_words=("a", "b"))] * 4
 
 
-# --- limits --------------------------------------------------------------------------------------
-
-
 async def test_large_json_takes_more_slots(serve, model):
     """Its text is held twice while it is parsed; a slot stands for max_bytes of memory."""
     photo = text(png() + bytes(1500))
@@ -140,26 +135,12 @@ async def test_large_json_takes_more_slots(serve, model):
     assert (await server.post(body, headers=JSON).response()).status == 200
 
 
-# --- what is refused -----------------------------------------------------------------------------
-
 REFUSED = {
-    "wrong name": (
-        parts(option("beam_size", "3"), file(png(), "photo")),
-        422,
-        "found beam_size, p",
-    ),
+    "wrong name": (parts(option("seed", "3"), file(png(), "photo")), 422, "found seed, photo"),
     "no @": (parts(option("image", "photo.jpg")), 422, "put @ before the file's name: -F image=@"),
     "two photos": (parts(file(png()), file(png())), 422, "several photos to POST /v1/batch"),
-    "unknown option": (
-        parts(option("beam", "3"), file(png())),
-        422,
-        "unknown parameter beam; give",
-    ),
-    "option twice": (
-        parts(*[option("beam_size", "2")] * 2, file(png())),
-        422,
-        "is ['2', '2']; give",
-    ),
+    "unknown option": (parts(option("beam", "3"), file(png())), 422, "unknown parameter beam; g"),
+    "option twice": (parts(*[option("beam_size", "2")] * 2, file(png())), 422, "is ['2', '2']; g"),
     "long option": (parts(option("words", "x" * 5000), file(png())), 422, "more than 4,000 bytes"),
     "many options": (parts(*[option("words", "a")] * 101), 422, "more than 100 options"),
     "no boundary": ((b"", {"content-type": "multipart/form-data"}), 400, "has no boundary; leave"),
@@ -168,11 +149,7 @@ REFUSED = {
     "no object": (as_json(["abc"]), 422, "the JSON is no object, "),
     "null": (as_json({"image": None}), 422, "image is null; give the photo in base64"),
     "list": (as_json({"image": [text(png())]}), 422, "send several photos to POST /v1/batch"),
-    "both": (
-        as_json({"image": "", "images": []}),
-        422,
-        "needs one field named image; found image, images",
-    ),
+    "both": (as_json({"image": "", "images": []}), 422, "one field named image; found image, im"),
     "URL": (as_json({"image": "https://example.org/"}), 422, "the photo is not valid base64"),
     "data URL without base64": (as_json({"image": "data:image/svg+xml,<svg/>"}), 422, "base64"),
     "curl -d image=@photo.jpg": ((b"image=@photo.jpg", {}), 415, "by -F image=@photo.jpg"),

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
-import weakref
 from types import SimpleNamespace
-from typing import ClassVar
 
 from colour_server import BAD, name, png, until
 from PIL import Image
@@ -67,19 +65,15 @@ async def test_slow_captioning_returns_503(serve, model):
     assert "1-1-1" not in [colour for batch in model.batches for colour in batch]
 
 
-class Body(io.BytesIO):
-    """A body whose instances are counted."""
-
-    alive: ClassVar[weakref.WeakSet[Body]] = weakref.WeakSet()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive.add(self)
-
-
 async def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch, concurrency):
     """Clients that disconnect do not cause more parallel decodings, nor leave photos queued."""
-    monkeypatch.setattr(photos_module, "io", SimpleNamespace(BytesIO=Body))
+    bodies = []
+
+    def body() -> io.BytesIO:
+        bodies.append(io.BytesIO())
+        return bodies[-1]
+
+    monkeypatch.setattr(photos_module, "io", SimpleNamespace(BytesIO=body))
     started, gate = threading.Semaphore(0), threading.Event()
     real = service_module.open_reduced
 
@@ -99,8 +93,7 @@ async def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeyp
         exchange.disconnect()
         await exchange.task
     assert server.service.in_flight == 2
-    open_bodies = [body for body in Body.alive if not body.closed]
-    assert len(open_bodies) == 2
+    assert sum(not body.closed for body in bodies) == 2
     gate.set()
     for n, exchange in enumerate(exchanges[4:], 5):
         assert (await exchange.response()).texts == [f"{n}-{n}-{n} 2 0"]

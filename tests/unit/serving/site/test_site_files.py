@@ -16,7 +16,7 @@ from captioner.data.images import image_size
 from captioner.errors import ConfigError
 from captioner.options import SearchOptions
 from captioner.serving.site.onnxruntime_web import FILES
-from captioner.serving.site.writer import Site, write_site
+from captioner.serving.site.writer import write_site
 
 RUNTIME = {name: f"content of {name}".encode() for name in FILES}
 WORDS = ("a", "dog", "'s", "-lrb-")
@@ -51,21 +51,18 @@ def exported(tmp_path: Path) -> Path:
     return write_exported(tmp_path / "exported")
 
 
-def read(site: Path) -> dict[str, bytes]:
+def site_of(exported: Path) -> dict[str, bytes]:
+    target = exported.parent / "site"
+    write_site(exported, target, RUNTIME)
     return {
-        file.relative_to(site).as_posix(): file.read_bytes()
-        for file in site.rglob("*")
+        file.relative_to(target).as_posix(): file.read_bytes()
+        for file in target.rglob("*")
         if file.is_file()
     }
 
 
-def site_of(exported: Path) -> tuple[Site, dict[str, bytes]]:
-    target = exported.parent / "site"
-    return write_site(exported, target, RUNTIME), read(target)
-
-
 def test_the_service_worker_knows_every_file_by_its_content(exported) -> None:
-    _, files = site_of(exported)
+    files = site_of(exported)
 
     worker = files.pop("sw.js").decode()
     assert "@@" not in worker
@@ -78,7 +75,7 @@ def test_the_service_worker_knows_every_file_by_its_content(exported) -> None:
 
 
 def test_the_manifest_makes_it_installable(exported) -> None:
-    _, files = site_of(exported)
+    files = site_of(exported)
     manifest = json.loads(files["manifest.json"])
 
     assert manifest["display"] == "standalone"
@@ -90,7 +87,7 @@ def test_the_manifest_makes_it_installable(exported) -> None:
 
 
 def config_of(exported: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(site_of(exported)[1]["model/config.json"])
+    found: dict[str, Any] = json.loads(site_of(exported)["model/config.json"])
     return found
 
 
@@ -111,7 +108,7 @@ def test_the_confidence_is_left_out_where_it_does_not_apply(exported, tmp_path) 
     other = write_exported(tmp_path / "other")
     calibrated = toy_calibrator(SearchOptions(beam_size=3, max_length=9), 3, *WORDS)
     (other / "confidence.safetensors").write_bytes(calibrated.to_bytes())
-    _, files = site_of(other)
+    files = site_of(other)
     assert not json.loads(files["model/config.json"])["calibrated"]
     assert "model/confidence.safetensors.gzip" not in files
 
