@@ -118,9 +118,6 @@ class FeatureCache:
         self._index = {image_id: row for row, (image_id, _) in enumerate(header["photos"])}
         self._verified = np.zeros(rows, dtype=bool)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # another process maps the file itself
-        return FeatureCache, (self.folder, self.fingerprint)
-
     @property
     def _recreate(self) -> str:
         return f"recreate them with: {COMMAND} -o {self.folder} --force"

@@ -144,9 +144,6 @@ def test_a_link_or_a_damaged_member_of_a_tar_costs_no_other(tmp_path, damaged: i
         photos[damaged - 1][1].read()
 
 
-# --- the folder ---
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_rows_are_read_as_written(kind) -> None:
     caption = Caption(

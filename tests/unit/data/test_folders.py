@@ -33,11 +33,6 @@ def test_numbers_sort_by_value(tmp_path: Path):
     assert [path.name for path in find_images([tmp_path])] == ordered
 
 
-def test_subfolders_are_searched_on_request(folder: Path):
-    found = [str(path.relative_to(folder)) for path in find_images([folder], recursive=True)]
-    assert found == ["B1.png", "b2.jpg", "b10.JPG", "sub/1.webp"]
-
-
 def test_every_format_that_can_be_decoded_is_found(tmp_path: Path):
     extensions = [extension for kind in FORMATS for extension in kind.extensions]
     assert len(set(extensions)) == len(extensions)

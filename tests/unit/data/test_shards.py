@@ -36,15 +36,6 @@ def test_webdataset_reads_our_shards(images: list[CaptionedImage], folder: Path)
         assert json.loads(sample["json"])["captions"] == list(image.captions)
 
 
-def test_the_same_seed_gives_the_same_bytes(
-    images: list[CaptionedImage], folder: Path, tmp_path: Path
-):
-    write_shards(images, tmp_path / "same", photos_per_shard=PER_SHARD)
-    write_shards(images, tmp_path / "other", photos_per_shard=PER_SHARD, seed=1)
-    assert contents(tmp_path / "same") == contents(folder)
-    assert contents(tmp_path / "other") != contents(folder)
-
-
 class Stopped(BaseException):
     """An interruption, like KeyboardInterrupt."""
 
