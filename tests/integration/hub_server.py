@@ -1,7 +1,6 @@
 """A small Hugging Face hub in memory, which answers the requests of huggingface_hub.
 
-All of its files are small ones, which need no LFS. ``me`` has the token ``hf_good``; tags are
-branches.
+All of its files are small ones, which need no LFS; everybody may read and write; tags are branches.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from huggingface_hub import errors, set_client_factory
 
 HTTP = importlib.import_module(errors.HfHubHTTPError.__bases__[0].__module__.partition(".")[0])
 """The HTTP library of huggingface_hub, whatever its name."""
-TOKENS = {"hf_good": "me", "hf_user": "user", "hf_read": "reader"}
 
 
 @dataclass
@@ -59,14 +57,13 @@ class Hub:
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.requests: list[str] = []
-        self.down = False
-        """Answer everything with 503."""
+        self.refusal: Refused | None = None
+        """The answer to everything."""
 
-    def add(self, name: str, files: dict[str, bytes], *, private: bool = False) -> Repo:
+    def add(self, name: str, files: dict[str, bytes]) -> None:
         """Create a repository of one commit."""
-        repo = self.repos[name] = Repo(private)
-        repo.commit("main", files)
-        return repo
+        self.repos[name] = Repo()
+        self.repos[name].commit("main", files)
 
     def downloads(self) -> list[str]:
         """Names of the files that were downloaded; each is asked for with HEAD first."""
@@ -77,60 +74,49 @@ class Hub:
         path = request.url.path
         self.requests.append(f"{request.method} {path}")
         try:
-            if self.down:
-                raise Refused(503, "", "down for maintenance")
-            return self._route(request, self._user(request), path)
+            if self.refusal:
+                raise self.refusal
+            return self._route(request, path)
         except Refused as refused:
             codes = {"X-Error-Code": refused.code, "X-Error-Message": refused.message}
             return _json({"error": refused.message}, refused.status, codes)
 
-    # --- who ---
-
-    def _user(self, request: Any) -> str | None:
-        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if token and token not in TOKENS:
-            raise Refused(401, "", "Invalid credentials in Authorization header")
-        return TOKENS.get(token)
-
-    def _readable(self, user: str | None, name: str, revision: str) -> tuple[Repo, str]:
+    def _found(self, name: str, revision: str) -> tuple[Repo, str]:
         """A repository, and the commit of its revision."""
         repo = self.repos.get(name)
-        if repo is None or (repo.private and user != name.partition("/")[0]):
-            raise Refused(401 if user is None else 404, "RepoNotFound", "Repository not found")
+        if repo is None:
+            raise Refused(404, "RepoNotFound", "Repository not found")
         sha = repo.resolve(revision)
         if sha is None and (revision != "main" or repo.branches["main"]):
             raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return repo, sha or "0" * 40
 
-    # --- what ---
-
-    def _route(self, request: Any, user: str | None, path: str) -> Any:
+    def _route(self, request: Any, path: str) -> Any:
         parts = path.strip("/").split("/")
         if path == "/api/validate-yaml":
             return _json({"errors": [], "warnings": []})
         if path == "/api/repos/create":
             given = json.loads(request.content)
-            return self._create(user, f"{given['organization']}/{given['name']}", given)
+            return self._create(f"{given['organization']}/{given['name']}", given)
         if path.startswith("/api/models/"):
             what, *value = parts[4:] or ("revision", "main")
             name, rest = "/".join(parts[2:4]), "/".join(value)
             if request.method == "GET":
-                return self._read(user, name, what, rest)
-            return self._write(user, name, what, rest, request.content)
+                return self._read(name, what, rest)
+            return self._write(name, what, rest, request.content)
         if parts[2:3] == ["resolve"]:
-            return self._resolve(user, "/".join(parts[:2]), parts[3], "/".join(parts[4:]))
+            return self._resolve("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
         raise Refused(404, "", f"no such page: {request.method} {path}")
 
-    def _create(self, user: str | None, name: str, given: dict[str, Any]) -> Any:
-        _check_writable(user, name)
+    def _create(self, name: str, given: dict[str, Any]) -> Any:
         if name in self.repos:
             return _json({"error": "You already created this model repo", "url": name}, 409)
         private = given.get("private") is True or given.get("visibility") == "private"
         self.repos[name] = Repo(private)
         return _json({"url": f"{self.url}/{name}", "name": name})
 
-    def _read(self, user: str | None, name: str, what: str, revision: str) -> Any:
-        repo, sha = self._readable(user, name, revision)
+    def _read(self, name: str, what: str, revision: str) -> Any:
+        repo, sha = self._found(name, revision)
         files = repo.trees.get(sha, {})
         if what == "tree":
             return _json([
@@ -143,8 +129,7 @@ class Hub:
             "siblings": [{"rfilename": file} for file in files],
         })  # fmt: skip
 
-    def _write(self, user: str | None, name: str, what: str, branch: str, body: bytes) -> Any:
-        _check_writable(user, name)
+    def _write(self, name: str, what: str, branch: str, body: bytes) -> Any:
         repo = self.repos[name]
         if what == "branch":
             if branch in repo.branches:
@@ -161,8 +146,8 @@ class Hub:
         url = f"{self.url}/{name}/commit/{sha}"
         return _json({"success": True, "commitOid": sha, "commitUrl": url})
 
-    def _resolve(self, user: str | None, name: str, revision: str, path: str) -> Any:
-        repo, sha = self._readable(user, name, revision)
+    def _resolve(self, name: str, revision: str, path: str) -> Any:
+        repo, sha = self._found(name, revision)
         if path not in repo.trees.get(sha, {}):
             raise Refused(404, "EntryNotFound", "Entry not found")
         content = repo.trees[sha][path]
@@ -179,11 +164,6 @@ def running() -> Iterator[Hub]:
         yield hub
     finally:
         set_client_factory(lambda: HTTP.Client(follow_redirects=True, timeout=None))
-
-
-def _check_writable(user: str | None, name: str) -> None:
-    if user != name.partition("/")[0]:
-        raise Refused(403, "", f"You don't have the rights to write to {name}")
 
 
 def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Any:

@@ -6,35 +6,31 @@ A transport in memory implements the hub's API; see hub_server.py.
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import shutil
 from pathlib import Path
 
 import hub_server
+import pages
 import pytest
-import yaml
 from huggingface_hub import ModelCard, constants
 
 import captioner
 from captioner.cli import train
-from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.cli.main import FAILED, OK, USAGE
 from captioner.errors import ConfigError, ModelError
 from captioner.inference import hub as hub_module
 from captioner.inference.folder import SHIPPED_MODEL, WEIGHTS
 
-ROOT = Path(__file__).parents[2]
-PHOTO = ROOT / "assets" / "examples" / "chelsea.jpg"
+PHOTO = pages.ROOT / "assets" / "examples" / "chelsea.jpg"
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """An empty hub, an empty cache, and the token of the account ``me``."""
+    """An empty hub, and an empty cache."""
     with hub_server.running() as server:
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
-        monkeypatch.setenv("HF_TOKEN", "hf_good")
+        monkeypatch.setenv("HF_TOKEN", "hf_any")
         yield server
 
 
@@ -55,31 +51,24 @@ def said(name: str | Path, **options) -> str:
 # --- push and load -------------------------------------------------------------------------------
 
 
-def test_a_pushed_model_is_loaded_and_captions_the_same(hub, model, capsys):
-    assert main(["push", str(model), "hf:me/pets", "--license", "apache-2.0"]) == OK
+def test_a_pushed_model_is_loaded_and_captions_the_same(hub, model, tiny, run):
+    code, out, _ = run("push", model, "hf:me/pets", "--license", "apache-2.0")
 
     repo = hub.repos["me/pets"]
-    [commit] = repo.branches["main"]
-    assert capsys.readouterr().out == f"{hub.url}/me/pets/commit/{commit}\n"
-    assert repo.messages == ["Upload a captioner model"]
+    [first] = repo.branches["main"]
+    assert (code, out) == (OK, f"{hub.url}/me/pets/commit/{first}\n")
     assert not repo.private
-    assert set(repo.trees[commit]) == {"config.json", "model.safetensors", "README.md"}
+    assert set(repo.trees[first]) == {"config.json", "model.safetensors", "README.md"}
     assert said("hf:me/pets") == said(model)
     assert hub.downloads().count("model.safetensors") == 1
     said("hf:me/pets")  # from the cache
     assert hub.downloads().count("model.safetensors") == 1
 
-
-def test_revisions(hub, model, tiny):
-    main(["push", str(model), "hf:me/pets", "--message", "the first"])
-    main(["push", str(tiny.twin), "hf:me/pets@wild/idea"])
-    first = hub.repos["me/pets"].branches["main"][0]
-    main(["push", str(tiny.twin), "hf:me/pets", "--message", "the second"])
-
-    assert hub.repos["me/pets"].messages == ["the first", "Upload a captioner model", "the second"]
-    assert said("hf:me/pets") == said(tiny.twin) != said(model)
+    run("push", tiny.twin, "hf:me/pets@wild/idea")
+    run("push", tiny.twin, "hf:me/pets", "--message", "the second")
+    assert repo.messages == [*["Upload a captioner model"] * 2, "the second"]
+    assert said("hf:me/pets") == said("hf:me/pets@wild/idea") == said(tiny.twin) != said(model)
     assert said(f"hf:me/pets@{first}") == said("hf:me/pets", revision=first) == said(model)
-    assert said("hf:me/pets@wild/idea") == said(tiny.twin)
 
 
 def test_the_python_functions_of_other_libraries(hub, model, tmp_path):
@@ -98,18 +87,17 @@ def test_the_python_functions_of_other_libraries(hub, model, tmp_path):
     assert "me/kept" in hub.repos
 
 
-def test_an_exported_folder_is_loaded_but_not_pushed(hub, capsys, tmp_path):
-    files = {name: data for name, data in contents(SHIPPED_MODEL).items() if name != WEIGHTS}
-    hub.add("me/small", files)
+def test_an_exported_folder_is_loaded_but_not_pushed(hub, run, tmp_path):
+    exported = tmp_path / "exported"
+    shutil.copytree(SHIPPED_MODEL, exported, ignore=shutil.ignore_patterns(WEIGHTS))
+    hub.add("me/small", contents(exported))
 
     assert said("hf:me/small") == said(SHIPPED_MODEL)
 
     assert {"encoder.onnx", "decoder.onnx"} < set(hub.downloads())
-    exported = tmp_path / "exported"
-    shutil.copytree(SHIPPED_MODEL, exported, ignore=shutil.ignore_patterns(WEIGHTS))
-    assert main(["push", str(exported), "hf:me/other"]) != OK
-    *_, line = capsys.readouterr().err.splitlines()  # after the bar of the download
-    assert "is exported" in line
+    code, _, err = run("push", exported, "hf:me/other")
+    assert code != OK
+    assert "is exported" in err.splitlines()[-1]  # after the bar of the download
 
 
 # --- nothing else is read from other people's folders --------------------------------------------
@@ -142,95 +130,69 @@ def test_another_kind_of_model_is_refused_before_its_weights(hub):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("command", "name", "message"),
     [
-        ("hf:me/none", "hf:me/none does not exist, or is private; check the name, or log in with"),
-        ("hf:other/secret", "hf:other/secret does not exist, or is private; check the name"),
-        ("hf:me/pets@v9", "hf:me/pets@v9: Invalid rev id: v9"),
-        ("hf:pets", "'hf:pets' is not a model of the hub; give hf:user/name or hf:user/name@rev"),
+        ("caption", "hf:me/none", "hf:me/none does not exist, or is private; check the name, or"),
+        ("caption", "hf:me/pets@v9", "hf:me/pets@v9: Invalid rev id: v9"),
+        ("caption", "hf:pets", "'hf:pets' is not a model of the hub; give hf:user/name or hf:"),
+        ("push --private", "hf:me/pets", "hf:me/pets exists and is public"),
+        ("push", "hf:me/bert", "hf:me/bert is not a captioner model"),
     ],
 )
-def test_a_wrong_name_is_an_error_of_one_line(name, message, hub, model, capsys):
+def test_what_is_refused(command, name, message, *, hub, model, run):
     hub.add("me/pets", contents(model))
-    hub.add("other/secret", contents(model), private=True)
+    hub.add("me/bert", {"config.json": b"{}"})
 
-    assert main(["caption", str(PHOTO), "--model", name]) in (FAILED, USAGE)
+    given = [PHOTO, "--model"] if command == "caption" else [model]
+    code, _, err = run(*command.split(), *given, name)
 
-    [line] = capsys.readouterr().err.splitlines()
+    assert code in (FAILED, USAGE)
+    [line] = err.splitlines()
     assert line.startswith(f"captioner: {message}")
+    assert [len(repo.messages) for repo in hub.repos.values()] == [1, 1]  # nothing is pushed
 
 
 @pytest.mark.parametrize(
-    ("command", "token", "problem"),
+    ("status", "problem"),
     [
-        ("caption", "hf_wrong", "Invalid credentials in Authorization header"),
-        ("push", "hf_wrong", "Invalid credentials in Authorization header"),
-        ("push", "hf_read", "You don't have the rights to write to me/pets"),
+        (401, "Invalid credentials in Authorization header"),
+        (403, "You don't have the rights to write to me/new"),
+        (503, "down for maintenance"),
     ],
 )
-def test_a_token_without_the_right(  # noqa: PLR0917
-    command, token, problem, hub, model, monkeypatch, capsys
-):
-    monkeypatch.setenv("HF_TOKEN", token)
-    arguments = [str(PHOTO), "--model"] if command == "caption" else [str(model)]
-
-    assert main([command, *arguments, "hf:me/pets"]) == FAILED
-
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"captioner: hf:me/pets: {problem}")
-
-
-def test_a_hub_that_is_down_is_no_reason_to_wait_for_a_cached_model(hub, model):
+def test_a_hub_that_refuses(status, problem, hub, model, run):
+    """A cached model needs no answer."""
     hub.add("me/pets", contents(model))
     before = said("hf:me/pets")
-    hub.down = True
+    hub.refusal = hub_server.Refused(status, "", problem)
 
-    assert said("hf:me/pets") == before
-    with pytest.raises(ModelError, match=r"^hf:me/new: .*down for maint"):
-        captioner.load("hf:me/new")
-    with pytest.raises(ModelError, match=r"^hf:me/other: .*local_files_only"):
-        captioner.Captioner.from_pretrained("me/other", local_files_only=True)
+    for command in (("caption", PHOTO, "--model", "hf:me/new"), ("push", model, "hf:me/new")):
+        code, _, err = run(*command)
+        [line] = err.splitlines()
+        assert code == FAILED
+        assert line.startswith(f"captioner: hf:me/new: {problem}")
+    if status == 503:
+        assert said("hf:me/pets") == before
+        with pytest.raises(ModelError, match=r"^hf:me/other: .*local_files_only"):
+            captioner.Captioner.from_pretrained("me/other", local_files_only=True)
 
 
 def test_revisions_are_for_one_model_of_the_hub(model):
-    with pytest.raises(ConfigError, match="has no revisions"):
-        captioner.load(model, revision="main")
-    with pytest.raises(ConfigError, match="has no revisions"):
-        captioner.load(revision="main")
+    for folder in (model, None):
+        with pytest.raises(ConfigError, match="has no revisions"):
+            captioner.load(*filter(None, [folder]), revision="main")
     with pytest.raises(ConfigError, match="contradict each other"):
         captioner.load("hf:a/b@one", revision="two")
     assert hub_module.parse("hf:a/b@refs/pr/1") == ("a/b", "refs/pr/1")
 
 
-# --- what push refuses ---------------------------------------------------------------------------
-
-
-def test_a_private_push_never_goes_to_a_public_repository(hub, model, capsys):
-    main(["push", str(model), "hf:me/pets"])
-    capsys.readouterr()
-
-    assert main(["push", str(model), "hf:me/pets", "--private"]) == USAGE
-
-    assert "hf:me/pets exists and is public" in capsys.readouterr().err
-    assert len(hub.repos["me/pets"].messages) == 1
-
-
-def test_another_kind_of_model_is_not_replaced(hub, model, capsys):
-    hub.add("me/bert", {"config.json": b"{}"})
-
-    assert main(["push", str(model), "hf:me/bert"]) == FAILED
-
-    assert "hf:me/bert is not a captioner model" in capsys.readouterr().err
-    assert hub.repos["me/bert"].messages == [""]
-
-
 # --- the card ------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_lists_everything_and_connects_to_nothing(hub, model, capsys):
-    assert main(["push", str(model), "hf:me/pets", "--private", "--dry-run"]) == OK
+def test_a_dry_run_lists_everything_and_connects_to_nothing(hub, model, run):
+    code, out, _ = run("push", model, "hf:me/pets", "--private", "--dry-run")
 
-    out = capsys.readouterr().out
+    assert code == OK
     assert "private repository hf:me/pets" in out
     for name in ("config.json", "model.safetensors"):
         assert f"{(model / name).stat().st_size:>11,} bytes  {name}\n" in out
@@ -238,47 +200,45 @@ def test_a_dry_run_lists_everything_and_connects_to_nothing(hub, model, capsys):
     assert hub.requests == []
 
 
-def test_the_hub_understands_the_header(hub, model, tiny, tmp_path):
-    report = tmp_path / "report.json"
-    scores = ["--annotations", str(tiny.captions), "--images", str(tiny.photos)]
-    assert main(["evaluate", "--model", str(model), *scores, "-o", str(report)]) == OK
-    given = ["--license", "mit", "--dataset", "me/photos", "--report", str(report)]
-    assert main(["push", str(model), "hf:me/pets", *given, "--picture", str(PHOTO)]) == OK
+def pushed(hub, name: str) -> bytes:
+    repo = hub.repos["me/pets"]
+    return repo.trees[repo.resolve("main")][name]
 
-    tree = hub.repos["me/pets"].trees[hub.repos["me/pets"].resolve("main")]
-    card = ModelCard(tree["README.md"].decode())
+
+def test_the_hub_understands_the_header(hub, model, tiny, run, tmp_path):
+    report = tmp_path / "report.json"
+    scores = ("--annotations", tiny.captions, "--images", tiny.photos)
+    assert run("evaluate", "--model", model, *scores, "-o", report)[0] == OK
+    given = ("--license", "mit", "--dataset", "me/photos", "--report", report)
+    assert run("push", model, "hf:me/pets", *given, "--picture", PHOTO)[0] == OK
+
+    card = ModelCard(pushed(hub, "README.md").decode())
     assert (card.data.license, card.data.datasets) == ("mit", ["me/photos"])
     assert card.data.metrics == ["bleu", "rouge", "cider"]
     found = json.loads(report.read_text())["metrics"]
     values = {result.metric_name: result.metric_value for result in card.data.eval_results}
     assert values["CIDEr"] == round(100 * found["CIDEr"], 1)
     assert f"(attention.png)\n\n*{said(model)}*\n" in card.text
-    assert tree["attention.png"].startswith(b"\x89PNG")
+    assert pushed(hub, "attention.png").startswith(b"\x89PNG")
 
 
-def test_an_edited_card_is_kept(hub, model, capsys):
+def test_an_edited_card_is_kept(hub, model, run):
     (model / "README.md").write_text("# My pets\n\nThey are lovely.\n")
-    assert main(["push", str(model), "hf:me/pets", "--license", "mit"]) == OK
-    tree = hub.repos["me/pets"].trees[hub.repos["me/pets"].resolve("main")]
-    header, card = tree["README.md"].decode().removeprefix("---\n").split("---\n\n", 1)
-    assert yaml.safe_load(header)["license"] == "mit"
-    assert card == "# My pets\n\nThey are lovely.\n"
-    capsys.readouterr()
+    assert run("push", model, "hf:me/pets", "--license", "mit")[0] == OK
+    card = ModelCard(pushed(hub, "README.md").decode())
+    assert (card.data.license, card.text.lstrip()) == ("mit", "# My pets\n\nThey are lovely.\n")
 
-    for option in (["--picture", str(PHOTO)], ["--report", "report.json"]):
-        assert main(["push", str(model), "hf:me/pets", *option]) == USAGE
-        assert "README.md was edited" in capsys.readouterr().err
+    for option in (("--picture", PHOTO), ("--report", "report.json")):
+        code, _, err = run("push", model, "hf:me/pets", *option)
+        assert (code, "README.md was edited" in err) == (USAGE, True)
 
 
 # --- the page ------------------------------------------------------------------------------------
 
-PAGE = (ROOT / "docs" / "sharing.md").read_text(encoding="utf-8")
 
-
-def test_the_page_about_sharing_runs(hub, tiny, tmp_path, monkeypatch, capsys):
+def test_the_page_about_sharing_runs(hub, tiny, tmp_path, monkeypatch, run):
     """Its commands from the second block on, which push to an empty hub; then the first block."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_TOKEN", "hf_user")
     shutil.copytree(tiny.model, "runs/mine/best")
     Path("runs/mine/config.yaml").write_text("run_folder: runs/mine\n")
     shutil.copy(PHOTO, "photo.jpg")
@@ -286,16 +246,15 @@ def test_the_page_about_sharing_runs(hub, tiny, tmp_path, monkeypatch, capsys):
     Path("test.json").symlink_to(tiny.captions)
     rows = [f"{number}.png,A dog runs" for number in (1, 2, 3, 4)]
     Path("captions.csv").write_text("\n".join(["image,caption", *rows]))
-    shell = [block.replace("\\\n", " ") for block in re.findall(r"```bash\n(.*?)```", PAGE, re.S)]
-    python = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    page = pages.read("docs/sharing.md")
+    shell, python = (pages.examples(page, language) for language in ("bash", "python"))
 
     def run_all(block: str) -> None:
-        for line in block.splitlines():
-            program, command, *arguments = shlex.split(line, comments=True)
+        for program, command, *arguments in pages.commands(block):
             if command == "train":
                 train.read(arguments)
             elif program == "captioner":
-                assert main([command, *arguments]) == OK, line
+                assert run(command, *arguments)[0] == OK, arguments
 
     names: dict[str, object] = {"captioner": captioner}
     run_all(shell[1])
