@@ -14,20 +14,32 @@ from typing import Any
 import pytest
 
 from captioner.cli import attend as attend_module
-from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
+from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE
 
-Run = Callable[..., int]
-
-
-@pytest.fixture
-def caption(tiny: SimpleNamespace) -> Run:
-    return lambda *given: main(["caption", *map(str, given), "--model", str(tiny.model)])
+Run = Callable[..., tuple[int, list[str], list[str]]]
+ALL = [f"holiday/{n}.png" for n in (1, 2, 3, 4)]
 
 
 @pytest.fixture
-def attend(tiny: SimpleNamespace) -> Run:
-    small = ("--model", str(tiny.model), "--panel-size", "32")
-    return lambda *given: main(["attend", *map(str, given), *small])
+def lines(run: Any) -> Run:
+    """A command's exit code, the photos that it lists, and its lines on standard error."""
+
+    def command(*arguments: object) -> tuple[int, list[str], list[str]]:
+        code, out, err = run(*arguments)
+        listed = [line for line in out.split("\n") if line and not line.startswith("  ")]
+        return code, [line.partition(": ")[0] for line in listed], err.splitlines()
+
+    return command
+
+
+@pytest.fixture
+def caption(tiny: SimpleNamespace, lines: Run) -> Run:
+    return lambda *given: lines("caption", *given, "--model", tiny.model)
+
+
+@pytest.fixture
+def attend(tiny: SimpleNamespace, lines: Run) -> Run:
+    return lambda *given: lines("attend", *given, "--model", tiny.model, "--panel-size", 32)
 
 
 @pytest.fixture
@@ -38,18 +50,6 @@ def folder(tmp_path: Path, tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatc
     return tmp_path
 
 
-def captioned(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:
-    """Names of captioned photos, and lines on standard error."""
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err
-    lines = [line for line in out.split("\n") if line and not line.startswith("  ")]
-    return [line.partition(": ")[0] for line in lines], err.splitlines()
-
-
-def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
-
-
 def pictures(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*_attention.*"))
 
@@ -57,39 +57,28 @@ def pictures(folder: Path) -> list[str]:
 # --- other files in folders ----------------------------------------------------------------------
 
 
-def test_files_that_are_not_photos_are_counted(folder, caption, capsys):
+def test_files_that_are_not_photos_are_counted(folder, caption):
     for name in ("a.txt", "b.TXT", "clip.mp4", ".hidden.jpg", ".DS_Store"):
         (folder / "holiday" / name).write_bytes(b"x")
     (folder / "holiday" / "more").mkdir()
 
-    assert caption("holiday") == OK
-
-    photos, notes = captioned(capsys)
-    assert photos == [f"holiday/{n}.png" for n in (1, 2, 3, 4)]
-    assert notes == [
+    note = (
         "captioner: skipped 2 files that are not photos (2 .txt); 1 video (captioner caption "
         "--every 5s captions their frames); 1 hidden photo; "
         "1 subfolder (give --recursive to search them)"
-    ]
+    )
+    assert caption("holiday") == (OK, ALL, [note])
 
 
-def test_a_pipe_costs_no_photo(folder, caption, capsys):
-    os.mkfifo(folder / "holiday" / "pipe.jpg")
-    for options in ((), ("--in-place",)):
-        assert caption("holiday", *options) == FAILED
-        assert "pipe.jpg: a pipe, socket or device" in capsys.readouterr().err
-
-
-def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, monkeypatch, capsys):
+def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     monkeypatch.setitem(sys.modules, "rawpy", None)
     for name in ("1.nef", "5.HEIC", "6.heic", "7.CR2", "8.nef", "9.nef", "10.jxl"):
         (folder / "holiday" / name).write_bytes(b"x")
 
-    assert caption("holiday") == FAILED
+    code, photos, notes = caption("holiday")
 
-    photos, notes = captioned(capsys)
-    assert len(photos) == 4
+    assert (code, photos) == (FAILED, ALL)
     assert sorted(notes) == [
         "captioner: skipped 1 camera RAW file beside a photo of the same name",
         "captioner: skipped 1 photo (1 .jxl): JPEG XL is not supported; convert it to JPEG",
@@ -98,6 +87,28 @@ def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, mo
         "captioner: skipped 3 photos (2 .nef, 1 .cr2): camera RAW needs rawpy; run: pip install "
         "'captioner[raw]'",
     ]
+
+
+def test_a_pipe_costs_no_photo(folder, caption):
+    os.mkfifo(folder / "holiday" / "pipe.jpg")
+    for options in ((), ("--in-place",)):
+        code, photos, (problem,) = caption("holiday", *options)
+        assert (code, photos) == (FAILED, ALL)
+        assert "pipe.jpg: a pipe, socket or device" in problem
+
+
+def test_names_of_all_characters(folder, caption):
+    names = ["new\nline.png", "red\x1b[31m.png", "\x9b2J.png", os.fsdecode(b"bad\xff.png")]
+    for name in (*names, "a собака.png"):
+        shutil.copy(folder / "holiday" / "1.png", folder / name)
+    (folder / "\x1b[2Jempty.png").touch()
+
+    code, photos, (problem, _) = caption(".")
+
+    escaped = [r"\x9b2J.png", "a собака.png", r"bad\udcff.png", r"new\nline.png"]
+    assert (code, sorted(photos)) == (FAILED, [*escaped, r"red\x1b[31m.png"])
+    assert r"\x1b[2Jempty.png" in problem
+    assert "\x1b" not in problem
 
 
 # --- lists, patterns, URLs -----------------------------------------------------------------------
@@ -113,22 +124,19 @@ def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, mo
     ],
     ids=["lines", "windows", "byte order mark", "nul"],
 )
-def test_a_list_of_names(written, folder, caption, monkeypatch, capsys):
+def test_a_list_of_names(written, folder, caption, monkeypatch):
     (folder / "list.txt").write_bytes(written)
-    assert caption("--from-file", "list.txt") == OK
-    assert captioned(capsys) == (["holiday/2.png", "holiday/1.png"], [])
+    assert caption("--from-file", "list.txt") == (OK, [ALL[1], ALL[0]], [])
 
-    feed(monkeypatch, written)
-    assert caption("holiday/3.png", "--from-file", "-") == OK
-    assert captioned(capsys)[0] == ["holiday/3.png", "holiday/2.png", "holiday/1.png"]
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(written)))
+    assert caption(ALL[2], "--from-file", "-") == (OK, [ALL[2], ALL[1], ALL[0]], [])
 
 
-def test_invalid_names_in_a_list_are_reported_with_their_line(folder, caption, capsys):
+def test_invalid_names_in_a_list_are_reported_with_their_line(folder, caption):
     (folder / "list.txt").write_text("nowhere.jpg\nholiday/1.png\n\nhttps://a.b/c.jpg\n-\n")
 
-    assert caption("--from-file", "list.txt") == FAILED
-
-    assert captioned(capsys) == (
+    assert caption("--from-file", "list.txt") == (
+        FAILED,
         ["holiday/1.png"],
         [
             "captioner: list.txt:1: nowhere.jpg: no such file; check the spelling and the folder",
@@ -139,82 +147,45 @@ def test_invalid_names_in_a_list_are_reported_with_their_line(folder, caption, c
     )
 
 
-def test_quoted_patterns_are_expanded(folder, caption, capsys):
-    assert caption("holiday/*.png", "holiday/*.jpg") == FAILED
-    assert captioned(capsys) == (
-        [f"holiday/{n}.png" for n in (1, 2, 3, 4)],
-        ["captioner: holiday/*.jpg: no file matches this pattern; check it and the folder"],
-    )
-
-
-def test_a_photo_named_twice_is_captioned_once(folder, caption, capsys):
-    assert caption("holiday", "holiday/1.png", "./holiday/2.png") == OK
-    assert captioned(capsys) == ([f"holiday/{n}.png" for n in (1, 2, 3, 4)], [])
-
-
-def test_control_characters_in_names_are_escaped(folder, caption, capsys):
-    names = ["new\nline.png", "red\x1b[31m.png", "\x9b2J.png", os.fsdecode(b"bad\xff.png")]
-    for name in names:
-        shutil.copy(folder / "holiday" / "1.png", folder / name)
-    (folder / "\x1b[2Jempty.png").touch()
-
-    assert caption(".") == FAILED
-
-    photos, notes = captioned(capsys)
-    assert sorted(photos) == [r"\x9b2J.png", r"bad\udcff.png", r"new\nline.png", r"red\x1b[31m.png"]
-    assert r"\x1b[2Jempty.png" in notes[0]
-    assert "\x1b" not in "".join(notes)
-
-
-def test_a_name_that_looks_like_an_option(folder, caption, capsys):
+def test_patterns_are_expanded_and_photos_captioned_once(folder, caption):
+    problem = "captioner: holiday/*.jpg: no file matches this pattern; check it and the folder"
+    assert caption("holiday/*.png", "holiday/*.jpg") == (FAILED, ALL, [problem])
+    assert caption("holiday", "holiday/1.png", "./holiday/2.png") == (OK, ALL, [])
     (folder / "-dash.png").touch()
-    assert caption("-dash.png") == USAGE
-    assert "give ./-dash.png" in captioned(capsys)[1][0]
+    code, _, (problem,) = caption("-dash.png")
+    assert (code, "give ./-dash.png" in problem) == (USAGE, True)
 
 
 # --- attend: where pictures go -------------------------------------------------------------------
 
 
-def test_pictures_are_saved_beside_their_photos(folder, attend, capsys):
-    assert attend("holiday/1.png") == OK
-
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("holiday/1.png: ")
-    assert second == "  saved as holiday/1_attention.png"
+def test_pictures_are_saved_beside_their_photos_and_are_no_photos(folder, attend, caption):
+    assert attend("holiday/1.png") == (OK, ["holiday/1.png"], [])
     assert pictures(folder) == ["holiday/1_attention.png"]
-    assert attend("holiday/1.png") == USAGE  # never overwritten
-    assert "holiday/1_attention.png exists; give --force" in captioned(capsys)[1][0]
-    assert attend("holiday/1.png", "--force", "--format", "html") == OK
+    code, _, (problem,) = attend("holiday/1.png")  # never overwritten
+    assert (code, "holiday/1_attention.png exists; give --force" in problem) == (USAGE, True)
+    assert attend("holiday/1.png", "--force", "--format", "html")[0] == OK
     assert pictures(folder) == ["holiday/1_attention.html", "holiday/1_attention.png"]
 
-
-def test_pictures_are_not_photos(folder, attend, caption, capsys):
-    assert attend("holiday", "holiday/1.png") == OK
-    assert len(pictures(folder)) == 4
-    capsys.readouterr()
-
-    assert caption("holiday") == OK
-    assert captioned(capsys) == (
-        [f"holiday/{n}.png" for n in (1, 2, 3, 4)],
-        ["captioner: skipped 4 pictures made by captioner attend"],
-    )
-    assert caption("holiday/1_attention.png") == OK  # captioned if given by name
-    assert captioned(capsys) == (["holiday/1_attention.png"], [])
+    note = "skipped 1 file that is not a photo (1 .html); 1 picture made by captioner attend"
+    assert caption("holiday") == (OK, ALL, [f"captioner: {note}"])
+    made = "holiday/1_attention.png"
+    assert caption(made) == (OK, [made], [])  # captioned if given by name
 
 
-def test_subfolders_are_searched_and_kept_apart(folder, attend, capsys):
+def test_subfolders_are_searched_and_kept_apart(folder, attend):
     shutil.copytree(folder / "holiday", folder / "holiday" / "more")
     shutil.copy(folder / "holiday" / "1.png", folder / "holiday" / "1.bmp")
 
-    assert attend("holiday", "--recursive", "-o", "out") == OK
+    assert attend("holiday", "--recursive", "-o", "out")[0] == OK
 
     names = ["1.bmp", "1.png", "2", "3", "4", "more/1", "more/2", "more/3", "more/4"]
     assert pictures(folder / "out") == [f"{name}_attention.png" for name in names]
 
 
-def test_an_interrupted_run_is_continued(folder, attend, monkeypatch, capsys):
+def test_an_interrupted_run_is_continued(folder, attend, monkeypatch):
     """Ctrl-C keeps finished pictures; the second run draws the others, with the same bytes."""
-    assert attend("holiday", "-o", "whole") == OK
+    assert attend("holiday", "-o", "whole")[0] == OK
     draw, left = attend_module.overlay, [1, 1]
 
     def overlay(*given: Any, **options: Any) -> object:
@@ -223,28 +194,22 @@ def test_an_interrupted_run_is_continued(folder, attend, monkeypatch, capsys):
         left.pop()
         return draw(*given, **options)
 
-    monkeypatch.setattr(attend_module, "overlay", overlay)
-    capsys.readouterr()
-    assert attend("holiday", "-o", "out") == INTERRUPTED
+    with monkeypatch.context() as patch:
+        patch.setattr(attend_module, "overlay", overlay)
+        code, _, notes = attend("holiday", "-o", "out")
 
-    assert len(pictures(folder / "out")) == 2
-    assert captioned(capsys)[1] == [
+    whole, out = folder / "whole", folder / "out"
+    assert (code, len(pictures(out))) == (INTERRUPTED, 2)
+    assert notes == [
         "captioner: 2 of 4 photos are finished; to continue, run the same command with "
         "--skip-existing",
         "captioner: interrupted",
     ]
-    monkeypatch.setattr(attend_module, "overlay", draw)
-    assert attend("holiday", "-o", "out", "--skip-existing") == OK
-    assert captioned(capsys) == (
-        ["holiday/3.png", "holiday/4.png"],
-        ["captioner: 2 of 4 photos already have a picture; skipped"],
-    )
-    whole, out = folder / "whole", folder / "out"
+    again = ("holiday", "-o", "out", "--skip-existing")
+    skipped = "captioner: {} of 4 photos already have a picture; skipped"
+    assert attend(*again) == (OK, ALL[2:], [skipped.format(2)])
     assert pictures(out) == pictures(whole)
     assert all((out / name).read_bytes() == (whole / name).read_bytes() for name in pictures(out))
 
-    monkeypatch.setattr(
-        "captioner.inference.captioner.load_model", None
-    )  # nothing to do, so no model is loaded
-    assert attend("holiday", "-o", "out", "--skip-existing") == OK
-    assert captioned(capsys) == ([], ["captioner: 4 of 4 photos already have a picture; skipped"])
+    monkeypatch.setattr("captioner.inference.captioner.load_model", None)  # there is nothing to do
+    assert attend(*again) == (OK, [], [skipped.format(4)])

@@ -50,6 +50,7 @@ LINES = [
     ("caption PHOTOS --engine ray -o x.jsonl", "ray writes a folder of parts; give -o FOLDER"),
     ("caption PHOTOS --engine ray -o x --format csv", "ray writes jsonl or parquet, not csv"),
     ("caption PHOTOS --engine ray -o x --sidecar txt", "--sidecar cannot be combined with --engi"),
+    ("caption no*.tar --engine ray -o x", "no file matches this pattern"),
     # Pictures.
     (
         "attend PHOTO -o x.tiff",
