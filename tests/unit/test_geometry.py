@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from captioner.caption import Caption
 from captioner.drawing.heatmap import attention_map
@@ -75,20 +76,31 @@ def test_maps_are_interpolated_between_the_centres(axis: Axis) -> None:
     )
 
 
-@given(axes, st.integers(1, 9), st.integers(20, 90))
-def test_drawn_blocks_equal_the_measured_cells(axis: Axis, count: int, pixels: int) -> None:
-    """Figures and mask metrics must divide a photo in the same way."""
-    regions = Geometry(axis, Axis.even(1))
+counts, sides = st.integers(1, 5), st.integers(20, 90)
 
-    for index in range(count):
-        alpha = np.eye(count)[index][:, None]
-        block = attention_map(alpha, (1, pixels), regions, smooth=False)[:, 0]
+
+@given(axes, axes, st.tuples(counts, counts), st.tuples(sides, sides))
+def test_drawn_blocks_equal_the_measured_cells(
+    y: Axis, x: Axis, grid: tuple[int, int], size: tuple[int, int]
+) -> None:
+    """Figures and mask metrics must divide a photo in the same way."""
+
+    def pixels_of(axis: Axis, index: int, count: int, pixels: int) -> tuple[NDArray[np.bool_], ...]:
+        """The pixels inside and outside; those on a border may be on either side."""
         low, high = axis.borders(count)[index : index + 2] * pixels
         middle = np.arange(pixels) + 0.5
         inside = (middle > low + 1e-3) & (middle < high - 1e-3)
-        outside = (middle < low - 1e-3) | (middle > high + 1e-3)
-        assert (block[inside] == 1).all()
-        assert not np.nan_to_num(block[outside]).any()
+        return inside, (middle < low - 1e-3) | (middle > high + 1e-3)
+
+    for row, column in np.ndindex(grid):
+        alpha = np.zeros(grid)
+        alpha[row, column] = 1
+        block = attention_map(alpha, size, Geometry(y, x), smooth=False)
+        down, not_down = pixels_of(y, row, grid[0], size[1])
+        across, not_across = pixels_of(x, column, grid[1], size[0])
+        assert (block[np.ix_(down, across)] == 1).all()
+        assert not np.nan_to_num(block[not_down]).any()
+        assert not np.nan_to_num(block[:, not_across]).any()
 
 
 @given(axes, st.integers(1, 9))

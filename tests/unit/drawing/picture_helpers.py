@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import Alternative, Caption, CropBox
-from captioner.drawing.heatmap import attention_image, fit_photo
 
 WHOLE = CropBox()
 LUMA = np.array([0.299, 0.587, 0.114])
@@ -77,40 +76,6 @@ def one_hot(grid: tuple[int, int], *cells: tuple[int, int]) -> Caption:
     one = np.ones(len(cells), dtype=np.float32)
     words = tuple(f"word{i}" for i in range(len(cells)))
     return Caption(words, -one, alphas, one, -float(len(cells)))
-
-
-def positions_of(page: Image.Image, panel: Image.Image) -> list[tuple[int, int]]:
-    """Upper left corners of all exact copies of a panel on a page."""
-    pixels, expected = np.asarray(page), np.asarray(panel)
-    height, width = expected.shape[:2]
-    across, down = pixels.shape[1] - width + 1, pixels.shape[0] - height + 1
-    starts = np.ones((down, across), dtype=bool)
-    for x in range(min(width, 8)):  # compare whole panels only where the first pixels match
-        starts &= (pixels[:down, x : x + across] == expected[0, x]).all(axis=2)
-    rows, columns = np.nonzero(starts)
-    return [
-        (int(x), int(y))
-        for y, x in zip(rows, columns, strict=True)
-        if (pixels[y : y + height, x : x + width] == expected).all()
-    ]
-
-
-def panels_of(
-    page: Image.Image, caption: Caption, photo: Image.Image, **options: object
-) -> list[tuple[int, int]]:
-    """Corners of the photo and of each word's panel, each of which occurs exactly once."""
-    photo = fit_photo(photo, at_least=160)
-    places = positions_of(page, photo)
-    for alpha in caption.alphas:
-        panel = attention_image(
-            photo,
-            alpha,
-            regions=caption.regions,
-            **options,  # type: ignore[arg-type]
-        )
-        places += positions_of(page, panel)
-    assert len(places) == 1 + len(caption.words)
-    return places
 
 
 def brightest_cell(panel: Image.Image, grid: tuple[int, int]) -> tuple[int, int]:

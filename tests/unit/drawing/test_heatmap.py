@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from picture_helpers import flat, luma, noisy
+from picture_helpers import flat, luma
 from PIL import Image
 
-from captioner.caption import CropBox
 from captioner.drawing.heatmap import (
     CLOSED_GATE,
     COLORMAPS,
@@ -19,31 +18,6 @@ from captioner.drawing.heatmap import (
     shared_scale,
 )
 from captioner.geometry import Geometry
-
-GRIDS = [(1, 1), (1, 5), (4, 1), (7, 7), (5, 9), (14, 14)]
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("size", [(70, 70), (120, 45), (45, 120)])
-@pytest.mark.parametrize("crop_box", [CropBox(), CropBox(0.2, 0.0, 0.8, 1.0)])
-def test_one_hot_block_is_exactly_its_region(
-    grid: tuple[int, int], size: tuple[int, int], crop_box: CropBox
-) -> None:
-    (height, width), (columns, rows) = grid, size
-    for index in {0, width - 1, (height * width) // 2, height * width - 1}:
-        alpha = np.zeros(height * width, dtype=np.float32)
-        alpha[index] = 1.0  # row-major: region = row * width + column
-        row, column = divmod(index, width)
-        result = np.nan_to_num(
-            attention_map(alpha.reshape(grid), size, Geometry.even(grid, *crop_box), smooth=False)
-        )
-        across = (np.arange(columns) + 0.5) / columns
-        across = (across - crop_box.left) / (crop_box.right - crop_box.left) * width
-        down = (np.arange(rows) + 0.5) / rows * height
-        # Pixel centres on a border between regions may be rounded to either side.
-        clear = np.ix_(np.abs(down - down.round()) > 1e-6, np.abs(across - across.round()) > 1e-6)
-        expected = np.outer(np.floor(down) == row, np.floor(across) == column)
-        np.testing.assert_array_equal(result[clear], expected[clear].astype(np.float32))
 
 
 def test_smooth_map_is_bilinear_between_centres_and_constant_outside() -> None:
@@ -135,26 +109,16 @@ def test_outside_the_crop_box_the_photo_is_dimmed() -> None:
     assert not np.isnan(values[:, 20:60]).any()
 
 
-def test_photo_stays_recognizable() -> None:
-    photo = noisy((60, 60))
-    for alpha in (np.zeros((2, 2)), np.full((2, 2), 0.5), np.ones((2, 2))):
-        heat = luma(attention_image(photo, alpha, scale_max=1.0))
-        assert np.corrcoef(heat.ravel(), luma(photo).ravel())[0, 1] > 0.95
-
-
 @pytest.mark.parametrize(
     ("size", "panel_size", "expected"),
     [
         ((5000, 4000), 640, (640, 512)),
         ((1, 5000), 640, (1, 640)),
-        ((5000, 1), 640, (640, 1)),
         ((20, 30), 640, (107, 160)),
         ((1, 1), 640, (160, 160)),
         ((20, 30), 50, (33, 50)),
         ((20, 30), 0, (20, 30)),
         ((200, 300), 640, (200, 300)),
-        ((640, 640), 640, (640, 640)),
-        ((900, 300), 0, (900, 300)),
         ((900, 300), 1, (1, 1)),
     ],
 )
