@@ -132,22 +132,6 @@ def assert_same(one: Caption, two: Caption) -> None:
     np.testing.assert_allclose(one.gates, two.gates, atol=1e-5)
 
 
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "greedy": {"beam_size": 1},
-    "beam": {"num_captions": 3, "length_penalty": 0.7},
-    "groups": {"beam_size": 4, "beam_groups": 2, "num_captions": 2},
-    "forced": {"forced_words": "red cat", "num_captions": 2},
-    "sampling": {"temperature": 0.8, "num_captions": 4, "seed": 3},
-    "sampling with top_k and top_p": {
-        "temperature": 1.0,
-        "top_k": 5,
-        "top_p": 0.9,
-        "num_captions": 3,
-    },
-    "rules": {"min_length": 2, "block_ngrams": 2, "guard_endings": True, "banned_words": "dog"},
-}
-
-
 def make_photos(folder: Path) -> list[Path]:
     """Ten photos of different shapes."""
     generator = np.random.default_rng(0)

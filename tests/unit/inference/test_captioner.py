@@ -14,14 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from toy_captioner import (
-    STRATEGIES,
-    WORDS,
-    assert_same,
-    build,
-    ensemble_of,
-    stored,
-)  # fmt: skip
+from toy_captioner import WORDS, assert_same, build, ensemble_of, stored
 
 from captioner.caption import END_NAME
 from captioner.data.images import open_image
@@ -51,24 +44,6 @@ def test_captions_have_attention_and_probabilities(captioner: Captioner, photos:
         assert (caption.alphas >= 0).all()
         assert ((caption.gates > 0) & (caption.gates < 1)).all()
         assert (caption.log_probs <= 0).all()
-
-
-def test_explaining_a_models_caption_gives_the_same_evidence(
-    captioner: Captioner, photos: list[Path]
-):
-    compared = 0
-    for photo in photos:
-        own = captioner.caption(photo)
-        given = captioner.explain(photo, own.text)
-        assert given.words == own.words
-        np.testing.assert_allclose(given.log_probs, own.log_probs, atol=1e-4)
-        np.testing.assert_allclose(given.alphas, own.alphas, atol=1e-5)
-        np.testing.assert_allclose(given.gates, own.gates, atol=1e-5)
-        assert given.crop_box == own.crop_box
-        if len(own.words) < 6:  # a truncated caption has no end token
-            compared += 1
-            assert given.log_prob == pytest.approx(own.log_prob, abs=1e-3)
-    assert compared > 0
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -114,8 +89,10 @@ def test_a_method_changes_only_the_maps(
             assert ((abs(sums - 1) < 1e-5) | (sums == 0)).all()
             assert abs(ours.alphas - before.alphas).max() > 1e-4
         given = captioner.explain(photos[0], before.text, method=method)
+        assert (given.method, given.words, given.crop_box) == (method, ours.words, ours.crop_box)
         np.testing.assert_allclose(given.alphas, ours.alphas, atol=1e-4)
-        assert (given.method, given.words) == (method, ours.words)
+        np.testing.assert_allclose(given.log_probs, ours.log_probs, atol=1e-4)
+        np.testing.assert_allclose(given.gates, ours.gates, atol=1e-5)
 
 
 def test_methods_work_in_half_precision_and_inside_inference_mode(photos: list[Path]):
@@ -132,8 +109,6 @@ def test_invalid_methods_raise(captioner: Captioner, photos: list[Path]):
         ConfigError, match="method is 'lime'; give one of attention, attention_gate"
     ):
         captioner.caption(photos[0], method="lime")
-    with pytest.raises(ConfigError, match="method is 'lime'"):  # before reading the photo
-        captioner.stream(photos, method="lime")
     ensemble = ensemble_of(stored(), stored(seed=81))
     assert ensemble.caption(photos[0], method="attention_gate").method == "attention_gate"
     for call in (ensemble.caption, partial(ensemble.explain, text="a dog")):
@@ -260,6 +235,7 @@ def test_a_stream_consumes_photos_lazily(captioner: Captioner):
         {"forced_words": "zeppelin"},
         {"batch_size": 2.5},
         {"alternatives": True},
+        {"method": "lime"},
     ],
     ids=str,
 )
@@ -293,7 +269,15 @@ def test_large_jpegs_are_decoded_at_a_reduced_size(
     assert found.crop_box == whole.crop_box
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"num_captions": 3, "length_penalty": 0.7},
+        {"forced_words": "red cat", "num_captions": 2},
+        {"temperature": 0.8, "num_captions": 4, "seed": 3},
+    ],
+    ids=str,
+)
 def test_streamed_captions_equal_single_ones(
     captioner: Captioner, photos: list[Path], strategy: dict[str, Any]
 ):

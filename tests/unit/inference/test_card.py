@@ -11,52 +11,37 @@ import pytest
 import yaml
 
 from captioner.errors import ConfigError
-from captioner.inference.card import (
-    is_generated,
-    make_card,
-    readable,
-    write_card,
-)
+from captioner.inference.card import is_generated, make_card, readable, write_card
 from captioner.inference.folder import StoredModel, load_model, save_model
-from captioner.options import (
-    CardOptions,
-    DataConfig,
-    DistillationConfig,
-    EncoderConfig,
-    TrainConfig,
-)
+from captioner.option_fields import build_options
+from captioner.options import CardOptions, TrainConfig
 
 SECRET = "/home/alice/clients"
-ROW = {
-    "epoch": 3,
-    "step": 1200,
-    "CIDEr": 0.4321,
-    "Bleu_4": 0.2,
-    "train_photos": 5000,
-    "val_photos": 1,
-}
+ROW = {"epoch": 3, "step": 1200, "CIDEr": 0.4321, "Bleu_4": 0.2}
+ROW |= {"train_photos": 5000, "val_photos": 1}
 
 
 @pytest.fixture
 def best(stored_model: StoredModel, tmp_path: Path) -> Path:
     """The best model of a run whose settings name private files."""
-    config = TrainConfig(
-        run_folder=f"{SECRET}/run",
-        init_from=f"{SECRET}/other",
-        data=DataConfig(
-            train_annotations=[f"{SECRET}/train.json"],
-            val_annotations=[f"{SECRET}/val.json"],
-            images=[f"{SECRET}/photos"],
-            features=f"{SECRET}/features",
-            max_captions=3,
-        ),
-        encoder=EncoderConfig(weights=f"{SECRET}/weights.pth"),
-        distillation=DistillationConfig(models=[f"{SECRET}/teacher", "hf:someone/model"]),
-    )
+    settings = {
+        "run_folder": f"{SECRET}/run",
+        "init_from": f"{SECRET}/other",
+        "data": {
+            "train_annotations": [f"{SECRET}/train.json"],
+            "val_annotations": [f"{SECRET}/val.json"],
+            "images": [f"{SECRET}/photos"],
+            "features": f"{SECRET}/features",
+            "max_captions": 3,
+        },
+        "encoder": {"weights": f"{SECRET}/weights.pth"},
+        "distillation": {"models": [f"{SECRET}/teacher", "hf:someone/model"]},
+    }
     stored_model.info = {"training": ROW}
     folder = tmp_path / "pets" / "best"
     save_model(folder, stored_model)
-    (folder.parent / "config.yaml").write_text(yaml.safe_dump(dataclasses.asdict(config)))
+    config = dataclasses.asdict(build_options(TrainConfig, settings))
+    (folder.parent / "config.yaml").write_text(yaml.safe_dump(config))
     return folder
 
 
