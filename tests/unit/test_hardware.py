@@ -23,51 +23,40 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """A machine whose CPU and GPU have native bf16, or not."""
+    """A machine whose CPU has native bf16 or not, and the first number of its GPU's capability."""
     cpu, gpu = request.param
 
     def on_gpu(including_emulation: bool = True) -> bool:
-        return gpu or including_emulation  # torch emulates it on every GPU
+        return gpu >= 8 or including_emulation  # torch emulates it on every GPU
 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": cpu}, raising=False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", on_gpu)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8 if gpu else 6, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (gpu, 0))
 
 
 @pytest.mark.parametrize(
     ("machine", "device", "precision", "expected"),
     [
-        ((False, False), CPU, "auto", "fp32"),
-        ((True, False), CPU, "auto", "bf16"),
-        ((False, True), CPU, "auto", "fp32"),
-        ((False, True), GPU, "auto", "bf16"),
-        ((True, False), GPU, "auto", "fp32"),
-        ((True, True), CPU, "fp32", "fp32"),
-        ((True, True), GPU, "fp32", "fp32"),
-        ((False, False), CPU, "bf16", "bf16"),
-        ((False, False), GPU, "bf16", "bf16"),
-        ((True, True), torch.device("mps"), "auto", "fp32"),
-        ((False, False), CPU, "fp16", "fp16"),
-        ((False, True), GPU, "tf32", "tf32"),
-        ((True, True), CPU, "tf32", "fp32"),
+        ((False, 6), CPU, "auto", "fp32"),
+        ((True, 6), CPU, "auto", "bf16"),
+        ((False, 8), CPU, "auto", "fp32"),
+        ((False, 8), GPU, "auto", "bf16"),
+        ((True, 6), GPU, "auto", "fp32"),
+        ((True, 7), GPU, "auto", "fp16"),  # tensor cores without bf16
+        ((True, 8), CPU, "fp32", "fp32"),
+        ((True, 8), GPU, "fp32", "fp32"),
+        ((False, 6), CPU, "bf16", "bf16"),
+        ((False, 6), GPU, "bf16", "bf16"),
+        ((True, 8), torch.device("mps"), "auto", "fp32"),
+        ((False, 6), CPU, "fp16", "fp16"),
+        ((False, 8), GPU, "tf32", "tf32"),
+        ((True, 8), CPU, "tf32", "fp32"),
     ],
     indirect=["machine"],
 )
 @pytest.mark.usefixtures("machine")
 def test_precision(device: torch.device, precision: str, expected: str):
     assert pick_precision(precision, device) == expected  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("capability", "expected"), [((6, 1), "fp32"), ((7, 0), "fp16"), ((7, 5), "fp16")]
-)
-@pytest.mark.parametrize("machine", [(True, False)], indirect=True)
-@pytest.mark.usefixtures("machine")
-def test_gpus_with_tensor_cores_but_without_bf16_use_fp16(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str
-):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert pick_precision("auto", GPU) == expected
 
 
 def test_unknown_precision():

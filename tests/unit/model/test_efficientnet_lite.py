@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 from timm.data.config import resolve_data_config
-from torch import Tensor, nn
+from torch import nn
 from toy_encoder import randomize_norms
 
 from captioner.model.efficientnet_lite import SCALES, EfficientNetLite
@@ -22,18 +22,13 @@ def timm_model(size: int) -> nn.Module:
     return model.eval()
 
 
-def our_model(size: int, weights: dict[str, Tensor]) -> EfficientNetLite:
-    model = EfficientNetLite(size).eval()
-    assert list(model.state_dict()) == list(weights)
-    model.load_state_dict(weights)
-    return model
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SCALES)
 def test_outputs_equal_timms(size) -> None:
     expected = timm_model(size).double()
-    model = our_model(size, expected.state_dict()).double()
+    model = EfficientNetLite(size).eval().double()
+    assert list(model.state_dict()) == list(expected.state_dict())
+    model.load_state_dict(expected.state_dict())
     # 65 to 127 pixels give maps of even and odd sizes at every stride.
     for height, width in ((64, 96), (65, 71), (127, 90)):
         images = torch.randn(2, 3, height, width, dtype=torch.float64)

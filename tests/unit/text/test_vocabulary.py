@@ -29,7 +29,6 @@ def test_the_order_of_the_captions_does_not_matter(data) -> None:
     first = Vocabulary.count(captions, threshold=2)
 
     assert Vocabulary.count(shuffled, threshold=2).words == first.words
-    assert Vocabulary.count(reversed(captions), threshold=2) == first
 
 
 @given(st.lists(st.text(min_size=1), unique=True))
@@ -49,7 +48,6 @@ def test_other_words_are_encoded_as_unknown() -> None:
 
     assert vocabulary.encode(["a", "zebra", "dog", "A"]) == [4, UNKNOWN, 5, UNKNOWN]
     assert "zebra" not in vocabulary
-    assert vocabulary.decode([UNKNOWN, 5]) == ["<unk>", "dog"]
 
 
 @pytest.mark.parametrize("text", ["A dog on a zeppelin.", "", "..."])
@@ -60,8 +58,7 @@ def test_texts_with_other_words_or_none_are_refused(text) -> None:
 
 def test_special_tokens_have_the_first_ids() -> None:
     assert [PAD, START, END, UNKNOWN] == [0, 1, 2, 3]
-    assert Vocabulary([]).decode([PAD, START, END, UNKNOWN]) == list(SPECIAL_NAMES)
-    assert SPECIAL_NAMES == ("<pad>", "<start>", "<end>", "<unk>")
+    assert Vocabulary([]).decode([0, 1, 2, 3]) == ["<pad>", "<start>", "<end>", "<unk>"]
 
 
 @pytest.mark.parametrize("name", SPECIAL_NAMES)

@@ -64,18 +64,6 @@ def test_any_part_of_the_graph_gives_the_gradients_of_the_plain_formulas() -> No
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def test_frozen_parts_get_no_gradient() -> None:
-    model, given = Recurrence(), inputs()
-    model.recurrent.requires_grad_(False)
-    given[2].requires_grad_(False)
-
-    sum(model(*given)).backward()
-
-    assert model.recurrent.weight.grad is None
-    assert model.query.weight.grad.any()
-    assert given[1].grad.any()
-
-
 def test_the_graph_is_freed_without_a_backward_pass() -> None:
     model, given = Recurrence(), inputs()
     gc.disable()
