@@ -21,9 +21,8 @@ def examples(text: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
-def commands(text: str) -> Iterator[list[str]]:
-    """The words of each command in a page, or in one of its shell blocks."""
-    blocks = examples(text, "bash") if "```" in text else [text]
+def commands(*blocks: str) -> Iterator[list[str]]:
+    """The words of each command in shell blocks."""
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
         if words := shlex.split(line, comments=True):
             yield words

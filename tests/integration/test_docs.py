@@ -1,11 +1,10 @@
-"""The pages in docs/: commands are valid, the example works, links exist."""
+"""The README and the pages in docs/: commands and examples work, links exist."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -13,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from pages import PAGES, ROOT, commands, examples, read
+from tiny_video import shots, write_video
 
 import captioner
 from captioner.caption import Caption
 from captioner.cli import train
-from captioner.cli.main import parser_of
+from captioner.cli.main import OK, main, parser_of
 from captioner.inference import captioner as api
 from captioner.inference.folder import load_model, save_model
 from captioner.inference.keywords import KeywordReader
@@ -29,14 +30,18 @@ from captioner.options import DecoderConfig, SearchOptions, TrainingConfig
 from captioner.search.search import search
 from captioner.text.vocabulary import END, START
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-ATTENTION = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
+ATTENTION, PYTHON, README = map(read, ("docs/attention.md", "docs/python.md", "README.md"))
+PHOTO = ROOT / "assets" / "examples" / "photographer.jpg"
+
+
+def run_example(code: str, page: str, names: dict[str, object] | None = None) -> None:
+    exec(compile(code, page, "exec"), {} if names is None else names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_linked_files_exist(page) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!https?:|\.\./\.\./actions)([^)#]+)\)", text):
         assert (page.parent / target).exists(), target
 
 
@@ -46,16 +51,14 @@ def test_linked_files_exist(page) -> None:
 )
 def test_commands_are_valid(page, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
-    shell = "\n".join(re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL))
-    shell = re.sub(r"^[A-Z_]+=\S+ ", "", shell, flags=re.MULTILINE)  # environment variables
-    lines = [shlex.split(line, comments=True) for line in shell.replace("\\\n", " ").splitlines()]
-    for program, what, *arguments in filter(None, lines):
+    for words in commands(*examples(page.read_text("utf-8"), "bash")):
+        program, what, *arguments = (word for word in words if not re.match("[A-Z_]+=", word))
         if program == "captioner" and what == "train":
             train.read(arguments)
         elif program == "captioner":
             kind = [arguments.pop(0)] if what == "prepare" else []
             parser_of(" ".join([what, *kind])).parse(arguments)
-        elif program not in ("curl", "mkdir", "unzip"):  # downloads
+        elif program not in ("curl", "mkdir", "unzip", "python3"):  # downloads, installation
             script = ROOT / (what if program == "python" else program)
             assert script.is_file(), script
             assert program == "python" or os.access(script, os.X_OK), script
@@ -81,8 +84,8 @@ def test_tables_of_options_are_those_of_the_schema(page, monkeypatch) -> None:
 @pytest.mark.parametrize("changes", [{}, {"order": "luong"}, {"selection": "hard"}])
 def test_example_scorer_works(changes, precision, monkeypatch) -> None:
     monkeypatch.setattr(SCORERS, "_registered", {})
-    [scorer] = re.findall(r"```python\n(.*?)```", ATTENTION, flags=re.DOTALL)
-    exec(compile(scorer, "docs/attention.md", "exec"), {"__name__": "my_scorers"})
+    [scorer] = examples(ATTENTION, "python")
+    run_example(scorer, "docs/attention.md", {"__name__": "my_scorers"})
     config = DecoderConfig(
         embed_dim=5, hidden_dim=6, attention_dim=7, dropout=0.0, attention="cosine", **changes
     )
@@ -104,8 +107,6 @@ def test_example_scorer_works(changes, precision, monkeypatch) -> None:
 
 # --- the page about Python -----------------------------------------------------------------------
 
-PYTHON = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-
 
 @pytest.mark.slow
 def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd) -> None:
@@ -117,10 +118,9 @@ def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd)
     save_model(tmp_path / "shipped", stored)
     monkeypatch.setattr(api, "SHIPPED_MODEL", tmp_path / "shipped")
     monkeypatch.setattr(ENCODERS, "_registered", {})
-    photo = ROOT / "assets" / "examples" / "chelsea.jpg"
     (tmp_path / "holiday").mkdir()
     for name in ("photo.jpg", "holiday/1.jpg", "holiday/2.jpg"):
-        shutil.copy(photo, tmp_path / name)
+        shutil.copy(PHOTO, tmp_path / name)
     (tmp_path / "holiday" / "notes.txt").write_text("no photo")
     (tmp_path / "photos").symlink_to(tiny.photos)
     (tmp_path / "captions.json").symlink_to(tiny.captions)
@@ -128,8 +128,8 @@ def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd)
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(settings))
     names: dict[str, object] = {"__name__": "__main__"}
 
-    for number, example in enumerate(re.findall(r"```python\n(.*?)```", PYTHON, flags=re.DOTALL)):
-        exec(compile(example, f"docs/python.md, example {number + 1}", "exec"), names)
+    for number, example in enumerate(examples(PYTHON, "python"), 1):
+        run_example(example, f"docs/python.md, example {number}", names)
 
     out = capfd.readouterr().out
     assert "notes.txt: not a supported image" in out
@@ -143,3 +143,48 @@ def test_python_page_names_what_tab_completion_shows(tiny) -> None:
     names |= {field.name for field in dataclasses.fields(Caption)} - {"crop_box"}
     for name in names:
         assert re.search(rf"\b{re.escape(name)}\b", PYTHON), name
+
+
+# --- the README ----------------------------------------------------------------------------------
+
+
+def test_readme_and_ci_use_the_same_install_and_test_commands():
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert ".venv/bin/pip install --no-compile . &&" in README
+    assert "pip install --quiet --no-compile .\n" in ci
+    assert "pip install -e '.[dev,lite]'" in README
+    assert "pip install --quiet -e '.[dev,lite]'" in ci
+    assert re.search(r"python -m pytest$", README, re.MULTILINE)
+    assert re.search(r"python -m pytest$", ci, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_first_caption_is_the_one_shown(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    [shown] = [one for one in examples(README, "text") if one.startswith("assets/")]
+    assert main(["caption", "assets/examples/chelsea.jpg", "--precision", "fp32"]) == OK
+    assert capsys.readouterr().out == shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [w[1:] for w in commands(*examples(README, "bash")) if w[1] in ("caption", "attend")],
+    ids=str,
+)
+def test_captioning_commands_of_the_readme_run(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("photo.jpg", "holiday/1.jpg"):
+        Path(name).parent.mkdir(exist_ok=True)
+        shutil.copy(PHOTO, name)
+    write_video(Path("clip.mp4"), shots("red"))
+    assert main(words) == OK
+
+
+def test_python_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(PHOTO, "photo.jpg")
+    [example] = examples(README, "python")
+    run_example(example, "README.md")
+    assert (tmp_path / "photo_attention.png").is_file()
+    assert len(capsys.readouterr().out.splitlines()) == 1

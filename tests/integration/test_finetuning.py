@@ -5,26 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from pages import ROOT, commands, examples, read
 from PIL import Image
 
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.inference import folder as folders
 from captioner.inference.folder import load_model
-
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(
-    r"^captioner .*",
-    "\n".join(re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL)),
-    re.MULTILINE,
-)
 
 
 @pytest.fixture
@@ -47,9 +39,10 @@ def own(tmp_path: Path, make_model: Any, monkeypatch: pytest.MonkeyPatch) -> Sim
 
 @pytest.mark.slow
 def test_every_command_of_the_page_runs(own, capsys) -> None:
-    assert len(COMMANDS) == 5
-    for command in COMMANDS:
-        arguments = shlex.split(command)[1:]
+    blocks = examples(read("docs/finetuning.md"), "bash")
+    steps = [words for words in commands(*blocks) if words[0] == "captioner"]
+    assert len(steps) == 5
+    for _, *arguments in steps:
         if arguments[0] == "train":  # twelve photos are too few for a CIDEr above 0
             arguments.append("--training.select=loss")
         assert main(arguments) == OK, capsys.readouterr().err

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shlex
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from pages import commands, examples, read
 from PIL import Image
 
 import captioner
 from captioner.cli.main import FAILED, OK, main
 from captioner.inference import captioner as api
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "interoperability.md").read_text(encoding="utf-8")
-PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PAGE = read("docs/interoperability.md")
+PYTHON = examples(PAGE, "python")
 
 
 @pytest.fixture
@@ -47,11 +46,9 @@ def load(path: str) -> dict[str, np.ndarray]:
 
 
 def test_the_page_runs(here, capsys):
-    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL):
-        for line in block.splitlines():
-            program, *arguments = shlex.split(line, comments=True)
-            assert program == "captioner"
-            assert main(arguments) == OK, line
+    for program, *arguments in commands(*examples(PAGE, "bash")):
+        assert program == "captioner"
+        assert main(arguments) == OK, arguments
     capsys.readouterr()
     names = run_example(0)
     assert np.isclose(np.nanmax(names["pixels"]), names["maps"]["alphas"][0, 1].max(), atol=0.05)
@@ -88,26 +85,26 @@ def test_an_archive_holds_what_the_captions_hold(here):
         assert set(maps["words"][row, length:]) <= {""}
 
 
-def test_archives_are_deterministic_and_list_unreadable_photos_nowhere(here, capsys):
-    Path("photos/2.png").write_bytes(b"no photo")
-    assert main(["attend", "photos", "-o", "one.npz"]) == FAILED
-    assert main(["attend", "photos", "-o", "two.npz"]) == FAILED
-
-    assert Path("one.npz").read_bytes() == Path("two.npz").read_bytes()
-    assert load("one.npz")["photos"].tolist() == [f"photos/{number}.png" for number in (1, 3, 4)]
-    assert "photos/2.png" in capsys.readouterr().err
-
-
-def test_the_size_is_that_of_the_upright_photo(here):
+def test_archives_are_deterministic_and_have_upright_sizes(here, capsys):
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees
-    Image.new("RGB", (60, 20)).save("turned.jpg", exif=exif)
-    main(["attend", "turned.jpg", "-o", "turned.npz"])
+    Image.new("RGB", (60, 20)).save("photos/5.jpg", exif=exif)
+    Path("photos/2.png").write_bytes(b"no photo")
+    for name in ("one.npz", "two.npz"):
+        assert main(["attend", "photos", "-o", name]) == FAILED
+        assert "photos/2.png" in capsys.readouterr().err
     archive = captioner.MapArchive()
-    archive.add("turned.jpg", api.load().caption("turned.jpg"))
+    archive.add("photos/5.jpg", api.load().caption("photos/5.jpg"))
 
-    assert load("turned.npz")["sizes"].tolist() == [[60, 20]]
-    assert archive.arrays()["sizes"].tolist() == [[60, 20]]
+    assert Path("one.npz").read_bytes() == Path("two.npz").read_bytes()
+    maps = load("one.npz")
+    assert maps["photos"].tolist() == [
+        "photos/1.png",
+        "photos/3.png",
+        "photos/4.png",
+        "photos/5.jpg",
+    ]
+    assert maps["sizes"][-1].tolist() == archive.arrays()["sizes"][0].tolist() == [60, 20]
 
 
 def test_what_an_archive_cannot_hold(here):
@@ -123,12 +120,11 @@ def test_what_an_archive_cannot_hold(here):
         archive.save("maps.npy")
 
 
-def test_the_fiftyone_recipe(here, monkeypatch, capsys):
+def test_the_fiftyone_recipe(here, monkeypatch):
     """With objects that only keep what they are given; see the page for FiftyOne itself."""
 
-    class Sample(dict):
-        def __init__(self, filepath: str) -> None:
-            super().__init__(filepath=filepath)
+    def sample(filepath: str) -> dict[str, object]:
+        return {"filepath": filepath}
 
     class Dataset(list):
         def __init__(self, name: str, overwrite: bool) -> None:
@@ -136,8 +132,7 @@ def test_the_fiftyone_recipe(here, monkeypatch, capsys):
 
         add_sample = list.append
 
-    fiftyone = ModuleType("fiftyone")
-    fiftyone.Sample, fiftyone.Dataset = Sample, Dataset
+    fiftyone = SimpleNamespace(Sample=sample, Dataset=Dataset)
     fiftyone.Heatmap = fiftyone.Classification = SimpleNamespace
     monkeypatch.setitem(sys.modules, "fiftyone", fiftyone)
     assert main(["attend", "photos", "-o", "maps.npz"]) == OK
@@ -151,7 +146,5 @@ def test_the_fiftyone_recipe(here, monkeypatch, capsys):
         assert 0 < sample["caption"].confidence < 1
         heatmaps = [sample[name] for name in sample if name.startswith("word_")]
         assert [h.word for h in heatmaps] == maps["words"][row, : len(heatmaps)].tolist()
-        for heatmap in heatmaps:
-            assert heatmap.map.shape == (256, 320)
-            assert heatmap.map.min() >= 0
-            assert heatmap.map.max() <= heatmap.range[1] + 1e-6
+        assert {h.map.shape for h in heatmaps} == {(256, 320)}
+        assert all(0 <= h.map.min() <= h.map.max() <= h.range[1] + 1e-6 for h in heatmaps)
