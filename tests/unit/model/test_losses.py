@@ -107,26 +107,6 @@ def test_score_function_known_answer() -> None:
 SHAPES = {"one caption": [[START, 5, 7, END]], "two captions": [[START, 6, END], [START, END, PAD]]}
 
 
-class ScriptedSampler:
-    """Replaces ``sample_index`` and returns scripted regions, step by step."""
-
-    def __init__(self, lengths: list[int]) -> None:
-        self.lengths = lengths
-        self.regions: list[list[int]] = []
-        self.step = 0
-
-    def script(self, sequence: tuple[int, ...]) -> None:
-        rest = iter(sequence)
-        self.regions = [[next(rest) for _ in range(length)] for length in self.lengths]
-        self.step = 0
-
-    def __call__(self, alphas: Tensor) -> Tensor:
-        captions = range(alphas.shape[:2].numel())
-        regions = [self.regions[row][self.step] for row in captions]
-        self.step += 1
-        return torch.tensor(regions).view(alphas.shape[:2])
-
-
 class Enumeration:
     """A hard-attention decoder with one photo, and every possible choice of regions."""
 
@@ -134,28 +114,41 @@ class Enumeration:
         self.decoder, self.photo = build(order=order), features(1)
         self.tokens = torch.tensor([SHAPES[shape]])
         self.real = self.tokens[..., 1:] != PAD
-        self.sampler = ScriptedSampler(self.real.sum(-1)[0].tolist())
-        monkeypatch.setattr("captioner.model.attention.sample_index", self.sampler)
+        self.regions: list[list[int]] = []  # of each caption
+        self.step = 0
+        monkeypatch.setattr("captioner.model.attention.sample_index", self.sample)
+
+    def script(self, sequence: tuple[int, ...]) -> None:
+        rest, lengths = iter(sequence), self.real.sum(-1)[0].tolist()
+        self.regions = [[next(rest) for _ in range(length)] for length in lengths]
+        self.step = 0
+
+    def sample(self, alphas: Tensor) -> Tensor:
+        """Replaces ``sample_index``: the scripted regions, step by step."""
+        captions = alphas.shape[:2]
+        regions = [own[self.step] for own in self.regions[: captions.numel()]]
+        self.step += 1
+        return torch.tensor(regions).view(captions)
 
     def choices(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the probability and cross-entropy of every choice, from alphas and logits.
 
-        Until the next one, the decoder's sampler is set to repeat the same choice.
+        Until the next one, the decoder's next pass repeats the same choice.
         """
         decoder, total = self.decoder, 0.0
         for sequence in itertools.product(range(L), repeat=int(self.real.sum())):
-            self.sampler.script(sequence)
+            self.script(sequence)
             inputs = self.tokens[..., :-1].masked_fill(~self.real, PAD)
             unrolled = decoder(decoder.memory(self.photo), inputs)
             table = decoder.readout(unrolled.embedded, *unrolled.outputs).log_softmax(-1)
             probability, cross_entropy = torch.ones(()).double(), torch.zeros(()).double()
-            for caption, regions in enumerate(self.sampler.regions):
+            for caption, regions in enumerate(self.regions):
                 for t, region in enumerate(regions):
                     assert unrolled.chosen[0, caption, t] == region
                     probability = probability * unrolled.alphas[0, caption, t, region]
                     word = self.tokens[0, caption, t + 1]
                     cross_entropy = cross_entropy - table[0, caption, t, word]
-            self.sampler.script(sequence)
+            self.script(sequence)
             yield probability, cross_entropy
             total += probability.item()
         assert total == pytest.approx(1)  # all choices were enumerated

@@ -8,26 +8,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import numpy_helper
+from toy_captioner import random_model
 
 from captioner.caption import CropBox
 from captioner.inference.engine import CaptionScores, Ensemble, Prepared
 from captioner.inference.export.folder import export
 from captioner.inference.export.quantize import channel_scales, quantize_graphs
-from captioner.inference.folder import (
-    DECODER_GRAPH,
-    ENCODER_GRAPH,
-    StoredModel,
-    load_model,
-    save_model,
-)
+from captioner.inference.folder import DECODER_GRAPH, ENCODER_GRAPH, load_model, save_model
 from captioner.inference.onnx_engine import OnnxEngine
-from captioner.model.captioner import CaptionModel
-from captioner.model.encoder import Encoder
-from captioner.model.preprocessing import Preprocessing
-from captioner.options import DecoderConfig, SearchOptions
-from captioner.text.vocabulary import START, Vocabulary
+from captioner.options import DecoderConfig
+from captioner.text.vocabulary import START
 
 pytestmark = pytest.mark.slow  # one export and one quantization
 
@@ -43,29 +34,26 @@ def photos(seed: int, count: int) -> list[np.ndarray]:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The same model exported in float32 and in 8 bits."""
     folder = tmp_path_factory.mktemp("quantized")
-    torch.manual_seed(1)
-    vocabulary = Vocabulary([f"w{number}" for number in range(40)])
+    words = tuple(f"w{number}" for number in range(40))
     config = DecoderConfig(embed_dim=24, hidden_dim=32, attention_dim=20, dropout=0.0)
-    encoder, preprocessing = Encoder("timm/test_resnet"), Preprocessing(image_size=64)
-    model = CaptionModel(encoder, config, preprocessing, len(vocabulary)).eval()
-    stored = StoredModel(model, config, vocabulary, SearchOptions(beam_size=2, max_length=5))
-    save_model(folder / "model", stored)
+    save_model(folder / "model", random_model(1, config, words, factor=1, max_length=5))
     export(folder / "model", folder / "float32")
     shutil.copytree(folder / "float32", folder / "int8")
     quantize_graphs(folder / "int8", photos(0, 16))
     return folder / "float32", folder / "int8"
 
 
-def score(folder: Path) -> CaptionScores:
+def score(folder: Path, shown: list[np.ndarray]) -> CaptionScores:
+    """Of the same caption for every photo."""
     graphs = load_model(folder).graphs
     assert graphs is not None
     ensemble = Ensemble([OnnxEngine(graphs, "cpu", "auto")])
-    memories = ensemble.encode([Prepared((one,), CropBox()) for one in photos(1, 6)])
-    return ensemble.score(memories, [[[5, 9, 30, 12]]] * 6, START)
+    memories = ensemble.encode([Prepared((one,), CropBox()) for one in shown])
+    return ensemble.score(memories, [[[5, 9, 30, 12]]] * len(shown), START)
 
 
 def test_results_are_near_those_of_float32(folders) -> None:
-    one, other = (score(folder) for folder in folders)
+    one, other = (score(folder, photos(1, 6)) for folder in folders)
 
     spread = one.log_probs.std()
     assert 0 < np.abs(one.log_probs - other.log_probs).mean() < spread / 10
@@ -81,16 +69,10 @@ def test_the_decoder_is_a_third_of_the_size(folders) -> None:
 
 
 def test_a_photo_does_not_depend_on_its_batch(folders) -> None:
-    graphs = load_model(folders[1]).graphs
-    assert graphs is not None
-    ensemble = Ensemble([OnnxEngine(graphs, "cpu", "auto")])
-    several = [Prepared((one,), CropBox()) for one in photos(1, 6)]
-    words = [[5, 9, 30, 12]]
+    together = score(folders[1], photos(1, 6))
 
-    together = ensemble.score(ensemble.encode(several), [words] * 6, START)
-
-    for row, photo in enumerate(several):
-        alone = ensemble.score(ensemble.encode([photo]), [words], START)
+    for row, photo in enumerate(photos(1, 6)):
+        alone = score(folders[1], [photo])
         np.testing.assert_array_equal(alone.log_probs[0], together.log_probs[row])
 
 
