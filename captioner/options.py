@@ -455,6 +455,9 @@ class TrainingConfig:
     attention_penalty: Weight = 0.02
     """Weight of the doubly stochastic attention penalty, summed over regions (Xu et al. 2015,
     equation 14); the authors' code has 1 / L in this scale, and 1.0 makes the maps flat."""
+    sharpen_attention: Annotated[float, Gt(0)] = 1.0
+    """Factor of the attention scores of init_from before the first step: above 1, maps start
+    sharper (decoder.attention additive or concat)."""
     hard_reward: Weight = 1.0
     """Weight of the score-function gradient of hard attention (Xu et al. 2015, section 4.1)."""
     hard_entropy: Weight = 0.002
@@ -462,6 +465,9 @@ class TrainingConfig:
     ema_decay: Fraction = 0.0
     """Decay per step of the moving average of the weights, which is validated and saved in place of
     them; 0: no averaging."""
+    initial_share: Fraction = 0.0
+    """Share of the weights of init_from in those that are validated and saved: keeps what the
+    model knew beside what it learns (Wortsman et al. 2022)."""
     precision: Precision = "auto"
     """As for captioning: auto is bf16 or fp16 where the hardware has it natively, else fp32."""
     seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
@@ -507,6 +513,9 @@ class SelfCriticalConfig:
     """Weight of CIDEr-D (0 to 10)."""
     bleu: Weight = 0.0
     """Weight of BLEU-4 (0 to 1)."""
+    rare_words: Weight = 0.0
+    """Weight of a caption's words by their rarity (each 0 to 1): those that a reference says, less
+    those that none says."""
     cross_entropy: Weight = 0.0
     """Weight of the per-word cross-entropy of the references, which keeps captions varied."""
     count_end: bool = True
@@ -577,6 +586,7 @@ class TrainConfig:
         self_critical = training.objective == "self_critical"
         targets = self_critical or distillation.active
         what = "training.objective self_critical" if self_critical else "distillation"
+        sharpen = training.sharpen_attention != 1
         unused = [n for n in ("label_smoothing", "scheduled_sampling") if getattr(training, n)]
         files = 1 if self.data.karpathy_split else len(self.data.train_annotations)
         several = {name: len(getattr(distillation, name)) for name in ("guidance", "rare_words")}
@@ -593,8 +603,18 @@ class TrainConfig:
                 targets and self.decoder.selection == "hard",
             f"training.{', '.join(unused)} is given, but {what} cannot use it; give 0":
                 targets and unused,
-            f"{what} needs a trained model to start from; give init_from, the folder of one":
-                targets and self.init_from is None,
+            **{
+                f"{needs} needs a trained model to start from; give init_from, the folder of one":
+                    given and self.init_from is None
+                for needs, given in {
+                    what: targets,
+                    "training.sharpen_attention": sharpen,
+                    "training.initial_share": training.initial_share,
+                }.items()
+            },
+            "training.sharpen_attention is for decoder.attention additive and concat, not "
+            f"{self.decoder.attention}; leave it out":
+                sharpen and self.decoder.attention not in ("additive", "concat"),
             **{
                 f"distillation.{name} has {given} entries and data.train_annotations {files} "
                 "files; give one entry for all of them, one per file, or none":

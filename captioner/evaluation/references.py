@@ -187,6 +187,12 @@ class Cider:
             for one in map(self._vectors, captions)
         ]
 
+    def rarity(self, gram: str) -> float:
+        """ln(documents / document frequency), as a share of that of an n-gram of one image."""
+        documents = self._frequencies.documents
+        rarest = math.log(documents)
+        return math.log(documents / self._frequencies.counts.get(gram, 1)) / rarest if rarest else 0
+
     def _vectors(self, grams: Ngrams) -> _Vectors:
         documents, known = self._frequencies.documents, self._frequencies.counts
         vectors = [

@@ -1,17 +1,23 @@
-"""Reward for self-critical training: CIDEr-D of sampled captions, optionally mixed with BLEU-4.
+"""Reward for self-critical training: CIDEr-D of sampled captions, optionally mixed with others.
 
-    reward = cider * CIDEr-D (0 to 10) + bleu * BLEU-4 (0 to 1)
+    reward = cider * CIDEr-D (0 to 10) + bleu * BLEU-4 (0 to 1) + rare_words * R
+    R      = sum over the caption's distinct words w of s(w) ln(N / df(w)) / ln N
+
+s is 1 for words that a reference says and -1 for others, df the number of photos, of N, whose
+references say w: what a caption says that people say too, however they put it.
 
 By default the end of a sentence counts as a word: it is appended to every reference, to the
 document frequencies and to every sample that is complete. Both metrics count phrases; without an
 end word "a man on a" loses nothing by its last words, and models learn to break sentences off.
 
 Source: Rennie et al. 2017 (arXiv:1612.00563); appendix E describes the end word.
-Deviation: they optimize one metric at a time; BLEU-4, which also counts the end word, may be added.
+Deviation: they optimize one metric at a time; BLEU-4, which also counts the end word, and R may be
+added.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
@@ -49,6 +55,7 @@ class CaptionReward:
         vocabulary: The model's vocabulary, which the samples index.
         cider: Weight of CIDEr-D.
         bleu: Weight of BLEU-4.
+        rare_words: Weight of R.
         count_end: Count the end of a sentence as a word.
 
     Raises:
@@ -62,9 +69,10 @@ class CaptionReward:
         *,
         cider: float = 1.0,
         bleu: float = 0.0,
+        rare_words: float = 0.0,
         count_end: bool = True,
     ) -> None:
-        self._weights = float(cider), float(bleu)
+        self._weights = float(cider), float(bleu), float(rare_words)
         self._end = (END_WORD,) if count_end else ()
         self._vocabulary = vocabulary
         # The space keeps special tokens from matching words.
@@ -98,7 +106,7 @@ class CaptionReward:
         Returns:
             The rewards, (B, K).
         """
-        cider, bleu = self._weights
+        cider, bleu, rare_words = self._weights
         rewards = np.zeros((len(image_ids), len(samples[0]) if samples else 0))
         for photo, (image_id, own, done) in enumerate(zip(image_ids, samples, ended, strict=True)):
             texts, scorer = self._truth[image_id]
@@ -112,6 +120,15 @@ class CaptionReward:
             if bleu:
                 counts = np.array([bleu_counts(one, references) for one in captions], float)
                 rewards[photo] += bleu * bleu_from_counts(counts)[:, -1]
+            if rare_words:
+                said = set().union(*(one.counts[0] for one in references))
+                rewards[photo] += [
+                    rare_words
+                    * math.fsum(
+                        scorer.rarity(word) * (1 if word in said else -1) for word in one.counts[0]
+                    )
+                    for one in captions
+                ]
         return rewards
 
     def _said(self, sample: Sequence[int]) -> Iterable[str]:
@@ -125,8 +142,9 @@ class CaptionReward:
 
         Takes seconds on a large data set.
         """
-        cider, bleu = self._weights
+        cider, bleu, rare_words = self._weights
         weights = f"cider-d:{cider!r}|bleu-4:{bleu!r}|".replace(".0|", "|")
+        weights += f"rare_words:{rare_words:g}|" if rare_words else ""
         return "|".join(
             f"{weights}end:{'yes' if self._end else 'no'}"
             f"|df:train,{frequencies.documents} photos,{frequencies.digest()}|sigma:{SIGMA:g}"

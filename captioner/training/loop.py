@@ -15,6 +15,7 @@ needs a GPU, and its scale cannot be resumed.
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 import time
@@ -51,6 +52,7 @@ from captioner.training.optim import (
     average_models,
     lr_factor,
     make_optimizer,
+    mean_weights,
     warmup_steps,
 )
 from captioner.training.run import METRICS, STEPS, RunFolder, stop_signals
@@ -106,6 +108,7 @@ class Trainer:
         self.rank, self.main = self.accelerator.process_index, self.accelerator.is_main_process
         self.precision = pick_precision(self.training.precision, self.device)
         self.model: CaptionModel = setup.stored.model.to(self.device)
+        self.initial = copy.deepcopy(self.model.state_dict()) if self.training.initial_share else {}
         decay = self.training.ema_decay
         self.state = TrainingState(
             self.model,
@@ -323,6 +326,9 @@ class Trainer:
         training, progress, folder, setup = self.training, self.progress, self.folder, self.setup
         average, stored = self.state.average, setup.stored
         model = stored.model if average is None else average.module
+        if share := training.initial_share:
+            states, model = (model.state_dict(), self.initial), copy.deepcopy(model)
+            model.load_state_dict(mean_weights(states, (1 - share, share)))
         validated = StoredModel(model, stored.decoder, stored.vocabulary, stored.search)  # type: ignore[arg-type]
         scores, sentences = self._score(validated)
         row = progress.metrics(self._lr(), self.objective.signature())

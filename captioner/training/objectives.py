@@ -260,6 +260,7 @@ class SelfCritical(Objective):
             vocabulary,
             cider=config.cider,
             bleu=config.bleu,
+            rare_words=config.rare_words,
             count_end=config.count_end,
         )
         self._endings = frozenset(vocabulary.whole_words(BAD_ENDINGS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -86,11 +86,20 @@ def average_models(folders: Sequence[Path]) -> StoredModel:
     """
     models = [load_model(folder) for folder in folders]
     states = [stored.model.state_dict() for stored in models]
-    mean = {
-        name: torch.stack([state[name].double() for state in states]).mean(dim=0).to(value.dtype)
+    models[0].model.load_state_dict(mean_weights(states, [1 / len(states)] * len(states)))
+    return models[0]
+
+
+def mean_weights(
+    states: Sequence[Mapping[str, torch.Tensor]], shares: Sequence[float]
+) -> dict[str, torch.Tensor]:
+    """The mean of the weights of several models, by their shares, which sum to 1."""
+    return {
+        name: sum(
+            (share * state[name].double() for state, share in zip(states, shares, strict=True)),
+            start=torch.zeros((), dtype=torch.float64, device=value.device),
+        ).to(value.dtype)
         if value.is_floating_point()
         else value
         for name, value in states[0].items()
     }
-    models[0].model.load_state_dict(mean)
-    return models[0]

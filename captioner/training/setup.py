@@ -100,6 +100,9 @@ def prepare(config: TrainConfig) -> Setup:
         config = _resolved(config, stored)  # checked again with the model's decoder
         counts = Counter(word for captions in words for caption in captions for word in caption)
         stored = _reconfigured(stored, config, counts)
+        if (factor := config.training.sharpen_attention) != 1:
+            energy = stored.model.decoder.get_parameter("attention.scorer.energy.weight")
+            energy.data.mul_(factor)
     stored.search = config.search
     encode_search_words(config.search, stored.vocabulary)  # fail on unknown words now
     stored.vocabulary.start(config.search.style)  # and on an unknown style

@@ -61,6 +61,19 @@ def test_a_special_token_matches_nothing(special) -> None:
     assert reward([1], [[[special] * 3]], [[False]]).max() < 1e-8
 
 
+def test_rare_words_that_a_reference_says_are_rewarded_and_others_penalized() -> None:
+    """By ln(3 / df) / ln 3: 0 for "a", which all photos have, 1 for what at most one has."""
+    truth = {1: [["a", "dog"], ["dog", "runs"]], 2: [["a", "cat", "runs"]], 3: [["a", "grass"]]}
+    reward = rewards(truth, cider=0, bleu=1, rare_words=0.5)
+    usual = rewards(truth, cider=0, bleu=1)
+    captions = {"a dog": 1, "dog dog dog": 1, "a bird": -1, "dog runs on": np.log(1.5) / np.log(3)}
+
+    samples = [[VOCABULARY.encode(words.split()) for words in captions]]
+    ended = [[True] * len(captions)]
+    added = reward([1], samples, ended) - usual([1], samples, ended)
+    assert added[0] == pytest.approx(0.5 * np.array([*captions.values()]))
+
+
 def test_each_style_has_its_own_document_frequencies() -> None:
     dogs = {1: [["a", "dog", "runs"]], 3: [["a", "dog"]]}
     birds = {2: [["a", "dog", "on", "grass"]], 4: [["a", "cat"]], 5: [["cat", "on", "grass"]]}
@@ -86,6 +99,7 @@ def test_signature_changes_with_every_setting() -> None:
             (TRUTH_OF_TWO, {}),
             (TRUTH_OF_TWO, {"cider": 0.5}),
             (TRUTH_OF_TWO, {"bleu": 0.5}),
+            (TRUTH_OF_TWO, {"rare_words": 0.5}),
             (TRUTH_OF_TWO, {"count_end": False}),
             ({1: [["a", "dog"]], 2: [["the", "dog"]]}, {}),
             ({**TRUTH_OF_TWO, 3: [["bird"]]}, {}),

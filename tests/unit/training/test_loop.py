@@ -223,6 +223,18 @@ def test_the_running_average_is_validated_and_saved(configure: Any, tmp_path: Pa
     assert not torch.equal(kept["decoder.embedding.weight"], raw)
 
 
+def test_a_share_of_the_initial_weights_is_validated_and_saved(
+    configure: Any, first_stage: str, tmp_path: Path
+):
+    config = configure(init_from=first_stage, training={"epochs": 1, "initial_share": 0.25})
+    learned = train(config, tmp_path).model.state_dict()
+    initial = load_file(Path(first_stage) / "model.safetensors")
+    for name, kept in load_file(tmp_path / "best" / "model.safetensors").items():
+        if kept.is_floating_point():
+            expected = 0.75 * learned[name] + 0.25 * initial[name].float()
+            torch.testing.assert_close(kept, expected.half(), rtol=2e-3, atol=1e-6)
+
+
 def test_a_second_stage_counts_its_own_captions(
     configure: Any, squares: Path, first_stage: str, tmp_path: Path
 ):

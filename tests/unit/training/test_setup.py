@@ -106,6 +106,27 @@ def test_a_second_stage_keeps_its_models_attention(configure: Any, tmp_path: Pat
     assert second.model.grid == (3, 3)  # only 'location' depends on the number of regions
 
 
+@pytest.mark.parametrize("attention", ["additive", "concat"])
+def test_sharpened_attention_multiplies_the_scores(configure: Any, tmp_path: Path, attention: str):
+    first = stage_of(configure, tmp_path / "first", attention=attention)
+    config = build_config(configure(init_from=str(first), training={"sharpen_attention": 1.5}))
+    features = torch.randn(1, 4, 512)
+    scores = []
+    for stored in (load_model(first), prepare(config).stored):
+        decoder = stored.model.decoder
+        scorer = decoder.attention.scorer
+        keys = scorer.keys(features[..., : scorer.sizes.features])
+        scores.append(scorer(torch.ones(1, 1, scorer.sizes.query), keys))
+    torch.testing.assert_close(scores[1], 1.5 * scores[0])
+
+
+def test_sharpened_attention_is_refused_for_other_scores(configure: Any, tmp_path: Path):
+    first = stage_of(configure, tmp_path / "first", attention="general")
+    given = configure(init_from=str(first), training={"sharpen_attention": 1.5})
+    with pytest.raises(ConfigError, match=r"sharpen_attention is for .* not general"):
+        build_config(given)
+
+
 def test_a_second_stage_at_another_image_size_resamples_position_embeddings(
     configure: Any, tmp_path: Path
 ):
