@@ -133,8 +133,8 @@ def reference_grid_beam_search(table: Table, task: Task) -> list[Sentence]:
     return by_rank(banks[-1], task.options)[: task.options.num_captions]
 
 
-def reference_groups(table: Table, task: Task) -> list[list[Sentence]]:
-    """The final groups of a diverse beam search, each sorted best first."""
+def reference_diverse_beam_search(table: Table, task: Task) -> list[Sentence]:
+    """The best of each group, then the second of each group, ...; without duplicates."""
     options = task.options
     size = options.beam_size // options.beam_groups
     groups = [[EMPTY] for _ in range(options.beam_groups)]
@@ -149,14 +149,8 @@ def reference_groups(table: Table, task: Task) -> list[list[Sentence]]:
             kept = sorted(extended, key=lambda pair: -penalized[pair[1]])[:size]
             groups[number] = [new for _, new in kept]
             taken.update(word for word, _ in kept if word >= 0)
-    return [by_rank(group, options) for group in groups]
-
-
-def reference_diverse_beam_search(table: Table, task: Task) -> list[Sentence]:
-    """The best of each group, then the second of each group, ...; without duplicates."""
-    groups, options = reference_groups(table, task), task.options
-    size = options.beam_size // options.beam_groups
-    tiers = [[group[n] for group in groups if n < len(group)] for n in range(size)]
+    ranked = [by_rank(group, options) for group in groups]
+    tiers = [[group[n] for group in ranked if n < len(group)] for n in range(size)]
     in_order = [sentence for tier in tiers for sentence in by_rank(tier, options)]
     return list(dict.fromkeys(in_order))[: options.num_captions]
 
@@ -201,9 +195,7 @@ KINDS = ("beam", "groups", "forced", "sampling")
 
 
 @st.composite
-def tasks(
-    draw: st.DrawFn, vocabulary: int, kinds: Sequence[str] = KINDS, rules: bool = True
-) -> Task:
+def tasks(draw: st.DrawFn, vocabulary: int, kinds: Sequence[str] = KINDS) -> Task:
     """Random valid options, small enough for the reference searches."""
     kind = draw(st.sampled_from([kind for kind in kinds if kind != "forced" or vocabulary > 1]))
     words = draw(st.permutations(range(1, vocabulary)))
@@ -212,14 +204,13 @@ def tasks(
     fields: dict[str, object] = {
         "max_length": max_length,
         "length_penalty": draw(st.sampled_from([0.0, 0.5, 1.0])),
+        "min_length": draw(st.integers(0, max_length - 1)),
+        "block_ngrams": draw(st.integers(0, 3)),
+        "block_repeats": draw(st.booleans()),
     }
-    banned: tuple[int, ...] = ()
-    endings: tuple[int, ...] = ()
-    if rules:
-        fields["min_length"] = draw(st.integers(0, max_length - 1))
-        fields["block_ngrams"] = draw(st.integers(0, 3))
-        banned = tuple(words[forced : forced + draw(st.integers(0, 1))])
-        endings = tuple(sorted(words)[: draw(st.integers(0, 2))])
+    repeatable = tuple(words[: draw(st.integers(0, 2))])
+    banned = tuple(words[forced : forced + draw(st.integers(0, 1))])
+    endings = tuple(sorted(words)[: draw(st.integers(0, 2))])
     if kind == "sampling":
         fields |= {
             "beam_size": 1,
@@ -245,7 +236,7 @@ def tasks(
         banned_words=tuple(f"w{word}" for word in banned),
         guard_endings=bool(endings),
     )
-    return Task(options, SearchTokens(tuple(words[:forced]), banned, endings))
+    return Task(options, SearchTokens(tuple(words[:forced]), banned, endings, repeatable))
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Search rules against brute force over all sentences, and encoding of the words they name."""
+"""Words that rules name, and searches in other tables. test_search.py has the rules themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from reference_search import Task, assert_same_captions, brute_force
 from table_stepper import END, Prefix, Table, TableStepper, random_table
 
 from captioner.errors import ConfigError
@@ -16,60 +15,7 @@ from captioner.search.words import SearchTokens, encode_search_words
 from captioner.text.vocabulary import END as END_OF_VOCABULARY
 from captioner.text.vocabulary import Vocabulary
 
-# Search options and search tokens of each rule.
-RULES = {
-    "min_length 1": ({"min_length": 1}, {}),
-    "min_length 3": ({"min_length": 3}, {}),
-    "block_ngrams 1": ({"block_ngrams": 1}, {}),
-    "block_ngrams 2": ({"block_ngrams": 2}, {}),
-    "block_ngrams 3": ({"block_ngrams": 3}, {}),
-    "one banned": ({"banned_words": ("w1",)}, {"banned": (1,)}),
-    "two banned": ({"banned_words": ("w1", "w3")}, {"banned": (1, 3)}),
-    "one ending": ({"guard_endings": True}, {"bad_endings": (2,)}),
-    "no repeats": ({"block_repeats": True}, {}),
-    "two may repeat": ({"block_repeats": True}, {"repeatable": (1, 2)}),
-    "two endings": ({"guard_endings": True}, {"bad_endings": (1, 2)}),
-    "one forced": ({}, {"forced": (3,)}),
-    "two forced": ({}, {"forced": (2, 1)}),
-    "three forced": ({}, {"forced": (1, 2, 3)}),
-}
-# In test_search.py the narrow beams have any others.
-TOGETHER = [
-    (),
-    *((one,) for one in RULES),
-    ("min_length 3", "block_ngrams 2"),
-    ("min_length 1", "two banned"),
-    ("block_ngrams 1", "two endings"),
-    ("one banned", "one ending"),
-    ("no repeats", "min_length 3"),
-    ("two may repeat", "two endings"),
-    ("one forced", "min_length 3"),
-    ("two forced", "block_ngrams 1"),
-    ("three forced", "one ending"),
-]
-
 pytestmark = pytest.mark.usefixtures("array_library")
-
-
-def task_of(names: tuple[str, ...], **given: object) -> Task:
-    """Combine several rules into one task."""
-    options, tokens = dict(given), {}
-    for name in names:
-        options |= RULES[name][0]
-        tokens |= RULES[name][1]
-    return Task(SearchOptions(**options), SearchTokens(**tokens))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("names", TOGETHER, ids=" and ".join)
-@pytest.mark.parametrize("penalty", [0.0, 0.5])
-def test_wide_beam_under_rules_equals_brute_force(names, penalty) -> None:
-    tables = [random_table(seed, 4, forbidden) for seed, forbidden in ((0, 0), (1, 0), (2, 0.3))]
-    task = task_of(names, beam_size=4**4, num_captions=40, max_length=4, length_penalty=penalty)
-
-    found = search(TableStepper(tables), *task)
-
-    for table, hypotheses in zip(tables, found, strict=True):
-        assert_same_captions(hypotheses, brute_force(table, task))
 
 
 # --- Encoding words ------------------------------------------------------------------------------
@@ -111,7 +57,9 @@ def test_unknown_forced_words_raise() -> None:
     assert "\n" not in str(caught.value)
 
 
-# --- Rare words ----------------------------------------------------------------------------------
+# --- Other tables: rare words and guidance ------------------------------------------------------
+
+RARITY = np.log(np.array([3.7, 3.7, 4.7, 5.7, 6.7]))
 
 
 def reweighted(table: Table, strength: float, rarity: np.ndarray) -> Table:
@@ -123,72 +71,6 @@ def reweighted(table: Table, strength: float, rarity: np.ndarray) -> Table:
         return (scores - np.log(total) if total > 0 else scores).astype(np.float32)
 
     return reweighted_table
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"beam_size": 1},
-        {"beam_size": 3, "num_captions": 3},
-        {"beam_size": 4, "beam_groups": 2, "num_captions": 2},
-        {"beam_size": 3, "length_penalty": 1.0, "block_ngrams": 2, "min_length": 2},
-        {"temperature": 0.7, "top_p": 0.9, "num_captions": 3, "beam_size": 1},
-    ],
-)
-def test_rare_words_reweights_the_search_but_reports_model_probabilities(more) -> None:
-    tables = [random_table(seed, 5, forbidden) for seed, forbidden in ((3, 0), (4, 0.3), (5, 0))]
-    rarity = np.log(np.array([3.7, 3.7, 4.7, 5.7, 6.7]))
-    options = SearchOptions(max_length=6, rare_words=0.8, **more)
-    words = SearchTokens(rarity=tuple(rarity))
-
-    found = search(TableStepper(tables), options, words)
-
-    expected = search(
-        TableStepper([reweighted(table, 0.8, rarity) for table in tables]),
-        SearchOptions(max_length=6, **more),
-    )
-    plain = search(TableStepper(tables), SearchOptions(max_length=6, **more))
-    assert [own[0].tokens for own in found] != [own[0].tokens for own in plain]
-    for table, captions, others in zip(tables, found, expected, strict=True):
-        assert [own.tokens for own in captions] == [other.tokens for other in others]
-        for own in captions:
-            steps = [*own.tokens, END] if own.ended else own.tokens
-            log_probs = [float(table(tuple(steps[:t]))[word]) for t, word in enumerate(steps)]
-            np.testing.assert_allclose(own.token_log_probs, log_probs[: len(own.tokens)], atol=1e-6)
-            np.testing.assert_allclose(own.log_prob, sum(log_probs), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"beam_size": 1},
-        {"beam_size": 3, "num_captions": 3},
-        {"beam_size": 3, "rare_words": 0.4},
-        {"temperature": 0.7, "num_captions": 3, "beam_size": 1},
-    ],
-)
-def test_guidance_searches_in_other_tables_but_reports_model_probabilities(more) -> None:
-    """Photos finish at different steps, so the blank ones must leave with them."""
-    seeds = (3, 4, 5)
-    tables = [random_table(seed, 5, 0.2) for seed in seeds]
-    blanks = [random_table(seed + 50, 5, 0.2) for seed in seeds]
-    options = SearchOptions(max_length=6, guidance=1.2, **more)
-    words = SearchTokens(rarity=(1.3, 1.3, 1.5, 1.7, 1.9) if "rare_words" in more else ())
-
-    found = search(TableStepper(tables), options, words, blank=TableStepper(blanks))
-
-    both = zip(tables, blanks, strict=True)
-    guided = [guided_table(table, blank, 1.2) for table, blank in both]
-    without = dataclasses.replace(options, guidance=0)
-    expected = search(TableStepper(guided), without, words)
-    plain = search(TableStepper(tables), without, words)
-    assert [own[0].tokens for own in found] != [own[0].tokens for own in plain]
-    for table, captions, others in zip(tables, found, expected, strict=True):
-        assert [own.tokens for own in captions] == [other.tokens for other in others]
-        for own in captions:
-            steps = [*own.tokens, END] if own.ended else own.tokens
-            log_probs = [float(table(tuple(steps[:t]))[word]) for t, word in enumerate(steps)]
-            np.testing.assert_allclose(own.log_prob, sum(log_probs), atol=1e-5)
 
 
 def guided_table(table: Table, blank: Table, guidance: float) -> Table:
@@ -207,6 +89,52 @@ def guided_table(table: Table, blank: Table, guidance: float) -> Table:
             return (np.log(weights) - np.log(max(weights.sum(), 1e-300))).astype(np.float32)
 
     return guided
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rare_words": 0.8}, {"guidance": 1.2}, {"guidance": 1.2, "rare_words": 0.4}],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"beam_size": 1},
+        {"beam_size": 3, "num_captions": 3},
+        {"beam_size": 4, "beam_groups": 2, "num_captions": 2},
+        {"beam_size": 3, "length_penalty": 1.0, "block_ngrams": 2, "min_length": 2},
+        {"temperature": 0.7, "top_p": 0.9, "num_captions": 3, "beam_size": 1},
+    ],
+    ids=str,
+)
+def test_other_tables_are_searched_but_the_models_probabilities_reported(changes, more) -> None:
+    """Photos finish at different steps, so the blank ones must leave with them."""
+    tables, blanks = (
+        [random_table(seed + of_blank, 5, 0.2) for seed in (3, 4, 5, 6)] for of_blank in (0, 50)
+    )
+    options = SearchOptions(max_length=6, **changes, **more)
+    words = SearchTokens(rarity=tuple(RARITY) if options.rare_words else ())
+
+    blank = TableStepper(blanks) if options.guidance else None
+    found = search(TableStepper(tables), options, words, blank=blank)
+
+    others = tables
+    if options.guidance:
+        others = [
+            guided_table(*both, options.guidance) for both in zip(others, blanks, strict=True)
+        ]
+    if options.rare_words:
+        others = [reweighted(table, options.rare_words, RARITY) for table in others]
+    without = dataclasses.replace(options, guidance=0, rare_words=0)
+    expected, plain = (search(TableStepper(each), without) for each in (others, tables))
+    assert [own[0].tokens for own in found] != [own[0].tokens for own in plain]
+    for table, captions, searched in zip(tables, found, expected, strict=True):
+        assert [own.tokens for own in captions] == [other.tokens for other in searched]
+        for own in captions:
+            steps = [*own.tokens, END] if own.ended else own.tokens
+            log_probs = [float(table(tuple(steps[:t]))[word]) for t, word in enumerate(steps)]
+            np.testing.assert_allclose(own.token_log_probs, log_probs[: len(own.tokens)], atol=1e-6)
+            np.testing.assert_allclose(own.log_prob, sum(log_probs), atol=1e-5)
 
 
 def test_rarity_grows_with_rank_and_is_lowest_for_the_end() -> None:

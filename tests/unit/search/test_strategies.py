@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from reference_search import Sentence, Task, assert_same_captions, sampling_distribution
+from reference_search import Sentence, Task, sampling_distribution
 from table_stepper import TableStepper, assert_identical, constant_table, prefix_table, random_table
 
 from captioner.options import SearchOptions
@@ -21,28 +21,12 @@ def tokens_of(found: list[Hypothesis]) -> list[tuple[int, ...]]:
     return [tuple(hypothesis.tokens) for hypothesis in found]
 
 
-# --- Groups --------------------------------------------------------------------------------------
-
-
-def test_groups_with_equal_sentences_return_only_ended_ones() -> None:
-    # The best sentence of both groups is empty (0.6); the second, "1 1", ends two steps later.
-    table = prefix_table({(): (0.6, 0.4), (1,): (0.1, 0.9)}, (1, 0))
-    options = SearchOptions(beam_size=4, num_captions=2, beam_groups=2, diversity=0.0, max_length=5)
-
-    (found,) = search(TableStepper([table]), options)
-
-    assert_same_captions(
-        found, [Sentence((), np.log(0.6), True), Sentence((1, 1), np.log(0.36), True)]
-    )
-
-
 # --- Sampling ------------------------------------------------------------------------------------
 
 
-def sample(table, count: int, seed: int = 0, **given: object) -> list[Hypothesis]:
-    tokens = given.pop("tokens", SearchTokens())
-    options = SearchOptions(**({"beam_size": 1, "num_captions": count, "seed": seed} | given))
-    (found,) = search(TableStepper([table]), options, tokens)
+def sample(table, count: int, **given: object) -> list[Hypothesis]:
+    options = SearchOptions(**({"beam_size": 1, "num_captions": count} | given))
+    (found,) = search(TableStepper([table]), options)
     return found
 
 
@@ -69,49 +53,44 @@ def assert_sampled_from(found: list[Hypothesis], expected: dict[Sentence, float]
     assert statistic < freedom + 4 * np.sqrt(2 * freedom) + 4
 
 
-@pytest.mark.slow
+SAMPLING = [
+    {"temperature": 1.0},
+    {"temperature": 0.5},
+    {"temperature": 3.0},
+    {"top_k": 2},
+    {"top_p": 0.6},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.5, "top_k": 3, "top_p": 0.8},
+]
+
+
 @pytest.mark.parametrize(
-    "sampling",
+    ("forbidden", "given", "tokens"),
     [
-        {"temperature": 1.0},
-        {"temperature": 0.5},
-        {"temperature": 3.0},
-        {"temperature": 1.0, "top_k": 2},
-        {"temperature": 1.0, "top_p": 0.6},
-        {"temperature": 0.7, "top_p": 0.9},
-        {"temperature": 1.5, "top_k": 3, "top_p": 0.8},
+        *(
+            pytest.param(forbidden, given, {}, marks=pytest.mark.slow)
+            for given in SAMPLING
+            for forbidden in (0.0, 0.3)
+        ),
+        (0.0, {"min_length": 2}, {}),
+        (0.0, {"block_ngrams": 1}, {}),
+        (0.0, {"banned_words": ("w2",)}, {"banned": (2,)}),
+        (0.0, {"guard_endings": True}, {"bad_endings": (1,)}),
+        (0.0, {"min_length": 1, "guard_endings": True}, {"bad_endings": (1, 2)}),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("forbidden", [0.0, 0.3])
-def test_sampling_follows_the_tables_distribution(sampling, forbidden) -> None:
+def test_sampling_follows_the_tables_distribution(forbidden, given, tokens) -> None:
+    """After a rule the remaining words keep their relative probabilities."""
     table = random_table(11, 4, forbidden)
+    task = Task(
+        SearchOptions(**{"beam_size": 1, "temperature": 1.0, "max_length": 3} | given),
+        SearchTokens(**tokens),
+    )
 
-    found = sample(table, 4000, max_length=3, **sampling)
+    (found,) = search(TableStepper([table]), task.options.changed(num_captions=4000), task.tokens)
 
-    options = SearchOptions(beam_size=1, max_length=3, **sampling)
-    assert_sampled_from(found, sampling_distribution(table, Task(options)))
-
-
-@pytest.mark.parametrize(
-    ("rules", "tokens"),
-    [
-        ({"min_length": 2}, {}),
-        ({"block_ngrams": 1}, {}),
-        ({"banned_words": ("w2",)}, {"banned": (2,)}),
-        ({"guard_endings": True}, {"bad_endings": (1,)}),
-        ({"min_length": 1, "guard_endings": True}, {"bad_endings": (1, 2)}),
-    ],
-    ids=str,
-)
-def test_sampling_renormalizes_after_a_rule(rules, tokens) -> None:
-    """The remaining words keep their relative probabilities."""
-    table, search_tokens = random_table(5, 4), SearchTokens(**tokens)
-
-    found = sample(table, 3000, temperature=1.0, max_length=3, tokens=search_tokens, **rules)
-
-    options = SearchOptions(beam_size=1, temperature=1.0, max_length=3, **rules)
-    assert_sampled_from(found, sampling_distribution(table, Task(options, search_tokens)))
+    assert_sampled_from(found, sampling_distribution(table, task))
 
 
 @pytest.mark.parametrize(
