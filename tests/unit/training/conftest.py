@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,8 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
-from captioner.options import (
-    DataConfig,
-    DecoderConfig,
-    DistillationConfig,
-    EncoderConfig,
-    SearchOptions,
-    SelfCriticalConfig,
-    TrainConfig,
-    TrainingConfig,
-)
+from captioner.option_fields import build_options
+from captioner.options import TrainConfig
 from captioner.training.loop import start
 from captioner.training.setup import prepare
 
@@ -62,32 +53,22 @@ Configure = Callable[..., TrainConfig]
 
 
 def _configure(squares: Path, run_folder: Path, **changes: Any) -> TrainConfig:
-    parts: dict[str, Any] = {
-        "data": DataConfig(
-            train_annotations=[str(squares / "captions.json")],
-            val_annotations=[str(squares / "captions.json")],
-            images=[str(squares / "photos")],
-            vocabulary_threshold=1,
-            workers=0,
-        ),
-        "encoder": EncoderConfig(name="timm/test_resnet", weights="none", image_size=48),
-        "decoder": DecoderConfig(embed_dim=16, hidden_dim=16, attention_dim=8, dropout=0.2),
-        "training": TrainingConfig(
-            epochs=3,
-            batch_size=3,
-            lr=1e-2,
-            warmup_steps=2,
-            precision="fp32",
-            sample_images=0,
-            save_every=1000,
-        ),
-        "self_critical": SelfCriticalConfig(),
-        "distillation": DistillationConfig(),
-        "search": SearchOptions(beam_size=2, max_length=6),
-    }
-    plain = {name: value for name, value in changes.items() if name not in parts}
-    changed = {name: replace(part, **changes.get(name, {})) for name, part in parts.items()}
-    return TrainConfig(run_folder=str(run_folder), **changed, **plain)
+    captions = [str(squares / "captions.json")]
+    settings = {
+        "run_folder": str(run_folder),
+        "data": {
+            "train_annotations": captions, "val_annotations": captions,
+            "images": [str(squares / "photos")], "vocabulary_threshold": 1, "workers": 0,
+        },
+        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
+        "decoder": {"embed_dim": 16, "hidden_dim": 16, "attention_dim": 8, "dropout": 0.2},
+        "training": {
+            "epochs": 3, "batch_size": 3, "lr": 1e-2, "warmup_steps": 2, "precision": "fp32",
+            "sample_images": 0, "save_every": 1000,
+        },
+        "search": {"beam_size": 2, "max_length": 6},
+    }  # fmt: skip
+    return build_options(TrainConfig, settings, changes)
 
 
 @pytest.fixture

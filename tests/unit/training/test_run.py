@@ -117,26 +117,20 @@ def test_damaged_metrics_are_one_line(folder: RunFolder):
 # --- Trackers -------------------------------------------------------------------------------------
 
 
-def events_of(folder: RunFolder) -> EventAccumulator:
-    return EventAccumulator(str(folder.path / "tensorboard")).Reload()
-
-
-def test_training_curves_have_separate_tags(folder: RunFolder):
+def test_tensorboard_has_curves_with_separate_tags_and_whole_images(
+    folder: RunFolder, tmp_path: Path
+):
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "dog.png")
     folder.append(METRICS, {"epoch": 1, "step": 10, "CIDEr": 0.1, "signature": "words"})
     folder.append(STEPS, {"epoch": 1, "step": 5, "loss": 3.0})
     with Trackers(["tensorboard"], folder) as trackers:
         trackers.log({"epoch": 2, "step": 15, "loss": 2.0}, "train/")
-    events = events_of(folder)
+        trackers.log_images({"dog": tmp_path / "dog.png"}, step=7)
+    events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
     assert events.Tags()["scalars"] == ["CIDEr", "train/loss"]
     points = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert points == [(5, 3.0), (15, 2.0)]
-
-
-def test_images_keep_their_size(folder: RunFolder, tmp_path: Path):
-    Image.new("RGB", (30, 20), "red").save(tmp_path / "dog.png")
-    with Trackers(["tensorboard"], folder) as trackers:
-        trackers.log_images({"dog": tmp_path / "dog.png"}, step=7)
-    (image,) = events_of(folder).Images("samples/dog")
+    (image,) = events.Images("samples/dog")
     assert (image.step, image.width, image.height) == (7, 30, 20)
 
 

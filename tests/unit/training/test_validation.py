@@ -70,33 +70,30 @@ def test_loss_is_over_reference_captions(setup: Setup, configure: Any):
     assert scores["perplexity"] == pytest.approx(math.exp(expected))
 
 
-def test_each_style_has_its_own_loss():
-    def sentence(number: int, style: str, nats: float) -> Sentence:
-        nothing = np.zeros(0, np.float32)
-        caption = Caption(("a",), nothing, nothing.reshape(0, 1, 1), nothing, 0.0)
-        image = CaptionedImage(number, Path("x.jpg"), ("a dog",), style)
-        return Sentence(image, caption, nats, 3)
+def sentence(image: CaptionedImage, text: str, nats: float = 0.0) -> Sentence:
+    """Of three words in the references."""
+    nothing = np.zeros(0, np.float32)
+    caption = Caption(tuple(text.split()), nothing, nothing.reshape(0, 1, 1), nothing, 0.0)
+    return Sentence(image, caption, nats, 3)
 
-    scores = score_sentences([sentence(1, "coco", 3.0), sentence(2, "flickr8k", 9.0)])
+
+def test_each_style_has_its_own_loss():
+    scores = score_sentences(
+        [
+            sentence(CaptionedImage(1, Path("x.jpg"), ("a dog",), "coco"), "a", 3.0),
+            sentence(CaptionedImage(2, Path("x.jpg"), ("a dog",), "flickr8k"), "a", 9.0),
+        ]
+    )
     assert (scores["val_loss/coco"], scores["val_loss/flickr8k"], scores["val_loss"]) == (1, 3, 2)
     assert scores["perplexity/flickr8k"] == pytest.approx(math.e**3)
     assert scores["perplexity"] == pytest.approx(math.e**2)
 
 
 def test_every_caption_is_scored_against_its_own_photo():
-    def sentence(number: int, text: str, *references: str) -> Sentence:
-        nothing = np.zeros(0, np.float32)
-        caption = Caption(tuple(text.split()), nothing, nothing.reshape(0, 1, 1), nothing, 0.0)
-        return Sentence(CaptionedImage(number, Path(f"{number}.jpg"), references), caption)
-
-    right = [
-        sentence(1, "a red square lies here", "A red square lies here."),
-        sentence(2, "two blue dogs play outside", "Two blue dogs play outside!", "Dogs."),
-    ]
-    scores = score_sentences(right)
-    assert scores["Bleu_4"] == pytest.approx(1)
-    swapped = [
-        Sentence(right[0].image, right[1].caption),
-        Sentence(right[1].image, right[0].caption),
-    ]
-    assert score_sentences(swapped)["CIDEr"] < 0.1
+    one = CaptionedImage(1, Path("1.jpg"), ("A red square lies here.",))
+    two = CaptionedImage(2, Path("2.jpg"), ("Two blue dogs play outside!", "Dogs."))
+    square, dogs = "a red square lies here", "two blue dogs play outside"
+    assert score_sentences([sentence(one, square), sentence(two, dogs)])["Bleu_4"] == pytest.approx(
+        1
+    )
+    assert score_sentences([sentence(one, dogs), sentence(two, square)])["CIDEr"] < 0.1
