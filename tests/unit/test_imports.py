@@ -33,7 +33,7 @@ def output_of(script: str) -> str:
         "import captioner; dir(captioner); captioner.ConfigError; captioner.Caption; "
         "captioner.SearchOptions; captioner.tokenize",
         "from captioner.cli.main import COMMANDS, parser_of\n"
-        "    for name in COMMANDS: parser_of(name).format_help()",
+        "for name in COMMANDS: parser_of(name).format_help()",
         "import captioner.serving.client",
         "import captioner.drawing.figure, captioner.data.images",
     ],
