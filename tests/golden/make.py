@@ -16,7 +16,6 @@ import io
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from PIL import Image
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the tests; before torch is imported
 
 import captioner
+from captioner.cli.main import main
 
 HERE = Path(__file__).parent
 FORMATS = HERE / "formats"
@@ -133,22 +133,17 @@ def _prepare_calibration(folder: Path) -> None:
 
 
 def run(folder: Path, *words: str) -> str:
-    """What ``python -m captioner`` prints; in this process, which is faster."""
-    before, given = Path.cwd(), sys.argv
-    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    """What a command prints; in this process, which is faster."""
+    before, printed = Path.cwd(), io.StringIO()
     try:
         os.chdir(folder)
-        sys.argv = ["captioner", *words]
         with contextlib.redirect_stdout(printed):
-            runpy.run_module("captioner", run_name="__main__")
-    except SystemExit as ended:
-        if ended.code:
-            raise RuntimeError(f"captioner {' '.join(words)} ended with {ended.code}") from ended
+            code = main([*words])
     finally:
         os.chdir(before)
-        sys.argv = given
-    printed.flush()
-    return printed.buffer.getvalue().decode()
+    if code:
+        raise RuntimeError(f"captioner {' '.join(words)} ended with {code}")
+    return printed.getvalue()
 
 
 def served() -> str:
@@ -176,8 +171,7 @@ def served() -> str:
     return "".join(f"{answer.status_code} {answer.text}\n" for answer in answers)
 
 
-def main() -> None:
-    """Write all files."""
+def write_all() -> None:
     model = load()
     found = {name: search(model, name) for name in SEARCHES}
     found["explained"] = {method: [explain(model, method)] for method in METHODS}
@@ -200,4 +194,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write_all()

@@ -12,19 +12,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-
-from fastapi import FastAPI
-
-from captioner.serving.server import Running, free_address
+from typing import Any
 
 PATIENCE = 60  # seconds
 
 
 @contextmanager
-def running(app: FastAPI) -> Iterator[SimpleNamespace]:
-    """Serve an application: ``app``, ``address``, ``url``, ``stop()`` and ``thread``."""
+def running(app: Any) -> Iterator[SimpleNamespace]:
+    """Serve a FastAPI application: ``app``, ``address``, ``url``, ``stop()`` and ``thread``."""
+    from captioner.serving.server import Running, free_address
+
     address, ready = free_address("127.0.0.1", 0), threading.Event()
     found = SimpleNamespace(app=app, address=address, url=f"http://127.0.0.1:{address[1]}")
 
@@ -47,6 +48,23 @@ def running(app: FastAPI) -> Iterator[SimpleNamespace]:
             found.stop()  # at once
         found.thread.join(PATIENCE)
         assert not found.thread.is_alive()
+
+
+@contextmanager
+def static_server(folder: Path) -> Iterator[str]:
+    """A plain static file server, like ``python -m http.server``: its address."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 # Loaded into a server's process: reports every file that is opened for writing.

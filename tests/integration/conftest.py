@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import pickle
@@ -10,12 +11,13 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from running import PATIENCE, serve_command
 from tiny_data import noise_photos, write_captions, write_dogs
 from toy_captioner import random_model
 
@@ -132,28 +134,30 @@ def training_settings(tiny: SimpleNamespace) -> dict[str, Any]:
     }
 
 
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., SimpleNamespace]]:
+    """``serve("--option", ...)`` runs a server; see ``serve_command``."""
+    with ExitStack() as servers:
+        number = itertools.count()
+        yield lambda *options: servers.enter_context(
+            serve_command(tmp_path / f"server{next(number)}", *options)
+        )
+
+
 # --- object storage ---
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
-    """The address of an S3 server of this process."""
-    server = pytest.importorskip("moto.server")
+def new_bucket() -> Iterator[Callable[[pytest.MonkeyPatch], str]]:
+    """``new_bucket(monkeypatch)``: the address of an empty bucket, in an S3 server of ours."""
+    server, fsspec = pytest.importorskip("moto.server"), pytest.importorskip("fsspec")
+    pytest.importorskip("s3fs")
     running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()
     host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
-
-
-@pytest.fixture(scope="session")
-def new_bucket(s3_server: str) -> Callable[[pytest.MonkeyPatch], str]:
-    """``new_bucket(monkeypatch)``: the address of an empty bucket."""
 
     def make(monkeypatch: pytest.MonkeyPatch) -> str:
-        pytest.importorskip("s3fs")
-        fsspec = pytest.importorskip("fsspec")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -161,13 +165,8 @@ def new_bucket(s3_server: str) -> Callable[[pytest.MonkeyPatch], str]:
         fsspec.filesystem("s3", skip_instance_cache=True).mkdir(name)
         return f"s3://{name}"
 
-    return make
-
-
-@pytest.fixture
-def bucket(new_bucket: Callable[[pytest.MonkeyPatch], str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty bucket."""
-    return new_bucket(monkeypatch)
+    yield make
+    running.stop()
 
 
 # --- Ray ---
@@ -272,7 +271,7 @@ def site(tiny: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Sim
 
 
 @pytest.fixture
-def visit(browser: Any, patience: float, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """``visit(page or address, **context options)``: a tab that allows no word of complaint.
 
     Each beginning in ``visit.expected`` is that of a complaint which must occur.
@@ -285,7 +284,7 @@ def visit(browser: Any, patience: float, tmp_path: Path) -> Iterator[Callable[..
         settings: dict[str, Any] = {"reduced_motion": "reduce"} | options
         contexts.append(browser.new_context(**settings))
         tab = contexts[-1].new_page()
-        tab.set_default_timeout(patience)
+        tab.set_default_timeout(1000 * PATIENCE)
         tab.on("console", lambda said: complaints.append(f"console: {said.text}"))
         tab.on("pageerror", lambda error: complaints.append(f"error: {error}"))
         tab.on(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import namedtuple
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from tiny_data import write_captions
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK
 from captioner.data.features import (
@@ -33,14 +33,10 @@ PHOTOS = 4
 @pytest.fixture
 def config(tiny, tmp_path: Path) -> Path:
     """Of a run with random weights: three training photos, two validation photos; 3 is in both."""
-    data = json.loads(tiny.captions.read_text())
     shutil.copytree(tiny.photos, tmp_path / "photos")
     for name, ids in (("train", (1, 2, 3)), ("val", (3, 4))):
-        part = {
-            "images": [image for image in data["images"] if image["id"] in ids],
-            "annotations": [one for one in data["annotations"] if one["image_id"] in ids],
-        }
-        (tmp_path / f"{name}.json").write_text(json.dumps(part))
+        captions = {f"{number}.png": ["A dog runs."] for number in ids}
+        write_captions(tmp_path / f"{name}.json", captions, first=ids[0])
     settings = {
         "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
         "training": {"precision": "fp32", "seed": 3},  # as conftest.py's "auto", in all processes

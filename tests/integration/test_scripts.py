@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
+from tiny_data import noise_photos, write_captions, write_dogs
 
 from captioner import evaluate
 from captioner.cli.main import FAILED, OK, main
@@ -64,33 +64,18 @@ def test_biases_are_counted_where_references_agree(script: Any) -> None:
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Thirty photos with a dog in the left half, in the layout of the script's three sets."""
-    folder = tmp_path / "photos"
-    for part in ("images", "annotations"):
-        (folder / part).mkdir(parents=True)
+    folder, names = tmp_path / "photos", [f"{number}.png" for number in range(30)]
+    (folder / "annotations").mkdir(parents=True)
+    noise_photos(folder / "images", names, (40, 32))
+    # Five each, for the keywords; some photos do not mention a dog.
+    captions = {
+        name: [f"A {'dog' if n < 24 else 'cat'} with {5 * n + k} toys." for k in range(5)]
+        for n, name in enumerate(names)
+    }
     for part in ("train", "val"):
         (folder / part).symlink_to(folder / "images")
-    noise = np.random.default_rng(0).integers(256, size=(30, 32, 40, 3), dtype=np.uint8)
-    images = [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 32} for i in range(30)]
-    for image, pixels in zip(images, noise, strict=True):
-        Image.fromarray(pixels).save(folder / "images" / str(image["file_name"]))
-    # Five each, for the keywords; some photos do not mention a dog.
-    captions = [
-        {"id": i, "image_id": i // 5, "caption": f"A {'dog' if i < 120 else 'cat'} with {i} toys."}
-        for i in range(150)
-    ]
-    half = [[0, 0, 20, 0, 20, 32, 0, 32]]
-    dogs = [
-        {"id": i, "image_id": i, "category_id": 18, "segmentation": half, "iscrowd": 0}
-        for i in range(30)
-    ]
-    kinds = [{"id": 18, "name": "dog"}]
-    written = {
-        "captions_train.json": {"images": images, "annotations": captions},
-        "captions_val.json": {"images": images, "annotations": captions},
-        "annotations/instances.json": {"images": images, "annotations": dogs, "categories": kinds},
-    }
-    for name, content in written.items():
-        (folder / name).write_text(json.dumps(content))
+        write_captions(folder / f"captions_{part}.json", captions)
+    write_dogs(folder / "annotations" / "instances.json", names, len(names))
     return folder
 
 
@@ -206,17 +191,11 @@ def test_the_text_study_runs(run: Any, tmp_path: Path, capsys: Any) -> None:
 def tiny_data(tmp_path: Path) -> Path:
     """Six photos and captions in the layout of ``prepare dataset``."""
     colours = ("red", "blue", "white", "green", "gray", "pink")
-    images = [{"id": n, "file_name": f"{c}.png"} for n, c in enumerate(colours)]
-    captions = [
-        {"id": 5 * n + k, "image_id": n, "caption": f"A {c} square."}
-        for n, c in enumerate(colours)
-        for k in range(5)
-    ]
     for colour in colours:
         Image.new("RGB", (40, 32), colour).save(tmp_path / f"{colour}.png")
+    captions = {f"{colour}.png": [f"A {colour} square."] * 5 for colour in colours}
     for part in ("train", "val"):
-        written = json.dumps({"images": images, "annotations": captions})
-        (tmp_path / f"captions_{part}.json").write_text(written)
+        write_captions(tmp_path / f"captions_{part}.json", captions)
     return tmp_path
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import itertools
 import json
 import re
 import signal
@@ -12,41 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
-import numpy as np
 import pytest
-from PIL import Image
-from running import serve_command
+from pages import ROOT
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK, main
-from captioner.serving.client import Client
 
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., SimpleNamespace]]:
-    """``serve("--option", ...)`` runs a server; see ``serve_command``."""
-    with ExitStack() as running:
-        number = itertools.count()
-        yield lambda *options: running.enter_context(
-            serve_command(tmp_path / f"server{next(number)}", *options)
-        )
-
-
-def photo(number: int) -> bytes:
-    """A photo whose colour depends on its number."""
-    noise = np.random.default_rng(number).integers(256, size=(48, 64, 3), dtype=np.uint8)
-    colour = np.array([number % 2, number // 2 % 2, number // 4 % 2], dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(noise * colour).save(file, "PNG")
-    return file.getvalue()
-
-
-GOOD = [photo(number) for number in range(1, 31)]
+PHOTO = (ROOT / "assets" / "examples" / "photographer.jpg").read_bytes()
 
 
 @pytest.mark.slow
@@ -60,7 +32,7 @@ def test_keys_are_reloaded_on_sighup_and_logs_are_json(serve, tmp_path):
     def status(key: str) -> int:
         headers = {"Authorization": f"Bearer {key}", "X-Forwarded-For": "203.0.113.9"}
         url = f"{server.url}/v1/captions"
-        response = httpx.post(url, content=GOOD[0], headers=headers, timeout=300, trust_env=False)
+        response = httpx.post(url, content=PHOTO, headers=headers, timeout=300, trust_env=False)
         return response.status_code
 
     assert status("alice-0123456789abcdef") == 200
@@ -108,7 +80,7 @@ def test_grace_ends_the_server_whatever_it_works_on(serve):
     url, responses = f"{server.url}/v1/captions", []
 
     def post(**query) -> httpx.Response:
-        return httpx.post(url, content=GOOD[0], params=query, timeout=300, trust_env=False)
+        return httpx.post(url, content=PHOTO, params=query, timeout=300, trust_env=False)
 
     thread = threading.Thread(target=lambda: responses.append(post(**costly)))
     thread.start()
@@ -146,23 +118,7 @@ def test_port_in_use_fails_before_the_model_is_loaded(capsys):
 
 @pytest.mark.stress
 def test_soak(tiny):
-    script = Path(__file__).parents[2] / "scripts" / "benchmarks" / "soak_serving.py"
+    script = ROOT / "scripts" / "benchmarks" / "soak_serving.py"
     command = [sys.executable, str(script), "--seconds", "60", "--model", str(tiny.model)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.stress
-def test_hundred_clients_that_honour_retry_after_lose_no_photo(serve):
-    server = serve("--max-queue", "8", "--batch-size", "4")
-    photos = [GOOD[number % len(GOOD)] for number in range(100)]
-
-    with Client(server.url, retry_for=600, trust_env=False) as client:
-        alone = [client.caption(photo).text for photo in GOOD]
-        results = list(client.stream(photos, parallel=100))
-
-    assert [result.error for result in results] == [None] * 100
-    texts = [result.captions.text for result in results]
-    assert texts == [alone[number % len(GOOD)] for number in range(100)]
-    _, err = server.stop(15)
-    assert " 429 " in err  # the queue was full
