@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_importers import put
 
 from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.errors import DataError
@@ -22,12 +22,6 @@ CAPTIONS = [
 
 def coco(**changes: Any) -> dict[str, Any]:
     return {"images": IMAGES, "annotations": CAPTIONS, **changes}
-
-
-def put(path: Path, content: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return path
 
 
 @pytest.fixture

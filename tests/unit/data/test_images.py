@@ -54,9 +54,6 @@ def failure(path: Path) -> str:
     return message
 
 
-# --- Formats and modes ---
-
-
 @pytest.mark.parametrize("name", ["a.bmp", "фото 写真.png"])  # others below, with EXIF
 def test_lossless_formats_keep_their_pixels(tmp_path: Path, name: str):
     photo().save(tmp_path / name)
@@ -200,9 +197,6 @@ def test_exif_rotation_is_applied_once(tmp_path: Path, suffix: str, orientation:
     np.testing.assert_array_equal(pixels(file), upright)
     assert image_size(file) == (6, 4)
     assert open_image(file).getexif().get(0x0112) is None
-
-
-# --- Errors ---
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ real_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data")
 Found = dict[str, dict[str, list[str]]]
 
 
-def put(file: Path, content: str | bytes | dict[str, Any]) -> Path:
-    if isinstance(content, dict):
-        content = json.dumps(content)
+def put(file: Path, content: Any) -> Path:
+    """Write bytes, a text, or anything else as JSON."""
+    text = content if isinstance(content, str | bytes) else json.dumps(content)
     file.parent.mkdir(exist_ok=True)
-    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
     return file
 
 

@@ -16,9 +16,7 @@ from captioner.data.shards import MANIFEST, read_manifest, write_shards
 from captioner.errors import ConfigError, DataError
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # it leaves files open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # open files
 def test_webdataset_reads_our_shards(images: list[CaptionedImage], folder: Path) -> None:
     with warnings.catch_warnings():  # of its imports
         warnings.simplefilter("ignore")

@@ -78,9 +78,6 @@ def with_photos(given: list[Example], vectors) -> list[Example]:
 RECIPE = Recipe(PHRASES, {"beam_size": 3}, 0.5)
 
 
-# --- measures ------------------------------------------------------------------------------------
-
-
 def test_the_calibration_error_of_a_small_table() -> None:
     # Bin 0.2-0.3: 3 captions, 1 right; bin 0.9-1: 2 captions, both right.
     table = judgements([0.2, 0.25, 0.24, 0.9, 1.0], [0, 0, 1, 1, 1])
@@ -133,9 +130,6 @@ def test_intervals_contain_the_gain_and_groups_are_separate() -> None:
 def test_auroc_counts_equal_values_half() -> None:
     assert auroc(np.array([0.9, 0.5]), np.array([0.5, 0.1])) == pytest.approx(3.5 / 4)
     assert auroc(np.array([]), np.array([0.1])) is None
-
-
-# --- the model -----------------------------------------------------------------------------------
 
 
 def test_logistic_regression_finds_the_minimum() -> None:
@@ -261,9 +255,6 @@ def test_other_kinds_of_images_have_no_confidence_even_if_their_kind_was_never_s
     assert all(calibrator.confidence(one, "") == 0 for kind in kinds.values() for one in kind)
     unlimited = replace(calibrator, familiar=(1e9, 2e9))
     assert all(calibrator.confidence(one, "") == unlimited.confidence(one, "") for one in familiar)
-
-
-# --- parts ---------------------------------------------------------------------------------------
 
 
 def test_rarity_is_the_log_inverse_document_frequency() -> None:

@@ -109,9 +109,6 @@ def close(value: float) -> Any:
     return pytest.approx(value, abs=1e-6)  # alphas are float32
 
 
-# --- Reading -------------------------------------------------------------------------------------
-
-
 def test_the_three_mask_formats_are_equal(read) -> None:
     mask = pixels(3, 1, 9, 6)
     for shape in (box(3, 1, 9, 6), runs(mask), packed(mask)):
@@ -288,9 +285,6 @@ def test_the_ratio_is_a_ratio_of_means(read) -> None:
     }
 
 
-# --- Summary -------------------------------------------------------------------------------------
-
-
 def test_every_name_is_counted_once(read) -> None:
     instances = read(DOG, entry("person", CROWD, crowd=True), entry("cat", CELL, image_id=2))
     region = CropBox(0.5, 0.5, 1, 1)
@@ -304,6 +298,8 @@ def test_every_name_is_counted_once(read) -> None:
 
     counts = ("photos", "names", "measured", "absent", "unseen", "ignored")
     assert [found[key] for key in counts] == [3, 4, 1, 1, 1, 1]
+    # Too few photos for intervals, of which those without names do not count.
+    assert (found["photos_with_names"], set(found["intervals"].values())) == (1, {None})
 
 
 def test_entropy_covers_all_words(read) -> None:
@@ -314,16 +310,6 @@ def test_entropy_covers_all_words(read) -> None:
     assert found["entropy"] == close(np.concatenate([entropy(maps), entropy([UNIFORM])]).mean())
     assert found["entropy_even"] == close(math.log(6))
     assert found["movement"] == close(movement(maps))  # captions of one word are ignored
-
-
-def test_no_intervals_for_few_photos_with_names(read) -> None:
-    """Photos without names do not count."""
-    captions = {1: caption("a dog"), 2: caption("some grass"), 3: caption("a dog")}
-    found = measure(captions, read(DOG))
-
-    assert (found["photos"], found["photos_with_names"], found["measured"]) == (3, 1, 1)
-    assert set(found["intervals"].values()) == {None}
-    assert found["correctness"] is not None
 
 
 def test_intervals_equal_a_loop_over_resampled_photos(read, monkeypatch) -> None:

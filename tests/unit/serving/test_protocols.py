@@ -55,9 +55,6 @@ def server(listening, tmp_path):
     return listening(of=StyledModel(), app={"keys": keys, "model_name": "dogs@0123456789ab"})
 
 
-# --- Ollama --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def ollama(server):
     package = pytest.importorskip("ollama")
@@ -105,9 +102,6 @@ def test_ollama_chats_about_the_last_photos(ollama):
     parts = list(ollama.chat("captioner:latest", messages, stream=True))
     assert "".join(part.message.content for part in parts) == "plain 0-0-250 2 0"
     assert parts[-1].done
-
-
-# --- OpenAI --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -163,8 +157,6 @@ def test_openai_gets_its_errors(openai):
     assert refused.value.code == "invalid_api_key"
 
 
-# --- PhotoPrism ----------------------------------------------------------------------------------
-
 # As internal/ai/vision marshals its requests (api_request.go).
 VISION = {
     "id": "b0db2187-7a09-438c-8649-a9c6c0f7b8a1",
@@ -212,8 +204,6 @@ def test_photoprism(server):
         {"name": "grass", "source": "image", "confidence": 0.4, "topicality": 0.4},
     ]
 
-
-# --- all of them ---------------------------------------------------------------------------------
 
 PATHS = {
     "/api/generate": {"images": [text(RED)], "stream": False},

@@ -93,25 +93,21 @@ async def test_every_response_has_the_security_headers(serve, model):
         assert "access-control-allow-origin" not in response.headers
 
 
-APP = "https://app.example.org"
-PREFLIGHT = {
-    "origin": APP,
-    "sec-fetch-site": "cross-site",
-    "access-control-request-method": "POST",
-    "access-control-request-headers": "content-type,authorization,x-api-key",
-}
-
-
 async def test_page_of_an_allowed_origin_can_use_the_server(serve):
     """As ``fetch`` does it: preflight, then the request."""
-    for allowed in (APP, "*"):
+    app = "https://app.example.org"
+    from_page = {"origin": app, "sec-fetch-site": "cross-site"}
+    asked = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "content-type,authorization,x-api-key",
+    }
+    for allowed in (app, "*"):
         server = await serve(allow_origin=[allowed])
-        preflight = await server.get("/v1/captions", "OPTIONS", **PREFLIGHT)
+        preflight = await server.get("/v1/captions", "OPTIONS", **from_page, **asked)
         assert preflight.status == 200
         assert "POST" in preflight.headers["access-control-allow-methods"]
         names = preflight.headers["access-control-allow-headers"].lower()
         assert {"x-api-key", "authorization"} <= set(names.split(", "))
-        from_page = {"origin": APP, "sec-fetch-site": "cross-site"}
         response = await server.post(png(), headers=from_page).response()
         assert response.texts == ["1-2-3 2 0"]
         assert "Retry-After" in response.headers["access-control-expose-headers"]
