@@ -11,14 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_search import tasks
-from table_stepper import (
-    Prefix,
-    Table,
-    TableStepper,
-    random_table,
-)
+from table_stepper import Prefix, Table, TableStepper, assert_matches_table, random_table
 from torch import nn
 from toy_captioner import stored
+from toy_decoder import random_decoder
 from toy_encoder import randomize_norms
 
 from captioner.data.images import open_image
@@ -26,62 +22,22 @@ from captioner.hardware import autocast
 from captioner.inference.captioner import Captioner
 from captioner.inference.folder import StoredModel
 from captioner.inference.torch_engine import DecoderStepper
-from captioner.model.build import build_decoder
-from captioner.model.decoder import Decoder
-from captioner.options import DecoderConfig, SearchOptions
-from captioner.search.ensemble import EnsembleStepper, mean_probability
-from captioner.search.search import Hypothesis, search
-from captioner.text.vocabulary import END, PAD, START, UNKNOWN
+from captioner.options import SearchOptions
+from captioner.search.ensemble import EnsembleStepper
+from captioner.search.search import search
 
 B, L, D, V = 3, 4, 8, 12
 OPTIONS = SearchOptions(beam_size=4, num_captions=3, max_length=5)
 
 
-def build(config: DecoderConfig, regions: int = L) -> Decoder:
-    new = build_decoder(config, D, V, regions).eval()
-    with torch.no_grad():
-        for parameter in new.parameters():
-            parameter.normal_()
-        # Make the special tokens likely: the search must exclude them whatever the weights.
-        new.word_output.bias[[PAD, START, UNKNOWN]] += 3
-        new.word_output.bias[END] += 2  # some sentences end, others are truncated
-    return new
-
-
-@pytest.fixture
-def decoder(tiny_config: DecoderConfig) -> Decoder:
-    return build(tiny_config)
-
-
-@pytest.fixture
-def features() -> torch.Tensor:
-    return torch.randn(B, L, D)
-
-
-def stepper_for(decoder: Decoder, features: torch.Tensor) -> DecoderStepper:
-    return DecoderStepper(decoder, decoder.memory(features))
-
-
-@torch.no_grad()
-def test_step_forbids_only_the_special_tokens(decoder, features) -> None:
-    stepper = stepper_for(decoder, features)
-
-    advance = stepper.advance(torch.full((B, 1), START))
-
-    forbidden = advance.log_probs.isneginf()
-    assert forbidden.sum(dim=-1).tolist() == [[3]] * B
-    assert forbidden[..., [PAD, START, UNKNOWN]].all()
-    assert advance.alphas.shape == (B, 1, L)
-    assert advance.gates.shape == (B, 1)
-
-
-def test_keys_are_projected_once_and_not_copied_per_beam(decoder, features) -> None:
+def test_keys_are_projected_once_and_not_copied_per_beam() -> None:
+    decoder, features = random_decoder(D, V, L).eval(), torch.randn(B, L, D)
     keys, projections = [], []
     scorer = decoder.attention.scorer
     scorer.register_forward_pre_hook(lambda _, args: keys.append(args[1].shape[0]))
     scorer.key.register_forward_hook(lambda _, args, out: projections.append(out.shape))
 
-    stepper = stepper_for(decoder, features)
+    stepper = DecoderStepper(decoder, decoder.memory(features))
     search(stepper, OPTIONS)
 
     assert projections == [(B, L, 7)]  # projected once, for all steps and beams
@@ -130,17 +86,6 @@ def test_inference_leaves_the_stored_weights_as_they_are(photos: list[Path]):
 # --- Ensembles -----------------------------------------------------------------------------------
 
 
-def assert_close(one: list[list[Hypothesis]], other: list[list[Hypothesis]]) -> None:
-    for left, right in zip(one, other, strict=True):
-        assert [h.tokens for h in left] == [h.tokens for h in right]
-        assert [h.ended for h in left] == [h.ended for h in right]
-        for a, b in zip(left, right, strict=True):
-            torch.testing.assert_close(a.token_log_probs, b.token_log_probs)
-            torch.testing.assert_close(a.alphas, b.alphas)
-            torch.testing.assert_close(a.gates, b.gates)
-            assert a.log_prob == pytest.approx(b.log_prob, rel=1e-4, abs=1e-5)
-
-
 def mean_table(*tables: Table) -> Table:
     """Mean probability of several tables, in double precision."""
 
@@ -159,18 +104,6 @@ class TableEnsemble(EnsembleStepper):
     start_token, end_token = TableStepper.start_token, TableStepper.end_token
 
 
-def test_mean_is_over_probabilities() -> None:
-    one = torch.tensor([[0.5, 0.25, 0.25, 0.0]]).log()
-    other = torch.tensor([[0.1, 0.05, 0.85, 0.0]]).log()
-
-    mean = mean_probability([one, other])
-
-    torch.testing.assert_close(mean.exp(), torch.tensor([[0.3, 0.15, 0.55, 0.0]]))
-    assert mean[0, 3] == -torch.inf  # not NaN
-    assert torch.equal(mean_probability([one]), one)
-    torch.testing.assert_close(mean_probability([one, one, one]), one)
-
-
 @settings(max_examples=80)
 @given(data=st.data(), seed=st.integers(0, 10_000), vocabulary=st.integers(2, 5))
 def test_ensemble_equals_search_over_the_mean_table(data, seed, vocabulary) -> None:
@@ -178,13 +111,17 @@ def test_ensemble_equals_search_over_the_mean_table(data, seed, vocabulary) -> N
     task = data.draw(tasks(vocabulary, ("beam", "forced")))
     photos, count = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 3))
     tables = [
-        [random_table(1000 * member + seed + photo, vocabulary) for photo in range(photos)]
+        [random_table(1000 * member + seed + photo, vocabulary, 0.3) for photo in range(photos)]
         for member in range(count)
     ]
     members = [TableStepper(own) for own in tables]
 
     together = search(TableEnsemble(members, one_grid=True), *task)
 
-    alone = TableStepper([mean_table(*own) for own in zip(*tables, strict=True)])
-    assert_close(together, search(alone, *task))
+    means = [mean_table(*own) for own in zip(*tables, strict=True)]
+    alone = TableStepper(means)
+    for mean, found, expected in zip(means, together, search(alone, *task), strict=True):
+        assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in expected]
+        for hypothesis in found:
+            assert_matches_table(hypothesis, mean)
     assert all(member.kept == alone.kept for member in members)

@@ -92,18 +92,31 @@ def stage_of(configure: Any, folder: Path, **decoder: Any) -> Path:
     return folder
 
 
-def test_a_second_stage_keeps_its_models_attention(configure: Any, tmp_path: Path):
+def test_a_second_stage_inherits_the_attention_and_what_is_not_given(
+    configure: Any, tmp_path: Path
+):
     settings = {"attention": "general", "selection": "hard", "order": "luong", "projection_dim": 5}
-    first = stage_of(configure, tmp_path / "first", **settings)
-    given = configure(init_from=str(first), encoder={"image_size": 96}, decoder={"dropout": 0.4})
-    config = build_config(given)
-    setup = prepare(config)
-    second = setup.stored
-    for name, value in settings.items():
-        assert getattr(second.decoder, name) == value
+    first = prepare(
+        configure(encoder={"image_size": 96, "resize": "squash"}, decoder=settings)
+    ).stored
+    save_model(tmp_path / "run" / "best", first)
+    unset = {"name": None, "image_size": None, "resize": None}
+    given = configure(init_from=str(tmp_path / "run"), encoder=unset, decoder={"dropout": 0.4})
+
+    setup = prepare(build_config(given))
+
+    second, resolved = setup.stored, setup.config.encoder
+    assert {name: getattr(second.decoder, name) for name in settings} == settings
+    assert second.decoder.dropout == 0.4
+    assert second.model.preprocessing == first.model.preprocessing
     assert setup.config.decoder == second.decoder  # saved in the run folder
+    found = (resolved.name, resolved.image_size, resolved.resize)
+    assert found == ("timm/test_resnet", 96, "squash")
     assert given.decoder.attention == "additive"  # the caller's config is not changed
-    assert second.model.grid == (3, 3)  # only 'location' depends on the number of regions
+    assert open_encoder(build_config(given))[1] == first.model.preprocessing  # for features
+    given.encoder.image_size = 128
+    larger = prepare(build_config(given)).stored.model
+    assert larger.grid == (4, 4)  # only 'location' depends on the number of regions
 
 
 @pytest.mark.parametrize("attention", ["additive", "concat"])
@@ -143,22 +156,6 @@ def test_a_second_stage_at_another_image_size_resamples_position_embeddings(
     features = open_encoder(config)[0]  # as prepare features does
     for name, value in features.state_dict().items():
         assert torch.equal(value, second.encoder.state_dict()[name]), name
-
-
-def test_a_second_stage_inherits_encoder_image_size_and_resizing(configure: Any, tmp_path: Path):
-    first = prepare(configure(encoder={"image_size": 96, "resize": "squash"})).stored
-    save_model(tmp_path / "run" / "best", first)
-    unset = {"name": None, "image_size": None, "resize": None}
-
-    setup = prepare(configure(init_from=str(tmp_path / "run"), encoder=unset))
-
-    assert setup.stored.model.preprocessing == first.model.preprocessing
-    resolved = setup.config.encoder  # saved in the run folder
-    assert (resolved.name, resolved.image_size, resolved.resize) == (
-        "timm/test_resnet", 96, "squash",
-    )  # fmt: skip
-    config = configure(init_from=str(tmp_path / "run"), encoder=unset)
-    assert open_encoder(config)[1] == first.model.preprocessing  # as prepare features does
 
 
 def logits_of(stored: Any) -> torch.Tensor:
