@@ -27,15 +27,6 @@ axes = st.builds(
 )
 
 
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_equal_cells(count: int) -> None:
-    axis = Axis.even(count)
-
-    np.testing.assert_allclose(axis.centres(count), (np.arange(count) + 0.5) / count)
-    np.testing.assert_allclose(axis.borders(count), np.linspace(0, 1, count + 1))
-    np.testing.assert_allclose(axis.middles(count), axis.centres(count))
-
-
 def test_the_outer_cells_reach_to_the_edge() -> None:
     borders = RESNET.borders(7) * 224
 
