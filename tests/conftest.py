@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +22,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import pytest
 import torch
 from hypothesis import settings
+from running import PATIENCE, static_server
 
 from captioner.inference.folder import StoredModel
 from captioner.model.captioner import CaptionModel
@@ -57,7 +54,7 @@ WORDS = ("a", "dog", "runs", "on", "grass", "the", "man", "'s", "hat")
 
 TIERS = {"slow": "--slow", "stress": "--stress"}
 """Marker and option of each tier; tests without a marker always run."""
-NOT_RUN = pytest.StashKey[Counter[str]]()
+NOT_RUN: dict[str, int] = {}
 """Number of deselected tests by tier."""
 
 
@@ -76,31 +73,25 @@ def tier_of(item: pytest.Item) -> str | None:
 
 @pytest.hookimpl(trylast=True)  # after -k and -m: what they exclude is not counted
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    kept, deselected = [], []
-    for item in items:
-        tier = tier_of(item)
-        (kept if tier is None or config.getoption(TIERS[tier]) else deselected).append(item)
+    tiers = {item: tier_of(item) for item in items}
+    deselected = [
+        item for item, tier in tiers.items() if tier and not config.getoption(TIERS[tier])
+    ]
     if deselected:
         config.hook.pytest_deselected(items=deselected)
-        items[:] = kept
-    config.stash[NOT_RUN] = Counter(tier_of(item) for item in deselected)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Under xdist only the workers collect: send the counts to the process that reports."""
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["not_run"] = dict(session.config.stash.get(NOT_RUN, {}))
+        items[:] = [item for item in items if item not in deselected]
+    NOT_RUN.update(Counter(str(tiers[item]) for item in deselected))
+    # Under xdist only the workers collect: they send the counts to the process that reports.
+    getattr(config, "workeroutput", {})["not_run"] = NOT_RUN
 
 
 @pytest.hookimpl(optionalhook=True)  # a hook of xdist
 def pytest_testnodedown(node: Any) -> None:
-    not_run = getattr(node, "workeroutput", {}).get("not_run")
-    if not_run is not None:  # every worker collects the same tests
-        node.config.stash[NOT_RUN] = Counter(not_run)
+    NOT_RUN.update(getattr(node, "workeroutput", {}).get("not_run", {}))  # equal in all workers
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    for tier, count in sorted(config.stash.get(NOT_RUN, Counter()).items()):
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for tier, count in sorted(NOT_RUN.items()):
         tests = "test" if count == 1 else "tests"
         terminalreporter.write_line(f"{count} {tier} {tests} not run: add {TIERS[tier]}")
 
@@ -113,29 +104,6 @@ def _seed() -> None:
     # torch.manual_seed also seeds accelerators, and without one records the stack for later, which
     # takes milliseconds before each of thousands of tests.
     torch.default_generator.manual_seed(0)
-
-
-class Concurrency:
-    """``with concurrency: ...`` in several threads: ``most`` of them were inside at a time."""
-
-    def __init__(self) -> None:
-        self.most = 0
-        self._inside = 0
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            self.most = max(self.most, self._inside)
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-
-
-@pytest.fixture
-def concurrency() -> Concurrency:
-    return Concurrency()
 
 
 @pytest.fixture
@@ -169,18 +137,12 @@ def stored_model(
 # --- the browser ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def patience() -> float:
-    """Milliseconds until a test that waits for the page gives up."""
-    return 60_000
-
-
 @pytest.fixture(scope="module")
-def browser(patience: float) -> Iterator[Any]:
+def browser() -> Iterator[Any]:
     """Headless Chromium; where it is missing the test is left out, but not in CI."""
     from playwright.sync_api import expect, sync_playwright
 
-    expect.set_options(timeout=patience)
+    expect.set_options(timeout=1000 * PATIENCE)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         assert not os.environ.get("CI"), "CI has no Chromium; .ci/run installs it"
@@ -192,41 +154,10 @@ def browser(patience: float) -> Iterator[Any]:
         made.close()
 
 
-@contextmanager
-def _static_server(folder: Path) -> Iterator[str]:
-    """A plain static file server, like ``python -m http.server``: its address."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@pytest.fixture(scope="session")
-def static_server() -> Callable[[Path], AbstractContextManager[str]]:
-    """``with static_server(folder) as address``: a plain static file server."""
-    return _static_server
-
-
-@pytest.fixture
-def serve_folder() -> Iterator[Callable[[Path], str]]:
-    """``serve_folder(folder)``: the address of a static file server, until the test ends."""
-    with ExitStack() as servers:
-        yield lambda folder: servers.enter_context(_static_server(folder))
-
-
 @pytest.fixture(scope="module")
 def javascript(browser: Any) -> Iterator[Any]:
     """A tab that can import the site's modules: ``await import("/search.js")``."""
-    with _static_server(WEB) as address:
+    with static_server(WEB) as address:
         tab = browser.new_page()
         tab.goto(f"{address}search.js")
         yield tab

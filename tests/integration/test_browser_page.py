@@ -29,7 +29,7 @@ from browsing import (
 from PIL import Image
 from playwright.sync_api import Locator, Route, expect
 from playwright.sync_api import Page as Tab
-from running import running
+from running import running, static_server
 
 from captioner import load
 from captioner.cli.formats import WRITERS
@@ -55,7 +55,7 @@ def served(tiny) -> Iterator[SimpleNamespace]:
 
 
 @pytest.fixture(scope="module", params=["server", "site"])
-def page(request, static_server) -> Iterator[SimpleNamespace]:
+def page(request) -> Iterator[SimpleNamespace]:
     """``address`` and ``model`` of either kind of page."""
     if request.param == "server":
         yield request.getfixturevalue("served")
@@ -193,38 +193,23 @@ def test_the_page_has_no_accessibility_violations(scheme, width, open_page, tiny
 # --- photos --------------------------------------------------------------------------------------
 
 
-HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
-    [
-        ("IMG_1.HEIC", HEIC, "This is a HEIC photo, which this browser cannot convert."),
-        ("notes.jpg", b"no photo at all", "This is not a photo."),
-    ],
-)
-def test_other_files_are_not_sent(  # noqa: PLR0917
-    name, content, problem, tab, tiny, tmp_path
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    sent = posts(tab)
-
-    upload(tab, tmp_path / name, tiny.photos / "1.png")  # the other is captioned
-
-    expect(tab.get_by_role("alert")).to_contain_text(f"{name}: {problem}")
-    expect(tab.get_by_role("listbox")).to_have_count(1)
-    assert len(sent) == 1
-
-
-def test_a_format_that_only_the_browser_reads_is_converted(tab, served, tmp_path) -> None:
-    """As HEIC is in Safari; Chromium reads AVIF."""
+def test_only_photos_are_sent(tab, served, tmp_path) -> None:
+    """A format that only the browser reads is converted: HEIC in Safari, AVIF in Chromium."""
+    (tmp_path / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    (tmp_path / "notes.jpg").write_bytes(b"no photo at all")
     for name in ("x.avif", "x.png"):
         Image.new("RGB", (64, 48), (200, 30, 40)).save(tmp_path / name)
+    sent = posts(tab)
 
-    upload(tab, tmp_path / "x.avif")
+    upload(tab, *(tmp_path / name for name in ("IMG_1.HEIC", "notes.jpg", "x.avif")))
 
-    text = served.model.caption(tmp_path / "x.png").text
-    expect(tab.get_by_role("status")).to_have_text(text)
+    expect(tab.get_by_role("status")).to_have_text(served.model.caption(tmp_path / "x.png").text)
+    alerts = tab.get_by_role("alert")
+    expect(alerts).to_contain_text(
+        "IMG_1.HEIC: This is a HEIC photo, which this browser cannot convert."
+    )
+    expect(alerts).to_contain_text("notes.jpg: This is not a photo.")
+    assert len(sent) == 1
 
 
 def quarters(width: int, height: int) -> Image.Image:
@@ -336,24 +321,20 @@ def test_a_busy_server_is_asked_again(tab, tiny) -> None:
     assert times[2] - times[0] > 0.9  # no request of the two in parallel comes before
 
 
-def test_files_are_dropped(tab, served, tiny) -> None:
-    """A drag of the operating system: Chromium makes the events and the files."""
+def test_photos_are_dropped_and_pasted(tab, served, tiny) -> None:
+    """A drag of the operating system, for which Chromium makes the events and the files; Ctrl+V."""
     devtools = tab.context.new_cdp_session(tab)
     files = [str(tiny.photos / "3.png"), str(tiny.photos / "1.png")]
     data = {"items": [], "files": files, "dragOperationsMask": 1}
     for kind in ("dragEnter", "dragOver", "drop"):
         devtools.send("Input.dispatchDragEvent", {"type": kind, "x": 300, "y": 300, "data": data})
 
-    text = served.model.caption(tiny.photos / "3.png").text
-    expect(tab.get_by_role("status")).to_have_text(text)
+    status, model = tab.get_by_role("status"), served.model
+    expect(status).to_have_text(model.caption(tiny.photos / "3.png").text)
     expect(tab.locator(".count")).to_have_text("2 of 2 captioned")
 
-
-def test_a_copied_picture_is_pasted(visit, served, tiny) -> None:
-    """Ctrl+V with a picture in the browser's clipboard."""
-    granted = ["clipboard-read", "clipboard-write"]
-    tab = visit(served.address, allowed=served.address, permissions=granted)
-    content = base64.b64encode((tiny.photos / "3.png").read_bytes()).decode()
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    content = base64.b64encode((tiny.photos / "2.png").read_bytes()).decode()
     tab.evaluate(
         """async (content) => {
             const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
@@ -365,8 +346,7 @@ def test_a_copied_picture_is_pasted(visit, served, tiny) -> None:
 
     tab.keyboard.press("Control+V")
 
-    text = served.model.caption(tiny.photos / "3.png").text
-    expect(tab.get_by_role("status")).to_have_text(text)
+    expect(status).to_have_text(model.caption(tiny.photos / "2.png").text)
 
 
 # --- results -------------------------------------------------------------------------------------

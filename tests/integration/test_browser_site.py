@@ -7,7 +7,8 @@ test_browser_page.py. Every test fails on a request to another host or a console
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from browsing import assert_as_python, make_site, results, runtime
 from PIL import Image
 from playwright.sync_api import Page as Tab
 from playwright.sync_api import expect
+from running import static_server
 from toy_captioner import mean_colours, random_model, toy_calibrator
 
 from captioner import load
@@ -34,16 +36,17 @@ ASSETS = Path(__file__).parents[2] / "assets" / "examples"
 
 
 @pytest.fixture
-def open_site(visit, serve_folder) -> Callable[..., Tab]:
+def open_site(visit) -> Iterator[Callable[..., Tab]]:
     """``open_site(folder, **context options)``: a tab where the model is loaded."""
+    with ExitStack() as servers:
 
-    def opened(folder: Path, query: str = "", **options: Any) -> Tab:
-        address = serve_folder(folder)
-        tab = visit(address + query, allowed=address, **options)
-        expect(tab.locator(".device")).to_contain_text("Ready")
-        return tab
+        def opened(folder: Path, **options: Any) -> Tab:
+            address = servers.enter_context(static_server(folder))
+            tab = visit(address, allowed=address, **options)
+            expect(tab.locator(".device")).to_contain_text("Ready")
+            return tab
 
-    return opened
+        yield opened
 
 
 def ready_offline(tab: Tab) -> None:
@@ -131,11 +134,13 @@ def test_the_shipped_model_in_8_bits(open_site, tmp_path) -> None:
 # --- without a network ---------------------------------------------------------------------------
 
 
-def test_it_works_without_a_network(site, tiny, visit, static_server) -> None:
+def test_it_works_without_a_network(site, tiny, visit) -> None:
+    """With several threads, in a folder of its host, as on GitHub Pages."""
     photos = sorted(tiny.photos.iterdir())
-    with static_server(site.folder) as address:
-        tab = visit(address, allowed=address)
+    with static_server(site.folder.parent) as address:
+        tab = visit(f"{address}site/?threads=2", allowed=address)
         ready_offline(tab)
+        expect(tab.locator(".device")).to_contain_text("CPU, 2 threads")
         assert tab.evaluate("crossOriginIsolated")  # the page was loaded again for threads
     tab.context.set_offline(True)
 
@@ -146,28 +151,7 @@ def test_it_works_without_a_network(site, tiny, visit, static_server) -> None:
     assert_as_python(results(tab, *photos), site.model, photos)
 
 
-def test_without_a_service_worker_it_runs_in_one_thread(site, tiny, open_site, visit) -> None:
-    tab = open_site(site.folder, service_workers="block")
-    visit.complaints.remove("console: Service Worker registration blocked by Playwright")
-    photo = tiny.photos / "1.png"
-
-    expect(tab.locator(".device")).to_contain_text("Ready. The model runs on the CPU.")
-    assert not tab.evaluate("crossOriginIsolated")
-    assert_as_python(results(tab, photo), site.model, [photo])
-
-
-def test_several_threads_in_a_folder_of_the_host(site, tiny, open_site) -> None:
-    tab = open_site(site.folder.parent, "site/?threads=2")  # in a folder, as on GitHub Pages
-    ready_offline(tab)
-
-    expect(tab.locator(".device")).to_contain_text("CPU, 2 threads")
-    photos = sorted(tiny.photos.iterdir())
-    assert_as_python(results(tab, *photos), site.model, photos)
-
-
-def test_a_new_version_replaces_the_old_one_as_a_whole(
-    site, tiny, visit, static_server, tmp_path
-) -> None:
+def test_a_new_version_replaces_the_old_one_as_a_whole(site, tiny, visit, tmp_path) -> None:
     """Open tabs keep the old version; the next visit has the new one, also without a network."""
     served, newer = tmp_path / "served", tmp_path / "newer"
     shutil.copytree(site.folder, served)
@@ -204,7 +188,8 @@ def test_a_new_version_replaces_the_old_one_as_a_whole(
 
 
 @pytest.mark.parametrize("service_workers", ["allow", "block"])
-def test_nothing_can_be_sent_to_another_host(site, open_site, visit, service_workers) -> None:
+def test_nothing_can_be_sent_to_another_host(site, tiny, open_site, visit, service_workers) -> None:
+    """Without a service worker too, where the model runs in one thread."""
     tab = open_site(site.folder, service_workers=service_workers)
     send = """() => fetch("http://127.0.0.1:9/", {method: "POST", body: "photo", mode: "no-cors"})
         .then(() => "sent", () => "refused")"""
@@ -216,17 +201,24 @@ def test_nothing_can_be_sent_to_another_host(site, open_site, visit, service_wor
     assert len(refusals) >= 2  # of the page and of its worker, as the browser reports them
     blocked = "console: Service Worker registration blocked by Playwright"
     visit.complaints[:] = [one for one in visit.complaints if one not in (*refusals, blocked)]
+    if service_workers == "block":
+        assert not tab.evaluate("crossOriginIsolated")
+        expect(tab.locator(".device")).to_contain_text("Ready. The model runs on the CPU.")
+        photo = tiny.photos / "1.png"
+        assert_as_python(results(tab, photo), site.model, [photo])
 
 
-# --- everyone ------------------------------------------------------------------------------------
+# --- the GPU ------------------------------------------------------------------------------------
 
 
-def test_the_gpu_loads_its_runtime_on_demand(site, tiny, browser, serve_folder) -> None:
+def test_the_gpu_loads_its_runtime_on_demand(site, tiny, browser) -> None:
     """With Chromium's own software GPU, where it has one."""
-    address = serve_folder(site.folder)
     flags = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-sandbox"]
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    with browser.browser_type.launch(executable_path=chromium, args=flags) as with_gpu:
+    with (
+        static_server(site.folder) as address,
+        browser.browser_type.launch(executable_path=chromium, args=flags) as with_gpu,
+    ):
         tab = with_gpu.new_page()
         loaded: list[str] = []
         tab.context.on("request", lambda request: loaded.append(request.url))

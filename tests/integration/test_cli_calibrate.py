@@ -190,6 +190,11 @@ def test_unsure_captions_are_marked_left_out_or_hedged(caption) -> None:
     assert unsure == 2
     assert f"left out {unsure} caption" in skipped[2]
 
+    _, table, _ = caption("--min-confidence", least, "--format", "csv", "--num-captions", 2)
+    rows = [(row["unsure"], bool(row["confidence"])) for row in csv.DictReader(table.splitlines())]
+    assert sorted(rows[::2]) == [*[("no", True)] * 2, *[("yes", True)] * 2]
+    assert rows[1::2] == [("", False)] * 4  # of the best captions alone
+
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),

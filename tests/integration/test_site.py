@@ -7,19 +7,19 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 import pytest
 import yaml
+from pages import ROOT
 from playwright.sync_api import expect
+from running import static_server
 
 from captioner.cli.main import COMMANDS
 from captioner.options import DataConfig, SearchOptions
 
-ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
 MADE = {"index.md", "changelog.md", "contributing.md", "model_card.md", "commands.md", "api.md"}
 
@@ -34,14 +34,6 @@ def navigation() -> list[str]:
         for entry in entries
         for page in ([entry] if isinstance(entry, str) else [p for e in entry for p in e.values()])
     ]
-
-
-def build(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--site-dir", folder],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -87,7 +79,11 @@ def test_links_to_other_sites_are_listed_and_followed(script) -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    built = build(folder)
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", folder],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
 
@@ -140,14 +136,10 @@ def test_site_loads_nothing_from_other_hosts(site) -> None:
 @pytest.mark.slow
 def test_site_in_a_browser(site, visit) -> None:
     """From a plain file server: no request to another host, no page wider than the screen."""
-    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
+    with static_server(site) as address:
         for page in ("index", "first_caption", "attention", "api", "commands", "coco"):
-            tab = visit(f"{address}/{page}.html", address, viewport={"width": 390, "height": 800})
+            tab = visit(f"{address}{page}.html", address, viewport={"width": 390, "height": 800})
             assert tab.evaluate("document.documentElement.scrollWidth") <= 390, page
         tab.keyboard.press("/")
         tab.keyboard.type("label smoothing")
         expect(tab.locator(".md-search-result__link").first).to_be_visible()
-        server.shutdown()
