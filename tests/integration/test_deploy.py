@@ -26,7 +26,7 @@ OPTIONS = ["--root-path", "/captioner", "--allow-host", "photos.example.org"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("proxy", ["nginx", "caddy"])
-def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tmp_path):
+def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tiny, tmp_path):
     program = shutil.which(proxy, path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         if os.environ.get("CI"):
@@ -46,7 +46,7 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tmp_path):
     running = subprocess.Popen(
         command, cwd=tmp_path, stdout=log, stderr=log, env=os.environ | {"HOME": str(tmp_path)}
     )
-    host = f"photos.example.org:{port}"
+    host, small = f"photos.example.org:{port}", (tiny.photos / "1.png").read_bytes()
     try:
         with httpx.Client(
             base_url=f"http://127.0.0.1:{port}", headers={"Host": host}, trust_env=False, timeout=60
@@ -60,9 +60,7 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tmp_path):
             assert page.status_code == 200, (tmp_path / "log").read_text()
             assert client.get("/captioner").headers["location"].endswith("/captioner/")
             own = {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
-            response = client.post(
-                "/captioner/v1/captions", content=PHOTOS[0].read_bytes(), headers=own
-            )
+            response = client.post("/captioner/v1/captions", content=small, headers=own)
             assert response.status_code == 200, response.text
             other = {"Origin": "http://evil.example"}
             assert client.post("/captioner/v1/captions", headers=other).status_code == 403
@@ -72,7 +70,7 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tmp_path):
             assert client.get("/captioner/healthz", headers=claimed).status_code == 200
             large = client.post("/captioner/v1/captions", content=b"x" * 33_000_000)
             assert large.status_code in (413, 502)
-            photo = PHOTOS[0].read_bytes() + bytes(17 << 20)  # what follows is not read
+            photo = small + bytes(17 << 20)  # what follows is not read
             files = [("images", ("a.png", photo))] * 2
             batch = client.post(
                 "/captioner/v1/batch", files=files, headers={"Accept": "application/x-ndjson"}
