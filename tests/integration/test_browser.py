@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from playwright.sync_api import Page as Tab
 from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.drawing.heatmap import attention_image, scale_of
 from captioner.drawing.notebook import shown_photo, with_photo
-from captioner.drawing.pages import Entry, gallery, page
+from captioner.drawing.pages import Entry, Page, gallery, page
 
 pytestmark = pytest.mark.slow
 
@@ -69,10 +70,14 @@ def inside(made: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(found[1]))).convert("RGB")
 
 
-def expected(made: str, alpha: Any, caption: Caption, **options: Any) -> NDArray[np.int64]:
-    """The heatmap as Python draws it."""
-    image = attention_image(inside(made), alpha, regions=caption.regions, **options)
-    return np.asarray(image).astype(np.int64)
+def assert_drawn(
+    tab: Tab, made: Page, caption: Caption, alpha: Any, **options: Any
+) -> NDArray[np.int64]:
+    """Check that the heatmap is the one that Python draws; returns its pixels."""
+    pixels = drawn(tab)
+    wanted = attention_image(inside(made.html), alpha, regions=caption.regions, **options)
+    assert np.abs(pixels - np.asarray(wanted).astype(np.int64)).max() <= 3
+    return pixels
 
 
 # --- the map -------------------------------------------------------------------------------------
@@ -88,8 +93,7 @@ def test_hovering_a_word_shows_its_map_as_python_draws_it(visit, size, crop_box)
 
     for place, text in enumerate(WORDS):
         word(tab, text).hover()
-        pixels = drawn(tab)
-        assert np.abs(pixels - expected(made.html, caption.alphas[place], caption)).max() <= 3
+        pixels = assert_drawn(tab, made, caption, caption.alphas[place])
         # The brightest pixel lies in the region with the most attention.
         row, column = np.unravel_index(pixels.sum(axis=2).argmax(), pixels.shape[:2])
         whole = caption.crop_box
@@ -98,41 +102,31 @@ def test_hovering_a_word_shows_its_map_as_python_draws_it(visit, size, crop_box)
         assert (int(down * GRID[0]), int(across * GRID[1])) == divmod(place + 1, GRID[1])
 
 
-def test_each_method_is_drawn_on_its_own_scale(visit) -> None:
-    """Python's figure does the same; gates below the limit matter for attention only."""
-    attention = make()
-    weak = attention.alphas * np.float32(0.2) + np.float32(0.8 / 12)
-    other = replace(attention, alphas=weak, method="grad_cam")
-    other.gates[:] = 0.01
-    other.alphas[2] = 0
-    made = page(photo(), [attention, other], labels=["attention", "Grad-CAM"])
-    tab = visit(made)
-
-    for number, caption in enumerate((attention, other)):
-        for place, text in enumerate(WORDS):
-            tab.get_by_role("option", name=re.compile(rf"^{text},")).nth(number).hover()
-            assert (
-                np.abs(drawn(tab) - expected(made.html, caption.alphas[place], caption)).max() <= 3
-            )
-    expect(tab.get_by_text("each word on its own scale; focus: share of relevance")).to_be_visible()
-
-
 @pytest.mark.parametrize("colormap", ["photo", "inferno"])
-def test_words_can_be_shown_on_one_scale(visit, colormap) -> None:
-    caption = make()
-    caption.alphas[1] = caption.alphas[1] * np.float32(0.2) + np.float32(0.8 / 12)
-    caption.gates[:] = 0.5
-    made = page(photo(), caption, colormap=colormap)
+def test_scales_are_those_of_python_s_figures(visit, colormap) -> None:
+    """Each method has its own; a word that hardly uses the photo matters for attention only."""
+    attention = make()
+    others = [0, 1, 2, 4]
+    attention.alphas[others] = attention.alphas[others] * np.float32(0.5) + np.float32(0.5 / 12)
+    closed = np.full_like(attention.gates, 0.01)
+    other = replace(attention, alphas=attention.alphas.copy(), gates=closed, method="grad_cam")
+    attention.gates[others] = 0.5
+    attention.gates[3] = 0.01
+    other.alphas[2] = 0
+    made = page(photo(), [attention, other], labels=["attention", "Grad-CAM"], colormap=colormap)
     tab = visit(made)
 
-    tab.get_by_label("one scale for all words").check()
-
-    for place, text in enumerate(WORDS):
-        word(tab, text).hover()
-        options = {"scale_max": scale_of(caption), "colormap": colormap}
-        wanted = expected(made.html, caption.alphas[place], caption, **options)
-        assert np.abs(drawn(tab) - wanted).max() <= 3
-    expect(tab.locator(".legend")).to_contain_text("share of attention per region, one scale")
+    legend, common = tab.locator(".legend"), tab.get_by_label("one scale for all words")
+    expect(legend).to_contain_text("each word on its own scale; focus: share of relevance")
+    for one_scale in (False, True):
+        common.set_checked(one_scale)
+        for number, caption in enumerate((attention, other)):
+            scale = {"scale_max": scale_of(caption)} if one_scale else {}
+            for place, text in enumerate(WORDS):
+                tab.get_by_role("option", name=re.compile(rf"^{text},")).nth(number).hover()
+                alpha = caption.alphas[place]
+                assert_drawn(tab, made, caption, alpha, colormap=colormap, **scale)
+    expect(legend).to_contain_text("one scale")
 
 
 # --- keys and screen readers ---------------------------------------------------------------------
@@ -166,39 +160,31 @@ def test_arrow_keys_move_the_map(visit) -> None:
         tab.keyboard.press(key)
         assert chosen(tab) == wanted, key
         if wanted == ["all words"]:
-            mean = caption.alphas.mean(axis=0)
-            assert np.abs(drawn(tab) - expected(made.html, mean, caption)).max() <= 3
+            assert_drawn(tab, made, caption, caption.alphas.mean(axis=0))
     expect(word(tab, "a")).to_be_focused()
-    assert np.abs(drawn(tab) - expected(made.html, caption.alphas[0], caption)).max() <= 3
+    assert_drawn(tab, made, caption, caption.alphas[0])
     tab.keyboard.press("ArrowRight")
     # Word 2 attends to row 1 of 3, column 3 of 4; its map is announced to screen readers.
     text = "dog: strongest at the top centre, focus 99%"
     expect(tab.locator("[aria-live]")).to_have_text(text)
     word(tab, "on").click(modifiers=["Shift"])
-    mean = caption.alphas[1:4].mean(axis=0)
-    assert np.abs(drawn(tab) - expected(made.html, mean, caption)).max() <= 3
+    assert_drawn(tab, made, caption, caption.alphas[1:4].mean(axis=0))
 
 
 def test_every_control_is_reached_by_tab_and_has_a_name(visit) -> None:
     tab = visit(page(photo(), make()))
-    names = []
-    for _ in range(6):
-        tab.keyboard.press("Tab")
-        names.append(
-            tab.evaluate(
-                "() => document.activeElement.getAttribute('aria-label')"
-                " ?? document.activeElement.labels[0].textContent.trim()"
-            )
-        )
-
-    assert names == [
+    name = """() => document.activeElement.getAttribute('aria-label')
+        ?? document.activeElement.labels[0].textContent.trim()"""
+    for expected in (
         "zoom out",
         "zoom in",
         "a, word 1 of 5, probability 82%",
         "play the sentence word by word",
         "heatmap",
         "smooth",
-    ]
+    ):
+        tab.keyboard.press("Tab")
+        assert tab.evaluate(name) == expected
     expect(tab.get_by_role("img")).to_have_accessible_name("a dog runs on grass")
     box = tab.get_by_role("listbox")
     expect(box).to_have_accessible_name("Words of the caption: a dog runs on grass")
@@ -246,23 +232,30 @@ def test_playing_stops_after_the_sentence(visit) -> None:
 # --- touch and small screens ---------------------------------------------------------------------
 
 
+def touches(tab: Tab) -> Callable[..., None]:
+    """``touches(tab)("touchMove", (x, y), ...)``: the fingers that are down."""
+    device = tab.context.new_cdp_session(tab)
+
+    def send(kind: str, *fingers: tuple[float, float]) -> None:
+        points = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(fingers)]
+        device.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    return send
+
+
 def test_words_are_selected_by_tapping_and_sliding(visit) -> None:
     tab = visit(page(photo(), make()), has_touch=True, viewport={"width": 390, "height": 844})
     word(tab, "runs").tap()
     assert chosen(tab) == ["runs"]
     expect(tab.locator(".stage")).not_to_have_class(re.compile("plain"))
 
-    def finger(kind: str, text: str | None) -> None:
-        box = word(tab, text).bounding_box() if text else None
-        at = [{"x": box["x"] + 5, "y": box["y"] + 5}] if box else []
-        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": at})
-
-    touch = tab.context.new_cdp_session(tab)
+    send = touches(tab)
     for kind, text in (("touchStart", "a"), ("touchMove", "dog"), ("touchMove", "grass")):
-        finger(kind, text)
+        box = word(tab, text).bounding_box()
+        send(kind, (box["x"] + 5, box["y"] + 5))
         expect(word(tab, text)).to_have_attribute("aria-selected", "true")
         assert len(chosen(tab)) == 1
-    finger("touchEnd", None)
+    send("touchEnd")
 
 
 # --- zoom ----------------------------------------------------------------------------------------
@@ -320,13 +313,11 @@ def test_buttons_zoom_and_the_heatmap_follows(visit) -> None:
 
 def test_two_fingers_zoom(visit) -> None:
     tab = visit(page(photo(), make()), has_touch=True, viewport={"width": 390, "height": 844})
-    touch = tab.context.new_cdp_session(tab)
+    send = touches(tab)
 
     for kind, apart in (("touchStart", 0.1), ("touchMove", 0.15), ("touchMove", 0.2)):
-        ends = [middle(tab, 0.5 - apart), middle(tab, 0.5 + apart)]
-        points = [{"x": x, "y": y, "id": i} for i, (x, y) in enumerate(ends)]
-        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        send(kind, middle(tab, 0.5 - apart), middle(tab, 0.5 + apart))
+    send("touchEnd")
 
     tab.locator(".stage.zoomed").wait_for()
     assert visible(tab) == pytest.approx([0.25, 0.25, 0.5, 0.5], abs=0.05)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from tiny_data import write_captions
 
 import captioner
 from captioner.cli.main import main
@@ -39,37 +41,26 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "photos").mkdir()
     for colour in CAPTIONS:
         Image.new("RGB", (64, 64), colour).save(folder / "photos" / f"{colour}.png")
-    content = {
-        "images": [{"id": i, "file_name": f"{c}.png"} for i, c in enumerate(CAPTIONS, 1)],
-        "annotations": [
-            {"id": i, "image_id": i, "caption": text} for i, text in enumerate(CAPTIONS.values(), 1)
-        ],
-    }
-    (folder / "captions.json").write_text(json.dumps(content), encoding="utf-8")
+    captions = str(
+        write_captions(
+            folder / "captions.json", {f"{one}.png": [text] for one, text in CAPTIONS.items()}
+        )
+    )
     settings: dict[str, Any] = {
         "data": {
-            "train_annotations": [str(folder / "captions.json")],
-            "val_annotations": [str(folder / "captions.json")],
-            "images": [str(folder / "photos")],
-            "vocabulary_threshold": 2,
-            "max_words": 60,
+            "train_annotations": [captions], "val_annotations": [captions],
+            "images": [str(folder / "photos")], "vocabulary_threshold": 2, "max_words": 60,
             "repeats": [20],  # to validate after 20 steps, not after each
             "workers": 0,
         },
         "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 32},
         "decoder": {"embed_dim": 32, "hidden_dim": 64, "attention_dim": 8, "dropout": 0.0},
         "training": {
-            "epochs": 6,
-            "batch_size": 8,
-            "lr": 0.02,
-            "warmup_steps": 2,
-            "precision": "fp32",
-            "patience": 0,
-            "sample_images": 1,
-            "trackers": [],
+            "epochs": 6, "batch_size": 8, "lr": 0.02, "warmup_steps": 2, "precision": "fp32",
+            "patience": 0, "sample_images": 1, "trackers": [],
         },
         "search": {"beam_size": 1, "max_length": 60},
-    }
+    }  # fmt: skip
     (folder / "config.yaml").write_text(json.dumps(settings))  # JSON is YAML
     return folder
 
@@ -129,7 +120,7 @@ def test_given_words_are_explained_and_drawn(
 def test_captioning_needs_no_tokenizers_library(
     data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
     loaded = captioner.load(model, device="cpu", precision="fp32")
     assert loaded.caption(photo(data, "black")).text == CAPTIONS["black"]
     with pytest.raises(ConfigError, match="pip install tokenizers"):
@@ -139,17 +130,15 @@ def test_captioning_needs_no_tokenizers_library(
 def test_the_tokenizer_is_saved_with_the_model(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stored = load_model(model)
-    save_model(tmp_path / "copy", stored)
-    copied = load_model(tmp_path / "copy")
-    assert copied.vocabulary == stored.vocabulary
-    assert copied.vocabulary.tokenizer == "bpe"
-    assert main(["info", "--model", str(tmp_path / "copy"), "--format", "json"]) == 0
+    stored, copy = load_model(model), tmp_path / "copy"
+    save_model(copy, stored)
+    assert load_model(copy).vocabulary == stored.vocabulary
+    assert main(["info", "--model", str(copy), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["tokenizer"] == "bpe"
 
-    (tmp_path / "copy" / "tokenizer.json").write_text("{}")
+    (copy / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match=r"cannot read .*tokenizer.json .*copy the whole folder"):
-        load_model(tmp_path / "copy")
+        load_model(copy)
 
 
 def test_rewards_of_pieces_equal_those_of_their_text(model: Path) -> None:

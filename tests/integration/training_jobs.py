@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import zlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
@@ -56,26 +53,9 @@ def gradients(target: str, arguments: list[str]) -> None:
         save_file(found, f"{target}.safetensors")
 
 
-def batches(target: str, arguments: list[str]) -> None:
-    """Train, and write the photos and captions of every step of this process."""
-    trainer, steps = double(target, arguments), []
-    whole = trainer.source.batches
-
-    def keep(*given: Any) -> Iterator[Any]:
-        for batch in whole(*given):
-            steps.append([
-                [image_id, zlib.crc32(pixels.numpy()), [token for token in caption if token]]
-                for image_id, pixels, captions in zip(
-                    batch.image_ids, batch.images, batch.tokens.tolist(), strict=True
-                )
-                for caption in captions
-                if any(caption)
-            ])  # fmt: skip
-            yield batch
-
-    trainer.source.batches = keep  # type: ignore[method-assign]
-    trainer.run()
-    Path(f"{target}.{trainer.rank}.json").write_text(json.dumps(steps))
+def train_double(target: str, arguments: list[str]) -> None:
+    """Train in double precision; ``target`` is the run folder."""
+    double(target, arguments).run()
 
 
 def run(jobs: Jobs) -> None:
