@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from safetensors import safe_open
 
 from captioner.errors import ConfigError, counted
@@ -322,6 +321,8 @@ def _settings(run: Path | None) -> str:
     """The settings of a run as YAML, without defaults and without paths."""
     if run is None:
         return ""
+    import yaml  # of the extra train, without which there is no run
+
     given = yaml.safe_load((run / RUN_CONFIG).read_text(encoding="utf-8"))
     found = _different(given, dataclasses.asdict(TrainConfig()))
     encoder, distillation = found.get("encoder", {}), found.get("distillation", {})
