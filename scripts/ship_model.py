@@ -1,6 +1,6 @@
 """Turn a trained model into the one that ships: model folder, scores and card.
 
-    python scripts/ship_model.py runs/everyday_more/best --runs runs/everyday runs/everyday_more \
+    python scripts/ship_model.py runs/everyday_sharp/best --runs runs/everyday runs/everyday_sharp \
         --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
         --other-images other_kinds [--judged judged.csv] [--start captioner/pretrained] \
         [--commit COMMIT] [--failures scripts/model_failures.md]
