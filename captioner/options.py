@@ -466,8 +466,8 @@ class TrainingConfig:
     """Decay per step of the moving average of the weights, which is validated and saved in place of
     them; 0: no averaging."""
     initial_share: Fraction = 0.0
-    """Share of the weights of init_from in those that are validated and saved: keeps what the
-    model knew beside what it learns (Wortsman et al. 2022)."""
+    """Share of the weights of init_from (after sharpen_attention) in those that are validated and
+    saved: keeps what the model knew beside what it learns (Wortsman et al. 2022)."""
     precision: Precision = "auto"
     """As for captioning: auto is bf16 or fp16 where the hardware has it natively, else fp32."""
     seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
@@ -539,7 +539,8 @@ class DistillationConfig:
 
     models: list[ModelName] = field(default_factory=list)
     """Learn the mean probabilities of these models, which need the vocabulary, image size and
-    resizing of init_from. Empty: those of init_from, if there is guidance or rare_words."""
+    resizing of init_from. Empty: that of init_from (after training.sharpen_attention), if there is
+    guidance or rare_words."""
     guidance: list[Annotated[float, Interval(ge=0, le=10)]] = field(default_factory=list)
     """Learn the probabilities of a search with this guidance: one number, or one for each file in
     data.train_annotations. Empty: 0."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from captioner.data.shards import read_manifest
 from captioner.errors import CheckpointError
 from captioner.files import atomic_write
+from captioner.inference.folder import fingerprint
 from captioner.inference.weights import unshared
 from captioner.options import TrainingConfig
 from captioner.training.optim import RunningAverage
@@ -218,7 +219,7 @@ not the captions in the files."""
 
 
 def resume_settings(setup: Setup, processes: int) -> dict[str, Any]:
-    """What must match when resuming: settings by name, and a hash of the data."""
+    """What must match when resuming: settings by name, hashes of the data and of models."""
     settings = {
         name: value
         for name, value in flatten(dataclasses.asdict(setup.config)).items()
@@ -231,7 +232,12 @@ def resume_settings(setup: Setup, processes: int) -> dict[str, Any]:
     for image in setup.val:
         digest.update(f"{image.image_id} {image.captions}".encode())
     settings["captions"] = digest.hexdigest()[:12]
-    data = setup.config.data
+    data, distillation = setup.config.data, setup.config.distillation
+    read: list[str | None] = [*distillation.models]  # by every session anew
+    if setup.config.training.initial_share or (distillation.active and not read):
+        read.append(setup.config.init_from)
+    if read:
+        settings["models"] = " ".join(fingerprint(folder) for folder in read if folder)
     if data.shards:  # they are distributed over processes
         settings["shards"] = f"{read_manifest(data.shards).digest}, {processes} processes"
     return settings

@@ -68,7 +68,11 @@ def runs(
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
 
     def compared(processes: int) -> training_jobs.Jobs:
-        longer = ["--training.epochs", str(EPOCHS), "--training.patience", "0"]
+        longer = [
+            *("--training.epochs", str(EPOCHS), "--training.patience", "0"),
+            *("--init_from", "first/best", "--training.initial_share", "0.5"),
+            *("--training.sharpen_attention", "2"),
+        ]
         return [
             *(("gradients", f"{name} {processes}", ["config.yaml", *changes])
               for name, changes in CHANGES.items()),

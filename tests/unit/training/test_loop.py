@@ -90,7 +90,10 @@ AVERAGED = {
     "training": {"ema_decay": 0.5, "label_smoothing": 0.1},
     "data": {"horizontal_flip": True},
 }
-SELF_CRITICAL = {"training": {"objective": "self_critical"}, "self_critical": {"max_length": 6}}
+SELF_CRITICAL = {
+    "training": {"objective": "self_critical", "sharpen_attention": 2.0, "initial_share": 0.5},
+    "self_critical": {"max_length": 6},
+}
 DISTILLED = {"distillation": {"guidance": [0.5]}}
 SHARDS: dict[str, Any] = {}
 

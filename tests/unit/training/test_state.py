@@ -7,9 +7,11 @@ import errno
 import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
@@ -199,6 +201,24 @@ def test_other_captions_are_refused(configure: Any):
         other = dataclasses.replace(setup, **{part: getattr(setup, part)[:-1]})
         with pytest.raises(CheckpointError, match=r"captions \w+, but now it is \w+; use"):
             check_resume(Path("state"), held, resume_settings(other, 1))
+
+
+@pytest.mark.parametrize("name", ["initial_share", "default teacher", "teacher"])
+def test_another_model_to_read_again_is_refused(
+    configure: Any, first_stage: str, tmp_path: Path, name: str
+):
+    folder = str(shutil.copytree(first_stage, tmp_path / "first"))
+    changes: dict[str, Any] = {
+        "initial_share": {"init_from": folder, "training": {"initial_share": 0.5}},
+        "default teacher": {"init_from": folder, "distillation": {"guidance": [0.5]}},
+        "teacher": {"init_from": first_stage, "distillation": {"models": [folder]}},
+    }
+    setup = prepare(configure(**changes[name]))
+    held = resume_settings(setup, 1)
+    weights = tmp_path / "first" / "model.safetensors"
+    save_file({"other": np.zeros(2)}, weights)
+    with pytest.raises(CheckpointError, match=r"models \w+, but now it is \w+; use"):
+        check_resume(Path("state"), held, resume_settings(setup, 1))
 
 
 # --- Which model is the best ---
