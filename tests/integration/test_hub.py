@@ -9,10 +9,10 @@ import json
 import shutil
 from pathlib import Path
 
-import hub_server
 import pages
 import pytest
-from huggingface_hub import ModelCard, constants
+from hub_server import HTTP, URL, Hub, Refused, Repo
+from huggingface_hub import ModelCard, constants, set_client_factory
 
 import captioner
 from captioner.cli import train
@@ -27,11 +27,13 @@ PHOTO = pages.ROOT / "assets" / "examples" / "chelsea.jpg"
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """An empty hub, and an empty cache."""
-    with hub_server.running() as server:
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
-        monkeypatch.setenv("HF_TOKEN", "hf_any")
-        yield server
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
+    monkeypatch.setenv("HF_TOKEN", "hf_any")
+    empty = Hub()
+    set_client_factory(empty.client)
+    yield empty
+    set_client_factory(lambda: HTTP.Client(follow_redirects=True, timeout=None))
 
 
 @pytest.fixture
@@ -55,18 +57,19 @@ def test_a_pushed_model_is_loaded_and_captions_the_same(hub, model, tiny, run):
     code, out, _ = run("push", model, "hf:me/pets", "--license", "apache-2.0")
 
     repo = hub.repos["me/pets"]
-    [first] = repo.branches["main"]
-    assert (code, out) == (OK, f"{hub.url}/me/pets/commit/{first}\n")
+    first = repo.branches["main"]
+    assert (code, out) == (OK, f"{URL}/me/pets/commit/{first}\n")
     assert not repo.private
-    assert set(repo.trees[first]) == {"config.json", "model.safetensors", "README.md"}
+    assert set(repo.files()) == {"config.json", "model.safetensors", "README.md"}
     assert said("hf:me/pets") == said(model)
     assert hub.downloads().count("model.safetensors") == 1
     said("hf:me/pets")  # from the cache
     assert hub.downloads().count("model.safetensors") == 1
 
-    run("push", tiny.twin, "hf:me/pets@wild/idea")
+    for folder in (model, tiny.twin):  # to a branch that is new, and to one that exists
+        run("push", folder, "hf:me/pets@wild/idea")
     run("push", tiny.twin, "hf:me/pets", "--message", "the second")
-    assert repo.messages == [*["Upload a captioner model"] * 2, "the second"]
+    assert repo.messages == [*["Upload a captioner model"] * 3, "the second"]
     assert said("hf:me/pets") == said("hf:me/pets@wild/idea") == said(tiny.twin) != said(model)
     assert said(f"hf:me/pets@{first}") == said("hf:me/pets", revision=first) == said(model)
 
@@ -77,7 +80,7 @@ def test_the_python_functions_of_other_libraries(hub, model, tmp_path):
 
     assert hub.repos["me/pets"].private
     assert hub.repos["me/pets"].messages == ["from Python"]
-    assert url.startswith(f"{hub.url}/me/pets/commit/")
+    assert url.startswith(f"{URL}/me/pets/commit/")
     other = captioner.Captioner.from_pretrained("me/pets", revision="dev", cache_dir=tmp_path / "c")
     assert other.caption(PHOTO).text == own.caption(PHOTO).text
     assert (tmp_path / "c" / "models--me--pets").is_dir()
@@ -116,7 +119,7 @@ def test_another_kind_of_model_is_refused_before_its_weights(hub):
     bert = json.dumps({"architectures": ["BertModel"]}).encode()
     hub.add("google/bert", {"config.json": bert, "model.safetensors": b"0" * 9})
     hub.add("someone/yolo", {"yolo.pt": b"0"})
-    hub.repos["me/empty"] = hub_server.Repo()
+    hub.repos["me/empty"] = Repo()
 
     for name in ("google/bert", "someone/yolo"):
         with pytest.raises(ModelError, match=rf"^hf:{name} is not a captioner model: .*no "):
@@ -164,7 +167,7 @@ def test_a_hub_that_refuses(status, problem, hub, model, run):
     """A cached model needs no answer."""
     hub.add("me/pets", contents(model))
     before = said("hf:me/pets")
-    hub.refusal = hub_server.Refused(status, "", problem)
+    hub.refusal = Refused(status, problem)
 
     for command in (("caption", PHOTO, "--model", "hf:me/new"), ("push", model, "hf:me/new")):
         code, _, err = run(*command)
@@ -200,11 +203,6 @@ def test_a_dry_run_lists_everything_and_connects_to_nothing(hub, model, run):
     assert hub.requests == []
 
 
-def pushed(hub, name: str) -> bytes:
-    repo = hub.repos["me/pets"]
-    return repo.trees[repo.resolve("main")][name]
-
-
 def test_the_hub_understands_the_header(hub, model, tiny, run, tmp_path):
     report = tmp_path / "report.json"
     scores = ("--annotations", tiny.captions, "--images", tiny.photos)
@@ -212,20 +210,21 @@ def test_the_hub_understands_the_header(hub, model, tiny, run, tmp_path):
     given = ("--license", "mit", "--dataset", "me/photos", "--report", report)
     assert run("push", model, "hf:me/pets", *given, "--picture", PHOTO)[0] == OK
 
-    card = ModelCard(pushed(hub, "README.md").decode())
+    files = hub.repos["me/pets"].files()
+    card = ModelCard(files["README.md"].decode())
     assert (card.data.license, card.data.datasets) == ("mit", ["me/photos"])
     assert card.data.metrics == ["bleu", "rouge", "cider"]
     found = json.loads(report.read_text())["metrics"]
     values = {result.metric_name: result.metric_value for result in card.data.eval_results}
     assert values["CIDEr"] == round(100 * found["CIDEr"], 1)
     assert f"(attention.png)\n\n*{said(model)}*\n" in card.text
-    assert pushed(hub, "attention.png").startswith(b"\x89PNG")
+    assert files["attention.png"].startswith(b"\x89PNG")
 
 
 def test_an_edited_card_is_kept(hub, model, run):
     (model / "README.md").write_text("# My pets\n\nThey are lovely.\n")
     assert run("push", model, "hf:me/pets", "--license", "mit")[0] == OK
-    card = ModelCard(pushed(hub, "README.md").decode())
+    card = ModelCard(hub.repos["me/pets"].files()["README.md"].decode())
     assert (card.data.license, card.text.lstrip()) == ("mit", "# My pets\n\nThey are lovely.\n")
 
     for option in (("--picture", PHOTO), ("--report", "report.json")):
