@@ -153,11 +153,18 @@ MUTATIONS: tuple[Mutation, ...] = (
 # --- Bombs ---
 
 
-def png(size: tuple[int, int], *extra: bytes, rows: bytes = b"", after: int = 0) -> bytes:
-    """An RGBA PNG; ``after`` is the number of the further chunks that follow the pixels."""
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 6, 0, 0, 0))
+def png(
+    size: tuple[int, int],
+    *extra: bytes,
+    rows: bytes | None = None,
+    after: int = 0,
+    kind: tuple[int, int] = (8, 6),
+) -> bytes:
+    """An RGBA PNG, or of another kind; ``after`` further chunks follow the pixels."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, *kind, 0, 0, 0))
     before, behind = extra[: len(extra) - after], extra[len(extra) - after :]
-    pixels = chunk(b"IDAT", zlib.compress(rows or (b"\4" + bytes(4 * size[0])) * size[1], 1))
+    rows = (b"\4" + bytes(4 * size[0])) * size[1] if rows is None else rows
+    pixels = chunk(b"IDAT", zlib.compress(rows, 1))
     end = chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + header + b"".join((*before, pixels, *behind)) + end
 

@@ -108,16 +108,10 @@ def brute_force(table: Table, task: Task) -> list[Sentence]:
 
 
 def reference_beam_search(table: Table, task: Task) -> list[Sentence]:
-    """Beam search; an ended sentence stays in the beam with its score frozen."""
-    beams = [EMPTY]
-    for _ in range(task.options.max_length):
-        extended = [new for sentence in beams for _, new in extend(table, sentence, task)]
-        beams = sorted(extended, key=lambda new: -new.log_prob)[: task.options.beam_size]
-    return by_rank(beams, task.options)[: task.options.num_captions]
+    """Beam search; an ended sentence stays in the beam with its score frozen.
 
-
-def reference_grid_beam_search(table: Table, task: Task) -> list[Sentence]:
-    """One beam per number of forced words used so far; a sentence may end only with all of them."""
+    One beam per number of forced words used so far; a sentence may end only with all of them.
+    """
     forced = set(task.tokens.forced)
     banks: list[list[Sentence]] = [[EMPTY]]
     for _ in range(task.options.max_length):

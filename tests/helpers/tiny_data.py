@@ -1,4 +1,4 @@
-"""Photos of noise, and COCO files about photos."""
+"""Photos of noise, COCO files about photos, and what a folder holds."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ def noise_photos(
         colour = (number % 7 + 1) >> np.arange(3) & 1
         Image.fromarray(pixels * colour.astype(np.uint8)).save(path)
     return paths
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def images_of(names: Iterable[str], first: int = 1) -> list[dict[str, Any]]:

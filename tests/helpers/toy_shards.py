@@ -24,14 +24,3 @@ def grey_photos(folder: Path) -> list[CaptionedImage]:
         captions = tuple(f"{number} says {r}" for r in range(number % 3 + 1))
         images.append(CaptionedImage(number, path, captions))
     return images
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def copied(folder: Path, target: Path) -> Path:
-    target.mkdir()
-    for name, content in contents(folder).items():
-        (target / name).write_bytes(content)
-    return target

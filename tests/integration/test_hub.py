@@ -13,6 +13,7 @@ import pages
 import pytest
 from hub_server import HTTP, URL, Hub, Refused, Repo
 from huggingface_hub import ModelCard, constants, set_client_factory
+from tiny_data import contents
 
 import captioner
 from captioner.cli import train
@@ -40,10 +41,6 @@ def hub(tmp_path, monkeypatch):
 def model(tiny, tmp_path) -> Path:
     """A copy of the tiny model, which tests may change."""
     return shutil.copytree(tiny.model, tmp_path / "model")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def said(name: str | Path, **options) -> str:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_data import contents
 from torch import Tensor, nn
-from toy_shards import contents
 
 from captioner.data.coco import CaptionedImage
 from captioner.data.features import (

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_shards import PER_SHARD, PHOTOS, contents, copied
+from tiny_data import contents
+from toy_shards import PER_SHARD, PHOTOS
 
 from captioner.data.coco import CaptionedImage
 from captioner.data.shards import MANIFEST, read_manifest, write_shards
@@ -83,7 +85,7 @@ def test_an_unreadable_photo_is_skipped(images: list[CaptionedImage], tmp_path: 
 def test_complete_shards_are_replaced_only_with_force(
     images: list[CaptionedImage], folder: Path, tmp_path: Path
 ):
-    out = copied(folder, tmp_path / "out")
+    out = shutil.copytree(folder, tmp_path / "out")
     with pytest.raises(ConfigError, match=r"already holds complete shards.*--force"):
         write_shards(images, out, photos_per_shard=PER_SHARD)
     assert contents(out) == contents(folder)
@@ -130,7 +132,7 @@ def test_an_interrupted_run_of_other_content_is_not_resumed(
     ],
 )
 def test_invalid_manifests(folder: Path, tmp_path: Path, change: Any, message: str):
-    out = copied(folder, tmp_path / "out")
+    out = shutil.copytree(folder, tmp_path / "out")
     data = json.loads((out / MANIFEST).read_text())
     change(data)
     (out / MANIFEST).write_text(json.dumps(data))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import re
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from toy_shards import PER_SHARD, PHOTOS, copied
+from toy_shards import PER_SHARD, PHOTOS
 
 from captioner.data.batches import Batch, EncodedImage, PhotoReader
 from captioner.data.images import open_image
@@ -189,7 +190,7 @@ def test_a_damaged_photo_is_a_filler(make, tmp_path, kind, workers, caplog) -> N
 
 
 def test_a_changed_byte_is_found(make: Make, folder: Path, tmp_path: Path) -> None:
-    out = copied(folder, tmp_path / "out")
+    out = shutil.copytree(folder, tmp_path / "out")
     manifest = read_manifest(out)
     content = bytearray((out / "shard-000003.tar").read_bytes())
     content[-1] ^= 1  # after the last photo, so only the checksum covers it
@@ -199,7 +200,7 @@ def test_a_changed_byte_is_found(make: Make, folder: Path, tmp_path: Path) -> No
 
 
 def test_a_damaged_shard_is_one_line_and_ends_all_workers(make, folder, tmp_path) -> None:
-    out = copied(folder, tmp_path / "out")
+    out = shutil.copytree(folder, tmp_path / "out")
     manifest = read_manifest(out)
     (out / "shard-000003.tar").write_bytes(b"no tar")
     with pytest.raises(DataError, match=r"^\S*shard-000003\.tar is truncated or damaged") as caught:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from tiny_data import contents
 from toy_captioner import random_model
 
 from captioner.errors import ModelError
@@ -62,10 +63,6 @@ def test_a_transformer_is_stored_at_its_image_size(tmp_path: Path) -> None:
     assert loaded.grid == (6, 6)
     expected = model.encoder.to(torch.float16).float()(images)[0]  # stored in float16
     torch.testing.assert_close(loaded.encoder(images)[0], expected, atol=2e-3, rtol=2e-3)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def assert_refused(folder: Path, expected: str) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from toy_decoder import random_decoder
 
-from captioner.model.attention import Memory
 from captioner.model.decoder import Decoder
 from captioner.model.loss_variants import photo_words_loss, policy_gradient_loss, scheduled_inputs
 from captioner.model.losses import (
@@ -198,26 +198,24 @@ def test_hard_attention_gradient_is_unbiased(
 
 # --- caption_losses ------------------------------------------------------------------------------
 
+# Not in the order of their lengths, by which the decoder sorts photos and captions.
 CAPTIONS = torch.tensor(
     [
-        [[START, 5, END, PAD, PAD], [START, 4, 6, 7, END]],
-        [[PAD, PAD, PAD, PAD, PAD], [START, 6, 6, END, PAD]],
+        [[START, 7, END, PAD, PAD, PAD], [START, 5, 4, 6, END, PAD]],
+        [[PAD] * 6, [START, 4, 6, 6, 7, END]],
     ]
 )
-WORDS = 2 + 4 + 3
+INPUTS, TARGETS = CAPTIONS[..., :-1], CAPTIONS[..., 1:]
+REAL = TARGETS != PAD
+WORDS = int(REAL.sum())
 
 
-def words_by_hand(decoder: Decoder, photos: Tensor) -> list[tuple[Tensor, int]]:
-    """Log-probabilities and target for every real word, one caption at a time."""
-    predictions = []
-    for photo, captions in enumerate(CAPTIONS.tolist()):
-        for caption in ([token for token in padded if token != PAD] for padded in captions):
-            if caption:
-                memory = decoder.memory(photos[photo : photo + 1])
-                unrolled = decoder(memory, torch.tensor([[caption[:-1]]]))
-                logits = decoder.readout(unrolled.embedded, *unrolled.outputs)[0, 0]
-                predictions += list(zip(logits.log_softmax(-1), caption[1:], strict=True))
-    return predictions
+def by_hand(decoder: Decoder, photos: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits (T, V) and words (T) of each caption, one at a time."""
+    for photo, captions in zip(photos, CAPTIONS, strict=True):
+        for tokens in (caption[caption != PAD] for caption in captions if END in caption):
+            unrolled = decoder(decoder.memory(photo[None]), tokens[None, None, :-1])
+            yield decoder.readout(unrolled.embedded, *unrolled.outputs)[0, 0], tokens[1:]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -226,11 +224,10 @@ def test_loss_ignores_padding_and_mixes_in_the_uniform_distribution(smoothing: f
 
     losses = caption_losses(decoder, decoder.memory(photos), CAPTIONS, smoothing)
 
-    predictions = words_by_hand(decoder, photos)
-    assert len(predictions) == WORDS
     expected = -sum(
         (1 - smoothing) * log_probs[word] + smoothing * log_probs.mean()
-        for log_probs, word in predictions
+        for logits, words in by_hand(decoder, photos)
+        for log_probs, word in zip(logits.log_softmax(-1), words, strict=True)
     )
     torch.testing.assert_close(losses.cross_entropy, expected)
 
@@ -278,26 +275,17 @@ def test_photos_predict_their_words_from_the_mean_feature(order: str) -> None:
 
 # --- Scheduled sampling --------------------------------------------------------------------------
 
-# Not in the order of their lengths, by which the decoder sorts photos and captions.
-SENTENCES = torch.tensor(
-    [
-        [[START, 7, END, PAD, PAD, PAD], [START, 5, 4, 6, END, PAD]],
-        [[START, 4, 6, 6, 7, END], [PAD] * 6],
-    ]
-)
-
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_sampled_inputs_are_ordinary_words(share: float) -> None:
     decoder, photos = build("soft"), features(2)
     with torch.no_grad():  # the likeliest tokens, if they were allowed
         decoder.word_output.bias[[PAD, START, UNKNOWN]] += 30
-    true, real = SENTENCES[..., :-1], SENTENCES[..., :-1] != PAD
-    changed = torch.zeros(true.shape)
+    real, changed = INPUTS != PAD, torch.zeros(INPUTS.shape)
     for _ in range(100):
-        inputs = scheduled_inputs(decoder, decoder.memory(photos), SENTENCES, share)
+        inputs = scheduled_inputs(decoder, decoder.memory(photos), CAPTIONS, share)
         assert torch.equal(inputs != PAD, real)  # padding is kept
-        replaced = inputs != true
+        replaced = inputs != INPUTS
         assert not torch.isin(inputs[replaced], torch.tensor([PAD, START, UNKNOWN])).any()
         changed += replaced
     assert not changed[..., 0].any()
@@ -337,7 +325,7 @@ def test_scheduled_sampling_restores_the_mode_and_uses_no_dropout(training: bool
     for dropout in (0.9, 0.0):
         decoder.dropout.p = dropout
         torch.manual_seed(3)
-        found.append(scheduled_inputs(decoder, memory, SENTENCES, 1.0))
+        found.append(scheduled_inputs(decoder, memory, CAPTIONS, 1.0))
         assert decoder.training is decoder.dropout.training is training
     assert torch.equal(*found)
 
@@ -345,44 +333,36 @@ def test_scheduled_sampling_restores_the_mode_and_uses_no_dropout(training: bool
 def test_inputs_replace_the_context_but_not_the_targets() -> None:
     decoder, photos = build("soft").eval(), features(2)
     memory = decoder.memory(photos)
-    inputs = SENTENCES[..., :-1].clone()
-    inputs[0, 1, 2], inputs[1, 0, 1] = 7, END
+    inputs = INPUTS.clone()
+    inputs[0, 1, 2], inputs[1, 1, 1] = 7, END
 
-    losses = caption_losses(decoder, memory, SENTENCES, inputs=inputs)
+    losses = caption_losses(decoder, memory, CAPTIONS, inputs=inputs)
 
     unrolled = decoder(memory, inputs)
     table = decoder.readout(unrolled.embedded, *unrolled.outputs).log_softmax(-1)
-    true = SENTENCES[..., 1:]
-    of_words = table.gather(-1, true.unsqueeze(-1)).squeeze(-1)[true != PAD]
+    of_words = table.gather(-1, TARGETS.unsqueeze(-1)).squeeze(-1)[REAL]
     torch.testing.assert_close(losses.cross_entropy, -of_words.sum())
-    teacher_forced = caption_losses(decoder, memory, SENTENCES)
+    teacher_forced = caption_losses(decoder, memory, CAPTIONS)
     assert losses.cross_entropy.item() != teacher_forced.cross_entropy.item()
-    same = caption_losses(decoder, memory, SENTENCES, inputs=SENTENCES[..., :-1])
+    same = caption_losses(decoder, memory, CAPTIONS, inputs=INPUTS)
     assert all(torch.equal(one, other) for one, other in zip(same, teacher_forced, strict=True))
 
 
 # --- Policy gradient -----------------------------------------------------------------------------
 
 
-def of_captions(decoder: Decoder, memory: Memory) -> Tensor:
-    """Negative log-probability of every caption over the words that can be generated, (B, R)."""
-    true = SENTENCES[..., 1:]
-    unrolled = decoder(memory, SENTENCES[..., :-1])
-    logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
-    logits[..., list(NEVER_GENERATED)] = -torch.inf
-    table = logits.log_softmax(-1).gather(-1, true.unsqueeze(-1)).squeeze(-1)
-    return -table.masked_fill(true == PAD, 0.0).sum(-1)
-
-
 def test_policy_gradient_is_the_weighted_negative_log_probability() -> None:
-    decoder, memory_of = build("soft"), features(2)
-    advantages = torch.tensor([[0.5, -2.0], [3.0, 9.0]])
+    decoder, photos = build("soft"), features(2)
+    advantages = torch.tensor([[0.5, -2.0], [9.0, 3.0]])  # 9: of padding
     parameters = list(decoder.parameters())
 
-    memory = decoder.memory(memory_of)
-    estimate = policy_gradient_loss(decoder, memory, SENTENCES, lambda: advantages).cross_entropy
-    expected = (advantages * of_captions(decoder, decoder.memory(memory_of))).sum()
+    memory = decoder.memory(photos)
+    estimate = policy_gradient_loss(decoder, memory, CAPTIONS, lambda: advantages).cross_entropy
 
+    expected = torch.zeros(()).double()
+    for advantage, (logits, words) in zip((0.5, -2.0, 3.0), by_hand(decoder, photos), strict=True):
+        logits[:, list(NEVER_GENERATED)] = -torch.inf
+        expected += advantage * cross_entropy(logits, words, reduction="sum")
     torch.testing.assert_close(estimate, expected)
     gradients = (torch.autograd.grad(value, parameters) for value in (estimate, expected))
     for one, other in zip(*gradients, strict=True):

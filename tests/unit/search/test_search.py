@@ -18,7 +18,6 @@ from reference_search import (
     contains_forced_words,
     reference_beam_search,
     reference_diverse_beam_search,
-    reference_grid_beam_search,
     searches,
     tasks,
 )
@@ -42,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("array_library")
 
 REFERENCES = {
     "beam": reference_beam_search,
-    "forced": reference_grid_beam_search,
+    "forced": reference_beam_search,
     "groups": reference_diverse_beam_search,
 }
 
