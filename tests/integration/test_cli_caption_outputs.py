@@ -282,38 +282,34 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
 @pytest.mark.parametrize(
     ("options", "old", "new"),
     [
-        (("--prefix", "ohwx,"), None, "ohwx, {}"),
-        (("--prefix", "ohwx, ", "--suffix", ", film grain"), None, "ohwx, {}, film grain"),
-        (("--suffix", "film grain"), None, "{} film grain"),
-        (("--existing", "skip", "--prefix", "ohwx"), "mine", "mine"),
-        (("--existing", "replace", "--prefix", "ohwx"), "mine", "ohwx {}"),
-        (("--existing", "append", "--prefix", "ohwx,"), "1dog, grass,\n", "ohwx, 1dog, grass, {}"),
-        (("--existing", "append", "--prefix", "ohwx,"), "ohwx, 1dog", "ohwx, 1dog, {}"),
-        (("--existing", "prepend", "--suffix", "."), "\ufeff1dog", "{}, 1dog."),
-        (
-            ("--existing", "append", "--suffix", ", film grain"),
-            "1dog, film grain",
-            "1dog, {}, film grain",
-        ),
-        (("--existing", "prepend", "--prefix", "ohwx"), "ohwx, 1dog", "ohwx {}, 1dog"),
-        (("--existing", "append", "--prefix", "(ohwx:1.2),"), "(ohwx:1.2),", "(ohwx:1.2), {}"),
-        (("--existing", "append"), "1dog, {}ware", "1dog, {}ware, {}"),  # begins as the caption
-        (("--existing", "append", "--prefix", "1"), "1dog", "1 1dog, {}"),
-        (("--existing", "append"), None, "{}"),
+        ("--prefix ohwx,", None, "ohwx, {}"),
+        ("--prefix 'ohwx, ' --suffix ', film grain'", None, "ohwx, {}, film grain"),
+        ("--suffix 'film grain'", None, "{} film grain"),
+        ("--existing skip --prefix ohwx", "mine", "mine"),
+        ("--existing replace --prefix ohwx", "mine", "ohwx {}"),
+        ("--existing append --prefix ohwx,", "1dog, grass,\n", "ohwx, 1dog, grass, {}"),
+        ("--existing append --prefix ohwx,", "ohwx, 1dog", "ohwx, 1dog, {}"),
+        ("--existing prepend --suffix .", "\ufeff1dog", "{}, 1dog."),
+        ("--existing append --suffix ', film grain'", "1dog, film grain", "1dog, {}, film grain"),
+        ("--existing prepend --prefix ohwx", "ohwx, 1dog", "ohwx {}, 1dog"),
+        ("--existing append --prefix '(ohwx:1.2),'", "(ohwx:1.2),", "(ohwx:1.2), {}"),
+        ("--existing append", "1dog, {}ware", "1dog, {}ware, {}"),  # begins as the caption
+        ("--existing append --prefix 1", "1dog", "1 1dog, {}"),
+        ("--existing append", None, "{}"),
     ],
 )
 def test_text_for_training_sets(options, old, new, *, album, caption) -> None:
-    captions = printed(caption(album)[1])
+    captions, write = printed(caption(album)[1]), (album, "--sidecar", "txt", *shlex.split(options))
     if old is not None:
         (album / "a.txt").write_text(old.format(captions["a.jpg"]), encoding="utf-8")
 
-    assert caption(album, "--sidecar", "txt", *options)[0] == OK
+    assert caption(*write)[0] == OK
 
     expected = new.format(*[captions["a.jpg"]] * 2)
     assert (album / "a.txt").read_text().strip() == expected
     if "replace" not in options and "skip" not in options:  # again: nothing is added twice
         again = () if "--existing" in options else ("--existing", "append")
-        assert caption(album, "--sidecar", "txt", *options, *again)[0] == OK
+        assert caption(*write, *again)[0] == OK
         assert (album / "a.txt").read_text().strip() == expected
 
 
