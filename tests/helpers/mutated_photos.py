@@ -123,19 +123,13 @@ def claim_size(content: bytes, _: bytes, random: Random) -> bytes:
     return content
 
 
-def repeat_part(content: bytes, _: bytes, random: Random) -> bytes:
-    start, end = sorted(int(n) for n in random.integers(0, len(content) + 1, 2))
-    return content[:end] + content[start:]
-
-
-def drop_part(content: bytes, _: bytes, random: Random) -> bytes:
+def replace_part(content: bytes, _: bytes, random: Random) -> bytes:
+    """A long part comes twice, or a short one is left out or zeroed."""
+    how, length = random.integers(3), (len(content), 32, 128)
     start = int(random.integers(0, len(content) + 1))
-    return content[:start] + content[start + int(random.integers(1, 33)) :]
-
-
-def zero_part(content: bytes, _: bytes, random: Random) -> bytes:
-    start, length = int(random.integers(0, len(content) + 1)), int(random.integers(1, 129))
-    return content[:start] + bytes(len(content[start : start + length])) + content[start + length :]
+    part = content[start : start + int(random.integers(1, length[how] + 2))]
+    new = (part + part, b"", bytes(len(part)))[how]
+    return content[:start] + new + content[start + len(part) :]
 
 
 def append(content: bytes, other: bytes, random: Random) -> bytes:
@@ -145,8 +139,7 @@ def append(content: bytes, other: bytes, random: Random) -> bytes:
 
 Mutation = Callable[[bytes, bytes, Random], bytes]
 MUTATIONS: tuple[Mutation, ...] = (
-    truncate, flip_bits, flip_bits, swap_header, claim_size, repeat_part, drop_part, zero_part,
-    append,
+    truncate, flip_bits, flip_bits, swap_header, claim_size, *[replace_part] * 3, append,
 )  # fmt: skip
 
 

@@ -77,12 +77,11 @@ def extend(table: Table, sentence: Sentence, task: Task) -> Iterator[tuple[int, 
             yield word, extended
 
 
-def rank(sentence: Sentence, options: SearchOptions) -> float:
-    return sentence.log_prob / (len(sentence.words) + sentence.ended) ** options.length_penalty
-
-
 def by_rank(sentences: Sequence[Sentence], options: SearchOptions) -> list[Sentence]:
-    return sorted(sentences, key=lambda sentence: -rank(sentence, options))
+    def rank(one: Sentence) -> float:
+        return one.log_prob / (len(one.words) + one.ended) ** options.length_penalty
+
+    return sorted(sentences, key=rank, reverse=True)
 
 
 # --- searches ------------------------------------------------------------------------------------

@@ -16,11 +16,7 @@ def write_video(
 ) -> Path:
     """Write frames that are given by their time (seconds) and colour; the left third is black.
 
-    Args:
-        path: The file; its extension selects the format.
-        frames: In ascending order.
-        keep: Frames from one key frame to the next.
-        **options: Of the format, such as ``movflags="faststart"``.
+    Every ``keep``-th is a key frame. The options are of the format that the extension selects.
     """
     import av
 

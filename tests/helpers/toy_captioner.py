@@ -1,14 +1,12 @@
-"""Small captioners with random weights, photos for them, and search strategies."""
+"""Small captioners with random weights."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from captioner.caption import Caption
 from captioner.inference.captioner import Captioner
@@ -28,8 +26,6 @@ from captioner.options import DecoderConfig, SearchOptions
 from captioner.text.vocabulary import Vocabulary
 
 WORDS = ("a", "dog", "cat", "runs", "sleeps", "on", "grass", "red")
-
-
 MODEL_SEARCH = SearchOptions(beam_size=3, max_length=6)
 
 
@@ -130,18 +126,3 @@ def assert_same(one: Caption, two: Caption) -> None:
     np.testing.assert_allclose(one.alphas, two.alphas, atol=1e-5)
     np.testing.assert_allclose(one.log_probs, two.log_probs, atol=1e-4)
     np.testing.assert_allclose(one.gates, two.gates, atol=1e-5)
-
-
-def make_photos(folder: Path) -> list[Path]:
-    """Ten photos of different shapes."""
-    generator = np.random.default_rng(0)
-    paths = []
-    for number in range(10):
-        height, width = generator.integers(40, 90, size=2)
-        blocks = generator.integers(256, size=(3, 4, 3), dtype=np.uint8)
-        path = folder / f"{number}.png"
-        Image.fromarray(blocks).resize((int(width), int(height)), Image.Resampling.NEAREST).save(
-            path
-        )
-        paths.append(path)
-    return paths

@@ -207,18 +207,10 @@ def ray_address() -> Iterator[str]:
 
 
 @pytest.fixture
-def shared_ray(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands with ``--engine ray`` use that node.
-
-    Its workers have the environment variables of the moment when it was started.
-    """
-    monkeypatch.setenv("RAY_ADDRESS", ray_address)
-
-
-@pytest.fixture
-def on_ray() -> Run:
-    """``on_ray("caption", "photos", ...)``: a command as a process of its own, for those that use
-    Ray; exit code, standard output and error. ``before`` is Python code that it runs first.
+def on_ray(ray_address: str) -> Run:
+    """``on_ray("caption", "photos", ...)``: a command as a process of its own, whose
+    ``--engine ray`` uses that node; exit code, standard output and error. ``before`` is Python code
+    that it runs first. The node's workers have the environment variables of its start.
     """
 
     def run(*arguments: object, before: str = "") -> tuple[int, str, str]:
@@ -229,6 +221,7 @@ def on_ray() -> Run:
             text=True,
             timeout=300,
             check=False,
+            env=os.environ | {"RAY_ADDRESS": ray_address},
         )
         return done.returncode, done.stdout, done.stderr
 

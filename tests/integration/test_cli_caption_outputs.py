@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from PIL import Image
@@ -43,8 +44,8 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "many"
 
 
-def interrupt_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Make the run receive Ctrl-C after this number of captioned photos."""
+def interrupted_after(count: int) -> Any:
+    """A block whose run receives Ctrl-C after this number of captioned photos."""
     left = iter(range(count))
 
     def interrupted(*arguments: Any) -> Any:
@@ -52,7 +53,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
             raise KeyboardInterrupt
         return entry(*arguments)
 
-    monkeypatch.setattr(caption_module, "entry", interrupted)
+    return patch.object(caption_module, "entry", interrupted)
 
 
 # --- formats ---
@@ -83,7 +84,7 @@ def test_the_extension_selects_the_format(name, kind, tiny, tmp_path, caption) -
 
 @pytest.mark.parametrize(("seed", "name"), [(0, "x.csv"), (1, "x.json")])
 def test_a_run_killed_repeatedly_gives_the_same_file(
-    seed, name, *, photos, tmp_path, monkeypatch, caption
+    seed, name, *, photos, tmp_path, caption
 ) -> None:
     """A killed process leaves the lines written so far; the last one may be incomplete."""
     arguments = (photos, "--batch-size", 3, "--num-captions", 2, "-o")
@@ -93,8 +94,7 @@ def test_a_run_killed_repeatedly_gives_the_same_file(
     part, rng, kills = journal_path(tmp_path / name), random.Random(seed), 0
 
     while True:
-        with monkeypatch.context() as patch:
-            interrupt_after(patch, rng.randint(0, 5))
+        with interrupted_after(rng.randint(0, 5)):
             code, _, err = caption(*arguments, tmp_path / name, "--resume")
         if code != INTERRUPTED:
             break
@@ -113,8 +113,7 @@ def test_a_run_killed_repeatedly_gives_the_same_file(
 def test_the_command_to_continue_is_printed(photos, tmp_path, monkeypatch, caption, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = (photos.name, "--batch-size", 4, "-o", "my captions.csv")
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 9)
+    with interrupted_after(9):
         code, out, err = caption(*arguments)
     assert (code, out) == (INTERRUPTED, "")
     kept, command = err.split("captioner: ")[2].strip().split("\n  ")
@@ -148,10 +147,9 @@ def test_a_run_that_reads_standard_input_is_not_resumed(
 
 
 @pytest.fixture
-def interrupted(photos, tmp_path, monkeypatch, caption) -> Path:
+def interrupted(photos, tmp_path, caption) -> Path:
     """The output file of a run that was interrupted after 8 photos."""
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 8)
+    with interrupted_after(8):
         caption(photos, "-o", tmp_path / "x.csv", "--batch-size", 4)
     return tmp_path / "x.csv"
 
@@ -345,9 +343,7 @@ def test_sidecars_and_a_list_in_one_run(album, tmp_path, caption) -> None:
     ],
     ids=["interrupted", "full disk"],
 )
-def test_a_run_that_ends_early_continues(
-    error, expected, last, *, album, monkeypatch, caption
-) -> None:
+def test_a_run_that_ends_early_continues(error, expected, last, *, album, caption) -> None:
     write, written = sidecars_module.atomic_write, []
 
     def ends(path: Path, data: bytes | str) -> None:
@@ -356,8 +352,7 @@ def test_a_run_that_ends_early_continues(
         written.append(path)
         write(path, data)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(sidecars_module, "atomic_write", ends)
+    with patch.object(sidecars_module, "atomic_write", ends):
         code, out, err = caption(album, "--sidecar", "txt", "--batch-size", 2)
     assert (code, len(out.splitlines())) == (expected, 2)
     assert "2 captions finished; to continue, run:\n  captioner caption" in err

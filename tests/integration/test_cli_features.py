@@ -132,7 +132,7 @@ def broken(tmp_path: Path, config: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared_ray", "broken")
+@pytest.mark.usefixtures("broken")
 def test_the_folder_is_that_of_the_plain_command(prepared, command, on_ray, tmp_path) -> None:
     assert prepared("plain", *SAME)[0] == FAILED  # one photo is broken
 

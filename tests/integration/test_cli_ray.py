@@ -75,7 +75,6 @@ def plain_rows(model: Path, *inputs: object) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared_ray")
 def test_captions_equal_the_plain_command_s(photos, tiny, on_ray, tmp_path, monkeypatch) -> None:
     """Two workers, a folder with relative names, and a photo that fails."""
     monkeypatch.chdir(photos.parent)
@@ -283,7 +282,6 @@ cluster.run_on_cluster = lambda task, *a, **k: run(Dies(**vars(task)), *a, **k)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared_ray")
 def test_a_photo_that_kills_every_worker_ends_the_job(photos, tiny, on_ray, tmp_path) -> None:
     """As a crash in a decoder would; otherwise the part would be tried without end."""
     out = tmp_path / "out"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from toy_captioner import build, make_photos
+from PIL import Image
+from toy_captioner import build
 
 from captioner.inference.captioner import Captioner
 
@@ -17,4 +19,12 @@ def captioner() -> Captioner:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return make_photos(tmp_path_factory.mktemp("photos"))
+    """Ten photos of different shapes."""
+    random = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("photos")
+    paths = [folder / f"{number}.png" for number in range(10)]
+    for path in paths:
+        height, width = random.integers(40, 90, size=2).tolist()
+        blocks = Image.fromarray(random.integers(256, size=(3, 4, 3), dtype=np.uint8))
+        blocks.resize((width, height), Image.Resampling.NEAREST).save(path)
+    return paths

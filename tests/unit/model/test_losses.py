@@ -114,42 +114,35 @@ class Enumeration:
         self.decoder, self.photo = build(order=order), features(1)
         self.tokens = torch.tensor([SHAPES[shape]])
         self.real = self.tokens[..., 1:] != PAD
-        self.regions: list[list[int]] = []  # of each caption
-        self.step = 0
+        self.steps: Iterator[tuple[int, ...]] = iter(())
         monkeypatch.setattr("captioner.model.attention.sample_index", self.sample)
 
     def script(self, sequence: tuple[int, ...]) -> None:
         rest, lengths = iter(sequence), self.real.sum(-1)[0].tolist()
-        self.regions = [[next(rest) for _ in range(length)] for length in lengths]
-        self.step = 0
+        regions = [[next(rest) for _ in range(length)] for length in lengths]
+        self.steps = itertools.zip_longest(*regions)
 
     def sample(self, alphas: Tensor) -> Tensor:
         """Replaces ``sample_index``: the scripted regions, step by step."""
         captions = alphas.shape[:2]
-        regions = [own[self.step] for own in self.regions[: captions.numel()]]
-        self.step += 1
-        return torch.tensor(regions).view(captions)
+        return torch.tensor(next(self.steps)[: captions.numel()]).view(captions)
 
     def choices(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the probability and cross-entropy of every choice, from alphas and logits.
 
         Until the next one, the decoder's next pass repeats the same choice.
         """
-        decoder, total = self.decoder, 0.0
+        decoder, words, total = self.decoder, self.tokens[..., 1:][self.real], 0.0
         for sequence in itertools.product(range(L), repeat=int(self.real.sum())):
             self.script(sequence)
             inputs = self.tokens[..., :-1].masked_fill(~self.real, PAD)
             unrolled = decoder(decoder.memory(self.photo), inputs)
-            table = decoder.readout(unrolled.embedded, *unrolled.outputs).log_softmax(-1)
-            probability, cross_entropy = torch.ones(()).double(), torch.zeros(()).double()
-            for caption, regions in enumerate(self.regions):
-                for t, region in enumerate(regions):
-                    assert unrolled.chosen[0, caption, t] == region
-                    probability = probability * unrolled.alphas[0, caption, t, region]
-                    word = self.tokens[0, caption, t + 1]
-                    cross_entropy = cross_entropy - table[0, caption, t, word]
+            logits = decoder.readout(unrolled.embedded, *unrolled.outputs)[self.real]
+            regions = unrolled.chosen[self.real]
+            assert regions.tolist() == [*sequence]
+            probability = unrolled.alphas[self.real].gather(-1, regions.unsqueeze(-1)).prod()
             self.script(sequence)
-            yield probability, cross_entropy
+            yield probability, cross_entropy(logits, words, reduction="sum")
             total += probability.item()
         assert total == pytest.approx(1)  # all choices were enumerated
 

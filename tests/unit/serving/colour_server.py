@@ -126,25 +126,12 @@ def png(colour=(1, 2, 3), size=(6, 4)) -> bytes:
 class Exchange:
     """One request, sent in parts, and its response."""
 
-    def __init__(
-        self, app, method: str, path: str, query: dict[str, Any], headers, *, client="127.0.0.1"
-    ) -> None:
+    def __init__(self, app, scope: dict[str, Any]) -> None:
         self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._sent: list[dict[str, Any]] = []
         self.read = 0
         """Number of body parts that the server has read."""
-        all_headers = {"host": "localhost"} | headers
-        self.scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "scheme": "http",
-            "query_string": urlencode(query, doseq=True).encode(),
-            "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in all_headers.items()],
-            "client": (client, 1),
-            "server": ("127.0.0.1", 8000),
-        }
-        self.task = asyncio.ensure_future(app(self.scope, self._receive, self._send))
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
         message = await self._messages.get()
@@ -200,7 +187,18 @@ class Server:
     def open(
         self, path="/v1/captions", *, verb="POST", headers=None, client="127.0.0.1", **query
     ) -> Exchange:
-        return Exchange(self.app, verb, path, query, headers or {}, client=client)
+        named = {"host": "localhost"} | (headers or {})
+        scope = {
+            "type": "http",
+            "method": verb,
+            "path": path,
+            "scheme": "http",
+            "query_string": urlencode(query, doseq=True).encode(),
+            "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in named.items()],
+            "client": (client, 1),
+            "server": ("127.0.0.1", 8000),
+        }
+        return Exchange(self.app, scope)
 
     def post(self, body: bytes, *, headers=None, **query) -> Exchange:
         return self.open(headers=headers, **query).send(body)

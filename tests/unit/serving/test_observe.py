@@ -6,7 +6,7 @@ import json
 import logging
 import re
 
-from colour_server import Exchange, png
+from colour_server import png
 from granian.utils.proxies import wrap_asgi_with_proxy_headers
 
 from captioner import __version__
@@ -31,15 +31,15 @@ async def test_request_id_is_returned_and_logged(serve, caplog):
 async def test_client_address_behind_a_proxy(serve, caplog):
     caplog.set_level("INFO")
     server = await serve()
+    app = server.app
     for proxy, forwarded, logged in (
         ("127.0.0.1", "203.0.113.9", "203.0.113.9"),
         ("127.0.0.1", "10.0.0.1, 203.0.113.9", "203.0.113.9"),  # the first is the client's claim
         ("127.0.0.1", "made up", "-"),
         ("192.0.2.1", "203.0.113.9", "127.0.0.1"),  # not from the trusted proxy
     ):
-        app = wrap_asgi_with_proxy_headers(server.app, [proxy])
-        headers = {"x-forwarded-for": forwarded}
-        await Exchange(app, "GET", "/healthz", {}, headers).send(b"").response()
+        server.app = wrap_asgi_with_proxy_headers(app, [proxy])
+        await server.get("/healthz", **{"x-forwarded-for": forwarded})
         assert f"client={logged} " in caplog.records[-1].getMessage()
 
 
