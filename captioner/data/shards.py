@@ -148,15 +148,21 @@ def read_shard(folder: str | Path, shard: Shard) -> list[ShardPhoto]:
 
 
 def _samples(file: _HashedFile) -> Iterator[tuple[bytes, bytes]]:
-    """The bytes of each photo, and the JSON that follows it, in one pass."""
-    photo = b""
+    """The bytes of each photo, and its JSON, in one pass.
+
+    A sample's files may come in any order; WebDataset's own writer sorts them by extension. A
+    sample that lacks one of the two is left out.
+    """
+    key, sample = "", dict[bool, bytes]()
     with tarfile.open(fileobj=file, mode="r|", bufsize=_BLOCK) as tar:  # type: ignore[call-overload]
         for member in tar:
             content = tar.extractfile(member)
-            data = b"" if content is None else content.read()
-            if member.name.endswith(".json"):
-                yield photo, data
-            photo = data
+            if (its_key := member.name.partition(".")[0]) != key:
+                key, sample = its_key, {}
+            sample[member.name.endswith(".json")] = b"" if content is None else content.read()
+            if len(sample) == 2:
+                yield sample[False], sample[True]
+                sample = {}
 
 
 # --- Writing --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import warnings
@@ -14,15 +15,39 @@ from tiny_data import contents
 from toy_shards import PER_SHARD, PHOTOS
 
 from captioner.data.coco import CaptionedImage
-from captioner.data.shards import MANIFEST, read_manifest, write_shards
+from captioner.data.shards import MANIFEST, Shard, read_manifest, read_shard, write_shards
 from captioner.errors import ConfigError, DataError
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # open files
-def test_webdataset_reads_our_shards(images: list[CaptionedImage], folder: Path) -> None:
+@pytest.fixture(scope="module")
+def webdataset() -> Any:
     with warnings.catch_warnings():  # of its imports
         warnings.simplefilter("ignore")
-        webdataset: Any = pytest.importorskip("webdataset")
+        return pytest.importorskip("webdataset")
+
+
+@pytest.mark.parametrize("extension", ["jpg", "png"])  # members are sorted, with .json between them
+def test_we_read_the_shards_of_webdataset(
+    images: list[CaptionedImage], extension: str, tmp_path: Path, webdataset: Any
+) -> None:
+    path = tmp_path / "shard-000000.tar"
+    with webdataset.TarWriter(str(path)) as writer:
+        for image in images:
+            about = {"image_id": image.image_id, "file_name": "a.jpg", "captions": ["a dog"]}
+            data = image.path.read_bytes()
+            writer.write({"__key__": f"{image.image_id:012d}", extension: data, "json": about})
+    content = path.read_bytes()
+    shard = Shard(path.name, len(images), len(content), hashlib.sha256(content).hexdigest())
+
+    found = [(one.image_id, one.data) for one in read_shard(tmp_path, shard)]
+
+    assert found == [(image.image_id, image.path.read_bytes()) for image in images]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # open files
+def test_webdataset_reads_our_shards(
+    images: list[CaptionedImage], folder: Path, webdataset: Any
+) -> None:
     paths = [str(path) for path in sorted(folder.glob("*.tar"))]
     by_id = {one.image_id: one for one in images}
 
