@@ -162,9 +162,6 @@ def test_the_program_of_the_page_captions(exported, tmp_path, monkeypatch, capsy
     )
 
 
-# --- what is refused -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -194,9 +191,6 @@ def test_a_site_is_made_from_a_model_or_an_exported_folder(
         config = json.loads((tmp_path / folder / "model" / "config.json").read_text())
         assert config["search"]["beam_size"] == 2
         assert (tmp_path / folder / "index.html").is_file()
-
-
-# --- the shipped model ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -71,8 +71,6 @@ def random_query(settings: Settings) -> Tensor:
     return torch.randn(B, R, query_size(settings)).double()
 
 
-# --- Known answers -------------------------------------------------------------------------------
-
 # The score, given the weights p, the query q, the region's features a and its index i.
 Equation = Callable[[dict[str, Array], Array, Array, int], float]
 
@@ -165,9 +163,6 @@ def test_alphas_stay_float32_when_the_features_are_bf16(settings: Settings) -> N
     torch.testing.assert_close(context.float(), exact.context, rtol=0.05, atol=0.1)
 
 
-# --- Hard attention ------------------------------------------------------------------------------
-
-
 @with_and_without_mask
 def test_hard_attention_samples_regions_from_alpha_in_training(mask: Tensor | None) -> None:
     settings = {"attention": "general", "selection": "hard"}
@@ -185,9 +180,6 @@ def test_hard_attention_samples_regions_from_alpha_in_training(mask: Tensor | No
     assert (frequency > 0).sum() == (B * L if mask is None else mask.sum())  # never a masked region
     chosen_features = features.take_along_dim(chosen.unsqueeze(-1), dim=1)
     assert torch.equal(context, chosen_features)
-
-
-# --- Settings ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,6 @@ def test_what_a_registered_encoder_returns(build: Any, expected: str | None) -> 
         Encoder("mine").measure(8)
 
 
-# --- entry points --------------------------------------------------------------------------------
-
-
 def points_of(monkeypatch: pytest.MonkeyPatch, *values: tuple[str, str]) -> Registry[Any]:
     """A registry that finds these names and values as entry points."""
     found = EntryPoints(EntryPoint(name, value, "captioner.scorers") for name, value in values)
@@ -166,8 +163,6 @@ def test_two_packages_with_one_name(monkeypatch) -> None:
     with pytest.raises(ConfigError, match="several packages: one:A, two:A; uninstall all but one"):
         registry["mine"]
 
-
-# --- missing entries -----------------------------------------------------------------------------
 
 RECORD = {"kind": "scorer", "name": "mine", "module": "my_scorers"}
 

@@ -86,6 +86,17 @@ def test_unread_responses_time_out(listening):
     assert ask(server.connect(), PHOTO)[0] == 200
 
 
+def test_keep_alive_and_pipelining(listening):
+    connection = listening().connect()
+    assert [ask(connection, PHOTO)[0] for _ in range(2)] == [200, 200]
+    connection.sendall(PHOTO * 2)
+    received = b""
+    while received.count(b"HTTP/1.1 200") < 2:
+        part = connection.recv(65536)
+        assert part, received
+        received += part
+
+
 def test_connection_limit(listening):
     server = listening(max_connections=3, timeout=PATIENCE)
     held = [server.connect() for _ in range(3)]

@@ -13,8 +13,6 @@ from torch import nn
 from captioner.training.optim import RunningAverage, lr_factor, make_optimizer
 from captioner.training.setup import prepare
 
-# --- Parameter groups ---
-
 
 def test_only_matrices_have_weight_decay(configure: Any):
     config = configure(
@@ -35,9 +33,6 @@ def test_only_matrices_have_weight_decay(configure: Any):
         assert group["lr"] == group["peak_lr"] == expected, name
 
 
-# --- Learning rate ---
-
-
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
@@ -53,9 +48,6 @@ def test_only_matrices_have_weight_decay(configure: Any):
 )
 def test_schedule_known_answers(step: int, expected: float):
     assert lr_factor(step, warmup_steps=10, total_steps=110) == pytest.approx(expected, abs=1e-12)
-
-
-# --- Running average ---
 
 
 @pytest.mark.parametrize("decay", [0.15, 0.5, 0.999])
