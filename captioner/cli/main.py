@@ -160,6 +160,7 @@ def _end_at_sigterm() -> None:
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
     def watch() -> None:
+        """After a signal that no command handles itself, end what goes on for GRACE seconds."""
         ours = signal.default_int_handler
         while signal.SIGTERM not in os.read(reader, 64) or signal.getsignal(signal.SIGTERM) != ours:
             pass
