@@ -250,10 +250,9 @@ class Trainer:
                 losses = self.forward(task)
                 # Mean over the words of all processes and parts, however unequal (gradients are
                 # averaged over processes).
-                loss = task.scale * losses.total(training) * self.world / words.clamp(min=1)
+                loss = losses.total(training) * self.world / words.clamp(min=1)
                 scaler.scale(loss).backward()
-                if task.words:  # 0: an auxiliary loss
-                    loss_sum += losses.cross_entropy.detach()
+                loss_sum += losses.cross_entropy.detach()
         scaler.unscale_(optimizer)
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         norm = accelerator.clip_grad_norm_(trained, training.clip_norm)

@@ -50,6 +50,8 @@ from captioner.text.vocabulary import (
 )
 from captioner.training.distillation import Teacher
 
+Loss = Callable[[Decoder, Memory], Losses]
+
 
 @dataclass(frozen=True)
 class Task:
@@ -61,12 +63,10 @@ class Task:
 
     images: Tensor
     """Pixels or features, on the device."""
-    loss: Callable[[Decoder, Memory], Losses]
+    loss: Loss
     """Sums over the captions."""
     words: int
-    """Target words, end tokens included; 0: an auxiliary loss, which is not reported."""
-    scale: float = 1.0
-    """Factor of the loss."""
+    """Target words, end tokens included."""
 
     def losses(self, model: CaptionModel) -> Losses:
         """The losses of a model, summed over the captions."""
@@ -222,6 +222,14 @@ def _class_name(label: int | str, image: CaptionedImage) -> str:
 # --- Sampled captions ----------------------------------------------------------------------------
 
 
+def _weighted_sum(
+    first: Loss, second: Loss, weight: float, decoder: Decoder, memory: Memory
+) -> Losses:
+    """Two losses of the same photos, which are encoded once."""
+    pairs = zip(first(decoder, memory), second(decoder, memory), strict=True)
+    return Losses(*(one + weight * other for one, other in pairs))
+
+
 class SelfCritical(Objective):
     """Sampled captions, rewarded by the metric that captions are evaluated with.
 
@@ -293,15 +301,14 @@ class SelfCritical(Objective):
         words = int((tokens[..., 1:] != PAD).sum())
         advantages = partial(self._advantages, image_ids, samples, greedy)
         loss = partial(policy_gradient_loss, tokens=tokens, advantages=advantages)
-        tasks = [Task(images, loss, words)]
         if self.config.cross_entropy:
             share = self.config.cross_entropy * words / max(1, batch.words)
             tokens, targets = batch.tokens[real], None
             if self.teacher is not None:
                 targets = self.teacher.targets(images, tokens, image_ids)
             references = partial(caption_losses, tokens=tokens, targets=targets)
-            tasks.append(Task(images, references, 0, share))
-        return tasks
+            loss = partial(_weighted_sum, loss, references, share)
+        return [Task(images, loss, words)]
 
     def _sample(
         self,

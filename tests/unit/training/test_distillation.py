@@ -18,7 +18,7 @@ from captioner.data.batches import Batch
 from captioner.inference.folder import StoredModel, load_model, save_model
 from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.captioner import CaptionModel
-from captioner.model.losses import score_words
+from captioner.model.losses import caption_losses, score_words
 from captioner.options import DistillationConfig, SelfCriticalConfig, TrainConfig
 from captioner.search.ensemble import EnsembleStepper
 from captioner.text.vocabulary import NEVER_GENERATED, PAD
@@ -106,14 +106,19 @@ def test_self_critical_training_has_the_same_targets() -> None:
     model, photos = model_of(WORDS), photos_of(WORDS)
     batch = batch_of(photos, filling=(12,))
     teacher = teacher_of(model, [0.5], [])
-    config = SelfCriticalConfig(cross_entropy=0.5, max_length=6)
-    objective = SelfCritical(config, photos, WORDS, 0, teacher)
-    _, task = objective.tasks(model, batch, batch.images, 0)
     kept = [number for number, image_id in enumerate(batch.image_ids) if image_id != 12]
-    expected = teacher.targets(
-        batch.images[kept], batch.tokens[kept], [batch.image_ids[number] for number in kept]
-    )
-    assert torch.equal(task.loss.keywords["targets"], expected)
+    images, tokens = batch.images[kept], batch.tokens[kept]
+    targets = teacher.targets(images, tokens, [batch.image_ids[number] for number in kept])
+    model.eval()
+    memory = model.decoder.memory(model.to_features(images))
+    found = []
+    for weight in (0.5, 1.5):
+        config = SelfCriticalConfig(cross_entropy=weight, max_length=6)
+        objective = SelfCritical(config, photos, WORDS, 0, teacher)
+        [task] = objective.tasks(model, batch, batch.images, 0)
+        found.append(task.losses(model).cross_entropy * batch.words / task.words)
+    expected = caption_losses(model.decoder, memory, tokens, targets=targets).cross_entropy
+    torch.testing.assert_close(found[1] - found[0], expected)
 
 
 def test_the_teacher_is_the_initial_model() -> None:
