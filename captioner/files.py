@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from captioner.errors import DataError
+from captioner.errors import DataError, first_line
 
 FREQUENCIES = "document_frequencies.json.gz"
 """Usual name of a document frequencies file, also in a model folder."""
@@ -108,6 +108,12 @@ def read_input(path: str | Path, kind: str) -> bytes:
         usual = {errno.ENOENT: "does not exist", errno.EISDIR: "is a folder"}
         problem = usual.get(error.errno or 0, f"cannot be read ({error.strerror})")
         raise DataError(f"{path} {problem}; give {kind}") from error
+
+
+def unreadable(name: str | Path, error: Exception) -> DataError:
+    """The error of a file or folder, maybe in object storage, that cannot be read."""
+    reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+    return DataError(f"{name}: cannot be read ({reason}); check the name and your access to it")
 
 
 def free_space(folder: Path) -> int:

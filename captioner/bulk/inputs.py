@@ -30,8 +30,8 @@ from captioner.data.folders import expand_pattern, natural
 from captioner.data.formats import format_by_name
 from captioner.data.images import MAX_STREAM_BYTES
 from captioner.data.prefetch import read_ahead
-from captioner.data.storage import is_local, unreadable
 from captioner.errors import ConfigError, DataError, counted, first_line
+from captioner.files import unreadable
 
 STORAGE = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hdfs")
 """Protocols of URLs in Parquet files."""
@@ -103,6 +103,11 @@ def divide(
 
 
 # --- finding -------------------------------------------------------------------------------------
+
+
+def is_local(name: str) -> bool:
+    """Whether a name is a path, not a URL."""
+    return "://" not in name
 
 
 @contextmanager

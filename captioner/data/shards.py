@@ -18,20 +18,18 @@ import io
 import json
 import random
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import Any, NamedTuple
 
 from captioner.data.coco import CaptionedImage
-from captioner.data.storage import join, open_to_read, sizes
 from captioner.errors import ConfigError, DataError
-from captioner.files import atomic_open, atomic_write, write_lock
+from captioner.files import atomic_write, unreadable, write_lock
 
 MANIFEST, UNFINISHED = "shards.json", "unfinished.json"
 
 _RECREATE = "copy it again, or recreate it with captioner prepare shards --force"
-_BLOCK = 1 << 16  # bytes per read
 
 
 @dataclass(frozen=True)
@@ -64,27 +62,6 @@ class Manifest:
         return hashlib.sha256(listed.encode()).hexdigest()[:12]
 
 
-class _HashedFile:
-    """A binary file that counts and hashes the bytes read or written; not seekable."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.size, self.sha256 = file, 0, hashlib.sha256()
-
-    def read(self, size: int) -> bytes:
-        return self._count(self.file.read(size))
-
-    def write(self, data: bytes) -> int:
-        return self.file.write(self._count(data))
-
-    def tell(self) -> int:
-        return self.size
-
-    def _count(self, data: bytes) -> bytes:
-        self.size += len(data)
-        self.sha256.update(data)
-        return data
-
-
 # --- Reading --------------------------------------------------------------------------------------
 
 
@@ -99,70 +76,80 @@ class ShardPhoto(NamedTuple):
     data: bytes
 
 
+def _storage(folder: str | Path) -> tuple[Any, str]:
+    """The fsspec file system of a folder or URL, and the path in it.
+
+    Credentials and endpoints come from the environment, as for the cloud's own tools.
+    """
+    from fsspec.core import url_to_fs
+
+    fs, path = url_to_fs(str(folder), use_listings_cache=False)
+    return fs, path.rstrip("/")
+
+
 def read_manifest(folder: str | Path) -> Manifest:
     """Read the manifest of a folder, or of the URL of a copy, and check the shards' sizes.
 
     Raises:
         DataError: The manifest is missing or damaged, or a shard is missing or has another size.
     """
-    path, found = join(folder, MANIFEST), sizes(folder)
+    where = str(folder).rstrip("/")
+    try:
+        fs, path = _storage(folder)
+        listed = fs.ls(path, detail=True) if fs.isdir(path) else []
+        found = {str(one["name"]).rpartition("/")[2]: one["size"] for one in listed}
+        content = fs.cat_file(f"{path}/{MANIFEST}") if MANIFEST in found else b""
+    except Exception as error:  # each protocol has its own
+        raise unreadable(folder, error) from error
     if MANIFEST not in found:
         raise DataError(
-            f"{path} does not exist; give a folder that captioner prepare shards has completed"
+            f"{where}/{MANIFEST} does not exist; give a folder that captioner prepare shards has "
+            "completed"
         )
     try:
-        with open_to_read(path) as file:
-            shards = tuple(Shard(**one) for one in json.loads(file.read())["shards"])
-    except Exception as error:  # that of object storage may be any
-        raise DataError(f"{path} is not a list of shards ({error}); {_RECREATE}") from error
+        shards = tuple(Shard(**one) for one in json.loads(content)["shards"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{where}/{MANIFEST} is not a list of shards ({error}); {_RECREATE}"
+        ) from error
     for shard in shards:
         if (size := found.get(shard.name, 0)) != shard.bytes:
             raise DataError(
-                f"{join(folder, shard.name)} has {size:,} bytes, but {MANIFEST} lists "
-                f"{shard.bytes:,}; {_RECREATE}"
+                f"{where}/{shard.name} has {size:,} bytes, but {MANIFEST} lists {shard.bytes:,}; "
+                f"{_RECREATE}"
             )
     return Manifest(folder, shards)
 
 
 def read_shard(folder: str | Path, shard: Shard) -> list[ShardPhoto]:
-    """Read the photos of a shard.
+    """Read the photos of a shard, whose files may come in any order.
+
+    A sample without a photo or without JSON is left out.
 
     Raises:
-        DataError: The shard is damaged.
+        DataError: The shard cannot be read, or is damaged.
     """
-    path, photos = join(folder, shard.name), []
+    path = f"{str(folder).rstrip('/')}/{shard.name}"
     try:
-        with open_to_read(path) as raw:
-            file = _HashedFile(raw)
-            for data, sample in _samples(file):
-                about = json.loads(sample)
-                name = about["file_name"]
-                photos.append(ShardPhoto(about["image_id"], name, f"{path}: {name}", data))
-            while file.read(_BLOCK):
-                pass
+        fs, root = _storage(folder)
+        content = fs.cat_file(f"{root}/{shard.name}")
     except Exception as error:
-        raise DataError(f"{path} is truncated or damaged ({error}); {_RECREATE}") from error
-    if file.sha256.hexdigest() != shard.sha256:
+        raise unreadable(path, error) from error
+    if hashlib.sha256(content).hexdigest() != shard.sha256:
         raise DataError(f"{path} is damaged: its SHA-256 is not the one in {MANIFEST}; {_RECREATE}")
-    return photos
-
-
-def _samples(file: _HashedFile) -> Iterator[tuple[bytes, bytes]]:
-    """The bytes of each photo, and its JSON, in one pass.
-
-    A sample's files may come in any order; WebDataset's own writer sorts them by extension. A
-    sample that lacks one of the two is left out.
-    """
-    key, sample = "", dict[bool, bytes]()
-    with tarfile.open(fileobj=file, mode="r|", bufsize=_BLOCK) as tar:  # type: ignore[call-overload]
+    samples: dict[str, dict[bool, bytes]] = {}
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         for member in tar:
-            content = tar.extractfile(member)
-            if (its_key := member.name.partition(".")[0]) != key:
-                key, sample = its_key, {}
-            sample[member.name.endswith(".json")] = b"" if content is None else content.read()
-            if len(sample) == 2:
-                yield sample[False], sample[True]
-                sample = {}
+            if file := tar.extractfile(member):
+                sample = samples.setdefault(member.name.partition(".")[0], {})
+                sample[member.name.endswith(".json")] = file.read()
+    photos = []
+    for sample in samples.values():
+        if len(sample) == 2:
+            about = json.loads(sample[True])
+            name = about["file_name"]
+            photos.append(ShardPhoto(about["image_id"], name, f"{path}: {name}", sample[False]))
+    return photos
 
 
 # --- Writing --------------------------------------------------------------------------------------
@@ -237,26 +224,26 @@ def write_shards(
 def _write_shard(
     path: Path, photos: Sequence[CaptionedImage], progress: Callable[[int], object]
 ) -> tuple[Shard, list[str]]:
-    skipped = []
-    with atomic_open(path, "wb") as raw:
-        file = _HashedFile(raw)
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:  # type: ignore[call-overload]
-            for photo in photos:
-                # Readers would skip a file without extension, and .json is taken by the captions.
-                extension = photo.path.suffix
-                extension = extension if extension.lower() not in ("", ".json") else ".img"
-                try:
-                    if photo.path.is_fifo():
-                        raise OSError("not a regular file")
-                    data = photo.path.read_bytes()
-                except OSError as error:
-                    reason = error.strerror or error
-                    skipped.append(f"{photo.path}: cannot be read ({reason}); skipped")
-                else:
-                    _add(tar, f"{photo.image_id:012d}{extension}", data)
-                    _add(tar, f"{photo.image_id:012d}.json", _fields(photo))
-                progress(1)
-    size, sha256 = file.size, file.sha256.hexdigest()
+    skipped, buffer = [], io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for photo in photos:
+            # Readers would skip a file without extension, and .json is taken by the captions.
+            extension = photo.path.suffix
+            extension = extension if extension.lower() not in ("", ".json") else ".img"
+            try:
+                if photo.path.is_fifo():
+                    raise OSError("not a regular file")
+                data = photo.path.read_bytes()
+            except OSError as error:
+                reason = error.strerror or error
+                skipped.append(f"{photo.path}: cannot be read ({reason}); skipped")
+            else:
+                _add(tar, f"{photo.image_id:012d}{extension}", data)
+                _add(tar, f"{photo.image_id:012d}.json", _fields(photo))
+            progress(1)
+    content = buffer.getvalue()
+    atomic_write(path, content)
+    size, sha256 = len(content), hashlib.sha256(content).hexdigest()
     return Shard(path.name, len(photos) - len(skipped), size, sha256), skipped
 
 
