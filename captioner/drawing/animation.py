@@ -17,6 +17,7 @@ import html
 import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,15 +28,16 @@ from PIL import Image, ImageColor, ImageDraw
 from captioner.caption import Caption
 from captioner.data.images import Photo, open_image
 from captioner.drawing import heatmap, style
-from captioner.drawing.document import base64_uri, encoded
 from captioner.drawing.options import (
     ANIMATIONS,
     AnimationOptions,
     Drawing,
+    base64_uri,
     check_captions,
     check_size,
+    encoded,
 )
-from captioner.errors import ConfigError
+from captioner.hardware import require_extra
 from captioner.option_fields import build_options
 
 _MAX_SIDE = 16_382  # pixels; the largest even side that WebP supports
@@ -45,6 +47,7 @@ _TRANSITION = 0.55  # of a word's time: the map moves, then it rests
 _PAUSE = 2.0  # seconds of the whole sentence at the start
 # Levels of 255 by which a GIF pixel must change to be dithered anew: in a moving and a resting map.
 _MOVING_CHANGE, _RESTING_CHANGE = 16, 4
+_Point = tuple[float, float]
 _EXPLANATION = "β: use of the photo, p: probability"  # fits the smallest width
 
 
@@ -115,43 +118,36 @@ class Animation(Drawing):
     def frames(self) -> Iterator[Image.Image]:
         """Iterate over all frames, RGB, at ``frames_per_second``."""
         for shot in self._shots:
-            image = self._draw(shot)
-            for _ in range(shot.frames):
-                yield image.copy()
+            yield from [self._draw(shot)] * shot.frames
 
     def encode(self, suffix: str) -> bytes:
         """The content of a file with this extension."""
-        return {".gif": self._gif, ".webp": self._webp, ".mp4": self._mp4}[suffix]()
+        if suffix == ".mp4":
+            return self._mp4()
+        frames: Iterator[Image.Image] = map(self._draw, self._shots)
+        unit = 1
+        options: dict[str, Any] = {"quality": 85, "method": 2}
+        if suffix == ".gif":
+            frames, unit = self._indexed_frames(), 10  # milliseconds: GIF counts in 1/100 s
+            options = {"optimize": True, "disposal": 1}
+        ends = np.cumsum([shot.frames for shot in self._shots]) * 1000 / self._rate
+        whole = np.rint(ends / unit).astype(int) * unit  # rounded ends do not drift
+        options |= {"save_all": True, "loop": 0, "duration": np.diff(whole, prepend=0).tolist()}
+        return encoded(next(frames), suffix[1:], append_images=frames, **options)
 
     @classmethod
     def check_suffix(cls, path: str | Path) -> str:
         """The extension of a file name; ConfigError: unsupported, or PyAV is missing."""
         suffix = super().check_suffix(path)
         if suffix == ".mp4":
-            _import_pyav()
+            require_extra("video", "writing .mp4")
         return suffix
 
     def _repr_html_(self) -> str:
-        data, (width, height) = base64_uri("webp", self._webp()), self.size
+        data, (width, height) = base64_uri("webp", self.encode(".webp")), self.size
         sentence = self.caption.text or "no words"
         alt = html.escape(f"Attention for each word of the caption: {sentence}")
         return f'<img alt="{alt}" width="{width}" height="{height}" src="{data}">'
-
-    def _loop(self, kind: str, frames: Iterator[Image.Image], unit: int, **options: Any) -> bytes:
-        """Encode the distinct frames, whose durations are multiples of ``unit`` milliseconds."""
-        ends = np.cumsum([shot.frames for shot in self._shots]) * 1000 / self._rate
-        whole = np.rint(ends / unit).astype(int) * unit  # rounded ends do not drift
-        durations = np.diff(whole, prepend=0).tolist()
-        first = next(frames)
-        given = {"save_all": True, "append_images": frames, "loop": 0, "duration": durations}
-        return encoded(first, kind, **given, **options)
-
-    def _webp(self) -> bytes:
-        return self._loop("WEBP", map(self._draw, self._shots), 1, quality=85, method=2)
-
-    def _gif(self) -> bytes:
-        # GIF counts in 1/100 s.
-        return self._loop("GIF", self._indexed_frames(), 10, optimize=True, disposal=1)
 
     def _indexed_frames(self) -> Iterator[Image.Image]:
         """The distinct frames in 256 colours, dithered.
@@ -181,12 +177,9 @@ class Animation(Drawing):
         theme = self.theme
         resting = [shot for shot in self._shots if shot.frames > 1] or self._shots
         places = np.linspace(0, len(resting) - 1, min(12, len(resting)))
-        samples = [self._draw(resting[round(place)]) for place in places]
-        part = min(1.0, 240 / max(self.size))
-        tile = max(1, round(self.size[0] * part)), max(1, round(self.size[1] * part))
-        sheet = Image.new("RGB", (tile[0], tile[1] * len(samples)))
-        for row, sample in enumerate(samples):
-            sheet.paste(sample.resize(tile, Image.Resampling.NEAREST), (0, row * tile[1]))
+        step = -(-max(self.size) // 240)  # a part of the pixels is enough
+        samples = [np.asarray(self._draw(resting[round(at)]))[::step, ::step] for at in places]
+        sheet = Image.fromarray(np.concatenate(samples))
         names = (theme.background, theme.text, theme.muted, theme.track, theme.gate)
         fixed = [ImageColor.getrgb(name)[:3] for name in (*names, theme.highlight)]
         count = 255 - len(fixed)  # one of 256 stays free: GIF marks unchanged pixels with it
@@ -197,7 +190,7 @@ class Animation(Drawing):
         return palette
 
     def _mp4(self) -> bytes:
-        av = _import_pyav()
+        av: Any = import_module("av")
         # The index goes to the front, so that browsers start at once; this needs a seekable file.
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "animation.mp4")
@@ -228,7 +221,7 @@ class Animation(Drawing):
             if not self.caption.words:
                 baseline = self.sentence_top + round(1.05 * self.text)
                 empty = self.caption.text or "no words"
-                self._text(frame, (self.margin, baseline), empty, self.text, self.theme.muted)
+                self._text(frame, (self.margin, baseline), empty, self.text, fill=self.theme.muted)
         else:
             before = max(shot.word - 1, 0)
             levels = [self.caption.alphas[i] / self.tops[i] for i in (before, shot.word)]
@@ -269,7 +262,7 @@ class Animation(Drawing):
         baseline = self.numbers_top + round(1.1 * size)
         top, bottom = baseline - round(0.58 * size), baseline - round(0.1 * size) + 1
         if shot.word < 0:
-            self._text(frame, (self.margin, baseline), _EXPLANATION, size, muted)
+            self._text(frame, (self.margin, baseline), _EXPLANATION, size, fill=muted)
             return
         gate, before = float(gates[shot.word]), float(gates[max(shot.word - 1, 0)])
         level = before + (gate - before) * ease(shot.part)
@@ -282,31 +275,22 @@ class Animation(Drawing):
             draw.rectangle((left, top, left + length, bottom - 1), theme.gate)
         value = right + 0.45 * size
         p = f"p {style.probability(float(self.caption.log_probs[shot.word]))}"
-        self._text(frame, (self.margin, baseline), "β", size, muted)
+        self._text(frame, (self.margin, baseline), "β", size, fill=muted)
         self._text(frame, (value, baseline), style.number(gate), size)
         self._text(frame, (value + 3.1 * size, baseline), p, size)
         most, end = style.percent(self.tops[shot.word]), self.margin + self.inner
         right = round(end - style.text_width(most, size) - 0.4 * size)
         left = max(self.margin + round(14 * size), right - 9 * size)
-        self._text(frame, (end, baseline), most, size, muted, anchor="rs")
-        self._text(frame, (left - 0.4 * size, baseline), "0", size, muted, anchor="rs")
+        self._text(frame, (end, baseline), most, size, fill=muted, anchor="rs")
+        self._text(frame, (left - 0.4 * size, baseline), "0", size, fill=muted, anchor="rs")
         frame.paste(
             heatmap.scale_bar(right - left, bottom - top, self.options.colormap), (left, top)
         )
 
-    def _text(
-        self,
-        frame: Image.Image,
-        at: tuple[float, float],
-        text: str,
-        size: int,
-        colour: str = "",
-        *,
-        anchor: str = "ls",
-    ) -> None:
-        """Text whose baseline starts, or with another anchor of Pillow's ends, at a point."""
-        draw, font = ImageDraw.Draw(frame), style.pillow_font(size)
-        draw.text(at, text, colour or self.theme.text, font, anchor=anchor)
+    def _text(self, frame: Image.Image, at: _Point, text: str, size: int, **how: Any) -> None:
+        """Text whose baseline starts at a point; ``how`` has another fill or anchor of Pillow's."""
+        how = {"fill": self.theme.text, "anchor": "ls"} | how
+        ImageDraw.Draw(frame).text(at, text, font=style.pillow_font(size), **how)
 
 
 def _arrange(caption: Caption, size: int, width: int) -> list[tuple[float, int, str]]:
@@ -349,14 +333,3 @@ def animate(photo: Photo, caption: Caption, **options: Any) -> Animation:
     made = Animation(fitted, caption, wanted)
     check_size("animation", *made.size, _MAX_SIDE, _MAX_PIXELS)
     return made
-
-
-def _import_pyav() -> Any:
-    try:
-        import av
-    except ImportError:
-        raise ConfigError(
-            "writing .mp4 requires PyAV: pip install 'captioner[video]' (.gif and .webp need no "
-            "extra package)"
-        ) from None
-    return av

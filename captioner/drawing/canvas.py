@@ -28,7 +28,7 @@ from matplotlib.transforms import Affine2D, Bbox, TransformedBbox
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.drawing.document import base64_uri, encoded
+from captioner.drawing.options import base64_uri, encoded
 from captioner.drawing.style import Theme, printable
 from captioner.version import __version__
 

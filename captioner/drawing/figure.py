@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from captioner.caption import Caption
+from captioner.caption import BRACKETS, Caption, join_words, text_of
 from captioner.data.images import Photo, open_image
-from captioner.drawing.document import encoded
 from captioner.drawing.heatmap import MIN_PANEL, attention_map, fit_photo
 from captioner.drawing.options import (
     FIGURES,
@@ -17,10 +17,11 @@ from captioner.drawing.options import (
     FigureOptions,
     check_captions,
     check_size,
+    encoded,
 )
-from captioner.drawing.word_queries import find, find_all
 from captioner.errors import ConfigError
 from captioner.option_fields import build_options
+from captioner.text.tokenizer import normalize, tokenize
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _MAX_SIDE = 65_500  # pixels; matplotlib's renderer uses 16-bit coordinates
 _MAX_PIXELS = 89_478_485  # what Pillow reads without a warning; twice that needs 5 GB
+_POSITIONS = re.compile(r"\s*(\d+)(?:\s*[-–]\s*(\d+))?\s*")
 
 
 class Figure(Drawing):
@@ -116,13 +118,10 @@ def overlay(
     entries = [*zip(given, labels or [""] * len(given), outlines or plain, strict=True)]
     if ax is None:
         entries += [(one.of_keywords(), "keywords", {}) for one in given if one.keywords]
-    for query in wanted.only:
-        if not any(find_all(caption, [query]) for caption, _, _ in entries):
-            find(given[0].words, query, given[0].pieces)  # raises
+    found = find_words([caption for caption, _, _ in entries], wanted.only)
     resized = fit_photo(open_image(photo), wanted.panel_size, MIN_PANEL)
     if ax is not None:
-        found = find_all(given[0], wanted.only) or [tuple(range(len(given[0].words)))]
-        alpha = given[0].alphas[[i for positions in found for i in positions]].mean(axis=0)
+        alpha = given[0].alphas[[i for positions in found[0] for i in positions]].mean(axis=0)
         regions = given[0].regions
         ax.imshow(resized)
         ax.imshow(attention_map(alpha, resized.size, regions, smooth=wanted.smooth), **shown)
@@ -131,7 +130,10 @@ def overlay(
     from captioner.drawing.canvas import matplotlib_settings  # imports matplotlib
     from captioner.drawing.sheet import Block, Sheet, choose_layout, panels_of
 
-    blocks = [Block(one, label, panels_of(one, masks, wanted)) for one, label, masks in entries]
+    blocks = [
+        Block(one, label, panels_of(one, positions, masks, wanted))
+        for (one, label, masks), positions in zip(entries, found, strict=True)
+    ]
     layout = choose_layout(resized.size, blocks, wanted.columns, wanted.width)
     check_size("figure", layout.width, layout.min_height, _MAX_SIDE, _MAX_PIXELS)
     with matplotlib_settings():
@@ -140,3 +142,45 @@ def overlay(
         f"{one.label}: {one.caption.text}" if one.label else one.caption.text for one in blocks
     )
     return Figure(figure, " | ".join(texts))
+
+
+def find_words(captions: Sequence[Caption], only: Sequence[str]) -> list[list[tuple[int, ...]]]:
+    """Positions, counted from 0, of every occurrence of the queries in each caption.
+
+    A query is a word ("dog"), or consecutive words or sub-words, as the sentence spells them
+    ("brown dog"); a position counted from 1 ("3") or a range of them ("2-4"). Digits are always
+    positions. Without queries, every word is found. ConfigError: no caption has a query.
+    """
+    if not only:
+        return [[(position,) for position in range(len(one.words))] for one in captions]
+    found = [[_occurrences(one, query) for query in only] for one in captions]
+    for query, everywhere in zip(only, zip(*found, strict=True), strict=True):
+        if not any(everywhere):
+            numbered = " ".join(f"{n} {word}" for n, word in enumerate(captions[0].words, 1))
+            what = "position " if _POSITIONS.fullmatch(query) else ""
+            raise ConfigError(f"{what}{query!r} is not in the caption: {numbered or '(no words)'}")
+    return [list(dict.fromkeys(at for each in of for at in each)) for of in found]
+
+
+def _occurrences(caption: Caption, query: str) -> list[tuple[int, ...]]:
+    if match := _POSITIONS.fullmatch(query):
+        first, last = int(match[1]), int(match[2] or match[1])
+        return [tuple(range(first - 1, last))] if 1 <= first <= last <= len(caption.words) else []
+    words = tuple(BRACKETS.get(word, word).casefold() for word in caption.words)
+    pieces = tuple(piece.casefold() for piece in caption.pieces)
+    text = text_of(words, pieces)
+    spans = [
+        (len(text_of(words[:n], pieces[:n])), n) for n in range(1, len(words) + 1) if words[n - 1]
+    ]
+    ends = dict(spans)
+    starts = [(end - len(words[n - 1]), n - 1) for end, n in spans]
+    for spelling in (" ".join(normalize(query).split()), join_words(tokenize(query))):
+        wanted = spelling.casefold()
+        found = [
+            tuple(range(first, ends.get(start + len(wanted), 0)))
+            for start, first in starts
+            if wanted and text.startswith(wanted, start)
+        ]
+        if any(found):
+            return [positions for positions in found if positions]
+    return []

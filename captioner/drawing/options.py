@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Interval
 
@@ -14,6 +16,9 @@ from captioner.caption import Caption
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.option_fields import Shown, check_options
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # File extensions
 FIGURES = (".png", ".jpg", ".jpeg", ".svg", ".pdf")
@@ -133,6 +138,18 @@ class Drawing(ABC):
             wanted, allowed = suffix or "a file without extension", ", ".join(cls.suffixes)
             raise ConfigError(f"{path}: cannot write {wanted} as {cls.kind}; use {allowed}")
         return suffix
+
+
+def base64_uri(kind: str, data: bytes) -> str:
+    """The content of a picture file as a data URI."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """A picture as the bytes of a file of Pillow's format ``kind``, with its options."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
 
 
 def check_size(kind: str, width: int, height: int, max_side: int, max_pixels: int) -> None:

@@ -2,33 +2,49 @@
 
 Without JavaScript a page is a list of photos and captions. With it, a photo opens in the viewer,
 which shows the attention of the word that is hovered, tapped or selected by arrow keys.
+
+Styles, scripts, pictures and data are embedded. A Content-Security-Policy allows only the page's
+own scripts, by hash, and no requests. Text is escaped; data are escaped JSON in a block that is
+never executed.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from captioner.caption import DOUBTFUL, Caption
 from captioner.data.images import Photo, open_image
-from captioner.drawing.document import (
-    MAX_SIDE,
-    WEB,
-    ThemeName,
-    asset,
-    data_uri,
-    document,
-    embedded,
-    escaped,
-    with_policy,
-)
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, fit_photo, palette
-from captioner.drawing.options import PAGES, Drawing, PageOptions, check_captions, check_size
+from captioner.drawing.options import (
+    PAGES,
+    Drawing,
+    PageOptions,
+    base64_uri,
+    check_captions,
+    check_size,
+    encoded,
+)
 from captioner.errors import ConfigError
 from captioner.option_fields import build_options
+
+MAX_SIDE = 65_500
+"""Largest side of a JPEG picture in pixels."""
+
+WEB = Path(__file__).parent / "web"
+
+_QUALITY = 88
+_SHOWN_SIDE = 640  # pixels of a photo in a notebook
 
 VIEWER = [WEB / name for name in ("viewer.css", "zoom.js", "viewer.js")]
 """Files of the viewer, which every page includes."""
@@ -136,13 +152,13 @@ def gallery_template() -> str:
     stand for what ``gallery`` puts there, and the name of each file of ``VIEWER`` for its text,
     which the browser already has.
     """
-    html = _template("auto")
+    template = _template("auto")
     for path in VIEWER:
-        html = html.replace(asset(path), f"@@{path.name}@@")
-    return html
+        template = template.replace(asset(path), f"@@{path.name}@@")
+    return template
 
 
-def _template(theme: ThemeName) -> str:
+def _template(theme: str) -> str:
     body, files = asset(WEB / "page.html").rstrip("\n"), [WEB / "page.css", WEB / "page.js"]
     return with_policy(document("@@title@@", body, [*VIEWER, *files], theme=theme))
 
@@ -188,6 +204,34 @@ def _item(entry: Entry, number: int, panel_size: int) -> str:
     )
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class PhotoCaption(Caption):
+    """A caption that knows its photo; notebooks show it in the attention viewer."""
+
+    photo: Image.Image | Path | None = None
+    """The path of the photo, or a copy of at most 640 pixels per side if it was not a path."""
+
+    def _repr_html_(self) -> str | None:
+        if self.photo is None:
+            return None
+        return page(self.photo, self, panel_size=_SHOWN_SIDE)._repr_html_()
+
+
+def shown_photo(image: Image.Image, source: Photo) -> Image.Image | Path:
+    """What a caption keeps of its photo, to read and encode it only when it is shown.
+
+    ``source`` is what the image was opened from; a path is kept in place of the pixels.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        return Path(source).absolute()
+    return fit_photo(image, _SHOWN_SIDE)
+
+
+def with_photo(captions: Sequence[Caption], photo: Image.Image | Path) -> list[PhotoCaption]:
+    """Attach what `shown_photo` returned to the captions of the photo."""
+    return [PhotoCaption(**vars(caption), photo=photo) for caption in captions]
+
+
 def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
     """A page to review alternative texts: each with its picture, a field and a box to tick.
 
@@ -200,3 +244,93 @@ def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
     body = asset(WEB / "review.html").rstrip().format(data=data, **values)
     files = [*VIEWER, *(WEB / name for name in ("page.css", "review.css", "review.js"))]
     return with_policy(document(f"Review: {site}", body, files))
+
+
+# --- documents ------------------------------------------------------------------------------------
+
+
+def document(
+    title: str,
+    body: str,
+    files: Sequence[Path],
+    *,
+    theme: str = "auto",
+    head: Sequence[str] = (),
+) -> str:
+    """Build the document; text in its ``body`` must be escaped.
+
+    Of the ``files``, style sheets and scripts, the scripts run in order after the body. ``head``
+    has more elements, such as another icon than an empty one.
+    """
+    styles = [asset(path) for path in files if path.suffix == ".css"]
+    scripts = [asset(path) for path in files if path.suffix == ".js"]
+    elements = [
+        '<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        *(head or ['<link rel="icon" href="data:,">']),
+        f"<title>{escaped(title)}</title>",
+        *(f"<style>{style}</style>" for style in styles),
+    ]
+    code = "".join(f"<script>{script}</script>" for script in scripts)
+    root = '<html lang="en">' if theme == "auto" else f'<html lang="en" data-theme="{theme}">'
+    return f"<!doctype html>\n{root}\n{chr(10).join(elements)}\n{body}\n{code}\n</html>\n"
+
+
+def with_policy(page: str, rules: str | None = None) -> str:
+    """Add a policy (default: that of ``policy``), for files, which have no server to send it."""
+    content = escaped(rules or policy(page))
+    rule = f'<meta http-equiv="Content-Security-Policy" content="{content}">'
+    return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{rule}', 1)
+
+
+def policy(page: str, *, connect: str = "'none'", scripts: str = "", images: str = "") -> str:
+    """The Content-Security-Policy that allows a document's own scripts and styles only.
+
+    The others are further sources of ``connect-src``, ``script-src`` and ``img-src``.
+    """
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {hashes('script', page)} {scripts}".rstrip(),
+            f"style-src {hashes('style', page)}",
+            f"img-src data: blob: {images}".rstrip(),
+            f"connect-src {connect}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+
+
+def hashes(kind: str, page: str) -> str:
+    """The inline elements of a document, ``script`` or ``style``, as sources of a directive."""
+    texts = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
+    digests = (hashlib.sha256(text.encode()).digest() for text in texts)
+    return " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests) or "'none'"
+
+
+def asset(path: Path) -> str:
+    """Read a script, style sheet or template of the package."""
+    return path.read_text(encoding="utf-8")
+
+
+def escaped(text: str) -> str:
+    """Escape text for elements and quoted attributes."""
+    return html.escape(_printable(text), quote=True)
+
+
+def embedded(data: Any) -> str:
+    """Embed data as JSON for the scripts, escaped so that no text in it can close the element."""
+    text = _printable(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return f'<script type="application/json" id="captioner-data">{text}</script>'
+
+
+def _printable(text: str) -> str:
+    """Replace what UTF-8 cannot encode, such as undecodable bytes of a file name, by ``?``."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def data_uri(image: Image.Image) -> str:
+    """Encode a picture as a data URI."""
+    return base64_uri("jpeg", encoded(image, "JPEG", quality=_QUALITY))

@@ -32,7 +32,6 @@ from captioner.caption import DOUBTFUL, END_NAME, Alternative, Caption
 from captioner.drawing import heatmap, style
 from captioner.drawing.canvas import Canvas
 from captioner.drawing.options import FigureOptions
-from captioner.drawing.word_queries import find_all
 from captioner.options import METHOD_TITLES
 
 _ASPECT = 1.5  # target width / height
@@ -81,12 +80,13 @@ class Block:
     panels: list[Panel]
 
 
-def panels_of(caption: Caption, masks: Masks, options: FigureOptions) -> list[Panel]:
-    """The photo, all or the selected words, and on request the whole caption."""
+def panels_of(
+    caption: Caption, shown: Sequence[tuple[int, ...]], masks: Masks, options: FigureOptions
+) -> list[Panel]:
+    """The photo, the words at some positions, and on request the whole caption."""
     words, count = caption.words, len(caption.words)
     closed = heatmap.closed_words(caption.gates) & (caption.method == "attention")
     panels = [Panel("photo", (), None, [m for at in sorted(masks) for m in masks[at]])]
-    shown = find_all(caption, options.only) if options.only else [(i,) for i in range(count)]
     for positions in shown:
         single = len(positions) == 1
         title = " ".join(words[i] for i in positions)

@@ -11,7 +11,7 @@ from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
-from captioner.drawing.document import hashes
+from captioner.drawing.pages import hashes
 
 DESCRIPTION = """Captions photos and returns where the model looked for every word.
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from captioner.caption import Caption
-from captioner.drawing import document
+from captioner.drawing import pages
 from captioner.drawing.figure import overlay
 from captioner.drawing.options import FigureOptions, PageOptions
 from captioner.drawing.pages import page
@@ -78,7 +78,7 @@ def _svg_policy(_: bytes) -> str:
 
 
 def _page_policy(html: bytes) -> str:
-    return document.policy(html.decode()) + "; frame-ancestors 'none'; sandbox allow-scripts"
+    return pages.policy(html.decode()) + "; frame-ancestors 'none'; sandbox allow-scripts"
 
 
 _LOOKED = "Draw where the model looked, as"

@@ -7,10 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from captioner.drawing import document as documents
-from captioner.drawing.document import asset, document, embedded, escaped
+from captioner.drawing import pages
 from captioner.drawing.options import PageOptions
-from captioner.drawing.pages import FOOTERS, VIEWER, gallery_template, viewer_look
+from captioner.drawing.pages import (
+    FOOTERS,
+    VIEWER,
+    asset,
+    document,
+    embedded,
+    escaped,
+    gallery_template,
+    viewer_look,
+)
 from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
 from captioner.inference.folder import StoredModel
@@ -117,4 +125,4 @@ def caption_page(
 
 def policy(page: str) -> str:
     """The page's Content-Security-Policy: inline scripts by hash, requests to this server only."""
-    return documents.policy(page, connect="'self'") + "; frame-ancestors 'none'"
+    return pages.policy(page, connect="'self'") + "; frame-ancestors 'none'"

@@ -29,8 +29,9 @@ import numpy as np
 from PIL import Image
 
 from captioner.caption import BRACKETS, CLITICS, DOUBTFUL, END_NAME, join_words
-from captioner.drawing.document import asset, encoded, policy, with_policy
 from captioner.drawing.heatmap import palette
+from captioner.drawing.options import encoded
+from captioner.drawing.pages import asset, policy, with_policy
 from captioner.errors import ConfigError
 from captioner.files import atomic_folder
 from captioner.inference.confidence import no_confidence

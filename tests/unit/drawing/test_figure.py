@@ -23,7 +23,7 @@ from picture_helpers import UNUSUAL, brightest_cell, flat, make_caption, noisy, 
 from PIL import Image
 
 from captioner.caption import END_NAME, Alternative, Caption, Keyword
-from captioner.drawing.figure import Figure, overlay
+from captioner.drawing.figure import Figure, find_words, overlay
 from captioner.drawing.heatmap import attention_image, attention_map, fit_photo, scale_of
 from captioner.drawing.style import percent, probability
 from captioner.errors import ConfigError
@@ -191,6 +191,57 @@ def test_maps_are_drawn_at_the_regions_positions() -> None:
     assert "hatched: not seen by the model" in texts_of(figure)
 
 
+# --- words ---------------------------------------------------------------------------------------
+
+QUERIED = make_caption(["a", "brown", "dog", "near", "a", "man", "'s", "hat"])
+PIECES = replace(
+    make_caption(["s", "now", "", "man", "now"]), pieces=("s", "now", " ", "man", " now")
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "positions"),
+    [
+        ("Dog", [(2,)]),
+        ("a", [(0,), (4,)]),
+        ("  brown   dog ", [(1, 2)]),
+        ("a man's hat", [(4, 5, 6, 7)]),
+        ("man 's!", [(5, 6)]),
+        ("'s", [(6,)]),
+        ("3", [(2,)]),
+        ("2 – 4", [(1, 2, 3)]),
+        ("8-8", [(7,)]),
+    ],
+)
+def test_find_words(query: str, positions: list[tuple[int, ...]]) -> None:
+    assert find_words([QUERIED], [query]) == [positions]
+    none = make_caption([])
+    assert find_words([none, QUERIED], [query, query]) == [[], positions]  # of one caption
+    assert find_words([none, none], []) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("query", "positions"),
+    [("snow", [(0, 1)]), ("now", [(1,), (4,)]), ("snow man", [(0, 1, 2, 3)]), ("man", [(3,)])],
+)
+def test_find_words_of_pieces(query: str, positions: list[tuple[int, ...]]) -> None:
+    assert find_words([PIECES], [query]) == [positions]
+
+
+@pytest.mark.parametrize("query", ["cat", "dog brown", "brown near", "do", "og", "hat a", "", " "])
+def test_a_missing_word_lists_the_words(query: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not in the caption: 1 a 2 brown 3 dog") as raised:
+        find_words([QUERIED], ["a", query])
+    assert repr(query) in str(raised.value)
+
+
+@pytest.mark.parametrize("query", ["0", "9", "3-9", "4-2", "0-1", "99999999999999999999"])
+def test_a_missing_position_lists_the_words(query: str) -> None:
+    found = rf"position '{query}' is not in the caption: 1 a 2 brown"
+    with pytest.raises(ConfigError, match=found):
+        find_words([QUERIED], [query])
+
+
 # --- numbers -------------------------------------------------------------------------------------
 
 
@@ -273,10 +324,12 @@ def test_alternatives_are_below_their_word_and_the_chosen_one_is_marked() -> Non
 def test_keywords_have_neither_alternatives_nor_a_joint_probability() -> None:
     caption = make_caption(["dog", "runs"], alternatives=1)
     maps = np.random.default_rng(0).normal(size=(2, 7, 7)).astype(np.float32)
-    keywords = (Keyword("sofa", 0.9, maps[0]), Keyword("lamp", 0.5, maps[1]))
+    keywords = (Keyword("sofa", 0.9, maps[0]), Keyword("red lamp", 0.5, maps[1]))
     shown = replace(caption, keywords=keywords)
-    texts = texts_of(overlay(flat((300, 100)), shown, alternatives=1, only=["sofa", "lamp", "1-2"]))
-    assert {"p 0.90", "p 0.50", "sofa, lamp"} <= set(texts)
+    texts = texts_of(
+        overlay(flat((300, 100)), shown, alternatives=1, only=["sofa", "red lamp", "1-2"])
+    )
+    assert {"p 0.90", "p 0.50", "sofa, red lamp"} <= set(texts)
     assert "p 0.45" not in texts
 
 

@@ -18,14 +18,8 @@ from picture_helpers import make_caption, noisy
 from PIL import Image
 
 from captioner.caption import DOUBTFUL, Caption
-from captioner.drawing.document import embedded
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
-from captioner.drawing.notebook import shown_photo, with_photo
-from captioner.drawing.pages import (
-    Entry,
-    gallery,
-    page,
-)
+from captioner.drawing.pages import Entry, embedded, gallery, page, shown_photo, with_photo
 from captioner.errors import ConfigError
 
 EVIL = '</script><script>bad()</script><img src=x onerror="bad()">\u2028&amp;'
