@@ -183,17 +183,12 @@ def _inspect_parquet(name: str, image: str | None, key: str | None) -> tuple[int
             return {"bytes", "path"} <= {field.name for field in kind}
         return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
-    for column in filter(None, (image, key)):
-        if column not in schema.names:
-            raise ConfigError(f"{name} has no column {column}; it has {', '.join(schema.names)}")
     with_bytes = [one.name for one in schema if is_bytes(one.type)]
     with_names = [one.name for one in schema if str(one.type) in ("string", "large_string")]
+    for column, columns in ((image, with_bytes + with_names), (key, schema.names)):
+        if column is not None and column not in columns:
+            raise ConfigError(f"{name} has no such column {column}; it has {', '.join(columns)}")
     if image is not None:
-        if image not in with_bytes + with_names:
-            raise ConfigError(
-                f"{name}: column {image} is {schema.field(image).type}; give one with bytes, text, "
-                "or a struct of bytes and path"
-            )
         return rows, image
     found = with_bytes or [column for column in _NAMES if column in with_names]
     if len(found) != 1:

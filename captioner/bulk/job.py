@@ -114,7 +114,10 @@ def open_job(
     folder = output.local_folder()
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    inputs = {"number of parts": len(parts), "digest of the inputs": _digest(parts)}
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(json.dumps(asdict(part)).encode() + b"\n")
+    inputs = {"number of parts": len(parts), "digest of the inputs": digest.hexdigest()[:16]}
     now = json.loads(json.dumps({**settings, **inputs}))
     with nullcontext() if folder is None else write_lock(folder):
         before, done = output.read(JOB), output.parts()
@@ -129,14 +132,6 @@ def open_job(
             )
         output.write(JOB, json.dumps(now, indent=1).encode() + b"\n")
         yield
-
-
-def _digest(parts: Sequence[Part]) -> str:
-    """Identifies inputs and their division: 16 hexadecimal digits."""
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(json.dumps(asdict(part)).encode() + b"\n")
-    return found.hexdigest()[:16]
 
 
 # --- rows ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import IO, Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from captioner.bulk.options import CaptionRayOptions
+from captioner.bulk.cluster import CaptionRayOptions
 from captioner.cli import ray
 from captioner.cli.arguments import (
     checked_search,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from captioner.bulk.options import RayOptions
+from captioner.bulk.cluster import RayOptions
 from captioner.cli.arguments import command
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, refuse_overwrite, warn

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioner.bulk.options import CaptionRayOptions, RayOptions
+from captioner.bulk.cluster import CaptionRayOptions, RayOptions
 from captioner.cli.arguments import refuse, settings_of
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, to_continue, warn

@@ -179,7 +179,7 @@ def _occurrences(caption: Caption, query: str) -> list[tuple[int, ...]]:
         found = [
             tuple(range(first, ends.get(start + len(wanted), 0)))
             for start, first in starts
-            if wanted and text.startswith(wanted, start)
+            if text.startswith(wanted, start)
         ]
         if any(found):
             return [positions for positions in found if positions]

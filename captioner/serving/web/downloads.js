@@ -67,7 +67,7 @@ async function galleryPage(photos, { template, viewerAssets, look, footers }) {
   return textFile(filled, "text/html");
 }
 
-/** JSON that no text in it can end the element that contains it; document.py's `embedded`. */
+/** JSON that no text in it can end the element that contains it; drawing/pages.py's `embedded`. */
 function embeddedJson(data) {
   const escape = (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`;
   return JSON.stringify(data).replace(/[<>&\u2028\u2029]/g, escape);
