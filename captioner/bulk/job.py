@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsspec.core import url_to_fs
+from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from captioner.bulk.inputs import Part
@@ -50,47 +51,40 @@ class Output(NamedTuple):
         """File name of a part."""
         return f"part-{number:05d}.{self.format}"
 
-    def _file_system(self) -> tuple[Any, str]:
+    def _files(self) -> Any:
         fs, folder = url_to_fs(self.url, use_listings_cache=False)
-        return fs, str(folder)
+        return DirFileSystem(folder, fs)
 
     def local_folder(self) -> Path | None:
         """The folder's path; None for object storage."""
-        fs, folder = self._file_system()
-        return Path(folder) if isinstance(fs, LocalFileSystem) else None
+        files = self._files()
+        return Path(files.path) if isinstance(files.fs, LocalFileSystem) else None
 
     def read(self, name: str) -> bytes | None:
         """Content of a file; None if it does not exist."""
-        fs, folder = self._file_system()
-        try:
-            data: bytes = fs.cat_file(f"{folder}/{name}")
-        except FileNotFoundError:
-            return None
-        return data
+        with suppress(FileNotFoundError):
+            data: bytes = self._files().cat_file(name)
+            return data
+        return None
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file atomically."""
-        fs, folder = self._file_system()
-        if isinstance(fs, LocalFileSystem):
-            atomic_write(Path(folder, name), data)
+        if folder := self.local_folder():
+            atomic_write(folder / name, data)
         else:
-            fs.pipe_file(f"{folder}/{name}", data)
+            self._files().pipe_file(name, data)
 
     def parts(self) -> list[str]:
         """Names of the finished parts."""
-        fs, folder = self._file_system()
-        try:
-            names = [one.rstrip("/").rpartition("/")[2] for one in fs.ls(folder, detail=False)]
-        except FileNotFoundError:
-            return []
-        return [name for name in names if _PART.fullmatch(name)]
+        with suppress(FileNotFoundError):
+            return list(filter(_PART.fullmatch, self._files().ls("", detail=False)))
+        return []
 
     def clear(self) -> None:
         """Remove a job; ``_job.json`` last, so that an interruption leaves what can be resumed."""
-        fs, folder = self._file_system()
         for name in [DONE, *self.parts(), JOB]:
             with suppress(FileNotFoundError):
-                fs.rm_file(f"{folder}/{name}")
+                self._files().rm_file(name)
 
 
 @contextmanager

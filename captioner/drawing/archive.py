@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +66,26 @@ class MapArchive(Drawing):
         if not self._rows:
             raise ConfigError("the archive has no captions; add at least one")
         names, sizes, captions = zip(*self._rows, strict=True)
-        words = list(zip_longest(*(caption.words for caption in captions), fillvalue=""))
+        lengths = [len(caption.words) for caption in captions]
+        rests = [max(lengths) - length for length in lengths]
+
+        def padded(field: str) -> NDArray[np.float32]:
+            """An array of the captions, (N, T, ...)."""
+            values = [getattr(caption, field) for caption in captions]
+            widths = [[(0, rest)] + [(0, 0)] * (values[0].ndim - 1) for rest in rests]
+            return np.array(list(map(np.pad, values, widths)), dtype=np.float32)
+
+        words = [[*one.words, *[""] * rest] for one, rest in zip(captions, rests, strict=True)]
         return {
             "format_version": np.array(FORMAT_VERSION),
             "photos": np.array(names),
             "sizes": np.array(sizes, dtype=np.int32)[:, ::-1],
             "captions": np.array([caption.text for caption in captions]),
-            "lengths": np.array([len(caption.words) for caption in captions], dtype=np.int32),
-            "words": np.array(words, dtype=str).reshape(len(words), len(captions)).T,
-            "alphas": _padded([caption.alphas for caption in captions]),
-            "gates": _padded([caption.gates for caption in captions]),
-            "log_probs": _padded([caption.log_probs for caption in captions]),
+            "lengths": np.array(lengths, dtype=np.int32),
+            "words": np.array(words, dtype=str),
+            "alphas": padded("alphas"),
+            "gates": padded("gates"),
+            "log_probs": padded("log_probs"),
             "log_prob": np.array([caption.log_prob for caption in captions], dtype=np.float32),
             "geometry": np.array([[*caption.regions] for caption in captions], dtype=np.float64),
         }
@@ -87,12 +95,3 @@ class MapArchive(Drawing):
         data = io.BytesIO()
         np.savez_compressed(data, allow_pickle=False, **self.arrays())
         return data.getvalue()
-
-
-def _padded(of_captions: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
-    """The rows of captions of different lengths, (N, T, ...)."""
-    shape = len(of_captions), max(map(len, of_captions)), *of_captions[0].shape[1:]
-    padded = np.zeros(shape, dtype=np.float32)
-    for row, values in zip(padded, of_captions, strict=True):
-        row[: len(values)] = values
-    return padded

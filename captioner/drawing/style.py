@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -121,13 +122,10 @@ def probability(log_prob: float) -> str:
     """Format a natural log-probability: 0.42, or 3·10⁻⁵ below 0.005; a dash for NaN and -inf."""
     if math.isnan(log_prob) or log_prob == -math.inf:
         return "–"
-    value = math.exp(min(log_prob, 0.0))
-    if value >= 0.005:
-        return f"{value:.2f}"
-    tens = math.floor(log_prob / math.log(10.0) + 1e-12)
-    digit = round(math.exp(log_prob - tens * math.log(10.0)))
-    digit, tens = (1, tens + 1) if digit == 10 else (digit, tens)
-    return f"{digit}·10{str(tens).translate(_SUPERSCRIPTS)}"
+    if log_prob >= math.log(0.005):
+        return f"{math.exp(min(log_prob, 0.0)):.2f}"
+    digit, tens = f"{Decimal(log_prob).exp():.0e}".split("e")  # of a float, it may be 0
+    return f"{digit}·10{tens.translate(_SUPERSCRIPTS)}"
 
 
 def percent(share: float) -> str:
