@@ -2,35 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Annotated, Any, get_args
+import io
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.resources import files
+from typing import Any, NamedTuple
 
-from fastapi import FastAPI, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+import numpy as np
+from fastapi import FastAPI, Request
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from captioner.caption import Caption
+from captioner.drawing import pages
+from captioner.drawing.figure import overlay
+from captioner.drawing.options import FigureOptions, PageOptions
 from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
+from captioner.option_fields import option_fields
 from captioner.serving import schema, security
-from captioner.serving.api_docs import DESCRIPTION, add_api_pages, add_file, request_body
 from captioner.serving.bulk import NDJSON, BulkResponse
 from captioner.serving.observe import REQUEST_ID, AccessLog, route_path
 from captioner.serving.options import ServeOptions
-from captioner.serving.outputs import CAPTIONS, OUTPUTS
 from captioner.serving.page import index_page, policy
 from captioner.serving.protocols import IGNORED, add_protocols, error_body
 from captioner.serving.schema import RequestError
-from captioner.serving.service import Output, Service
+from captioner.serving.service import Decoded, Render, Service, captions_json
 from captioner.version import __version__
+
+DESCRIPTION = """Captions photos and returns where the model looked for every word.
+
+There are three ways to send a photo, distinguished by the Content-Type:
+
+    curl -F image=@photo.jpg http://localhost:8000/v1/captions
+    curl --data-binary @photo.jpg http://localhost:8000/v1/captions
+    echo '{"image": "'$(base64 -w0 photo.jpg)'"}' | curl --json @- http://localhost:8000/v1/captions
+
+Options are query parameters, or fields of the form or of the JSON object. Errors are JSON,
+`{"error": "..."}`, with one line that states what was given, what is allowed and what to do."""
 
 _HTTP_ERRORS = {
     404: "not found; captions are at POST /v1/captions, the API is described at /docs",
     405: "method not allowed; see /docs",
 }
+MAX_FIGURE = 24_000_000  # pixels of a figure's panels, each of 30 bytes while it is drawn
+
+
+def _look(options: Any, kind: type) -> dict[str, Any]:
+    """The options of a picture."""
+    names = option_fields(kind).keys()
+    return {name: value for name, value in options if name in names and value is not None}
+
+
+def _figure(suffix: str, photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
+    """A figure in the format of a file name extension."""
+    assert photo.picture is not None
+    width, height = photo.picture.size
+    words = [len(options.only or (*one.words, *(one.keywords or ()))) for one in captions]
+    panels = sum(words) + 2 * len(captions)
+    if panels * width * height > MAX_FIGURE:
+        raise ConfigError(
+            f"the figure would have {panels} panels of {width} x {height} pixels (limit: "
+            f"{MAX_FIGURE:,} pixels); give a smaller panel_size, fewer captions, or only=WORD"
+        )
+    return overlay(photo.picture, captions, **_look(options, FigureOptions)).encode(suffix)
+
+
+def _page(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
+    assert photo.picture is not None
+    return pages.page(photo.picture, captions, **_look(options, PageOptions)).html.encode()
+
+
+def _maps(_: Decoded, captions: Sequence[Caption], __: Any) -> bytes:
+    if captions[0].keywords is not None:
+        raise ConfigError("keywords is given, but an array holds the maps of a caption; omit it")
+    if len(captions) > 1:
+        raise ConfigError(
+            f"an array holds the maps of one caption, not of {len(captions)}; give num_captions=1, "
+            "or POST /v1/captions with attention=true to get all of them as JSON"
+        )
+    file = io.BytesIO()
+    np.save(file, captions[0].alphas)
+    return file.getvalue()
+
+
+# Sandboxed: an opened document cannot send requests in the name of this server's page.
+def _svg_policy(_: bytes) -> str:
+    allowed = "style-src 'unsafe-inline'; img-src data:; font-src data:"
+    return f"default-src 'none'; {allowed}; frame-ancestors 'none'; sandbox"
+
+
+def _page_policy(html: bytes) -> str:
+    return pages.policy(html.decode()) + "; frame-ancestors 'none'; sandbox allow-scripts"
+
+
+class Output(NamedTuple):
+    """An endpoint that takes a photo: what it makes of the captions.
+
+    All take the same requests, with the options of a picture beside those of the search; ``words``
+    explains or draws a caption of the client's own.
+    """
+
+    path: str
+    summary: str
+    media_type: str
+    options: tuple[type, ...]
+    """Dataclasses, beside that of the search."""
+    render: Render
+    policy: Callable[[bytes], str] | None = None
+    """Content-Security-Policy of the body, for opening it in a browser."""
+
+
+_LOOKED = "Draw where the model looked, as"
+_FIGURE, _PAGE = (FigureOptions, schema.WordOptions), (PageOptions, schema.WordOptions)
+_PNG, _SVG = partial(_figure, ".png"), partial(_figure, ".svg")
+_JSON, _HTML = "application/json", "Make an interactive page of where the model looked"
+_ARRAY = "Return the attention maps of a caption, a NumPy array (T, Gh, Gw)"
+
+CAPTIONS = Output(
+    "/v1/captions", "Caption a photo", _JSON, (schema.ResponseOptions,), captions_json
+)
+OUTPUTS = (
+    CAPTIONS,
+    Output("/v1/overlay.png", f"{_LOOKED} PNG", "image/png", _FIGURE, _PNG),
+    Output("/v1/overlay.svg", f"{_LOOKED} SVG", "image/svg+xml", _FIGURE, _SVG, _svg_policy),
+    Output("/v1/overlay.html", _HTML, "text/html", _PAGE, _page, _page_policy),
+    Output("/v1/maps.npy", _ARRAY, "application/octet-stream", (schema.WordOptions,), _maps),
+)
 
 
 def create_app(
@@ -40,7 +142,7 @@ def create_app(
     keys: security.ApiKeys | None = None,
     model_name: str = "captioner",
 ) -> FastAPI:
-    """Create the ASGI application; ``app.state.service`` is its `Service`.
+    """Create the ASGI application; ``app.state.service`` is its `Service`, to be closed at the end.
 
     Args:
         model: The model; it must not be used elsewhere from now on.
@@ -50,20 +152,14 @@ def create_app(
     """
     options = options or ServeOptions()
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        service.close()
-
     app = FastAPI(
         title="captioner",
         description=DESCRIPTION,
         version=__version__,
-        docs_url=None,  # see add_api_pages
+        docs_url=None,  # see _add_api_pages
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        lifespan=lifespan,
     )
     app.state.service = service = Service(model, options)
     checks = security.checks(keys, options.rate_limit)
@@ -71,10 +167,10 @@ def create_app(
         _add_output(app, service, output, checks)
     _add_batch(app, service, checks)
     add_protocols(app, service, checks, model_name)
-    add_api_pages(app, keys=keys is not None)
-    page = index_page(options, model)
-    add_file(app, "/", HTMLResponse(page, headers={"Content-Security-Policy": policy(page)}))
-    add_file(app, "/favicon.ico", Response(status_code=204))
+    _add_api_pages(app, keys=keys is not None)
+    html = index_page(options, model)
+    _add_file(app, "/", HTMLResponse(html, headers={"Content-Security-Policy": policy(html)}))
+    _add_file(app, "/favicon.ico", Response(status_code=204))
     _add_probes(app, service, model_name)
     _add_error_handlers(app, service)
 
@@ -104,8 +200,8 @@ def create_app(
 def _add_output(app: FastAPI, service: Service, output: Output, checks: list[Any]) -> None:
     """Add an endpoint that takes a photo."""
 
-    async def endpoint(request: Request, query: schema.RequestQuery) -> Response:
-        body = await service.caption(request, query, output)
+    async def endpoint(request: Request) -> Response:
+        body = await service.caption(request, query, output.render)
         headers = {"Content-Security-Policy": output.policy(body)} if output.policy else {}
         return Response(body, media_type=output.media_type, headers=headers)
 
@@ -116,8 +212,7 @@ def _add_output(app: FastAPI, service: Service, output: Output, checks: list[Any
         binary = {} if output.media_type.startswith("text/") else {"format": "binary"}
         content = {output.media_type: {"schema": {"type": "string", **binary}}}
     name = output.path.removeprefix("/v1/").replace(".", "_")
-    query = schema.query_model(service.options, name, *output.options)
-    endpoint.__annotations__["query"] = Annotated[query, Query()]
+    query = schema.query_model(service.options, *output.options)
     app.post(
         output.path,
         summary=output.summary,
@@ -128,21 +223,21 @@ def _add_output(app: FastAPI, service: Service, output: Output, checks: list[Any
             **schema.ERROR_RESPONSES,
             200: {"description": output.summary, "content": content},
         },
-        openapi_extra=request_body(query, output.path + example),
+        openapi_extra=schema.described_request(query, output.path + example),
     )(endpoint)
 
 
 def _add_batch(app: FastAPI, service: Service, checks: list[Any]) -> None:
-    async def batch(request: Request, query: schema.RequestQuery) -> Response:
+    query = schema.query_model(service.options, schema.ResponseOptions)
+
+    async def batch(request: Request) -> Response:
         """Caption many photos; the results are in their order, each with its own status.
 
         With `Accept: application/x-ndjson`, the response is a line per photo, sent as soon as it is
         ready, and the number of photos is not limited.
         """
-        return BulkResponse(service, request, query)
+        return BulkResponse(service, request, schema.read_query(request.query_params, query))
 
-    query = schema.query_model(service.options, "batch", schema.ResponseOptions)
-    batch.__annotations__["query"] = Annotated[query, Query()]
     lines = {NDJSON: {"schema": {"$ref": "#/components/schemas/BatchResult"}}}
     app.post(
         "/v1/batch",
@@ -150,8 +245,61 @@ def _add_batch(app: FastAPI, service: Service, checks: list[Any]) -> None:
         dependencies=checks,
         response_model=schema.BatchResponse,
         responses={**schema.ERROR_RESPONSES, 200: {"content": lines}},
-        openapi_extra=request_body(query, "/v1/batch", several=True),
+        openapi_extra=schema.described_request(query, "/v1/batch", several=True),
     )(batch)
+
+
+def _add_api_pages(app: FastAPI, *, keys: bool) -> None:
+    """Add ``/openapi.json``, ``/docs`` (Swagger UI) and ``/redoc``, which need no network.
+
+    The commands in it have the address that was requested and, with ``keys``, a header for one.
+    FastAPI's own pages load scripts from another host; the package fastapi-offline has these files.
+    Addresses are relative, so that they also hold below a proxy's prefix.
+    """
+
+    async def described(request: Request) -> Response:
+        address = json.dumps(str(request.base_url).rstrip("/"))[1:-1]
+        curl = "curl -H 'Authorization: Bearer KEY' " if keys else "curl "
+        text = json.dumps(app.openapi()).replace("http://localhost:8000", address)
+        prefix = request.scope.get("root_path")
+        servers = {"servers": [{"url": prefix}]} if prefix else {}
+        return JSONResponse(json.loads(text.replace("curl ", curl)) | servers)
+
+    app.add_route("/openapi.json", described, include_in_schema=False)
+    same: dict[str, Any] = {"openapi_url": "openapi.json", "title": "captioner API"}
+    js, css, redoc_js = "swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js"
+    swagger = get_swagger_ui_html(
+        **same,
+        swagger_js_url=f"docs/{js}",
+        swagger_css_url=f"docs/{css}",
+        swagger_favicon_url="data:,",
+    )
+    redoc = get_redoc_html(
+        **same, redoc_js_url=f"docs/{redoc_js}", redoc_favicon_url="data:,", with_google_fonts=False
+    )
+    for path, response in {"/docs": swagger, "/redoc": redoc}.items():
+        html = bytes(response.body).decode()
+        scripts = pages.hashes("script", html) if "<script>" in html else ""
+        response.headers["Content-Security-Policy"] = (
+            f"default-src 'none'; script-src 'self' {scripts}; "
+            "style-src 'self' 'unsafe-inline'; worker-src blob:; img-src 'self' data: blob:; "
+            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        _add_file(app, path, response)
+    for name, kind in {css: "text/css", js: "text/javascript", redoc_js: "text/javascript"}.items():
+        content = (files("fastapi_offline") / "static" / name).read_bytes()
+        content = content.replace(b"https://cdn.redoc.ly/redoc/logo-mini.svg", b"data:,")
+        headers = {"Cache-Control": "max-age=86400"}
+        _add_file(app, f"/docs/{name}", Response(content, media_type=kind, headers=headers))
+
+
+def _add_file(app: FastAPI, path: str, response: Response) -> None:
+    """Add a page that is not part of the API."""
+
+    async def file(_: Any) -> Response:
+        return response
+
+    app.add_route(path, file, include_in_schema=False)
 
 
 def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
@@ -190,10 +338,7 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
 
     async def refuse(request: Request, error: Any) -> Response:
         headers: dict[str, str] = {}
-        if isinstance(error, RequestValidationError):
-            query = get_args(request.scope["endpoint"].__annotations__["query"])[0]
-            error = RequestError(422, "options", schema.query_error(error.errors(), query))
-        elif isinstance(error, ConfigError):
+        if isinstance(error, ConfigError):
             error = RequestError(422, "options", str(error))
         elif isinstance(error, HTTPException):
             status, headers = error.status_code, dict(error.headers or {})
@@ -207,5 +352,5 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
         response.headers.update(headers)
         return response
 
-    for kind in (RequestError, ConfigError, RequestValidationError, HTTPException):
+    for kind in (RequestError, ConfigError, HTTPException):
         app.add_exception_handler(kind, refuse)

@@ -19,16 +19,16 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
 from captioner.errors import ConfigError
 from captioner.serving import schema
 from captioner.serving.observe import log_exception
-from captioner.serving.outputs import captions_json
 from captioner.serving.photos import Upload, check_headers, read_body
 from captioner.serving.schema import RequestError
 from captioner.serving.security import client_of
-from captioner.serving.service import Service, disconnected, within
+from captioner.serving.service import Service, captions_json, disconnected, within
 
 NDJSON = "application/x-ndjson"
 MAX_RESULTS = 16 << 20  # bytes of a JSON response, or held back; NDJSON has no such limit
@@ -38,9 +38,8 @@ HOLD = "x-hold-results"  # header of proxies that send no more of a request once
 class BulkResponse(Response):
     """Reads the photos of a request and sends their results."""
 
-    def __init__(self, service: Service, request: Request, query: schema.RequestQuery) -> None:
+    def __init__(self, service: Service, request: Request, query: BaseModel) -> None:
         """Check the request's headers; its body is read while the response is sent."""
-        schema.check_once(request.query_params, query)
         super().__init__()
         self._memory = check_headers(request, service.options, several=True)
         self._service, self._query = service, query
@@ -117,7 +116,7 @@ class BulkResponse(Response):
         """The JSON of each photo's result, in order."""
         waiting: _Waiting = asyncio.Queue(self._service.options.batch_size)
         tasks: set[asyncio.Task[Any]] = set()
-        with self._service.slots(self._memory, self._by, several=True):
+        with self._service.slots(self._memory, self._by):
             tasks.add(asyncio.create_task(self._read(waiting, tasks)))
             try:
                 while (item := await waiting.get()) is not None:
@@ -146,10 +145,10 @@ class BulkResponse(Response):
                         )
                     head = {"index": number} | ({"name": item.name} if item.name else {})
                     try:
-                        # The request itself has counted as the first photo.
-                        error = self._request.state.count_photo() if number else None
-                        if error := error or item.error:
-                            raise error
+                        if number:  # the request itself has counted as the first photo
+                            self._request.state.count_photo()
+                        if item.error:
+                            raise item.error
                         task = await self._start(item, head, wanted, options)
                     except Exception as error:  # of this photo alone
                         await waiting.put(self._failed(head, error))

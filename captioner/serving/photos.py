@@ -75,7 +75,7 @@ def check_headers(
 def read_body(request: Request, limits: Limits, options: Options, *, several: bool) -> Photos:
     """Photos as they arrive, at least one; call ``check_headers`` first.
 
-    Adds the options of the body to ``options``; values of repeated ones become a list.
+    Adds the options of the body to ``options``; those of a form are lists of texts.
     """
     readers = {FORM: _read_form, JSON: _read_json}
     return readers.get(_content_type(request)[0], _read_bytes)(request, limits, options, several)
@@ -241,9 +241,7 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
             message = f"the option {name} comes after a photo"
             hint = "put options before the photos, or in the query"
             raise RequestError(422, "options", f"{message}; {hint}")
-        given = options.get(name)
-        values = [given, text] if isinstance(given, str) else [*(given or ()), text]
-        options[name] = text if given is None else values
+        options.setdefault(name, []).append(text)
     if not photos:
         raise _no_photo(found)
 

@@ -31,10 +31,9 @@ from fastapi.responses import JSONResponse, Response
 from captioner.caption import Caption, Keyword
 from captioner.errors import either
 from captioner.serving import schema
-from captioner.serving.api_docs import EXAMPLE_PHOTO
 from captioner.serving.bulk import NDJSON
 from captioner.serving.photos import JSON, check_headers, from_base64, read_object
-from captioner.serving.schema import RequestError, json_line, shortened
+from captioner.serving.schema import EXAMPLE_PHOTO, RequestError, json_line, shortened
 from captioner.serving.security import client_of
 from captioner.serving.service import Service
 from captioner.version import __version__
@@ -69,10 +68,9 @@ _CODES = {"model": "model_not_found", "key": "invalid_api_key", "rate": "rate_li
 class CaptionRequest(NamedTuple):
     """A request in any of the protocols."""
 
+    data: dict[str, Any]
+    """Its fields that are not null."""
     model: str
-    version: str
-    """A tag of the model (PhotoPrism)."""
-    id: str
     stream: bool
     photos: list[Any]
     """In base64 or as data: URLs, which are not checked."""
@@ -95,12 +93,11 @@ def read_request(data: dict[str, Any], streams: bool) -> CaptionRequest:
         message = "images or messages are malformed; see the examples at /docs"
         raise RequestError(400, "fields", message) from error
     model = str(data.get("model") or data.get("name", ""))
-    version, own_id = (str(data.get(name, "")) for name in ("version", "id"))
     names = [*kinds, *(name for name, value in data.items() if value and name not in _READ)]
     ignored = [*islice(filter(_PLAIN.fullmatch, dict.fromkeys(names)), 30)]
     stream = bool(data.get("stream", streams))
     empty = not any(data.get(name) for name in ("prompt", "messages", "images"))
-    return CaptionRequest(model or NAME, version, own_id, stream, photos, ignored, empty)
+    return CaptionRequest(data, model or NAME, stream, photos, ignored, empty)
 
 
 def _photos_of(data: dict[str, Any]) -> tuple[list[Any], list[str]]:
@@ -199,8 +196,8 @@ def _labels(body: CaptionRequest, found: Found) -> Parts:
 
 
 def _vision(body: CaptionRequest, found: Found, kind: str, result: Any) -> Parts:
-    model = {"type": kind, "name": body.model, "version": body.version or "latest"}
-    head = {"id": body.id or found.id, "code": 200, "model": model}
+    model = {"type": kind, "name": body.model, "version": body.data.get("version") or "latest"}
+    head = {"id": body.data.get("id") or found.id, "code": 200, "model": model}
     return [{**head, "result": {kind: result}}]
 
 
@@ -280,8 +277,8 @@ async def _caption(service: Service, request: Request, photos: list[Any], wanted
 
     async def caption_all() -> None:
         for number, photo in enumerate(photos):
-            if number and (error := request.state.count_photo()):
-                raise error
+            if number:
+                request.state.count_photo()
             upload = await asyncio.to_thread(from_base64, photo, limits.max_bytes)
             if upload.error:
                 raise upload.error
@@ -301,7 +298,7 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
     folder, digest = re.sub("@[0-9a-f]+", "", model_name), model_name.partition("@")[2]
     styles = service.model.stored.vocabulary.styles
     names = [*dict.fromkeys((NAME, *(f"{NAME}:{style}" for style in styles[1:]), folder))]
-    query = schema.query_model(service.options, "protocols", schema.WordOptions)
+    query = schema.query_model(service.options, schema.WordOptions)
 
     def unknown(name: str) -> RequestError:
         message = f"model {shortened(repr(name))} not found; give {either(names)}"
@@ -310,7 +307,7 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
     def style_of(body: CaptionRequest) -> str | None:
         """The style of a request; None: the default."""
         name, _, tag = body.model.partition(":")
-        tag = tag or body.version or "latest"
+        tag = tag or str(body.data.get("version") or "latest")  # PhotoPrism's
         if name not in (NAME, folder) or tag not in ("latest", *styles):
             raise unknown(name if tag == "latest" else f"{name}:{tag}")
         return tag if tag in styles else None

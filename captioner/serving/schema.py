@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, Literal
 
-from annotated_types import Interval
+from annotated_types import Interval, MaxLen
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from starlette.datastructures import QueryParams
@@ -103,14 +103,7 @@ class ResponseOptions(WordOptions):
     """Return unsure: whether the confidence of each caption is lower than this."""
 
 
-class RequestQuery(BaseModel):
-    """The options of an endpoint; see `query_model`."""
-
-    model_config = ConfigDict(extra="forbid")
-    known: ClassVar[dict[str, OptionField]] = {}
-
-
-def query_model(limits: Limits, name: str, *options: type) -> type[RequestQuery]:
+def query_model(limits: Limits, *options: type) -> type[BaseModel]:
     """Create the pydantic model of the search options and those of other dataclasses."""
     most = {  # that only the server has, to limit the cost of a request
         **dict.fromkeys(_BEAMS, limits.max_beam),
@@ -118,36 +111,27 @@ def query_model(limits: Limits, name: str, *options: type) -> type[RequestQuery]
         **{"temperature": 100, "diversity": 100, "top_k": 1_000_000, "seed": 2**32 - 1},
         **{"panel_size": MAX_PANEL, "columns": 50},
     }
-    known: dict[str, OptionField] = {}
     fields: dict[str, Any] = {}
     for schema in (SearchOptions, *options):
         for key, field in option_fields(schema).items():
             bounds = replace(field.bounds, lt=None, le=most.get(key, field.bounds.le))
             if key == "panel_size":
                 bounds = replace(bounds, ge=32)
-            known[key] = replace(field, bounds=bounds)
-            fields[key] = _parameter(known[key], searches=schema is SearchOptions)
-    query: type[RequestQuery] = create_model(name, __base__=RequestQuery, **fields)
-    query.known = known
-    return query
+            fields[key] = _parameter(field, bounds, searches=schema is SearchOptions)
+    return create_model("Options", __config__=ConfigDict(extra="forbid"), **fields)
 
 
-def _parameter(field: OptionField, *, searches: bool) -> tuple[Any, Any]:
+def _parameter(field: OptionField, bounds: Interval, *, searches: bool) -> tuple[Any, Any]:
     """Type and pydantic field of an option; of the search, None is the model's setting."""
     text = field.help.replace(" (0: never scale)", "")  # a request may not
     text += " Defaults to the model's setting." if searches else ""
+    kind: Any = Annotated[field.kind, MaxLen(MAX_TEXT) if field.kind is str else bounds]
     if field.is_list:
         text += f" At most {MAX_WORDS}, separated by commas or as repeated parameters."
-        words = list[Annotated[str, Field(max_length=MAX_TEXT)]]
         split = BeforeValidator(partial(_split, r"[,\s]" if searches else ","))
-        listed: Any = Annotated[words | None, split]
-        return listed, Field(None, description=text, max_length=MAX_WORDS)
-    limits: dict[str, Any] = {name: getattr(field.bounds, name) for name in ("gt", "ge", "le")}
-    if field.kind is str:
-        limits = {"max_length": MAX_TEXT}
-    default = None if searches else field.default
-    kind = field.type | None if searches or field.optional else field.type
-    return kind, Field(default, description=text, **limits)
+        kind = Annotated[list[kind], MaxLen(MAX_WORDS), split]
+    default = None if searches or field.is_list else field.default
+    return kind | None if default is None else kind, Field(default, description=text)
 
 
 def _split(separator: str, given: Any) -> Any:
@@ -159,39 +143,35 @@ def _split(separator: str, given: Any) -> Any:
     return given
 
 
-def check_once(given: QueryParams, query: RequestQuery) -> None:
-    """Refuse query parameters that are repeated but are not lists, of which one would count."""
-    for name in given:
-        if (count := len(given.getlist(name))) > 1 and not query.known[name].is_list:
-            raise RequestError(422, "options", f"{name} is given {count} times; give it once")
+def read_query(given: QueryParams, model: type[BaseModel]) -> BaseModel:
+    """The options of a request's query."""
+    return _read(model, {name: given.getlist(name) for name in given})
 
 
-def with_fields(query: RequestQuery, fields: dict[str, Any]) -> RequestQuery:
+def with_fields(query: BaseModel, fields: dict[str, Any]) -> BaseModel:
     """The query parameters together with the options of the body, which must be others."""
-    model = type(query)
     given = query.model_dump(exclude_unset=True, exclude_defaults=True)  # Swagger UI sends defaults
     if twice := sorted(given.keys() & fields.keys()):
         message = f"{', '.join(twice)} is given in the query and in the body; give it once"
         raise RequestError(422, "options", message)
+    return _read(type(query), given | fields)
+
+
+def _read(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
+    """Check options, of which those of a query or form are lists; errors are one line."""
+    plain = {n: v[0] if isinstance(v, list) and len(v) == 1 else v for n, v in given.items()}
     try:
-        return model.model_validate(given | fields)
+        return model.model_validate(plain)
     except ValidationError as error:
-        raise RequestError(422, "options", query_error(error.errors(), model)) from error
-
-
-def query_error(errors: Iterable[Mapping[str, Any]], query: type[RequestQuery]) -> str:
-    """Summarize pydantic's validation errors in one line."""
-    errors = list(errors)
-    unknown = [str(error["loc"][-1]) for error in errors if error["type"] == "extra_forbidden"]
-    if unknown:
-        return f"unknown parameter {shortened(', '.join(unknown))}; give {', '.join(query.known)}"
-    name = next(part for part in errors[0]["loc"] if part in query.known)
-    field, allowed = query.known[name], query.known[name].allowed
-    if name in _BEAMS:
-        allowed += " (the server's --max-beam)"
-    if most := errors[0].get("ctx", {}).get("max_length"):
-        allowed = f"at most {most} {'words' if field.is_list else 'characters'}"
-    return f"{name} is {shortened(errors[0].get('input'))}; give {allowed}"
+        first = error.errors()[0]
+    name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        problem = f"unknown parameter {shortened(name)}; give {', '.join(model.model_fields)}"
+    else:
+        should = first["msg"][0].lower() + first["msg"][1:]
+        problem = f"{name} is {shortened(first['input'])}; {should}"
+        problem += " (the server's --max-beam)" if name in _BEAMS else ""
+    raise RequestError(422, "options", problem)
 
 
 @dataclass(frozen=True)
@@ -225,7 +205,7 @@ class CaptionRequest:
         return search + words * options.num_captions * options.max_length
 
 
-def read_request(model: Captioner, query: RequestQuery, max_cost: int) -> CaptionRequest:
+def read_request(model: Captioner, query: BaseModel, max_cost: int) -> CaptionRequest:
     """The request of validated query parameters.
 
     Raises:
@@ -280,26 +260,6 @@ class AlternativeResult(BaseModel):
     log_prob: float
 
 
-class AxisResult(BaseModel):
-    """The regions along one axis, as fractions of the photo's width or height.
-
-    The centre of the first region, the distance between the centres of neighbouring regions, and
-    where the part that the model sees starts and stops.
-    """
-
-    first: float
-    pitch: float
-    start: float
-    stop: float
-
-
-class GeometryResult(BaseModel):
-    """Where the regions lie: (i, j) is centred on y.first + i y.pitch, x.first + j x.pitch."""
-
-    x: AxisResult
-    y: AxisResult
-
-
 class KeywordResult(BaseModel):
     """A word for a thing in the photo, its probability, and if attention is true its map.
 
@@ -333,7 +293,9 @@ class CaptionResult(BaseModel):
       attention_gate they sum to the gates, of the others to 1, or 0 if no region supports the word.
     - region: the part of the photo that the maps cover: left, top, right and bottom as fractions of
       its width and height.
-    - geometry: where the regions lie in the photo.
+    - geometry: where the regions lie, as fractions of the photo's width (x) or height (y): the
+      centre of the first region, the distance between neighbouring centres, and where the part
+      that the model sees starts and stops.
     - method: how alphas was computed; only if it is not attention.
     """
 
@@ -349,7 +311,9 @@ class CaptionResult(BaseModel):
     gates: list[float] | None = None
     alphas: list[list[list[float]]] | None = None
     region: tuple[float, float, float, float] | None = None
-    geometry: GeometryResult | None = None
+    geometry: (
+        dict[Literal["x", "y"], dict[Literal["first", "pitch", "start", "stop"], float]] | None
+    ) = None
     method: str | None = None
 
 
@@ -400,3 +364,47 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
         503: "Timed out, or the server is shutting down; retry after Retry-After seconds.",
     }.items()
 }
+
+
+# --- requests in the OpenAPI schema --------------------------------------------------------------
+
+# A PNG of 16 x 12 pixels.
+EXAMPLE_PHOTO = (
+    "iVBORw0KGgoAAAANSUhEUgAAABAAAAAMAgMAAAAWidUSAAAADFBMVEXV1dWKiopKSkoVFRUjjGE+AAAAIElEQVR42mP8"
+    "z8DAwMTAwMDAshrGYmJgYGBgDEXhYgMAabMCEPW30DAAAAAASUVORK5CYII="
+)
+
+_BYTES = {"type": "string", "format": "binary"}
+_BASE64 = {"type": "string", "description": "The bytes of an image file in base64, or a data: URL."}
+_NOTE = """JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server has pillow-heif; the format is
+detected from the content. Options come before the photos if there are several.
+
+"""
+
+
+def described_request(options: type[BaseModel], example: str, *, several: bool = False) -> Any:
+    """The query and body of an endpoint, for its ``openapi_extra``, with curl's arguments."""
+    name, files = ("images", ["a.jpg", "b.jpg"]) if several else ("image", ["photo.jpg"])
+
+    def described(photo: dict[str, str], others: dict[str, Any], examples: list[str]) -> Any:
+        items = {"type": "array", "items": photo} if several else photo
+        properties = {name: items, **others}
+        schema = {"type": "object", "required": [name], "properties": properties}
+        return {"schema": schema, "example": {name: examples if several else examples[0]}}
+
+    fields = options.model_json_schema()["properties"]
+    content = {
+        # Without the options: Swagger UI would fill in values for all of them.
+        "multipart/form-data": described(_BYTES, {}, files),
+        "application/json": described(_BASE64, fields, [EXAMPLE_PHOTO] * 2),
+    }
+    if not several:
+        content |= {kind: {"schema": _BYTES} for kind in ("application/octet-stream", "image/*")}
+    photos = " ".join(f"-F {name}=@{file}" for file in files)
+    text = f"{_NOTE}    curl {photos} 'http://localhost:8000{example}'\n"
+    query = [
+        {"name": name, "in": "query", "description": field["description"], "schema": field}
+        for name, field in fields.items()
+    ]
+    body = {"required": True, "description": text, "content": content}
+    return {"parameters": query, "requestBody": body}

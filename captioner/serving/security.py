@@ -194,7 +194,7 @@ def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
     """Dependencies of endpoints for photos: an API key, and a rate limit for each client (0: none).
 
     A request counts as one towards the rate limit. Of a batch, each photo does: for each further
-    one the endpoint calls ``request.state.count_photo``, which returns None or the refusal.
+    one the endpoint calls ``request.state.count_photo``, which raises the refusal.
     """
     limit = RateLimit(per_minute)
 
@@ -211,18 +211,14 @@ def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
         request.state.api_key = name
 
     async def check_rate(request: Request) -> None:
-        client = client_of(request)
-
-        def count() -> RequestError | None:
-            if wait := limit.take(client):
+        def count() -> None:
+            if wait := limit.take(client_of(request)):
                 source = "from this address" if keys is None else "with this API key"
                 message = f"too many requests {source}; try again in {wait} s"
-                return RequestError(429, "rate", message, retry_after=wait)
-            return None
+                raise RequestError(429, "rate", message, retry_after=wait)
 
         request.state.count_photo = count
-        if error := count():
-            raise error
+        count()
 
     return [Depends(check_rate)] if keys is None else [Depends(check_key), Depends(check_rate)]
 

@@ -115,7 +115,7 @@ class Running:
         self._server = Server(
             target,
             *address,
-            interface=Interfaces.ASGI,
+            interface=Interfaces.ASGINL,
             http=HTTPModes.http1,
             websockets=False,
             backpressure=options.max_connections,

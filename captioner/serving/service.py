@@ -14,8 +14,6 @@ frees its queue slot at once. Nothing is written to disk.
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request
 from PIL.Image import Image
+from pydantic import BaseModel
 
 from captioner.caption import Caption
 from captioner.data.images import USUAL_FORMATS, header_work, open_reduced, reduced_side
@@ -45,7 +44,6 @@ Ends = list[tuple[Awaitable[Any], RequestError]]
 
 DECODERS = 2  # photos decoded in parallel, beside a large one
 LARGE_PIXELS = 24_000_000  # larger ones are decoded one at a time: 27 bytes per pixel at most
-MAX_WAIT = 300  # most seconds of Retry-After
 
 
 class Decoded(NamedTuple):
@@ -56,19 +54,17 @@ class Decoded(NamedTuple):
     picture: Image | None = None
 
 
-class Output(NamedTuple):
-    """An endpoint that takes a photo: what it makes of the captions."""
+Render = Callable[[Decoded, Sequence[Caption], Any], bytes]
+"""Makes the body of a response from a photo, its captions and the request's options. Those of a
+picture have ``panel_size``, at most at which the photo is drawn."""
 
-    path: str
-    summary: str
-    media_type: str
-    options: tuple[type, ...]
-    """Dataclasses, beside that of the search."""
-    render: Callable[[Decoded, Sequence[Caption], Any], bytes]
-    """Makes the body of the response from a photo, its captions and the request's options. Those of
-    a picture have ``panel_size``, at most at which the photo is drawn."""
-    policy: Callable[[bytes], str] | None = None
-    """Content-Security-Policy of the body, for opening it in a browser."""
+
+def captions_json(photo: Decoded, captions: Sequence[Caption], options: Any, **head: Any) -> bytes:
+    """The captions in JSON, after the fields of ``head``; a `Render`."""
+    how = {"attention": options.attention, "min_confidence": options.min_confidence}
+    found = [one.as_dict(**how) for one in captions]
+    width, height = photo.size
+    return schema.json_line({**head, "width": width, "height": height, "captions": found})
 
 
 class Service:
@@ -85,8 +81,6 @@ class Service:
         self._held: Counter[str] = Counter()  # slots by client
         half = max(1, options.max_queue // 2) if options.api_key_file else options.max_queue
         self._most_held = options.max_per_client or half
-        self._seconds = 1.0  # exponential mean of the time between two completed requests
-        self._completed = time.monotonic()  # the last request, or a busy time began
         self._closing = asyncio.Event()
         self.captions = Lane("captions", self._caption, together=self._batch)
         self._costly = Lane("costly", self._caption, yielding=True)
@@ -107,12 +101,12 @@ class Service:
         for lane in self._lanes:
             lane.close()
 
-    async def caption(self, request: Request, query: Any, output: Output) -> bytes:
+    async def caption(self, request: Request, model: type[BaseModel], render: Render) -> bytes:
         """Read the photo of an HTTP request, caption it and render the response.
 
-        The body may contain further options beside those of the query.
+        The options are those of the query and of the body; ``model`` is from `query_model`.
         """
-        schema.check_once(request.query_params, query)
+        query = schema.read_query(request.query_params, model)
         memory = check_headers(request, self.options, several=False)
         client = client_of(request)
 
@@ -121,10 +115,10 @@ class Service:
             side = getattr(options, "panel_size", None)
             photo = await self.decode(client, upload, side)
             captions = await self.caption_photo(client, photo, wanted)
-            render = partial(output.render, photo, captions, options)
+            work = partial(render, photo, captions, options)
             # JSON of many maps takes a while too.
-            drawn = None if side is None else self._painters.submit(client, render)
-            return await (drawn or asyncio.to_thread(render))
+            drawn = None if side is None else self._painters.submit(client, work)
+            return await (drawn or asyncio.to_thread(work))
 
         with self.slots(memory, client):
             fields: dict[str, Any] = {}
@@ -218,26 +212,17 @@ class Service:
         seconds = self.options.timeout
         message = f"captioning took longer than {seconds:g} s: the server is busy, or the options "
         message += "costly (beam_size, num_captions, max_length, method); try again"
-        late = RequestError(503, "time", message, retry_after=self.retry_after())
+        late = RequestError(503, "time", message)
         ends: Ends = [(self._closing.wait(), schema.closing())]
         if request is not None:
             ends.append((disconnected(request), schema.client_closed()))
         return await within(photos * seconds, work, late, ends)
 
-    def retry_after(self) -> int:
-        """Whole seconds in which the requests in flight should be completed.
-
-        Each has the time limit once for its upload and once for its captions.
-        """
-        most = min(MAX_WAIT, 2 * self.options.timeout)
-        return math.ceil(min(most, self._seconds * max(1, self.in_flight)))
-
     @contextmanager
-    def slots(self, count: int, client: str, *, several: bool = False) -> Iterator[None]:
+    def slots(self, count: int, client: str) -> Iterator[None]:
         """Hold some of the ``max_queue`` slots, each of which stands for ``max_bytes`` of memory.
 
-        A request that is alone may need more than there are. How long one of several photos takes
-        depends on their number, so Retry-After is measured from the others.
+        A request that is alone may need more than there are.
         """
         if self.draining:
             raise schema.closing()
@@ -248,10 +233,7 @@ class Service:
         ):
             if held + min(count, most) > most:
                 message = f"{held} requests {whose}are in flight (the limit is {most}); try again "
-                message += "after Retry-After seconds"
-                raise RequestError(429, "queue", message, retry_after=self.retry_after())
-        if self.in_flight == 0:
-            self._completed = time.monotonic()  # idle time is not measured
+                raise RequestError(429, "queue", f"{message}after Retry-After seconds")
         self.in_flight += count
         self._held[client] += count
         try:
@@ -260,10 +242,6 @@ class Service:
             self.in_flight -= count
             self._held[client] -= count
             self._held += Counter()  # forgets those without any
-            if not several:
-                now = time.monotonic()
-                self._seconds += 0.1 * (now - self._completed - self._seconds)
-                self._completed = now
 
 
 async def disconnected(request: Request) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,15 +29,17 @@ def model() -> ColourModel:
 @pytest.fixture
 async def serve(model) -> AsyncIterator[Callable[..., Awaitable[Server]]]:
     """``await serve(**options)`` starts an application; ``app`` are arguments of ``create_app``."""
-    async with AsyncExitStack() as running:
+    started: list[Server] = []
 
-        async def start(*, of: Any = model, batch_size=8, app=None, **options) -> Server:
-            made = create_app(of, ServeOptions(batch_size=batch_size, **options), **(app or {}))
-            await running.enter_async_context(made.router.lifespan_context(made))
-            return Server(made, of)
+    async def start(*, of: Any = model, batch_size=8, app=None, **options) -> Server:
+        made = create_app(of, ServeOptions(batch_size=batch_size, **options), **(app or {}))
+        started.append(Server(made, of))
+        return started[-1]
 
-        yield start
-        model.gate.set()  # or shutdown would wait for it
+    yield start
+    model.gate.set()
+    for server in started:
+        server.service.close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Routes, error responses and the OpenAPI schema."""
+"""Routes, pictures, error responses and the OpenAPI schema."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import io
 import itertools
 import json
 import re
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 from colour_server import png
+from PIL import Image
+from test_photos import as_json, file, option, parts, text
 
+import captioner
 from captioner.inference.captioner import Captioner
 from captioner.options import SearchOptions
 from captioner.serving.app import create_app
@@ -41,15 +45,16 @@ async def test_response_has_size_and_captions(serve):
 
 
 INVALID = [
-    ({"beam_size": 21}, "beam_size is 21; give an integer from 1 to 20"),
-    ({"temperature": "nan"}, "temperature is nan; give a number from 0 to 100"),
-    ({"attention": "maybe"}, "attention is maybe; give true or false"),
-    ({"forced_words": "a,b,c,d,e,f,g,h,i,j,k"}, "give at most 10 words"),
-    ({"candidates": 128}, "give an integer from 0 to 20 (the server's --max-beam)"),
+    ({"beam_size": 0}, "beam_size is 0; input should be greater than or equal to 1"),
+    ({"temperature": "nan"}, "temperature is nan; input should be less than or equal to 100"),
+    ({"attention": "maybe"}, "attention is maybe; input should be a valid boolean"),
+    ({"forced_words": "a,b,c,d,e,f,g,h,i,j,k"}, "list should have at most 10 items"),
+    ({"words": "x" * 1001}, "string should have at most 1000 characters"),
+    ({"candidates": 128}, "should be less than or equal to 20 (the server's --max-beam)"),
     ({"words": "zebra"}, "the model does not know zebra"),
     ({"words": "a", "beam_size": 2, "seed": 1}, "with search options (beam_size, seed)"),
     ({"num_captions": 3}, "num_captions is 3; give at most beam_size (2)"),
-    ({"beam_size": [1, 2]}, "beam_size is given 2 times; give it once"),
+    ({"beam_size": [1, 2]}, "beam_size is ['1', '2']; input should be a valid integer"),
     ({"beam_size\n": 2}, "unknown parameter 'beam_size\\n'"),
 ]
 
@@ -84,21 +89,85 @@ async def test_responses_match_the_model(serve, stored_model):
     ]
 
     server = await serve(of=Captioner(stored_model, precision="fp32"), batch_size=5)
-    requests = [(file, query) for query in queries for file in files]
+    requests = [(photo, query) for query in queries for photo in files]
     exchanges = [
-        server.post(file, attention="true", alternatives=3, **query) for file, query in requests
+        server.post(photo, attention="true", alternatives=3, **query) for photo, query in requests
     ]
     responses = await asyncio.gather(*(one.response() for one in exchanges))
     assert len({response.texts[0] for response in responses[: len(files)]}) > 3
-    for (file, query), response in zip(requests, responses, strict=True):
+    for (photo, query), response in zip(requests, responses, strict=True):
         if "words" in query:
-            alone = [real.explain(io.BytesIO(file), query["words"], alternatives=3)]
+            alone = [real.explain(io.BytesIO(photo), query["words"], alternatives=3)]
         else:
-            alone = real.captions(io.BytesIO(file), alternatives=3, **query)
+            alone = real.captions(io.BytesIO(photo), alternatives=3, **query)
         assert response.texts == [caption.text for caption in alone]
         for result, caption in zip(response.json["captions"], alone, strict=True):
             np.testing.assert_allclose(result["alphas"], caption.alphas, atol=1e-4)
             np.testing.assert_allclose(result["log_probs"], caption.log_probs, atol=1e-3)
+
+
+PHOTO = png((1, 2, 3), (64, 48))  # its first word is 1-2-3
+KINDS = {
+    "/v1/overlay.png": "image/png",
+    "/v1/overlay.svg": "image/svg+xml",
+    "/v1/overlay.html": "text/html; charset=utf-8",
+    "/v1/maps.npy": "application/octet-stream",
+}
+
+
+async def test_overlays_are_those_of_the_python_functions(serve, stored_model, tmp_path):
+    own, real = (Captioner(stored_model, precision="fp32") for _ in range(2))
+    caption = own.explain(PHOTO, "a dog runs")
+    captioner.overlay(PHOTO, caption).save(tmp_path / "wanted.svg")
+
+    server = await serve(of=real)
+    found = {}
+    for path, kind in KINDS.items():
+        response = await server.post(PHOTO, path=path, words="a dog runs").response()
+        assert response.status == 200, response.body
+        assert response.headers["content-type"] == kind
+        found[path] = response.body
+    image = Image.open(io.BytesIO(found["/v1/overlay.png"]))
+    wanted = captioner.overlay(PHOTO, caption).image()
+    np.testing.assert_array_equal(np.asarray(image), np.asarray(wanted))
+    assert found["/v1/overlay.svg"] == (tmp_path / "wanted.svg").read_bytes()
+    assert found["/v1/overlay.html"].decode() == captioner.page(PHOTO, caption).html
+    maps = np.load(io.BytesIO(found["/v1/maps.npy"]), allow_pickle=False)
+    np.testing.assert_allclose(maps, caption.alphas, atol=1e-6)
+
+
+async def test_options_of_the_picture_and_of_the_search(serve):
+    """The same in the query, in a form and in JSON."""
+    server = await serve()
+    same = {"theme": "dark", "only": "1,2", "num_captions": "2"}
+    dark = await server.post(PHOTO, path="/v1/overlay.png", **same).response()
+    assert Image.open(io.BytesIO(dark.body)).getpixel((0, 0)) == (20, 20, 26)
+    for body, headers in (
+        parts(file(PHOTO), *[option(*one) for one in same.items()]),
+        as_json({"image": text(PHOTO), **same}),
+    ):
+        response = await server.post(body, path="/v1/overlay.png", headers=headers).response()
+        assert response.body == dark.body
+
+
+async def test_opened_documents_are_sandboxed(serve):
+    """A page or SVG opened from this server cannot send requests in its name."""
+    server = await serve()
+    words = {"words": "<script>alert(1)</script> </svg> dog"}
+    page = await server.post(PHOTO, path="/v1/overlay.html", title="<b>", **words).response()
+    policy = page.headers["content-security-policy"]
+    assert policy.endswith("; frame-ancestors 'none'; sandbox allow-scripts")
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert b"<script>alert" not in page.body
+    assert b"<b>" not in page.body
+    svg = await server.post(PHOTO, path="/v1/overlay.svg", **words).response()
+    assert "sandbox" in svg.headers["content-security-policy"]
+    assert "script-src" not in svg.headers["content-security-policy"]
+    tree = ElementTree.fromstring(svg.body)
+    assert not [one for one in tree.iter() if "script" in one.tag]
+    for response in (page, svg):
+        assert response.headers["x-content-type-options"] == "nosniff"
 
 
 async def test_metrics_count_by_route_and_status(serve):
