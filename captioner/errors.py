@@ -76,11 +76,6 @@ class LargeImageError(ImageError):
 class ProgramError(DataError):
     """An external program (METEOR, SPICE) failed; other metrics are not affected."""
 
-    def __init__(self, program: str, message: str) -> None:
-        """Initialize the error with the program's name."""
-        super().__init__(message)
-        self.program = program
-
 
 class ModelError(CaptionerError):
     """A model folder cannot be loaded or saved."""

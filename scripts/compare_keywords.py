@@ -34,7 +34,7 @@ from captioner.caption import Caption
 from captioner.data.coco import read_dataset
 from captioner.evaluation.calibration import Judged, calibration_error
 from captioner.evaluation.grounding import measure as measure_maps
-from captioner.evaluation.masks import read_instances
+from captioner.evaluation.grounding import read_instances
 from captioner.evaluation.objects import find_names
 from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import sigmoid
@@ -180,14 +180,14 @@ def compare(model: Captioner, annotations: str, images: str) -> None:
 def compare_with_masks(model: Captioner, instances: str, folder: str) -> None:
     """Print precision and recall of the categories named, and how maps agree with masks."""
     known = read_instances(Path(instances))
-    ids = {Path(name).name: image_id for image_id, name in known.names.items()}
+    ids = {Path(one["file_name"]).name: image_id for image_id, one in known.images.items()}
     photos = [path for path in sorted(Path(folder).iterdir()) if path.name in ids]
     captions = {
         ids[path.name]: one
         for path, one in zip(photos, model.caption(photos, keywords=8), strict=True)
     }
     annotated = {
-        image_id: {c for c in known.categories if known.masks(image_id, c) is not None}
+        image_id: {c for c in known.categories if known.labels(image_id, c) is not None}
         for image_id in captions
     }
     for name, group in compare_categories(captions, annotated).items():

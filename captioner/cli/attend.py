@@ -42,7 +42,7 @@ from captioner.option_fields import File, ModelName, Shown, option_fields
 from captioner.options import METHOD_TITLES, ExplanationMethod, ModelOptions, SearchOptions
 
 if TYPE_CHECKING:
-    from captioner.evaluation.masks import Instances
+    from captioner.evaluation.grounding import Instances
     from captioner.inference.captioner import Captioner
 
 _FIGURE = ("instances", "compare", "alternatives", "blocks")
@@ -301,7 +301,7 @@ def _draw(
     """Draw a file per photo, or all in one; return the number of failures."""
     instances = None
     if options.instances is not None:
-        from captioner.evaluation.masks import read_instances
+        from captioner.evaluation.grounding import read_instances
 
         instances = read_instances(options.instances)
     several = len(jobs) > 1
@@ -386,17 +386,17 @@ def _outlines(photo: Path, captions: Sequence[Caption], instances: Instances) ->
     """For each caption, masks of the objects that it names, by word position."""
     from captioner.evaluation.objects import find_names
 
-    ids = [i for i, name in instances.names.items() if Path(name).name == photo.name]
+    ids = [i for i, one in instances.images.items() if Path(one["file_name"]).name == photo.name]
     if not ids:
         warn(f"{photo}: not in {instances.path}; no outlines are drawn")
         return ()
     outlines: list[dict[int, list[Any]]] = [{} for _ in captions]
     for caption, by_word in zip(captions, outlines, strict=True):
         for name in find_names(caption.words):
-            masks = instances.masks(ids[0], name.category)
-            if masks is not None:
+            labels = instances.labels(ids[0], name.category)
+            if labels is not None:
                 for position in range(name.start, name.stop):
-                    by_word.setdefault(position, []).append(masks.objects)
+                    by_word.setdefault(position, []).append(labels == 1)
     if not any(outlines):
         warn(f"{photo}: the caption names no object that has a mask in {instances.path}")
     return outlines

@@ -14,11 +14,10 @@ from captioner.data.coco import locate_photos, read_captions, read_dataset
 from captioner.data.folders import find_images
 from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError, OptionError, either, first_of
-from captioner.evaluation.grounding import measure
-from captioner.evaluation.masks import Instances, read_instances
+from captioner.evaluation.grounding import Instances, measure, read_instances
 from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.objects import by_confidence, photo_objects
-from captioner.evaluation.options import EvaluateOptions, OnError, changed_device, raise_error
+from captioner.evaluation.options import EvaluateOptions, OnError, changed, raise_error
 from captioner.evaluation.references import GZIP, DocumentFrequencies, count_frequencies
 from captioner.evaluation.report import Report, build, difference, per_image, read_captions_of
 from captioner.files import FREQUENCIES
@@ -75,9 +74,8 @@ def evaluate(
         "faithfulness": bool(faithfulness),
     }
     checked = build_options(EvaluateOptions, given)
-    for name in changed_device(checked) if loaded else ():
-        if name != "batch_size":
-            raise OptionError(f"{{model}} is loaded already; omit {{{name}}}, or load it with that")
+    for name in {"device", "precision"} & {*changed(checked)} if loaded else ():
+        raise OptionError(f"{{model}} is loaded already; omit {{{name}}}, or load it with that")
     checked.check(options)
     how = faithfulness if isinstance(faithfulness, FaithfulnessOptions) else FaithfulnessOptions()
     return Evaluation(checked, options, how, loaded, captions, progress=progress).run()
@@ -114,7 +112,7 @@ class Evaluation:
         if options.train_annotations:
             training = read_captions(options.train_annotations, renumber=True)[1]
             known = [text for texts in training.values() for text in texts]
-        confidences: dict[int, float] = {}
+        found: dict[int, Caption] = {}
         if judge is not None and options.results is not None:
             captions = self._within(judge, options.results, self.captions)
             report: Report = {"results": options.results}
@@ -123,29 +121,31 @@ class Evaluation:
             photos = self._photos()
             model, report = self._load()
             neutral = model.options(**self.search).neutral
-            captions, confidences, attention = self._caption(model, photos)
-            report |= attention
+            found = self._caption(model, photos)
+            if self.instances is not None:
+                with_masks = {i: one for i, one in found.items() if i in self.instances.images}
+                report["instances"] = options.instances
+                report["attention"] = measure(with_masks, self.instances)
             if judge is None:
                 return report
             judge.frequencies = judge.frequencies or model_frequencies(model)
-            captions = {i: text for i, text in captions.items() if judge.references.get(i)}
+            captions = {i: one.text for i, one in found.items() if judge.references.get(i)}
         if neutral:
             report["references"] = "neutral: words for people are replaced, as in the captions"
             judge.references = {
                 i: [*map(neutral_caption, texts)] for i, texts in judge.references.items()
             }
             known = known and [*map(neutral_caption, known)]
-        found, scores = build(captions, judge, known)
-        report |= {"annotations": options.annotations, **found}
+        scored, scores = build(captions, judge, known)
+        report |= {"annotations": options.annotations, **scored}
         missing = sum(1 for i, texts in judge.references.items() if texts and i not in captions)
         if missing:
             report["images_without_caption"] = missing
         if judge.objects is not None:
             report["warnings"] += self._without_masks(captions)
-            if confidences:
-                report["chair_by_confidence"] = by_confidence(
-                    scores.counts["CHAIR_i"], [confidences[i] for i in scores.ids]
-                )
+            values = [found[i].confidence for i in scores.ids if i in found]
+            if confidences := [value for value in values if value is not None]:
+                report["chair_by_confidence"] = by_confidence(scores.counts["CHAIR_i"], confidences)
         if others is not None:
             compared = difference(captions, others, judge, scores)
             report["compare"] = {"with": options.compare, **compared}
@@ -187,7 +187,7 @@ class Evaluation:
 
     def _without_masks(self, captions: Mapping[int, str]) -> list[str]:
         """A note on photos whose objects are known from their references alone."""
-        count = len(captions.keys() - (() if self.instances is None else self.instances.sizes))
+        count = len(captions.keys() - (() if self.instances is None else self.instances.images))
         note = (
             f"CHAIR: {count} of {len(captions)} photos have no annotated objects, so objects that "
             "their references do not name count as hallucinated"
@@ -212,37 +212,24 @@ class Evaluation:
         name = options.model[0] if self.model else options.model or "the shipped model"
         return model, {"model": name, "search": ", ".join(shown), "precision": model.precision}
 
-    def _caption(
-        self, model: Captioner, photos: Mapping[int, Path]
-    ) -> tuple[dict[int, str], dict[int, float], Report]:
-        """Captions, confidences, if they have one, and what the report says of the attention."""
-        options, instances = self.options, self.instances
-        captions: dict[int, str] = {}
-        confidences: dict[int, float] = {}
-        grounded: dict[int, Caption] = {}  # of photos with instances
-        results = model.stream(photos.values(), batch_size=options.batch_size, **self.search)
+    def _caption(self, model: Captioner, photos: Mapping[int, Path]) -> dict[int, Caption]:
+        """Captions of the photos that can be read."""
+        captions: dict[int, Caption] = {}
+        results = model.stream(photos.values(), batch_size=self.options.batch_size, **self.search)
         bar = photo_bar(results, shown=self.progress, total=len(photos))
         for image_id, result in zip(photos, bar, strict=True):
-            if result.error is not None:
+            if result.error is None:
+                captions[image_id] = result.captions[0]
+            else:
                 self.on_error(result.error)
-                continue
-            best = result.captions[0]
-            captions[image_id] = best.text
-            if best.confidence is not None:
-                confidences[image_id] = best.confidence
-            if instances is not None and image_id in instances.sizes:
-                grounded[image_id] = best
-        if instances is None:
-            return captions, confidences, {}
-        attention = {"instances": options.instances, "attention": measure(grounded, instances)}
-        return captions, confidences, attention
+        return captions
 
     def _photos(self) -> dict[int, Path]:
         """The photos of the annotations, and of the instances: of both, those in the folder."""
         options, paths = self.options, dict[int, Path]()
         folders = [options.images or ""]
         if self.instances is not None:
-            names = self.instances.names
+            names = {i: image["file_name"] for i, image in self.instances.images.items()}
             if options.annotations is not None:
                 names = {i: name for i, name in names.items() if Path(*folders, name).is_file()}
             paths |= locate_photos(names, folders, str(options.instances))

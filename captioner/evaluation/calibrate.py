@@ -35,7 +35,7 @@ from captioner.evaluation.calibration import (
 )
 from captioner.evaluation.judgements import read_judgements
 from captioner.evaluation.options import CalibrateOptions, OnError
-from captioner.evaluation.references import Cider, DocumentFrequencies, Ngrams, split
+from captioner.evaluation.references import DocumentFrequencies, cider_d, ngrams, split
 from captioner.evaluation.report import ends, table
 from captioner.files import FREQUENCIES, atomic_write
 from captioner.inference.captioner import Captioner
@@ -235,7 +235,6 @@ class _Work:
     def examples(self) -> list[Example]:
         """The captions of all photos that can be read; the judged ones that have a judgement."""
         examples: list[Example] = []
-        cider = Cider(self.frequencies)
         for task in self.tasks:
             found = [*self._observed(task.photos, task.group, task.style)]
             if task.judged is not None:
@@ -246,9 +245,9 @@ class _Work:
                 continue
             for photo, seen in found:
                 caption, *references = (
-                    Ngrams.of(split(caption_tokens(text))) for text in (seen.text, *photo.captions)
+                    ngrams(split(caption_tokens(text))) for text in (seen.text, *photo.captions)
                 )
-                (score,) = cider.score([caption], references)
+                (score,) = cider_d([caption], references, self.frequencies)
                 examples.append(Example(seen, task.style, task.group, score, _words(photo)))
         if not examples:
             raise DataError("no photo could be captioned; give photos that can be read")

@@ -77,15 +77,10 @@ ENCODED_TOGETHER = 16
 
 
 def measure_orders(orders: Indices, steps: int, score: Score) -> Array:
-    """Delete and insert the regions of a photo in given orders.
+    """Delete and insert the regions of a photo in given orders, (orders, W, L), first ones first.
 
-    Args:
-        orders: Indices of the regions, first those to delete or insert first, (orders, W, L).
-        steps: S.
-        score: Called once; versions that several orders share are scored once.
-
-    Returns:
-        Log-probability of the words, (curves, orders, W, S + 1).
+    Returns the log-probability of the words, (curves, orders, W, S + 1). ``score`` is called once;
+    versions that several orders share are scored once.
     """
     count, words, regions = orders.shape
     counts = np.rint(np.linspace(0, regions, steps + 1))
@@ -108,16 +103,10 @@ def region_orders(
     grid: tuple[int, int],
     seed: int,
 ) -> Indices:
-    """The orders of the regions of a photo, most relevant first.
+    """Indices of the regions of a photo, most relevant first, (orders, W, L), as in ``ORDERS``.
 
-    Args:
-        relevances: By method of ``METHODS``, (W, L).
-        geometry: Where the regions lie.
-        grid: Gh and Gw.
-        seed: Seed of the random order, which also orders equally relevant regions.
-
-    Returns:
-        (orders, W, L), in the order of ``ORDERS``.
+    From the relevance of each method, (W, L), where the regions of the grid (Gh, Gw) lie, and the
+    seed of the random order, which also orders equally relevant regions.
     """
     random = np.random.default_rng(seed).permutation(grid[0] * grid[1])
     attention = relevances["attention"]
@@ -150,8 +139,8 @@ class _Photo:
     def _encode(self, pixels: Iterable[NDArray[np.uint8]]) -> Tensor:
         """Features (N, L, D) of several versions."""
         photos = [Prepared((one,), CropBox()) for one in pixels]
-        features: Tensor = self.ensemble.encode(photos)[0]
-        return features.float()
+        features: Tensor = self.ensemble.encode(photos)[0].float()
+        return features
 
     @cached_property
     def regions(self) -> NDArray[np.intp]:
@@ -244,16 +233,9 @@ def measure_photo(
     number: int = 0,
     name: str = "",
 ) -> list[Word]:
-    """Measure the content words of the caption of one photo.
+    """Measure the content words of a single model's caption of a photo, or of a ``reference``.
 
-    Args:
-        model: A single model.
-        image: The photo, from ``data.images.open_image``.
-        options: How to measure.
-        search: How to caption.
-        reference: Measure this caption instead of the model's.
-        number: Seed of the random order of the photo's regions.
-        name: Its file name.
+    ``number`` is the seed of the random order of its regions, ``name`` its file name.
     """
     ensemble, vocabulary = model.ensemble, model.stored.vocabulary
     engine = ensemble.engines[0]
@@ -304,13 +286,8 @@ def measure(
 ) -> dict[str, Any]:
     """Measure the content words of the captions of several photos; see `summarize`.
 
-    Args:
-        model: A single model, not an exported one.
-        photos: The photos, with a caption to measure instead of the model's, or None.
-        options: How to measure; ``max_photos`` of the photos are used.
-        search: How to caption.
-        on_error: Called with the error of a photo that cannot be read.
-        progress: Show a progress bar.
+    Of the model, which is not an exported one; or of the captions given with the photos.
+    ``on_error`` is called with the error of a photo that cannot be read.
 
     Raises:
         ConfigError: The model is an ensemble.
@@ -341,13 +318,7 @@ def measure(
 
 
 def summarize(words: Sequence[Word], photos: int, steps: int, regions: int) -> dict[str, Any]:
-    """All results as JSON data.
-
-    Args:
-        words: What was measured, by photo.
-        photos: Number of photos that were read, with or without content words.
-        steps: S.
-        regions: L.
+    """All results as JSON data, of ``photos`` photos that were read, with S steps and L regions.
 
     Returns:
         ``photos``, ``photos_with_words``, ``words``, ``steps``, ``regions``, ``log_prob`` (mean

@@ -3,7 +3,7 @@
     words     a     dog   on    a     couch
     alphas    (T, Gh, Gw), each sums to 1
     names           dog               couch          captioner.evaluation.objects
-    masks           (H, W)            (H, W)         objects of that category in the photo
+    labels          (H, W)            (H, W)         where objects of that category are in the photo
     coverage        (Gh, Gw)          (Gh, Gw)       share of each region covered by the objects
 
     correctness = sum_i alpha_i coverage_i
@@ -15,6 +15,8 @@ As in COCO's own evaluation, crowd regions are ignored: pixels that only a crowd
 category covers count neither as attention nor as area. A name is measured only if its category is
 in the photo; other names are counted. The instances file must annotate every object of its
 categories, as COCO's files do.
+
+Notation: a photo of H x W pixels; a grid of Gh x Gw regions over the part that the model sees.
 """
 
 from __future__ import annotations
@@ -22,15 +24,141 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from captioner.caption import Caption
+from captioner.data.coco import Fields, read_coco
+from captioner.errors import ConfigError, DataError
 from captioner.evaluation.bootstrap import MIN_IMAGES, PhotoMeans, interval, too_few
-from captioner.evaluation.masks import Array, GridMasks, Instances
 from captioner.evaluation.objects import Name, find_names
+from captioner.geometry import Axis, Geometry
+from captioner.hardware import is_installed
+
+Array = NDArray[np.float64]
+
+# --- masks ---------------------------------------------------------------------------------------
+
+_FIELDS: Fields = {
+    "images": {"id": (int,), "file_name": (str,), "height": (int,), "width": (int,)},
+    "annotations": {
+        "id": (int,), "image_id": (int,), "category_id": (int,), "segmentation": (list, dict),
+    },
+    "categories": {"id": (int,), "name": (str,)},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Instances:
+    """The objects of a set of photos; masks are decoded on access."""
+
+    path: Path
+    """The file."""
+    images: Mapping[int, dict[str, Any]]
+    """COCO's entry of each photo by image id, including photos without objects."""
+    categories: frozenset[str]
+    """Names of the annotated categories."""
+    annotations: Mapping[tuple[int, str], list[dict[str, Any]]]
+    """COCO annotations by image id and category."""
+
+    def labels(self, image_id: int, category: str) -> Array | None:
+        """Where a category is in a photo; None if the photo has no annotation of it.
+
+        Returns:
+            (H, W): 1 on its objects, NaN where only a crowd region covers the pixel, so that it is
+            unknown whether it is one of an object, else 0.
+
+        Raises:
+            DataError: A mask is neither polygons nor run lengths of the photo's size.
+        """
+        entries = self.annotations.get((image_id, category))
+        if not entries:
+            return None
+        from pycocotools.coco import COCO
+
+        coco = COCO()
+        coco.imgs = self.images
+        image = self.images[image_id]
+        labels = np.zeros((image["height"], image["width"]))
+        for entry in sorted(entries, key=lambda one: one.get("iscrowd") != 1):  # crowds first
+            try:
+                labels[coco.annToMask(entry) == 1] = math.nan if entry.get("iscrowd") == 1 else 1
+            except Exception as error:  # pycocotools raises plain Exception
+                raise DataError(
+                    f"{self.path}: annotation {entry['id']} has an invalid mask ({error}); "
+                    "give polygons or run lengths"
+                ) from error
+        return labels
+
+
+def read_instances(path: str | Path) -> Instances:
+    """Read a COCO instances file, e.g. ``instances_val2014.json``.
+
+    Raises:
+        ConfigError: pycocotools is not installed.
+        DataError: The file is missing, not JSON or not a COCO instances file.
+    """
+    if not is_installed("pycocotools"):
+        raise ConfigError("masks need pycocotools; run: pip install 'captioner[evaluate]'")
+    data = read_coco(path, _FIELDS, "instances")
+    names = {category["id"]: category["name"] for category in data["categories"]}
+    images = {image["id"]: image for image in data["images"]}
+    found: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for entry in data["annotations"]:
+        for key, known in (("image_id", images), ("category_id", names)):
+            if entry[key] not in known:
+                raise DataError(
+                    f"{path}: annotation {entry['id']} has the {key} {entry[key]}, which is not in "
+                    "the file; remove the annotation or add that entry"
+                )
+        found.setdefault((entry["image_id"], names[entry["category_id"]]), []).append(entry)
+    return Instances(Path(path), images, frozenset(names.values()), found)
+
+
+def region_coverage(mask: NDArray[np.bool_], regions: Geometry, grid: tuple[int, ...]) -> Array:
+    """Share of each region of a grid that a mask (H, W) covers: (Gh, Gw), 0 outside the photo.
+
+    Exact: a region is a rectangle of the pixels nearest to its centre, whose borders may cut
+    through pixels, and a pixel counts by the part of it that lies inside. The sum of alphas times
+    coverage therefore equals spreading the attention of every region evenly over its rectangle and
+    summing over the pixels of the mask.
+    """
+    rows, columns = (
+        _overlaps(pixels, axis, count)
+        for pixels, axis, count in zip(mask.shape, regions, grid, strict=True)
+    )
+    result: Array = rows @ mask.astype(np.float64) @ columns.T
+    return result
+
+
+def _overlaps(pixels: int, axis: Axis, cells: int) -> Array:
+    """Share of each cell that each pixel fills, along one axis: (cells, pixels)."""
+    # Rounded, so that a border between two pixels is exact; otherwise a mask beside it would cover
+    # 1e-14 of the region.
+    borders = np.round(np.clip(axis.borders(cells), 0, 1) * pixels, 9)
+    starts, stops = borders[:-1, None], borders[1:, None]
+    inside = np.clip(np.arange(pixels + 1), starts, stops)  # pixel edges clipped to the cell
+    lengths = np.diff(inside, axis=1)
+    return np.divide(lengths, stops - starts, out=np.zeros_like(lengths), where=stops > starts)
+
+
+def _at_middles(labels: Array, regions: Geometry, grid: tuple[int, ...]) -> Array:
+    """The labels (H, W) of the pixel at the middle of each region of a grid: (Gh, Gw).
+
+    See ``Axis.middles``. A middle between two pixels counts as the one to the right and below.
+    """
+    rows, columns = (
+        np.clip(np.round(axis.middles(count) * pixels, 9), 0, pixels - 1).astype(np.intp)
+        for pixels, axis, count in zip(labels.shape, regions, grid, strict=True)
+    )
+    return labels[np.ix_(rows, columns)]
+
+
+# --- attention -----------------------------------------------------------------------------------
 
 _MEANS = (
     "correctness", "uniform", "centre", "shuffled", "pointing", "pointing_uniform",
@@ -148,33 +276,45 @@ def measure_name(
         NaN where undefined. Or why it cannot be measured: ``absent``, ``unseen`` or ``ignored``.
     """
     category, start, stop = name
-    in_photo = instances.masks(image_id, category)
-    if in_photo is None:
+    labels = instances.labels(image_id, category)
+    if labels is None:
         return "absent"
-    maps = np.asarray(caption.alphas, dtype=np.float64)
-    masks = GridMasks.from_masks(in_photo, caption.regions, maps.shape[1:])
-    if not masks.objects.any():
-        return "ignored" if masks.has_crowd or not in_photo.objects.any() else "unseen"
-    correctness = masks.correctness(maps[start:stop])
-    if math.isnan(correctness):
+    maps, regions = np.asarray(caption.alphas, dtype=np.float64), caption.regions
+    grid = maps.shape[1:]
+    objects = region_coverage(labels == 1, regions, grid)
+    if not objects.any():
+        crowds = region_coverage(np.isnan(labels), regions, grid)
+        return "ignored" if crowds.any() or not (labels == 1).any() else "unseen"
+    valid = region_coverage(~np.isnan(labels), regions, grid)
+    middles = _at_middles(labels, regions, grid)
+    whole = Geometry(*(Axis.even(1, axis.start, axis.stop) for axis in regions))
+
+    def correctness(maps: Array) -> float:
+        """sum_i alpha_i objects_i / sum_i alpha_i valid_i of the sum of maps, (words, Gh, Gw)."""
+        weight = float((maps * valid).sum())
+        return float((maps * objects).sum()) / weight if weight > 0 else math.nan
+
+    named = maps[start:stop]
+    if math.isnan(correctness(named)):
         return "ignored"
-    before = masks.correctness(maps[max(start - 1, 0) : start])
-    shift = (before, correctness, masks.correctness(maps[stop : stop + 1]))
-    uniform = np.ones((1, *maps.shape[1:]))
-    gaussian = np.exp(-caption.regions.from_centre(maps.shape[1:]) / (2 * 0.25**2))  # not tuned
+    neighbours = maps[max(start - 1, 0) : start], named, maps[stop : stop + 1]
+    shift = [*map(correctness, neighbours)]
+    uniform = np.ones((1, *grid))
+    gaussian = np.exp(-regions.from_centre(grid) / (2 * 0.25**2))[None]  # not tuned
+    mean = named.mean(axis=0)
     return {
         "image_id": image_id,
         "category": category,
         "text": " ".join(caption.words[start:stop]),
         "start": start,
-        "correctness": correctness,
-        "uniform": masks.correctness(uniform),
-        "centre": masks.correctness(gaussian[None]),
-        "shuffled": masks.correctness(np.delete(maps, slice(start, stop), axis=0)),
-        "shift": (math.nan,) * 3 if any(map(math.isnan, shift)) else shift,
-        "pointing": masks.pointing(maps[start:stop].mean(axis=0)),
-        "pointing_uniform": masks.pointing(uniform[0]),
-        "pointing_centre": masks.grid_centre,
+        "correctness": correctness(named),
+        "uniform": correctness(uniform),
+        "centre": correctness(gaussian),
+        "shuffled": correctness(np.delete(maps, slice(start, stop), axis=0)),
+        "shift": [math.nan] * 3 if any(map(math.isnan, shift)) else shift,
+        "pointing": _mean(middles[mean == mean.max()]),
+        "pointing_uniform": _mean(middles),
+        "pointing_centre": _at_middles(labels, whole, (1, 1)).item(),
         "gate": float(np.mean(caption.gates[start:stop], dtype=np.float64)),
     }
 

@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 from captioner.errors import ProgramError
 from captioner.hardware import is_installed
 
-JAVA_METRICS = ("METEOR", "SPICE")
-
 METEOR_COUNTS = 23
 """Counts per caption: words of candidate and reference, function words of both; for each of four
 matchers (exact, stem, synonym, paraphrase) the matched content words of both and function words of
@@ -102,7 +100,7 @@ def meteor_counts(
     except ValueError as error:  # too few lines, or others
         problem = ran.stderr.decode(errors="replace").strip().partition("\n")[0]
         raise ProgramError(
-            "METEOR", f"METEOR's Java program stopped ({problem or 'no output'}); it needs 2 GB"
+            f"METEOR's Java program stopped ({problem or 'no output'}); it needs 2 GB"
         ) from error
     perfect = (counts[:, 21:23] == counts[:, 0:2]).all(axis=1) & (counts[:, 20] == 1)
     counts[perfect, 20] = 0
@@ -166,13 +164,15 @@ def spice(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> NDA
         return np.array([float(image["All"]["f"]) for image in images])
     except subprocess.CalledProcessError as error:
         raise ProgramError(
-            "SPICE",
             f"SPICE's Java program failed (exit {error.returncode}, output above); it needs Java 8 "
             "or 11 and 8 GB of memory",
         ) from error
     except (OSError, BadZipFile, ValueError, LookupError, TypeError) as error:
         raise ProgramError(
-            "SPICE",
             f"SPICE could not be run ({error!r}); if it cannot download {_CORENLP}, copy the two "
             f"jars into {Path(source.__file__).parent / 'lib'}, which must be writable",
         ) from error
+
+
+PROGRAMS = {"METEOR": meteor_counts, "SPICE": spice}
+"""What each metric sums over images; see ``metrics.Scores``."""

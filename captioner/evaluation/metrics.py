@@ -12,35 +12,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from captioner.errors import DataError, ProgramError
-from captioner.evaluation import java as java_programs
+from captioner.evaluation.java import PROGRAMS, meteor_from_counts
 from captioner.evaluation.objects import chair_i, count_mentions
 from captioner.evaluation.options import OnError, raise_error
 from captioner.evaluation.references import (
-    ORDERS,
-    Cider,
     DocumentFrequencies,
-    Ngrams,
     bleu_counts,
+    bleu_from_counts,
+    cider_d,
     count_documents,
+    ngrams,
     split,
     words_of,
 )
 from captioner.text.tokenizer import caption_tokens, has_unspaced
 from captioner.version import __version__
 
-# Constants of pycocoevalcap: smoothing of BLEU, weight of recall in ROUGE-L.
-_SMALL, _TINY = 1e-9, 1e-15
-_BETA = 1.2
+_BETA = 1.2  # weight of recall in ROUGE-L, as in pycocoevalcap
 
 
 @dataclass(frozen=True)
@@ -49,11 +45,10 @@ class Scores:
 
     ids: Sequence[int]
     """The images, (N,)."""
-    values: Mapping[str, NDArray[np.float64]]
-    """Scores of each image, (N,), by metric; CIDEr uses the document frequencies of all images."""
     counts: Mapping[str, NDArray[np.float64]]
-    """Counts of the metrics that are not a mean over images: Bleu (N, 10), see `bleu_from_counts`;
-    METEOR (N, 23), see `java.METEOR_COUNTS`; CHAIR_i (N, 2), see `objects.count_mentions`."""
+    """What each metric sums over the images: Bleu (N, 9), see `bleu_counts`; METEOR (N, 23), see
+    `java.METEOR_COUNTS`; CHAIR_i (N, 2), see `objects.count_mentions`; of the others, the score of
+    each image, (N,). CIDEr uses the document frequencies of all images."""
 
     @cached_property
     def corpus(self) -> dict[str, float]:
@@ -64,15 +59,16 @@ class Scores:
     @cached_property
     def images(self) -> dict[int, dict[str, float]]:
         """Scores by image id."""
+        values = _scores(self.counts, np.ones(len(self.ids)))
         return {
-            image_id: {name: values[n].item() for name, values in self.values.items()}
+            image_id: {name: of_metric[n].item() for name, of_metric in values.items()}
             for n, image_id in enumerate(self.ids)
         }
 
     def resample(self, weights: ArrayLike) -> dict[str, NDArray[np.float64]]:
         """Corpus scores of resamples of the images.
 
-        BLEU and METEOR are computed from the summed counts, all other metrics are weighted means.
+        BLEU, METEOR and CHAIR_i are computed from summed counts, all others are weighted means.
         CIDEr keeps the document frequencies of the whole set. An image whose SPICE is NaN makes the
         corpus SPICE NaN.
 
@@ -83,19 +79,25 @@ class Scores:
             R scores of each metric.
         """
         rows = np.asarray(weights, dtype=np.float64)
-        found = {name: rows @ values / rows.sum(axis=1) for name, values in self.values.items()}
-        for name, counts in self.counts.items():
-            found |= _from_counts(name, rows @ counts)
-        return found
+        sums = {name: rows @ counts for name, counts in self.counts.items()}
+        return _scores(sums, rows.sum(axis=1))
 
 
-def _from_counts(name: str, counts: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """Scores by metric, (R,), from the counts of ``Scores.counts``, summed or not."""
-    if name == "METEOR":
-        return {name: java_programs.meteor_from_counts(counts)}
-    if name == "CHAIR_i":
-        return {name: chair_i(counts)}
-    return {f"Bleu_{n}": column for n, column in enumerate(bleu_from_counts(counts).T, 1)}
+def _scores(
+    sums: Mapping[str, NDArray[np.float64]], images: NDArray[np.float64]
+) -> dict[str, NDArray[np.float64]]:
+    """Scores by metric, (R,), from sums of ``Scores.counts`` and the number of images in each."""
+    found: dict[str, NDArray[np.float64]] = {}
+    for name, counts in sums.items():
+        if name == "Bleu":
+            found |= {f"Bleu_{n}": column for n, column in enumerate(bleu_from_counts(counts).T, 1)}
+        elif name == "METEOR":
+            found[name] = meteor_from_counts(counts)
+        elif name == "CHAIR_i":
+            found[name] = chair_i(counts)
+        else:
+            found[name] = counts / images
+    return found
 
 
 @dataclass
@@ -126,42 +128,29 @@ class CaptionEvaluator:
         tokens = [caption_tokens(captions[i]) for i in ids]
         truth = {i: [caption_tokens(text) for text in self.references.get(i, ())] for i in ids}
         known = words_of(truth)
-        ciders = {"CIDEr": Cider(count_documents(known.values()))}
+        frequencies = {"CIDEr": count_documents(known.values())}
         if self.frequencies is not None:
-            ciders["CIDEr_D"] = Cider(self.frequencies)
-        rows: dict[str, list[Any]] = {name: [] for name in ("Bleu", "ROUGE_L", *ciders)}
+            frequencies["CIDEr_D"] = self.frequencies
+        rows: dict[str, list[ArrayLike]] = {name: [] for name in ("Bleu", "ROUGE_L", *frequencies)}
         for i, words in zip(ids, tokens, strict=True):
-            own, others = Ngrams.of(split(words)), [*map(Ngrams.of, known[i])]
-            rows["Bleu"].append(bleu_counts(own, others))
+            own, others = [ngrams(split(words))], [*map(ngrams, known[i])]
+            rows["Bleu"] += [*bleu_counts(own, others)]
             rows["ROUGE_L"].append(rouge_l(words, truth[i]))
-            for name, cider in ciders.items():
-                rows[name] += cider.score([own], others)
-        counts = {"Bleu": np.array(rows.pop("Bleu"), np.float64)}
-        values = _from_counts("Bleu", counts["Bleu"])
-        values |= {name: np.array(row) for name, row in rows.items()}
+            for name, counted in frequencies.items():
+                rows[name] += cider_d(own, others, counted)
+        counts = {name: np.array(row, np.float64) for name, row in rows.items()}
         lines = [" ".join(words) for words in tokens]
         texts = [[" ".join(words) for words in truth[i]] for i in ids]
-        if "METEOR" in self.java:
-            with self._program():
-                counts["METEOR"] = java_programs.meteor_counts(lines, texts)
-                values |= _from_counts("METEOR", counts["METEOR"])
-        if "SPICE" in self.java:
-            with self._program():
-                values["SPICE"] = java_programs.spice(lines, texts)
+        for metric in list(self.java):
+            try:
+                counts[metric] = PROGRAMS[metric](lines, texts)
+            except ProgramError as error:  # the metric is omitted from now on
+                self.on_error(error)
+                self.java = [other for other in self.java if other != metric]
         if self.objects is not None:
-            counts["CHAIR_i"] = count_mentions(tokens, [self.objects[i] for i in ids])
-            values |= _from_counts("CHAIR_i", counts["CHAIR_i"])
-            values["CHAIR_s"] = (counts["CHAIR_i"][:, 0] > 0).astype(np.float64)
-        return Scores(ids, values, counts)
-
-    @contextmanager
-    def _program(self) -> Iterator[None]:
-        """Omit a metric from now on if its program fails."""
-        try:
-            yield
-        except ProgramError as error:
-            self.on_error(error)
-            self.java = [metric for metric in self.java if metric != error.program]
+            mentions = count_mentions(tokens, [self.objects[i] for i in ids])
+            counts |= {"CHAIR_i": mentions, "CHAIR_s": (mentions[:, 0] > 0).astype(np.float64)}
+        return Scores(ids, counts)
 
     def signature(self, images: Iterable[int]) -> str:
         """Versions, tokenizer, metrics and a digest of the images and their references.
@@ -198,27 +187,6 @@ class CaptionEvaluator:
 
 def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
-
-
-def bleu_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """BLEU-1 to BLEU-4 from counts summed over captions.
-
-    Source: Papineni et al. 2002, with the smoothing constants of pycocoevalcap.
-
-    Args:
-        counts: Correct n-grams (4), all n-grams (4), words, words of the closest reference:
-            (R, 10).
-
-    Returns:
-        (R, 4).
-    """
-    correct, total = counts[:, :ORDERS], counts[:, ORDERS : 2 * ORDERS]
-    words, reference_words = counts[:, 2 * ORDERS], counts[:, 2 * ORDERS + 1]
-    precisions = np.cumprod((correct + _TINY) / (total + _SMALL), axis=1)
-    means = precisions ** (1 / np.arange(1, ORDERS + 1))
-    ratio = (words + _TINY) / (reference_words + _SMALL)
-    result: NDArray[np.float64] = means * np.exp(np.minimum(0, 1 - 1 / ratio))[:, None]
-    return result
 
 
 def rouge_l(candidate: Sequence[str], references: Sequence[Sequence[str]]) -> float:

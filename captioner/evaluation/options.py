@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from annotated_types import Interval
 
 from captioner.errors import CaptionerError, OptionError
-from captioner.evaluation.java import JAVA_METRICS, unavailable
+from captioner.evaluation.java import PROGRAMS, unavailable
 from captioner.option_fields import File, Folder, ModelName, Shown, option_fields
 from captioner.options import DeviceOptions, ModelOptions
 
@@ -71,7 +71,7 @@ class EvaluateOptions(ModelOptions):
     @property
     def java(self) -> list[str]:
         """METEOR, SPICE or both, if they are requested."""
-        return [name for name in JAVA_METRICS if getattr(self, name.lower())]
+        return [name for name in PROGRAMS if getattr(self, name.lower())]
 
     def check(self, search: Mapping[str, Any]) -> None:
         """Check that the options, and the changes to search options, go together.
@@ -83,16 +83,25 @@ class EvaluateOptions(ModelOptions):
             raise OptionError(
                 "give either {images} (a folder of photos) or {results} (a file of captions)"
             )
-        for why, unused in self._conflicts(search):
-            for name in unused:
-                raise OptionError(f"{why}; omit {{{name}}}")
+        given = {*changed(self), *search}
+        of_model = {"faithfulness", *option_fields(ModelOptions), *search.keys() - {"neutral"}}
+        for applies, why, others in (
+            (self.results, "{results} contains the captions, so no model runs", of_model),
+            (self.faithfulness, "{faithfulness} is measured alone", {"instances", *_SCORING}),
+            (
+                self.faithfulness and self.annotations,
+                "{annotations} gives the captions",
+                search.keys() - {"style"},
+            ),
+        ):
+            if applies and (unused := sorted(given & others)):
+                raise OptionError(f"{why}; omit {{{unused[0]}}}")
         if not (self.faithfulness or self.annotations or self.instances):
             raise OptionError(
                 "give {annotations} (to score captions), {instances} (attention) or {faithfulness}"
             )
-        if self.annotations is None:
-            for name in self._given(*_SCORING, "results"):
-                raise OptionError(f"{{{name}}} needs references; give {{annotations}} too")
+        if self.annotations is None and (scored := sorted(given & {*_SCORING, "results"})):
+            raise OptionError(f"{{{scored[0]}}} needs references; give {{annotations}} too")
         if search.get("num_captions", 1) != 1:
             raise OptionError(
                 "{num_captions} is {given}, but only one per photo is scored; omit it",
@@ -102,24 +111,11 @@ class EvaluateOptions(ModelOptions):
             if reason := unavailable(metric):
                 raise OptionError(f"{{given}}, or omit {{{metric.lower()}}}", given=reason)
 
-    def _given(self, *names: str) -> list[str]:
-        return [name for name in names if getattr(self, name)]
 
-    def _conflicts(self, search: Mapping[str, Any]) -> Iterator[tuple[str, Iterable[str]]]:
-        """Reasons why options have no effect, and these options."""
-        if self.results is not None:  # ``neutral`` is for the references
-            others = (*(search.keys() - {"neutral"}), *changed_device(self))
-            unused = [*self._given("faithfulness", "model"), *others]
-            yield "{results} contains the captions, so no model runs", unused
-        if self.faithfulness:
-            yield "{faithfulness} is measured alone", self._given("instances", *_SCORING)
-            if self.annotations is not None:
-                yield "{annotations} gives the captions", search.keys() - {"style"}
-
-
-def changed_device(options: DeviceOptions) -> list[str]:
-    """The options of the device that do not have their defaults."""
-    known = option_fields(DeviceOptions)
+def changed(options: DeviceOptions) -> list[str]:
+    """The options that do not have their defaults."""
+    kind: type = type(options)
+    known = option_fields(kind)
     return [name for name, field in known.items() if getattr(options, name) != field.default]
 
 

@@ -24,14 +24,15 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.evaluation.metrics import bleu_from_counts
 from captioner.evaluation.references import (
     SIGMA,
-    Cider,
     DocumentFrequencies,
     Ngrams,
     bleu_counts,
+    bleu_from_counts,
+    cider_d,
     count_documents,
+    ngrams,
     split,
     words_of,
 )
@@ -79,15 +80,15 @@ class CaptionReward:
         self._words = [[f" {name}"] for name in SPECIAL_NAMES]
         self._words += [split([word]) for word in vocabulary.words]
         self._frequencies: list[DocumentFrequencies] = []
-        self._truth: dict[int, tuple[Sequence[Sequence[str]], Cider]] = {}
+        self._truth: dict[int, tuple[Sequence[Sequence[str]], DocumentFrequencies]] = {}
         for of_style in references.values():
             known = {
                 image_id: [[*words, *self._end] for words in texts]
                 for image_id, texts in words_of(of_style).items()
             }
-            self._frequencies.append(count_documents(known.values()))
-            scorer = Cider(self._frequencies[-1])
-            self._truth |= {image_id: (texts, scorer) for image_id, texts in known.items()}
+            frequencies = count_documents(known.values())
+            self._frequencies.append(frequencies)
+            self._truth |= {image_id: (texts, frequencies) for image_id, texts in known.items()}
 
     def __call__(
         self,
@@ -109,26 +110,19 @@ class CaptionReward:
         cider, bleu, rare_words = self._weights
         rewards = np.zeros((len(image_ids), len(samples[0]) if samples else 0))
         for photo, (image_id, own, done) in enumerate(zip(image_ids, samples, ended, strict=True)):
-            texts, scorer = self._truth[image_id]
-            references = [*map(Ngrams.of, texts)]
+            texts, frequencies = self._truth[image_id]
+            references = [*map(ngrams, texts)]
             captions = [
-                Ngrams.of([*self._said(sample), *(self._end if end else ())])
+                ngrams([*self._said(sample), *(self._end if end else ())])
                 for sample, end in zip(own, done, strict=True)
             ]
             if cider:
-                rewards[photo] += np.multiply(cider, scorer.score(captions, references))
+                rewards[photo] += np.multiply(cider, cider_d(captions, references, frequencies))
             if bleu:
-                counts = np.array([bleu_counts(one, references) for one in captions], float)
-                rewards[photo] += bleu * bleu_from_counts(counts)[:, -1]
+                rewards[photo] += bleu * bleu_from_counts(bleu_counts(captions, references))[:, -1]
             if rare_words:
-                said = set().union(*(one.counts[0] for one in references))
-                rewards[photo] += [
-                    rare_words
-                    * math.fsum(
-                        scorer.rarity(word) * (1 if word in said else -1) for word in one.counts[0]
-                    )
-                    for one in captions
-                ]
+                found = [_rare_words(one, references, frequencies) for one in captions]
+                rewards[photo] += np.multiply(rare_words, found)
         return rewards
 
     def _said(self, sample: Sequence[int]) -> Iterable[str]:
@@ -150,3 +144,13 @@ class CaptionReward:
             f"|df:train,{frequencies.documents} photos,{frequencies.digest()}|sigma:{SIGMA:g}"
             for frequencies in self._frequencies
         )
+
+
+def _rare_words(
+    caption: Ngrams, references: Sequence[Ngrams], frequencies: DocumentFrequencies
+) -> float:
+    """R of a caption."""
+    said = set().union(*(one[0] for one in references))
+    weights = frequencies.weighted(dict.fromkeys(caption[0], 1))
+    total = math.fsum(weight if word in said else -weight for word, weight in weights.items())
+    return total / (math.log(frequencies.documents) or 1)

