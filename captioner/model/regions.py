@@ -15,12 +15,14 @@ meet (the average poolings of ResNet-D), their mean is taken. A grid that is mad
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from captioner.geometry import Axis, Geometry
@@ -73,40 +75,28 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ty
     def __init__(self, images: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lines: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self.lines[images] = tuple(
+        self.lines[images] = [
             _Line(0.0, 1.0, size, 0.0, size - 1.0, 0.0) for size in images.shape[-2:]
-        )
+        ]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         del types
         results = func(*args, **(kwargs or {}))
-        lines = self._follow(func.overloadpacket.__name__, args, results)
-        if lines is not None:
-            for result in _tensors([results]):
-                self.lines[result] = lines
+        outputs = _tensors(results)
+        if known := [self.lines[tensor] for tensor in _tensors(args) if tensor in self.lines]:
+            lines = [reduce(_Line.merged, axis) for axis in zip(*known, strict=True)]
+            if (layers := _layers(func.overloadpacket.__name__, args)) is not None:
+                if args[0].shape[-2:] != tuple(line.size for line in lines):
+                    return results  # resampled before, such as by an upsampling: no longer known
+                lines = [
+                    line.padded(*layer) if len(layer) == 2 else line.layer(size, *layer)
+                    for line, layer, size in zip(lines, layers, outputs[0].shape[-2:], strict=True)
+                ]
+            for output in outputs:
+                self.lines[output] = lines
         return results
-
-    def _follow(self, name: str, args: Sequence[Any], results: Any) -> tuple[_Line, ...] | None:
-        known: list[tuple[_Line, ...]] = [self.lines[t] for t in _tensors(args) if t in self.lines]
-        if not known:
-            return None
-        merged = known[0]
-        for lines in known[1:]:
-            merged = tuple(a.merged(b) for a, b in zip(merged, lines, strict=True))
-        layers = _layers(name, args)
-        if layers is None:
-            return merged
-        out = next(iter(_tensors([results])))
-        if args[0].shape[-2:] != tuple(line.size for line in merged):
-            return None  # resampled before, such as by an upsampling: no longer known
-        if name == "constant_pad_nd":
-            return tuple(line.padded(*layer) for line, layer in zip(merged, layers, strict=True))
-        return tuple(
-            line.layer(size, *layer)
-            for line, layer, size in zip(merged, layers, out.shape[-2:], strict=True)
-        )
 
 
 def _layers(name: str, args: Sequence[Any]) -> list[tuple[int, ...]] | None:
@@ -138,15 +128,9 @@ def _pair(value: Any) -> tuple[int, int]:
     return (values * 2)[0], (values * 2)[1]
 
 
-def _tensors(values: Iterable[Any]) -> list[Tensor]:
+def _tensors(values: Any) -> list[Tensor]:
     """The tensors among arguments, also in lists such as torch.cat's."""
-    found = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += [one for one in value if isinstance(one, Tensor)]
-    return found
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 @torch.no_grad()
