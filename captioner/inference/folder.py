@@ -38,8 +38,7 @@ from captioner.inference import hub
 from captioner.model.preprocessing import Preprocessing
 from captioner.option_fields import build_options
 from captioner.options import DecoderConfig, SearchOptions
-from captioner.text.subwords import Subwords
-from captioner.text.vocabulary import Vocabulary
+from captioner.text.vocabulary import Subwords, Vocabulary
 
 if TYPE_CHECKING:  # the network is imported with torch
     from captioner.inference.confidence import Calibrator

@@ -31,7 +31,7 @@ Deviations:
 
 Scripts without spaces between words (Chinese, Japanese, Thai, ...) need another tokenizer: a
 sentence is one token here, as in the jar. `caption_tokens`, the tokens of metrics and statistics,
-splits them into characters; models use `captioner.text.subwords`.
+splits them into characters; models use `captioner.text.vocabulary.Subwords`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mapping between words and token ids.
+"""Mapping between words and token ids, and the sub-word tokenizer.
 
 The vocabulary is counted over the training captions only, with the tokenizer of the evaluation, so
 that the metrics can match every word the model generates. A model with a sub-word tokenizer has
@@ -7,13 +7,18 @@ pieces in place of words.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
 
-from captioner.errors import ConfigError
-from captioner.text.subwords import SPACE, Subwords, piece_text
-from captioner.text.tokenizer import normalize, tokenize
+from captioner.errors import ConfigError, ModelError
+from captioner.text.tokenizer import lacks_spaces, normalize, tokenize
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PAD, START, END, UNKNOWN = range(4)
 """Ids of the special tokens. No word can collide with them, not even the text ``<end>``."""
@@ -170,7 +175,7 @@ class Vocabulary:
         """Text of each token with its spaces, which joined are the caption; () for whole words."""
         if self.subwords is None:
             return ()
-        return tuple(map(piece_text, self.decode(tokens)))
+        return tuple(piece.replace(SPACE, " ") for piece in self.decode(tokens))
 
     def shown(self, tokens: Iterable[int]) -> tuple[str, ...]:
         """Words of token ids as captions show them: pieces without their spaces."""
@@ -182,3 +187,121 @@ class Vocabulary:
         """Token ids of the words that are single tokens, ascending; others are left out."""
         prefix = "" if self.subwords is None else SPACE
         return sorted(self._ids[prefix + word] for word in words if prefix + word in self._ids)
+
+
+# --- sub-words -----------------------------------------------------------------------------------
+
+SPACE = "\u2581"
+"""Stands for the space before a piece, or in it."""
+
+_UNKNOWN_PIECE = "<unk>"
+_LONGEST_PIECE = 16  # characters, as in SentencePiece
+# Without spaces, frequent phrases would become one piece with one attention map; most words of
+# Chinese, Japanese and Thai are shorter than this.
+_LONGEST_UNSPACED = 6
+# A punctuation character is a piece of its own, but apostrophes and hyphens may be inside a word.
+_PUNCTUATION = rf"{SPACE}?[^\P{{P}}'\u2019-]"
+
+
+@dataclass(frozen=True)
+class Subwords:
+    """Byte pair encoding of characters, trained on the captions of a model.
+
+    For languages that do not separate words by spaces (Chinese, Japanese, Thai, ...) or that have
+    more forms of a word than a vocabulary can hold. Captions keep their case and punctuation. A
+    piece may be a part of a word, a word or several words.
+
+    Training and splitting need the library `tokenizers`; captioning does not.
+
+    Source: Sennrich et al. 2016 (arXiv:1508.07909); spaces inside pieces as in Kudo and Richardson
+    2018 (arXiv:1808.06226).
+    """
+
+    data: str
+    """The content of the library's ``tokenizer.json``, which is data only."""
+
+    @classmethod
+    def train(cls, captions: Sequence[str], size: int, threshold: int) -> Subwords:
+        """Learn pieces from captions; the same captions give the same pieces.
+
+        Args:
+            captions: Captions, not tokenized.
+            size: Maximum number of pieces; every character of the captions is one in any case.
+            threshold: How often two adjacent pieces must occur to be joined to a new one.
+
+        Raises:
+            ConfigError: The library `tokenizers` is missing.
+        """
+        _require_library("data.tokenizer bpe")
+        from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+        from tokenizers.trainers import BpeTrainer
+
+        tokenizer = Tokenizer(models.BPE(unk_token=_UNKNOWN_PIECE))
+        tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+        )
+        unspaced = lacks_spaces(captions)
+        # With spaces, a word has the same pieces at the beginning of a caption and inside it.
+        scheme = "never" if unspaced else "always"
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme),
+                pre_tokenizers.Split(Regex(_PUNCTUATION), "isolated"),
+            ]
+        )
+        tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
+        trainer = BpeTrainer(
+            vocab_size=size,
+            min_frequency=threshold,
+            special_tokens=[_UNKNOWN_PIECE],
+            max_token_length=_LONGEST_UNSPACED if unspaced else _LONGEST_PIECE,
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(captions, trainer)
+        return cls(tokenizer.to_str(pretty=True))
+
+    @cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """All pieces, in the order in which they were learned.
+
+        Raises:
+            ModelError: The data are not those of a tokenizer written by `train`.
+        """
+        try:
+            numbers: dict[str, int] = json.loads(self.data)["model"]["vocab"]
+            return tuple(sorted(numbers.keys() - {_UNKNOWN_PIECE}, key=numbers.__getitem__))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"no vocabulary in the tokenizer ({error})") from error
+
+    def tokenize(self, text: str) -> list[str]:
+        """Split a caption into pieces; a character that is no piece is returned as it is.
+
+        Raises:
+            ConfigError: The library `tokenizers` is missing.
+        """
+        text = normalize(text)
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        spelled = [
+            text[start:end].strip() if piece == _UNKNOWN_PIECE else piece
+            for piece, (start, end) in zip(found.tokens, found.offsets, strict=True)
+        ]
+        return [piece for piece in spelled if piece]  # without spaces that no caption has
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        _require_library("a model with tokenizer bpe")
+        from tokenizers import Tokenizer
+
+        try:
+            return Tokenizer.from_str(self.data)
+        except Exception as error:  # the library raises no narrower class
+            raise ModelError(f"the tokenizer cannot be read ({error})") from error
+
+
+def _require_library(purpose: str) -> None:
+    try:
+        import tokenizers  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"{purpose} needs the library tokenizers to split text; pip install tokenizers"
+        ) from error

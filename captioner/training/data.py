@@ -18,9 +18,8 @@ from captioner.data.prefetch import read_batches, reader_threads
 from captioner.errors import ConfigError, ImageError, first_of
 from captioner.model.captioner import CaptionModel
 from captioner.options import DataConfig, TrainConfig
-from captioner.text.subwords import Subwords
 from captioner.text.tokenizer import lacks_spaces
-from captioner.text.vocabulary import END, Vocabulary
+from captioner.text.vocabulary import END, Subwords, Vocabulary
 
 Words = list[list[list[str]]]
 """Words, or pieces, of the captions of every photo."""

@@ -49,9 +49,8 @@ from captioner.inference.folder import (
 from captioner.options import SearchOptions
 from captioner.search.words import encode_search_words, people_tokens
 from captioner.serving.page import caption_page
-from captioner.text.subwords import SPACE
 from captioner.text.tokenizer import caption_tokens
-from captioner.text.vocabulary import BLANK
+from captioner.text.vocabulary import BLANK, SPACE
 
 MAX_BEAM = 10  # of the page; also its maximum number of captions
 

@@ -17,8 +17,7 @@ from captioner.search.words import (
     neutral_caption,
     people_tokens,
 )
-from captioner.text.subwords import Subwords
-from captioner.text.vocabulary import Vocabulary
+from captioner.text.vocabulary import Subwords, Vocabulary
 
 NEUTRAL = SearchOptions(beam_size=3**4, num_captions=5, max_length=4, neutral=True)
 WORDS = ["a", "man", "dog", "person", "woman", "old", "boy", "elderly", "his", "their"]
