@@ -68,36 +68,26 @@ class _Recurrence:
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes
-        self.factors: dict[Tensor, _Factor] = {}
+        self.factors: dict[Tensor, tuple[Tensor, list[Tensor], Iterator[Tensor]]] = {}
+        """By weight: the same without its gradient, its inputs, and each step's zeros to add."""
         self.keys: SharedKeys | None = None
 
     def product(self, rows: Tensor, weight: Tensor) -> Tensor:
         if weight not in self.factors:
-            self.factors[weight] = _Factor(weight, self.sizes)
-        return self.factors[weight].product(rows.flatten(0, 1)).view(*rows.shape[:2], -1)
+            kind, inputs = weight.device.type, list[Tensor]()
+            autocast = torch.is_autocast_enabled(kind)
+            dtype = torch.get_autocast_dtype(kind) if autocast else weight.dtype
+            constant = weight.detach().to(dtype)
+            zeros = _Zeros.apply(weight, constant, sum(self.sizes), inputs)
+            self.factors[weight] = constant, inputs, iter(zeros.split(self.sizes))
+        constant, inputs, steps = self.factors[weight]
+        flat = rows.flatten(0, 1).to(constant.dtype)
+        inputs.append(flat.detach())
+        return torch.addmm(next(steps), flat, constant.t()).view(*rows.shape[:2], -1)
 
     def additive_scores(self, query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
         self.keys = self.keys or SharedKeys(keys, energy)
         return self.keys.scores(query, energy)
-
-
-class _Factor:
-    """A weight without its gradient, what it is multiplied with, and the zeros to add."""
-
-    def __init__(self, weight: Tensor, sizes: list[int]) -> None:
-        kind = weight.device.type
-        autocast = torch.is_autocast_enabled(kind)
-        dtype = torch.get_autocast_dtype(kind) if autocast else weight.dtype
-        self.weight = weight.detach().to(dtype)
-        self.inputs: list[Tensor] = []
-        zeros = _Zeros.apply(weight, self.weight, sum(sizes), self.inputs)
-        self.zeros = iter(zeros.split(sizes))
-
-    def product(self, rows: Tensor) -> Tensor:
-        """The rows of the next step times the weight."""
-        rows = rows.to(self.weight.dtype)
-        self.inputs.append(rows.detach())
-        return torch.addmm(next(self.zeros), rows, self.weight.t())
 
 
 class _Zeros(torch.autograd.Function):

@@ -15,7 +15,7 @@ positions (all steps together, the first step's first).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,53 +28,42 @@ if TYPE_CHECKING:
     from captioner.model.decoder import Decoder, Step, Unrolled
 
 
-class Layout(NamedTuple):
-    """Which photos and captions each step runs on; on the CPU: nothing waits for a device."""
+def pack(needed: Tensor) -> tuple[Tensor, list[tuple[int, int]], Tensor]:
+    """The order of the photos (B,), the photos and captions of each step, and what they are.
 
-    photos: Tensor
-    """Photos by their longest caption, (B,)."""
-    captions: Tensor
-    """The captions of each of these photos by length, (B, R)."""
-    extents: tuple[tuple[int, int], ...]
-    """For each of T steps the number of photos and captions it runs on, at least (1, 1)."""
-
-    @classmethod
-    def of(cls, needed: Tensor) -> Layout:
-        """The layout for the positions (B, R, T) whose results are read."""
-        running = needed.flip(2).cummax(dim=2).values.flip(2)  # a later word needs earlier steps
-        lengths = running.sum(dim=2)  # (B, R)
-        photos = lengths.amax(dim=1).argsort(descending=True, stable=True)
-        captions = lengths.argsort(dim=1, descending=True, stable=True)[photos]
-        running = running[photos.unsqueeze(1), captions]  # (B, R, T), longest first
-        counts = (running.any(dim=axis).sum(dim=0).clamp(min=1).tolist() for axis in (1, 0))
-        return cls(photos, captions, tuple(zip(*counts, strict=True)))
-
-    @property
-    def sizes(self) -> list[int]:
-        """Positions of each step: T numbers whose sum is P."""
-        return [photos * captions for photos, captions in self.extents]
-
-    def places(self) -> Tensor:
-        """Index of each packed position in the flattened (B, R, T), (P,)."""
-        captions, steps = self.captions.shape[1], len(self.extents)
-        first = (self.photos.unsqueeze(1) * captions + self.captions) * steps  # (B, R)
-        return torch.cat([first[:b, :r].flatten() + t for t, (b, r) in enumerate(self.extents)])
+    ``needed`` (B, R, T) is True where a result is read. Each step runs on at least (1, 1); the
+    indices of the packed positions in the flattened (B, R, T) are (P,). All on the CPU: nothing
+    waits for a device.
+    """
+    running = needed.flip(2).cummax(dim=2).values.flip(2)  # a later word needs earlier steps
+    lengths = running.sum(dim=2)  # (B, R)
+    photos = lengths.amax(dim=1).argsort(descending=True, stable=True)
+    order = photos[:, None], lengths.argsort(dim=1, descending=True, stable=True)[photos]
+    running = running[order]  # longest first
+    counts = (running.any(dim=axis).sum(dim=0).clamp(min=1).tolist() for axis in (1, 0))
+    extents = list(zip(*counts, strict=True))
+    places = torch.arange(needed.numel()).view(needed.shape)[order]
+    return (
+        photos,
+        extents,
+        torch.cat([places[:b, :r, t].flatten() for t, (b, r) in enumerate(extents)]),
+    )
 
 
 def unroll(decoder: Decoder, memory: Memory, tokens: Tensor, needed: Tensor) -> Unrolled:
     """``Decoder.forward`` on tokens that are on the device; zeros where it skips a position."""
     from captioner.model.decoder import Unrolled
 
-    layout = Layout.of(needed)
-    places = upload(layout.places(), tokens.device)
+    photos, extents, places = pack(needed)
+    places, sizes = upload(places, tokens.device), [b * r for b, r in extents]
     embedded = decoder.embed(tokens.flatten()[places])  # (P, E)
-    if not torch.equal(layout.photos, torch.arange(len(needed))):  # else already in this order
-        memory = memory.select(upload(layout.photos, tokens.device))
+    if not torch.equal(photos, torch.arange(len(needed))):  # else already in this order
+        memory = memory.select(upload(photos, tokens.device))
     state = decoder.start(memory, tokens.shape[1])
     steps: list[Step] = []
-    all_gates = decoder.word_gates(embedded).split(layout.sizes)
-    with deferred_gradients(decoder, layout.sizes):
-        for gates, (b, r) in zip(all_gates, layout.extents, strict=True):
+    all_gates = decoder.word_gates(embedded).split(sizes)
+    with deferred_gradients(decoder, sizes):
+        for gates, (b, r) in zip(all_gates, extents, strict=True):
             if (b, r) != state.hidden.shape[:2]:  # else a copy going back
                 state, memory = state.select((slice(b), slice(r))), memory.select(slice(b))
             steps.append(decoder.step(gates.view(b, r, -1), state, memory))

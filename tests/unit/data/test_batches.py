@@ -9,7 +9,7 @@ from torch import Tensor
 
 from captioner.data.batches import EncodedImage, Item, PhotoReader, Request, collate
 from captioner.data.sources import epoch_batches
-from captioner.model.kernels.packing import Layout
+from captioner.model.kernels.packing import pack
 from captioner.model.preprocessing import Preprocessing
 from captioner.text.vocabulary import END, PAD, START
 
@@ -111,7 +111,7 @@ def padding_fraction(lengths: list[list[int]], bucket: int) -> float:
     for batch in epoch_batches(lengths, 8, seed=0, epoch=0, bucket=bucket):
         captions = [[[4] * words + [END] for words in lengths[n]] for n in batch]
         tokens = collate([Item(0, square(0), of_photo) for of_photo in captions]).tokens
-        run += sum(Layout.of(tokens[..., 1:] != PAD).sizes)
+        run += len(pack(tokens[..., 1:] != PAD)[2])
         real += int((tokens[..., 1:] != PAD).sum())
     return 1 - real / run
 
