@@ -186,10 +186,12 @@ def _torchvision(name: str, pretrained: bool, image_size: int | None) -> Backbon
         network.transform_input = False
         mean = std = (0.5, 0.5, 0.5)
     if isinstance(network, models.VisionTransformer):
-        network.heads = nn.Sequential()
         if image_size not in (None, network.image_size):
             with size_errors(name, image_size):
-                _resize(network, image_size)
+                resized = models.get_model(name, weights=None, image_size=image_size).eval()
+            fill(resized, network.state_dict(), name)
+            network = resized
+        network.heads = nn.Sequential()
         return Backbone(network, _patches, mean, std, sized=True)
     node = _last_grid_node(network, name)
     cut = create_feature_extractor(
@@ -208,18 +210,6 @@ def _patches(network: Any, images: Tensor) -> Tensor:
     prefix = network.class_token.expand(len(images), -1, -1)
     tokens: Tensor = network.encoder(torch.cat([prefix, patches], dim=1))
     return tokens[:, prefix.shape[1] :]
-
-
-def _resize(network: Any, size: int) -> None:
-    """Resample a vision transformer's position embeddings for another image size (pixels)."""
-    from torchvision.models.vision_transformer import interpolate_embeddings
-
-    patch = network.patch_size
-    if size % patch:
-        raise ValueError(f"not a multiple of its patches of {patch} pixels")
-    state = interpolate_embeddings(size, patch, network.state_dict())
-    network.encoder.pos_embedding = nn.Parameter(state["encoder.pos_embedding"])
-    network.image_size, network.seq_length = size, (size // patch) ** 2 + 1
 
 
 def _last_grid_node(model: nn.Module, name: str) -> str:

@@ -41,15 +41,17 @@ WITHOUT_SCORER = ("multi_head", "fixed", "fixed_at_start")
 PHOTO_QUERIES = ("additive", "dot", "general")
 """Scorers that support ``decoder.query`` self and mean."""
 
-BUILT_IN: dict[str, type[Scorer]] = {
-    "additive": AdditiveScorer,
-    "concat": ConcatScorer,
-    "dot": DotScorer,
-    "general": GeneralScorer,
-    "location": LocationScorer,
-    "scaled_dot": ScaledDotScorer,
-}
-SCORERS: Registry[type[Scorer]] = Registry("scorer", BUILT_IN)
+SCORERS: Registry[type[Scorer]] = Registry(
+    "scorer",
+    {
+        "additive": AdditiveScorer,
+        "concat": ConcatScorer,
+        "dot": DotScorer,
+        "general": GeneralScorer,
+        "location": LocationScorer,
+        "scaled_dot": ScaledDotScorer,
+    },
+)
 """Scorers by their ``decoder.attention`` value."""
 
 DECODERS: dict[str, type[Decoder]] = {"bahdanau": BahdanauDecoder, "luong": LuongDecoder}
@@ -65,18 +67,14 @@ def register_scorer(name: str, scorer: type[Scorer]) -> None:
     Raises:
         ConfigError: The name is taken, or it is not a subclass.
     """
-    _check_scorer(name, scorer)
-    if name in WITHOUT_SCORER:
-        raise ConfigError(f"scorer {name!r} is built in; choose another name")
-    SCORERS.register(name, scorer)
-
-
-def _check_scorer(name: str, scorer: object) -> None:
     if not (isinstance(scorer, type) and issubclass(scorer, Scorer)):
         raise ConfigError(
             f"scorer {name!r} is {scorer!r:.60}; give a subclass of "
             "captioner.model.attention.Scorer"
         )
+    if name in WITHOUT_SCORER:
+        raise ConfigError(f"scorer {name!r} is built in; choose another name")
+    SCORERS.register(name, scorer)
 
 
 def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
@@ -89,21 +87,20 @@ def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
     if config.query != "hidden":
         sizes = sizes._replace(query=sizes.features)
     scorer_class = SCORERS[config.attention]
-    _check_scorer(config.attention, scorer_class)  # of an entry point
     if scorer_class.equal_sizes and sizes.features != sizes.query:
         raise ConfigError(
             f"decoder.attention {config.attention!r} needs features ({sizes.features}) and hidden "
             f"state ({sizes.query}) of the same size; set decoder.projection_dim to {sizes.query}, "
             "or use 'general'"
         )
-    scorer = scorer_class(sizes) if config.attention in BUILT_IN else _added(scorer_class, sizes)
+    scorer = _checked(scorer_class, sizes)
     if config.query != "hidden":
         return PhotoAttention(scorer, config.query)
     return HardAttention(scorer) if config.selection == "hard" else SoftAttention(scorer)
 
 
-def _added(scorer_class: type[Scorer], sizes: Sizes) -> Scorer:
-    """Build a scorer that is not built in; scores of another shape could mix photos unnoticed."""
+def _checked(scorer_class: type[Scorer], sizes: Sizes) -> Scorer:
+    """Build a scorer; scores of another shape could mix photos unnoticed."""
     query = torch.zeros(2, 3, sizes.query)
     features = torch.zeros(2, sizes.regions, sizes.features)
     expected, kind = (2, 3, sizes.regions), scorer_class.__name__

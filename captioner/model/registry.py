@@ -39,19 +39,18 @@ class Registry(Mapping[str, T], Generic[T]):
             raise ConfigError(
                 f"{self.kind} name {name!r} is invalid; give letters, digits, '_', '-' and '.'"
             )
-        held = self._registered.get(name)
-        replaced = held is not None and _definition(held) != _definition(implementation)
-        if name in self._builtin or replaced:
-            taken = "registered already" if replaced else "built in"
-            raise ConfigError(f"{self.kind} {name!r} is {taken}; choose another name")
+        held = self._registered.get(name, implementation)
+        if name in self._builtin or _definition(held) != _definition(implementation):
+            raise ConfigError(
+                f"{self.kind} {name!r} is built in or registered already; choose another name"
+            )
         self._registered[name] = implementation
 
     def __contains__(self, name: object) -> bool:
-        return name in self._builtin or name in self._registered or bool(self._points(name))
+        return any(name == known for known in self)
 
     def __iter__(self) -> Iterator[str]:
-        installed = (point.name for point in self._points())
-        return iter(dict.fromkeys([*self._builtin, *self._registered, *installed]))
+        return iter(dict.fromkeys([*self._builtin, *self._registered, *self._points().names]))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -61,22 +60,13 @@ class Registry(Mapping[str, T], Generic[T]):
         for known in (self._builtin, self._registered):
             if name in known:
                 return known[name]
-        points = self._points(name)
-        if not points:
-            raise KeyError(name)
-        packages = sorted({_package_of(point) for point in points})
-        if len(packages) > 1:
-            raise ConfigError(
-                f"{self.kind} {name!r} is provided by several packages: {', '.join(packages)}; "
-                "uninstall all but one"
-            )
+        point = self._points()[name]
         try:
-            implementation: T = points[0].load()
+            implementation: T = point.load()
         except Exception as error:  # the package's own code runs here
             raise ConfigError(
-                f"{self.kind} {name!r} of {packages[0]} cannot be imported "
-                f"({type(error).__name__}: {first_line(error)}); pip install --upgrade "
-                f"{packages[0]}"
+                f"{self.kind} {name!r} cannot be imported from {point.value} "
+                f"({type(error).__name__}: {first_line(error)}); update its package"
             ) from error
         return implementation
 
@@ -91,21 +81,15 @@ class Registry(Mapping[str, T], Generic[T]):
             module, _ = _definition(self._registered[name])
             packages = metadata.packages_distributions().get(module.partition(".")[0], [])
         else:
-            point = self._points(name)[0]
-            module, packages = point.module, [_package_of(point)]
+            point = self._points()[name]
+            module, packages = point.module, [point.dist.name] if point.dist else []
         found = {"kind": self.kind, "name": name, "module": module}
         if packages:
             found |= {"package": packages[0], "version": metadata.version(packages[0])}
         return found
 
-    def _points(self, name: object = None) -> list[metadata.EntryPoint]:
-        """The entry points of a name; None: all."""
-        points = metadata.entry_points(group=f"captioner.{self.kind}s")
-        return [point for point in points if name is None or point.name == name]
-
-
-def _package_of(point: metadata.EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else point.value
+    def _points(self) -> metadata.EntryPoints:
+        return metadata.entry_points(group=f"captioner.{self.kind}s")
 
 
 def _definition(implementation: Any) -> tuple[str, str]:

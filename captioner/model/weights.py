@@ -62,15 +62,13 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-        state = state.get("state_dict", state)
-        if not all(isinstance(value, Tensor) for value in state.values()):
-            raise TypeError("not named tensors")
+        state = state.get("state_dict", state)  # of DataParallel, with a prefix:
+        return {name.removeprefix("module."): value.detach() for name, value in state.items()}
     except Exception as error:
         raise ModelError(
             f"cannot read weights from {path} ({type(error).__name__}); give a file of named "
             "tensors: .safetensors, or torch.save(model.state_dict(), ...)"
         ) from error
-    return {name.removeprefix("module."): value for name, value in state.items()}  # DataParallel's
 
 
 def resample(backbone: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -105,4 +105,7 @@ def test_a_package_adds_a_scorer_and_an_encoder(
     monkeypatch.syspath_prepend(package)
     (package / "acme_layers.py").write_text("import no_such_module")
     assert main(["caption", photo, "--model", "run/best"]) == FAILED
-    assert "best: encoder 'acme_patches' of acme-" in capsys.readouterr().err
+    assert (
+        "best: encoder 'acme_patches' cannot be imported from acme_layers"
+        in capsys.readouterr().err
+    )
