@@ -17,7 +17,7 @@ from captioner.files import free_space
 from captioner.hardware import memory_errors, peak_memory
 from captioner.text.vocabulary import END, UNKNOWN
 from captioner.training.optim import warmup_steps
-from captioner.training.run import RunFolder
+from captioner.training.run import RunFolder, Trackers
 from captioner.training.setup import SMALLER, Setup
 from captioner.training.validation import decode
 
@@ -97,7 +97,6 @@ def dry_run(setup: Setup, folder: Path) -> str:
     would stop the run at its start, and ConfigError if there is not enough disk space.
     """
     from captioner.training.loop import Trainer
-    from captioner.training.trackers import Trackers
 
     config, run = setup.config, RunFolder(folder, setup.config)
     trainer = Trainer(setup, run)

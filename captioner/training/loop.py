@@ -55,10 +55,9 @@ from captioner.training.optim import (
     mean_weights,
     warmup_steps,
 )
-from captioner.training.run import METRICS, STEPS, RunFolder, stop_signals
+from captioner.training.run import METRICS, STEPS, RunFolder, Trackers, stop_signals
 from captioner.training.setup import SMALLER, Setup
 from captioner.training.state import EPOCH_SUMS, Progress, TrainingState, means, resume_settings
-from captioner.training.trackers import Trackers
 from captioner.training.validation import (
     Sentence,
     decode,

@@ -85,7 +85,7 @@ def prepared(
         yield config
         return
     main = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
-    source, write = find_source(data.captions), main and not dry_run
+    source = find_source(data.captions)
     images = data.images or (source if source.is_dir() else source.parent)
     with tempfile.TemporaryDirectory(prefix="captioner-") as folder:
         summary = prepare_dataset(
@@ -101,22 +101,21 @@ def prepared(
         if main:
             for line in str(summary).splitlines():
                 tqdm.write(f"{data.captions}: {line}", file=sys.stderr)
-        files = {}
-        for split in ("train", "val"):
-            made = summary.files[split]
-            files[split] = Path(config.run_folder, "data", made.name) if write else made
-            if write:
-                kept = files[split].read_bytes() if resume and files[split].exists() else None
-                if kept not in (None, made.read_bytes()):
+        files = [summary.files["train"], summary.files["val"]]
+        if main and not dry_run:
+            own = {Path(config.run_folder, "data", file.name): file for file in files}
+            for file, made in own.items():
+                if resume and file.exists() and file.read_bytes() != made.read_bytes():
                     raise DataError(
-                        f"{files[split]} was prepared from other captions or photos; use those to "
-                        "resume, or another --run-folder"
+                        f"{file} was prepared from other captions or photos; use those to resume, "
+                        "or another --run-folder"
                     )
-                atomic_write(files[split], made.read_bytes())
+                atomic_write(file, made.read_bytes())
+            files = [*own]
         of_run = replace(
             config.data,
-            train_annotations=[str(files["train"])],
-            val_annotations=[str(files["val"])],
+            train_annotations=[str(files[0])],
+            val_annotations=[str(files[1])],
             images=[str(images)],
             karpathy_split=None,
         )

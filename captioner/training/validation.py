@@ -12,7 +12,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +26,6 @@ from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.report import describe_texts
 from captioner.hardware import autocast, upload
 from captioner.inference.captioner import Captioner
-from captioner.inference.engine import Prepared
 from captioner.model.losses import score_words
 from captioner.options import SearchOptions
 from captioner.text.vocabulary import PAD
@@ -74,54 +72,44 @@ def decode(
 
     A photo that cannot be read is an error, as a score without it would not be comparable.
     """
+
+    def prepare(image: CaptionedImage) -> _Input:
+        if cache is None:
+            photo = captioner.prepare(open_image(image.path))  # as when a user captions it
+            return torch.from_numpy(photo.pixels[0].copy()), photo.crop_box, photo.seed
+        (row,) = cache.read([(image.image_id, False)])
+        box = captioner.model.preprocessing.crop_box(*image_size(image.path))
+        return row, box, image.image_id
+
     sentences: list[Sentence] = []
     for style in dict.fromkeys(image.style for image in images):
         of_style = [image for image in images if image.style == style]
         options = replace(search, style=style) if style else search
-        for batch in _batches(captioner, of_style, cache):
-            sentences += _caption(captioner, batch, options)
+        with closing(read_batches(prepare, of_style, BATCH)) as batches:
+            for batch in batches:
+                inputs = []
+                for _, found in batch:
+                    if isinstance(found, ImageError):
+                        raise found
+                    inputs.append(found)
+                sentences += _caption(captioner, [image for image, _ in batch], inputs, options)
     return sentences
 
 
-_Batch: TypeAlias = tuple[list[CaptionedImage], Tensor, list[CropBox], list[int]]
-"""Photos; their pixels or cached features; what the encoder receives of them; seeds."""
+_Input: TypeAlias = tuple[Tensor, CropBox, int]
+"""Pixels or cached features of a photo, what the encoder receives of it, and its seed."""
 
 
-def _batches(
-    captioner: Captioner, images: Sequence[CaptionedImage], cache: FeatureCache | None
-) -> Iterator[_Batch]:
-    if cache is not None:
-        crop_box = captioner.model.preprocessing.crop_box
-        for start in range(0, len(images), BATCH):
-            some = list(images[start : start + BATCH])
-            ids = [image.image_id for image in some]
-            rows = cache.read([(image_id, False) for image_id in ids])
-            yield some, rows, [crop_box(*image_size(image.path)) for image in some], ids
-        return
-
-    def prepare(image: CaptionedImage) -> Prepared:
-        return captioner.prepare(open_image(image.path))
-
-    with closing(read_batches(prepare, images, BATCH)) as batches:
-        for batch in batches:
-            photos = []
-            for _, photo in batch:
-                if isinstance(photo, ImageError):
-                    raise photo
-                photos.append(photo)
-            yield (
-                [image for image, _ in batch],
-                torch.from_numpy(np.stack([photo.pixels[0] for photo in photos])),
-                [photo.crop_box for photo in photos],
-                [photo.seed for photo in photos],  # as when a user captions them
-            )
-
-
-def _caption(captioner: Captioner, batch: _Batch, options: SearchOptions) -> Iterator[Sentence]:
-    images, inputs, crop_boxes, seeds = batch
+def _caption(
+    captioner: Captioner,
+    images: list[CaptionedImage],
+    given: list[_Input],
+    options: SearchOptions,
+) -> Iterator[Sentence]:
+    inputs, crop_boxes, seeds = zip(*given, strict=True)
     model, device, vocabulary = captioner.model, captioner.device, captioner.stored.vocabulary
     with torch.inference_mode(), autocast(captioner.precision, device):
-        features = model.to_features(upload(inputs, device))
+        features = model.to_features(upload(torch.stack(inputs), device))
     captions = captioner.caption_features(features, crop_boxes, options, seeds)
     encoded = encode_captions(images, tokenized(images, vocabulary), vocabulary, sys.maxsize)
     starts = [vocabulary.start(options.style)] * len(encoded)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -17,9 +18,7 @@ from captioner.caption import Caption
 from captioner.data.coco import CaptionedImage
 from captioner.errors import CheckpointError, ConfigError, DataError
 from captioner.options import TrainConfig
-from captioner.training import trackers
-from captioner.training.run import METRICS, STEPS, RunFolder, read_rows
-from captioner.training.trackers import Trackers
+from captioner.training.run import METRICS, STEPS, RunFolder, Trackers, read_rows
 from captioner.training.validation import Sentence
 
 
@@ -152,6 +151,6 @@ def test_a_tracker_that_cannot_be_started(folder: RunFolder, monkeypatch: pytest
         def __init__(self, project: str) -> None:
             raise KeyError("No API key configured")
 
-    monkeypatch.setitem(trackers.LOGGER_TYPE_TO_CLASS, "tensorboard", Tracker)
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Tracker)
     with pytest.raises(ConfigError, match=r"tensorboard cannot be started .*No API key"):
         Trackers(["tensorboard"], folder).__enter__()
