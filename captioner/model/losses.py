@@ -3,7 +3,7 @@
     cross-entropy   - sum_t log p(y_t | y_1 ... y_{t-1}, photo)
     penalty         sum_i (T / L - sum_t alpha_ti)^2
 
-``loss_variants`` has losses of words that the model has sampled, and of a photo's words.
+``training.objectives`` has losses of words that the model has sampled, and of a photo's words.
 
 Notation: B photos, R captions per photo, T steps, L regions, V vocabulary, W words.
 """

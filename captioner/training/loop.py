@@ -240,7 +240,7 @@ class Trainer:
         with autocast(self.precision, self.device):
             for part in batch.parts(training.micro_batch):
                 images = upload(part.images, self.device)
-                tasks += self.objective.tasks(self.model, part, images, step)
+                tasks.append(self.objective.task(self.model, part, images, step))
         count = sum(task.words for task in tasks)
         words = accelerator.reduce(upload(torch.tensor(count), self.device))
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 
 from captioner.data.batches import Batch, EncodedImage, pad_captions
@@ -27,15 +27,10 @@ from captioner.evaluation.reward import CaptionReward
 from captioner.hardware import upload
 from captioner.inference.folder import StoredModel
 from captioner.inference.torch_engine import DecoderStepper
-from captioner.model.attention import Memory
+from captioner.model.attention import Memory, sample_index, widen
 from captioner.model.captioner import CaptionModel
 from captioner.model.decoder import Decoder
-from captioner.model.loss_variants import (
-    photo_words_loss,
-    policy_gradient_loss,
-    scheduled_inputs,
-)
-from captioner.model.losses import Losses, caption_losses
+from captioner.model.losses import Losses, caption_losses, score_words, with_attention_losses
 from captioner.options import SearchOptions, SelfCriticalConfig, TrainConfig
 from captioner.search.search import Hypothesis, search
 from captioner.search.words import check_whole_words
@@ -44,6 +39,7 @@ from captioner.text.vocabulary import (
     BAD_ENDINGS,
     END,
     FUNCTION_WORDS,
+    NEVER_GENERATED,
     PAD,
     SPECIAL_NAMES,
     Vocabulary,
@@ -73,32 +69,13 @@ class Task:
         return self.loss(model.decoder, model.decoder.memory(model.to_features(self.images)))
 
 
-class Objective:
-    """Turns batches into tasks."""
-
-    def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
-        """Tasks of a batch of reference captions, whose losses are added.
-
-        ``images`` are the batch's, on the model's device, whose mode is restored afterwards.
-        """
-        raise NotImplementedError
-
-    def sums(self) -> dict[str, float]:
-        """Those ``state.EPOCH_SUMS`` that are about samples, since the last call."""
-        return {}
-
-    def signature(self) -> str:
-        """Settings that make rewards of two runs comparable; empty without rewards."""
-        return ""
-
-
 def build_objective(
     config: TrainConfig,
     photos: Sequence[EncodedImage],
     initial: StoredModel,
     steps: int,
     teachers: Sequence[CaptionModel] = (),
-) -> Objective:
+) -> ReferenceCaptions | SelfCritical:
     """Build ``training.objective`` for a run of ``steps`` steps from the initial model.
 
     Without teachers, the models of ``distillation.models``, ``distillation`` learns from a copy of
@@ -128,7 +105,7 @@ def seen(model: CaptionModel, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass
-class ReferenceCaptions(Objective):
+class ReferenceCaptions:
     """Cross-entropy of the reference captions, with scheduled sampling.
 
     Source: Bengio et al. 2015 (arXiv:1506.03099).
@@ -144,8 +121,8 @@ class ReferenceCaptions(Objective):
     words_of_photos: WordsOfPhotos | None = None
     """Photos also predict their words."""
 
-    def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
-        """See ``Objective``."""
+    def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
+        """The task of a batch, whose ``images`` are on the device of the model."""
         inputs = targets = None
         if self.share:
             features, images = seen(model, images)
@@ -155,25 +132,59 @@ class ReferenceCaptions(Objective):
             inputs = scheduled_inputs(model.decoder, memory, batch.tokens, share)
         if self.teacher is not None:
             targets = self.teacher.targets(images, batch.tokens, batch.image_ids)
-        loss = partial(self._losses, batch=batch, inputs=inputs, targets=targets)
-        return [Task(images, loss, batch.words)]
-
-    def _losses(
-        self,
-        decoder: Decoder,
-        memory: Memory,
-        *,
-        batch: Batch,
-        inputs: Tensor | None,
-        targets: Tensor | None,
-    ) -> Losses:
-        losses = caption_losses(
-            decoder, memory, batch.tokens, self.label_smoothing, inputs=inputs, targets=targets
+        loss: Loss = partial(
+            caption_losses,
+            tokens=batch.tokens,
+            label_smoothing=self.label_smoothing,
+            inputs=inputs,
+            targets=targets,
         )
-        if self.words_of_photos is None:
-            return losses
-        tokens, present = self.words_of_photos.tokens, self.words_of_photos.of_batch(batch)
-        return losses._replace(photo_words=photo_words_loss(decoder, memory, tokens, present))
+        if words := self.words_of_photos:
+            loss = partial(_with_photo_words, loss, words.tokens, words.of_batch(batch))
+        return Task(images, loss, batch.words)
+
+    def sums(self) -> dict[str, float]:
+        """None: there are no samples."""
+        return {}
+
+    def signature(self) -> str:
+        """Empty: there are no rewards."""
+        return ""
+
+
+@torch.no_grad()
+def scheduled_inputs(decoder: Decoder, memory: Memory, tokens: Tensor, share: float) -> Tensor:
+    """Scheduled sampling: true captions with some words replaced by the model's own samples.
+
+    With probability ``share`` an input word is sampled from the model's distribution given the
+    inputs before it. No gradient passes through the samples. Tokens are (B, R, T + 1), on the CPU;
+    the inputs (B, R, T), on the device.
+
+    Source: Bengio et al. 2015 (arXiv:1506.03099). Deviation: words are sampled in a separate pass
+    without dropout, so that the training pass can still process all words in one product.
+    """
+    training, device = decoder.training, memory.summary.device
+    decoder.eval()
+    inputs = upload(tokens[..., :-1].clone(), device)
+    replaced = (torch.rand(inputs.shape, device=device) < share) & (inputs != PAD)
+    never = upload(torch.tensor(NEVER_GENERATED), device)
+    state = decoder.start(memory, inputs.shape[1])
+    for t in range(inputs.shape[2] - 1):
+        embedded = decoder.embed(inputs[..., t])
+        step = decoder.step(decoder.word_gates(embedded), state, memory)
+        state = step.state
+        logits = widen(decoder.readout(embedded, *step.outputs))
+        sampled = sample_index(logits.index_fill(2, never, -torch.inf).softmax(dim=-1))
+        inputs[..., t + 1] = torch.where(replaced[..., t + 1], sampled, inputs[..., t + 1])
+    decoder.train(training)
+    return inputs
+
+
+def _with_photo_words(
+    loss: Loss, tokens: Tensor, present: Tensor, decoder: Decoder, memory: Memory
+) -> Losses:
+    losses = loss(decoder, memory)
+    return losses._replace(photo_words=photo_words_loss(decoder, memory, tokens, present))
 
 
 class WordsOfPhotos:
@@ -204,6 +215,24 @@ class WordsOfPhotos:
         return present
 
 
+def photo_words_loss(decoder: Decoder, memory: Memory, tokens: Tensor, present: Tensor) -> Tensor:
+    """Predict the words of a photo from its mean feature alone, with the decoder's own readout.
+
+        - sum over photos, sum over the photo's words w of log softmax(readout_photo)_w
+
+    A scalar, nats, from the content words (C,) and the photos' own, 1 in (B, C), on the CPU; the
+    softmax is over content words. It trains the encoder to see what the captions name, wherever it
+    is in the photo, and adds no weights.
+
+    Source: the word detectors of Fang et al. 2015 (arXiv:1411.4952), section 3, and the attributes
+    of Wu et al. 2016 (arXiv:1506.01144). Deviation: one softmax over the mean feature instead of a
+    detector per region and word. Not for attention ``fixed_at_start``.
+    """
+    logits = widen(decoder.readout_photo(memory))
+    tokens, present = (upload(part, logits.device) for part in (tokens, present))
+    return -(logits.index_select(1, tokens).log_softmax(dim=1) * present).sum()
+
+
 CLASSES = FasterRCNN_ResNet50_FPN_Weights.DEFAULT.meta["categories"]
 """Names of COCO's categories by their numbers, with gaps."""
 
@@ -222,6 +251,34 @@ def _class_name(label: int | str, image: CaptionedImage) -> str:
 # --- Sampled captions ----------------------------------------------------------------------------
 
 
+def policy_gradient_loss(
+    decoder: Decoder, memory: Memory, tokens: Tensor, advantages: Callable[[], Tensor]
+) -> Losses:
+    """Surrogate loss for captions sampled from the model: its gradient is the policy gradient.
+
+        - sum over captions of advantage * log p(caption)
+
+    It replaces ``Losses.cross_entropy``. As in sampling, dropout is off and tokens that are never
+    generated have probability 0; attention still trains in the decoder's mode. ``tokens`` are the
+    sampled captions, (B, R, T + 1), as for ``caption_losses``; ``advantages`` returns those of the
+    captions, (B, R), on the CPU, once the forward pass has been queued, so that a GPU runs it while
+    the rewards are computed.
+    """
+    training = decoder.dropout.training
+    decoder.dropout.eval()
+    scored = score_words(decoder, memory, tokens)
+    decoder.dropout.train(training)
+    never = upload(torch.tensor(NEVER_GENERATED), scored.logits.device)
+    nats = nn.functional.cross_entropy(
+        scored.logits.index_fill(1, never, torch.finfo(scored.logits.dtype).min),
+        scored.targets,
+        reduction="none",
+        ignore_index=PAD,
+    )
+    weighted = nats * scored.of_rows(advantages())
+    return with_attention_losses(decoder, scored, weighted.sum())
+
+
 def _weighted_sum(
     first: Loss, second: Loss, weight: float, decoder: Decoder, memory: Memory
 ) -> Losses:
@@ -230,7 +287,7 @@ def _weighted_sum(
     return Losses(*(one + weight * other for one, other in pairs))
 
 
-class SelfCritical(Objective):
+class SelfCritical:
     """Sampled captions, rewarded by the metric that captions are evaluated with.
 
     The model samples captions of every photo. Each is scored against the references, and its
@@ -274,8 +331,8 @@ class SelfCritical(Objective):
         self._endings = frozenset(vocabulary.whole_words(BAD_ENDINGS))
         self._sums: defaultdict[str, float] = defaultdict(float)
 
-    def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
-        """See ``Objective``; a photo's samples are a function of seed, step and photo."""
+    def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
+        """The task of a batch; a photo's samples are a function of seed, step and photo."""
         real = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # the others have no captions
         if not len(real):
             nothing = partial(
@@ -283,7 +340,7 @@ class SelfCritical(Objective):
                 tokens=batch.tokens[:, :1],
                 advantages=lambda: torch.zeros(len(images), 1),
             )
-            return [Task(images, nothing, 0)]
+            return Task(images, nothing, 0)
         images, image_ids = images[upload(real, images.device)], [batch.image_ids[i] for i in real]
         features, images = seen(model, images)
         starts = batch.tokens[real, 0, 0]
@@ -308,7 +365,7 @@ class SelfCritical(Objective):
                 targets = self.teacher.targets(images, tokens, image_ids)
             references = partial(caption_losses, tokens=tokens, targets=targets)
             loss = partial(_weighted_sum, loss, references, share)
-        return [Task(images, loss, words)]
+        return Task(images, loss, words)
 
     def _sample(
         self,
@@ -360,12 +417,12 @@ class SelfCritical(Objective):
         return torch.from_numpy(rewards - baselines).float()
 
     def sums(self) -> dict[str, float]:
-        """See ``Objective``."""
+        """Those ``state.EPOCH_SUMS`` that are about samples, since the last call."""
         sums, self._sums = dict(self._sums), defaultdict(float)
         return sums
 
     def signature(self) -> str:
-        """See ``Objective``."""
+        """Settings that make rewards of two runs comparable."""
         config = self.config
         extra = f"|cross_entropy:{config.cross_entropy}" if config.cross_entropy else ""
         extra += "|distilled" if self.teacher else ""

@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 from toy_decoder import random_decoder
 
 from captioner.model.decoder import Decoder
-from captioner.model.loss_variants import photo_words_loss, policy_gradient_loss, scheduled_inputs
 from captioner.model.losses import (
     Losses,
     attention_penalty,
@@ -24,6 +23,11 @@ from captioner.model.losses import (
 )
 from captioner.options import TrainingConfig
 from captioner.text.vocabulary import END, NEVER_GENERATED, PAD, START, UNKNOWN
+from captioner.training.objectives import (
+    photo_words_loss,
+    policy_gradient_loss,
+    scheduled_inputs,
+)
 
 L, D, V = 3, 4, 8
 

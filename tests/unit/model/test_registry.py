@@ -153,9 +153,7 @@ def test_entry_points_are_found_after_built_in_names(monkeypatch) -> None:
 def test_an_entry_point_that_cannot_be_imported(monkeypatch) -> None:
     registry = points_of(monkeypatch, ("mine", "no_such_module:A"))
 
-    with pytest.raises(
-        ConfigError, match=r"'mine' cannot .*_module:A .ModuleNotFoundError"
-    ):
+    with pytest.raises(ConfigError, match=r"'mine' cannot .*_module:A .ModuleNotFoundError"):
         registry["mine"]
 
 

@@ -115,7 +115,7 @@ def test_self_critical_training_has_the_same_targets() -> None:
     for weight in (0.5, 1.5):
         config = SelfCriticalConfig(cross_entropy=weight, max_length=6)
         objective = SelfCritical(config, photos, WORDS, 0, teacher)
-        [task] = objective.tasks(model, batch, batch.images, 0)
+        task = objective.task(model, batch, batch.images, 0)
         found.append(task.losses(model).cross_entropy * batch.words / task.words)
     expected = caption_losses(model.decoder, memory, tokens, targets=targets).cross_entropy
     torch.testing.assert_close(found[1] - found[0], expected)
@@ -148,7 +148,7 @@ def test_a_run_learns_from_the_models_that_it_names(
     setup = prepare(config)
     batch = next(Trainer(setup, RunFolder(Path(config.run_folder), config)).source.batches(0, 0))
     objective = build_objective(config, setup.train, setup.stored, 1, setup.teachers)
-    (task,) = objective.tasks(setup.stored.model, batch, batch.images, 0)
+    task = objective.task(setup.stored.model, batch, batch.images, 0)
     models = [load_model(folder).model for folder in (first_stage, second)]
     alone = Teacher(config.distillation, models, setup.stored.vocabulary, setup.train)
     targets = task.loss.keywords["targets"]

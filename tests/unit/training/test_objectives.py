@@ -156,7 +156,7 @@ class Enumeration:
     def loss_of(self, sampled: tuple[int, ...]) -> Tensor:
         """The training loss if these sentences are sampled."""
         self.sampled = sampled
-        [task] = self.objective.tasks(self.model, self.batch, self.images, 0)
+        task = self.objective.task(self.model, self.batch, self.images, 0)
         losses = task.losses(self.model)
         return losses.cross_entropy
 
@@ -219,7 +219,7 @@ def test_sampling_and_loss_use_the_same_probabilities() -> None:
     samples = 5_000
     objective = objective_of(photos, small=True, max_length=LENGTH, samples=samples)
 
-    [task] = objective.tasks(model, batch, batch.images.double(), 0)
+    task = objective.task(model, batch, batch.images.double(), 0)
 
     found = [
         tuple(t for t in row if t != PAD)[1:] for row in task.loss.keywords["tokens"][0].tolist()
@@ -246,9 +246,7 @@ def test_leave_one_out_baseline_known_answer(monkeypatch: pytest.MonkeyPatch) ->
     rewards = [toy_reward(*enumeration.sentences[number]) for number in (1, 4, 9)]
     enumeration.sampled = (1, 4, 9)
 
-    [task] = enumeration.objective.tasks(
-        enumeration.model, enumeration.batch, enumeration.images, 0
-    )
+    task = enumeration.objective.task(enumeration.model, enumeration.batch, enumeration.images, 0)
 
     others = [(sum(rewards) - own) / 2 for own in rewards]
     expected = [own - other for own, other in zip(rewards, others, strict=True)]
@@ -266,13 +264,13 @@ def test_samples_do_not_depend_on_the_rest_of_the_batch() -> None:
     photos = photos_of(WORDS)
     model, whole = model_of(WORDS).double(), batch_of(photos)
     objective = objective_of(photos)
-    together = words_of_samples(objective.tasks(model, whole, whole.images.double(), 3)[0], whole)
+    together = words_of_samples(objective.task(model, whole, whole.images.double(), 3), whole)
     batches = [*whole.parts(2)]
     for numbers in ([0], [1, 2, 3, 4], [4, 2, 0], [3, 1]):  # as in two processes
         batches.append(batch_of([photos[number] for number in numbers]))
 
     for batch in batches:
-        [task] = objective.tasks(model, batch, batch.images.double(), 3)
+        task = objective.task(model, batch, batch.images.double(), 3)
         for image_id, words in words_of_samples(task, batch).items():
             assert words == together[image_id]
     assert len({str(words) for words in together.values()}) == len(photos)
@@ -282,7 +280,7 @@ def test_dropout_is_off_in_the_training_pass() -> None:
     """The gradient is that of the model that was sampled from."""
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS, dropout=0.9), batch_of(photos)
-    [task] = objective_of(photos).tasks(model, batch, batch.images, 0)
+    task = objective_of(photos).task(model, batch, batch.images, 0)
 
     def gradient() -> Tensor:
         losses = task.losses(model)
@@ -306,7 +304,7 @@ def test_a_photo_without_captions_adds_nothing() -> None:
     for batches in ([whole], [whole, other]):
         objective, words, gradient = objective_of(photos), 0, 0
         for batch in batches:
-            [task] = objective.tasks(model, batch, batch.images.double(), 0)
+            task = objective.task(model, batch, batch.images.double(), 0)
             losses = task.losses(model)
             gradient += torch.autograd.grad(
                 losses.cross_entropy, model.decoder.word_output.weight, allow_unused=True
@@ -335,7 +333,7 @@ def test_scheduled_sampling_rises_linearly() -> None:
 
     fractions = []
     for step in (0, 25, 50, 100):
-        inputs = objective.tasks(model, batch, batch.images, step)[0].loss.keywords["inputs"]
+        inputs = objective.task(model, batch, batch.images, step).loss.keywords["inputs"]
         assert (inputs[..., 0] == START).all()
         fractions.append((inputs[..., 1:] == 6).float().mean().item())
 
@@ -396,7 +394,7 @@ def test_the_objective_trains_it_beside_the_captions() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 
     def losses() -> Any:
-        (task,) = objective.tasks(model, batch, batch.images, 0)
+        task = objective.task(model, batch, batch.images, 0)
         return task.losses(model)
 
     before = losses()

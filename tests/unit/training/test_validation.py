@@ -31,12 +31,12 @@ def setup(configure: Any) -> Setup:
 
 def test_captions_equal_those_of_the_captioner(setup: Setup, configure: Any):
     captioner = Captioner(setup.stored, device="cpu", precision="fp32")
-    search = configure().search
-    sentences = decode(captioner, setup.val, search)
-    assert [s.image for s in sentences] == setup.val
-    for sentence in sentences:
-        alone = captioner.caption(sentence.image.path, beam_size=2, max_length=6)
-        assert sentence.caption.words == alone.words
+    for changes in ({"beam_size": 2}, {"beam_size": 1, "temperature": 2.0}):
+        sentences = decode(captioner, setup.val, configure().search.changed(**changes))
+        assert [s.image for s in sentences] == setup.val
+        for sentence in sentences:
+            alone = captioner.caption(sentence.image.path, max_length=6, **changes)
+            assert sentence.caption.words == alone.words
 
 
 def test_an_unreadable_photo_stops_validation(setup: Setup, configure: Any, tmp_path: Path):
