@@ -18,16 +18,17 @@ import torch
 from torch import Tensor
 
 from captioner.errors import ConfigError
-from captioner.model.backbones import open_backbone, size_errors
-from captioner.model.efficientnet_lite import EfficientNetLite
-from captioner.model.stages import StagedEncoder
-from captioner.model.weights import (
+from captioner.model.backbones import (
     PACKAGES_MEAN,
     PACKAGES_STD,
     WEIGHT_PACKAGES,
     fill,
     load_weights,
+    open_backbone,
+    size_errors,
 )
+from captioner.model.efficientnet_lite import EfficientNetLite
+from captioner.model.stages import StagedEncoder
 
 
 class Encoder(StagedEncoder):

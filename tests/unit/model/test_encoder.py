@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torchvision import models
 
 from captioner.errors import ConfigError, ModelError
-from captioner.model import weights as weights_module
+from captioner.model.backbones import WEIGHT_PACKAGES, package_file
 from captioner.model.encoder import Encoder, build_encoder
 from captioner.model.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from captioner.model.regions import locate_regions
-from captioner.model.weights import WEIGHT_PACKAGES
 
 TINY = "timm/test_resnet"
 # One small member of each torchvision family: feature size, and grid for 64 pixels.
@@ -436,7 +435,7 @@ def test_the_packages_weights_recognize_a_uniform() -> None:
 
     encoder = build_encoder(WEIGHT_PACKAGES[package], package)
     preprocessing = Preprocessing(mean=encoder.mean, std=encoder.std)
-    head = torch.load(weights_module.package_file(package), weights_only=True)
+    head = torch.load(package_file(package), weights_only=True)
     with Image.open(get_sample_data("grace_hopper.jpg", asfileobj=False)) as photo:
         pixels = torch.from_numpy(np.array(preprocessing.pixels(photo.convert("RGB"))))
 

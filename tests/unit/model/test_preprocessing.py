@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from captioner.model.backbones import PACKAGES_MEAN, PACKAGES_STD
 from captioner.model.preprocessing import Preprocessing
-from captioner.model.weights import PACKAGES_MEAN, PACKAGES_STD
 
 
 def test_efficientnet_lite_normalization():

@@ -9,8 +9,8 @@ from toy_encoder import randomize_norms
 
 from captioner.model import efficientnet_lite
 from captioner.model.efficientnet_lite import Block, EfficientNetLite, fold_norms
-from captioner.model.kernels import can_fuse, fused, plain_formulas
-from captioner.model.kernels.fused import works
+from captioner.model.kernels import can_fuse, convolutions, plain_formulas
+from captioner.model.kernels.convolutions import works
 
 needs_onednn = pytest.mark.skipif(not works(torch.float32), reason="not fused on this processor")
 
@@ -99,14 +99,16 @@ def test_without_onednn_the_plain_convolutions_run(model, broken, monkeypatch) -
         raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute ...")
 
     if broken == "elsewhere":
-        monkeypatch.setattr(fused.platform, "machine", lambda: "arm64")
+        monkeypatch.setattr(convolutions.platform, "machine", lambda: "arm64")
     else:
         wrong = lambda features, *given, **options: features  # noqa: E731
-        monkeypatch.setattr(fused, "fused_convolution", missing if broken == "missing" else wrong)
+        monkeypatch.setattr(
+            convolutions, "fused_convolution", missing if broken == "missing" else wrong
+        )
     images = photos(1, 3, 64, 64)
-    fused.works.cache_clear()
+    works.cache_clear()
     try:
         with torch.inference_mode():
             assert torch.equal(model(images), plain(model, images))
     finally:
-        fused.works.cache_clear()
+        works.cache_clear()
