@@ -113,7 +113,7 @@ class Layout:
         self, panel: tuple[int, int], blocks: list[Block], across: int, columns: int, inches: float
     ) -> None:
         panels = [one for block in blocks for one in block.panels]
-        self.across, self.columns, self.inches = across, columns, inches
+        self.columns, self.inches = columns, inches
         cell = max(panel[0], heatmap.MIN_PANEL)
         # Text of this part of the figure's width is readable; the gaps grow with it.
         part = _READABLE / _SMALL / inches
@@ -132,11 +132,8 @@ class Layout:
         self.block_width = columns * (cell + self.gap) - self.gap
         self.inner = across * (self.block_width + self.block_gap) - self.block_gap
         self.width = self.inner + 2 * self.margin
-        count = len(blocks)
-        self.bands = [range(s, min(s + across, count)) for s in range(0, count, across)]
-        self.rows = [
-            max(math.ceil(len(blocks[b].panels) / columns) for b in band) for band in self.bands
-        ]
+        self.bands = [blocks[start : start + across] for start in range(0, len(blocks), across)]
+        self.rows = [max(-(-len(b.panels) // columns) for b in band) for band in self.bands]
         self.min_height = sum(self.rows) * (self.title + panel[1])  # without headers and legend
         self.empty = sum(self.rows) - len(panels) / (columns * across)  # rows of cells
 
@@ -191,35 +188,34 @@ class Sheet(Canvas):
 
     def draw(self) -> Figure:
         """Draw everything, from top to bottom."""
-        layout, y = self.layout, self.layout.margin
-        for number, (band, rows) in enumerate(zip(layout.bands, layout.rows, strict=True)):
-            y += layout.block_gap if number else 0
-            y = self._band(band, rows, y)
+        layout, y = self.layout, self.layout.margin - self.layout.block_gap
+        for band, rows in zip(layout.bands, layout.rows, strict=True):
+            y = self._band(band, rows, y + layout.block_gap)
         if self.grids:
             y = self._legend(y + round(1.3 * layout.gap))
         self.set_size(layout.width, y + layout.margin)
         return self.figure
 
-    def _band(self, band: range, rows: int, top: int) -> int:
+    def _band(self, band: list[Block], rows: int, top: int) -> int:
         """Draw the blocks side by side; returns the y at which they end."""
         layout, columns = self.layout, self.layout.columns
         step = layout.block_width + layout.block_gap
-        lefts = {block: layout.margin + block % layout.across * step for block in band}
-        y = layout.gap + max(self._header(self.blocks[b], x, top) for b, x in lefts.items())
+        placed = [(block, layout.margin + number * step) for number, block in enumerate(band)]
+        y = layout.gap + max(self._header(block, left, top) for block, left in placed)
         tops = []
         for row in range(rows):
             tops.append(y)
-            shown = [p for b in band for p in self.blocks[b].panels[row * columns :][:columns]]
+            shown = [p for block in band for p in block.panels[row * columns :][:columns]]
             y += layout.cell_height + layout.gap
             y -= 0 if any(panel.alternatives for panel in shown) else layout.below
         bottom = y - layout.gap
-        for block, left in lefts.items():
-            if block > band.start:
+        for block, left in placed:
+            if block is not band[0]:
                 middle, half = left - layout.block_gap // 2, max(1, layout.em(0.03))
                 self.box(middle - half, top, middle + half, bottom, self.theme.track)
-            for index, panel in enumerate(self.blocks[block].panels):
+            for index, panel in enumerate(block.panels):
                 x = left + index % columns * (layout.cell_width + layout.gap)
-                self._cell(self.blocks[block].caption, panel, x, tops[index // columns])
+                self._cell(block.caption, panel, x, tops[index // columns])
         return bottom
 
     def _header(self, block: Block, left: int, y: int) -> int:
@@ -278,27 +274,26 @@ class Sheet(Canvas):
     def _title(self, caption: Caption, panel: Panel, x: int, y: int) -> None:
         """Draw the words and their probability, above their gate and the focus of the map."""
         layout, theme, positions = self.layout, self.theme, list(panel.positions)
-        small, right = layout.small, x + layout.cell_width
+        right = x + layout.cell_width
         word_line, number_line = y + layout.em(1.15), y + layout.em(2.25)
         log_prob = float(np.minimum(caption.log_probs[positions], 0.0).sum(dtype=np.float64))
         # Keywords are probable each on its own: their product means nothing.
         joint = len(positions) == 1 or caption.method != "keywords"
         p = f"p {style.probability(log_prob)}" if joint else ""
-        self.text(right, word_line, p, align="right")
-        before = right - style.text_width(p, small) - layout.em(0.4)
-        if len(positions) == 1 and positions[0] in caption.doubtful:
-            self.text(before, word_line, "?", bold=True, align="right")
-            before -= style.text_width("?", small, bold=True) + layout.em(0.4)
-        word, size = style.fit(panel.title, layout.em(1.2), before - x)
+        doubtful = len(positions) == 1 and positions[0] in caption.doubtful
+        end: float = right
+        for text, bold in ((p, False), ("?", True)) if doubtful else ((p, False),):
+            self.text(end, word_line, text, bold=bold, align="right")
+            end -= style.text_width(text, layout.small, bold) + layout.em(0.4)
+        word, size = style.fit(panel.title, layout.em(1.2), end - x)
         self.text(x, word_line, word, size, theme.muted if panel.unused else None, bold=True)
         if caption.method != "keywords":
             gate = float(caption.gates[positions].mean(dtype=np.float64))
-            start, end = x + layout.em(0.9), x + layout.em(0.9) + layout.em(2.3)
-            upper = number_line - layout.em(0.46)
-            lower = max(number_line - layout.em(0.14), upper + 2)
+            start, upper = x + layout.em(0.9), number_line - layout.em(0.46)
+            stop, lower = start + layout.em(2.3), max(number_line - layout.em(0.14), upper + 2)
             self.text(x, number_line, "β", colour=theme.muted)
-            self.bar((start, upper, end, lower), gate, theme.gate)
-            self.text(end + layout.em(0.4), number_line, style.number(gate))
+            self.bar((start, upper, stop, lower), gate, theme.gate)
+            self.text(stop + layout.em(0.4), number_line, style.number(gate))
         assert panel.alpha is not None
         focus = f"focus {style.percent(heatmap.most_attended(panel.alpha)[1])}"
         self.text(right, number_line, focus, align="right")

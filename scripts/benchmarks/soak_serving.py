@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import io
 import json
 import random
 import secrets
@@ -46,6 +45,8 @@ import httpx
 import numpy as np
 import psutil
 from PIL import Image
+
+from captioner.drawing.options import encoded
 
 MAX_BYTES = 200_000
 TIMEOUT = 10  # --timeout of the server, seconds
@@ -85,13 +86,6 @@ class Response(NamedTuple):
 
 
 # --- kinds of requests ---------------------------------------------------------------------------
-
-
-def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    """An image file."""
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def photo(number: int) -> bytes:
