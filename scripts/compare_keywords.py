@@ -147,7 +147,7 @@ def compare(model: Captioner, annotations: str, images: str) -> None:
             shown = vocabulary.shown
             return [[mentions([" ".join(shown(h.tokens))], table) for h in of] for of in hypotheses]
 
-        vectors = model.ensemble.summary(memories)
+        vectors = model.engine.summary(memories[0])
         odds.append(
             timed("reading", lambda: vectors @ reader.weights.T + reader.biases)  # noqa: B023
         )

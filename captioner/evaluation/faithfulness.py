@@ -254,10 +254,12 @@ def measure_photo(
     if not len(positions):
         return []
     scorer = WordScorer(engine.exact_decoder, start, caption.tokens)
-    relevances = {
-        method: ensemble.explain(method, grids, 0, start, caption).astype(np.float64)[positions]
-        for method in METHODS
-    }
+    relevances: dict[ExplanationMethod, Array] = {}
+    for method in METHODS:
+        maps = caption.alphas
+        if method != "attention":
+            maps = engine.relevance(method, photo.grid, start, caption.tokens)
+        relevances[method] = maps.astype(np.float64)[positions]
     orders = region_orders(relevances, engine.geometry, engine.grid, number)
     whole = scorer.every_word(grids[0])[0].cpu().double().numpy()[positions]
     curves = {}

@@ -29,7 +29,6 @@ from captioner.inference.engine import (
     ATTENTION_METHODS,
     CaptionScores,
     Prepared,
-    as_map,
     open_models,
 )
 from captioner.inference.folder import (
@@ -393,11 +392,12 @@ class Captioner:
         self, photos: Sequence[Prepared], options: SearchOptions
     ) -> list[Observation]:
         """What is known of the best caption of every photo, from which confidence is computed."""
-        return self._find(self._encode(photos), options, evidence=True)[1]
+        encoded = self._encode(photos)
+        return self._observations(encoded, self._find(encoded, options, evidence=True))
 
     def photo_vectors(self, photos: Sequence[Prepared]) -> NDArray[np.float32]:
         """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
-        return self.ensemble.summary(self._encode(photos).memories)
+        return self.engine.summary(self._encode(photos).memories[0])
 
     def _check(
         self, method: object, alternatives: object, options: SearchOptions | None = None
@@ -416,11 +416,11 @@ class Captioner:
         self, photos: Sequence[Prepared], method: ExplanationMethod = "attention"
     ) -> _Encoded:
         grids = self.ensemble.encode(photos)
+        memories = self.ensemble.memories(grids)
+        if method not in ATTENTION_METHODS and self.in_torch() is not self:
+            grids = self.in_torch().ensemble.encode(photos)
         crop_boxes, seeds = [one.crop_box for one in photos], [one.seed for one in photos]
-        encoded = _Encoded(self.ensemble.memories(grids), crop_boxes, seeds, grids)
-        if method in ATTENTION_METHODS or self.in_torch() is self:
-            return encoded
-        return encoded._replace(grids=self.in_torch().ensemble.encode(photos))
+        return _Encoded(memories, crop_boxes, seeds, grids)
 
     def _search(
         self,
@@ -433,7 +433,7 @@ class Captioner:
         vocabulary = self.stored.vocabulary
         start = vocabulary.start(options.style)
         calibrator = None if self.no_confidence(options) else self.stored.calibrator
-        found, seen = self._find(encoded, options, evidence=calibrator is not None)
+        found = self._find(encoded, options, evidence=calibrator is not None)
         captions = self._captions(found, encoded, start, method, check)
         if alternatives:  # score the captions again, so that the search need not store every word
             tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
@@ -441,8 +441,8 @@ class Captioner:
             self._add_alternatives(captions, scores, alternatives)
         if calibrator is not None:
             style = options.style or next(iter(vocabulary.styles), "")
-            for group, one in zip(captions, seen, strict=True):
-                group[0] = replace(group[0], confidence=calibrator.confidence(one, style))
+            for group, seen in zip(captions, self._observations(encoded, found), strict=True):
+                group[0] = replace(group[0], confidence=calibrator.confidence(seen, style))
         if options.keywords:
             for group, words in zip(captions, self._keywords(encoded, options), strict=True):
                 group[0] = replace(group[0], keywords=words)
@@ -461,27 +461,33 @@ class Captioner:
         """The keywords of photos; those of the first model."""
         reader, calibrator = self.stored.keywords, self.stored.calibrator
         assert reader is not None  # checked
-        regions = self.ensemble.regions(encoded.memories)
-        for row, photo in enumerate(self.ensemble.summary(encoded.memories)):
-            familiarity = calibrator.familiarity(photo) if calibrator else 1.0
-            of_photo = None if regions is None else regions[row]
+        memory, (rows, columns) = encoded.memories[0], self.engine.grid
+        regions, photos = self.engine.regions(memory), self.engine.summary(memory)
+        averaged = regions.shape == (len(photos), rows * columns, photos.shape[1])
+        for grid, photo in zip(regions, photos, strict=True):
             yield reader.read(
-                photo, of_photo, options.keywords, neutral=options.neutral, familiarity=familiarity
+                photo,
+                grid.reshape(rows, columns, -1) if averaged else None,
+                options.keywords,
+                neutral=options.neutral,
+                familiarity=calibrator.familiarity(photo) if calibrator else 1.0,
             )
 
     def _find(
         self, encoded: _Encoded, options: SearchOptions, *, evidence: bool
-    ) -> tuple[list[list[Hypothesis]], list[Observation]]:
-        """What the search finds, and what is known of the best captions."""
-        vocabulary, memories = self.stored.vocabulary, encoded.memories
-        found = self.ensemble.search(
-            memories, options, vocabulary, encoded.seeds, evidence=evidence
+    ) -> list[list[Hypothesis]]:
+        vocabulary = self.stored.vocabulary
+        return self.ensemble.search(
+            encoded.memories, options, vocabulary, encoded.seeds, evidence=evidence
         )
-        if not evidence:
-            return found, []
-        best = [captions[0] for captions in found]
+
+    def _observations(
+        self, encoded: _Encoded, found: Sequence[Sequence[Hypothesis]]
+    ) -> list[Observation]:
+        """What is known of the best captions that a search with evidence found."""
+        vocabulary, best = self.stored.vocabulary, [captions[0] for captions in found]
         texts = [text_of(vocabulary.shown(o.tokens), vocabulary.pieces(o.tokens)) for o in best]
-        return found, [*map(Observation, texts, best, self.ensemble.summary(memories))]
+        return [*map(Observation, texts, best, self.engine.summary(encoded.memories[0]))]
 
     def _captions(
         self,
@@ -493,14 +499,21 @@ class Captioner:
     ) -> list[list[Caption]]:
         """The captions of photos with their maps."""
         engine, vocabulary = self.engine, self.stored.vocabulary
-        by_attention, size = method in ATTENTION_METHODS, engine.preprocessing.image_size
-        explaining = (self if by_attention else self.in_torch()).ensemble
+        exact: Any = None if method in ATTENTION_METHODS else self.in_torch().engine
+
+        def maps_of(row: int, found: Hypothesis) -> NDArray[np.float32]:
+            if method == "attention":
+                return found.alphas
+            if exact is None:
+                return np.asarray(found.alphas * found.gates[:, None])
+            relevance = exact.relevance(method, encoded.grids[0][row], start, found.tokens)
+            supporting = relevance.clip(min=0)  # what counts against the word is left out
+            total = supporting.sum(axis=-1, keepdims=True)
+            return np.asarray(supporting / np.where(total > 0, total, np.float32(1)))
 
         def caption(row: int, hypothesis: Hypothesis) -> Caption:
             check()
-            maps = explaining.explain(method, encoded.grids, row, start, hypothesis)
-            maps = maps if by_attention else as_map(maps)
-            crop_box = encoded.crop_boxes[row]
+            maps, crop_box = maps_of(row, hypothesis), encoded.crop_boxes[row]
             return Caption(
                 words=vocabulary.shown(hypothesis.tokens),
                 log_probs=hypothesis.token_log_probs,
@@ -509,7 +522,7 @@ class Captioner:
                 log_prob=hypothesis.log_prob,
                 crop_box=crop_box,
                 pieces=vocabulary.pieces(hypothesis.tokens),
-                geometry=engine.geometry.placed(size, *crop_box),
+                geometry=engine.geometry.placed(engine.preprocessing.image_size, *crop_box),
                 method=method,
             )
 

@@ -23,10 +23,9 @@ from captioner.geometry import Geometry
 from captioner.hardware import Precision
 from captioner.inference.folder import StoredModel, runs_graphs
 from captioner.model.preprocessing import Preprocessing
-from captioner.options import ExplanationMethod, SearchOptions
-from captioner.search.arrays import Array, to_numpy, top_k
-from captioner.search.ensemble import EnsembleStepper, mean, mean_probability
-from captioner.search.search import Hypothesis, Stepper, search
+from captioner.options import SearchOptions
+from captioner.search.arrays import Array, mean, mean_probability, to_numpy, top_k
+from captioner.search.search import Advance, Hypothesis, Stepper, search
 from captioner.search.words import encode_search_words
 from captioner.text.vocabulary import END, NEVER_GENERATED, PAD, Vocabulary
 
@@ -121,6 +120,49 @@ class Engine(Protocol):
         """Score given captions: start token, words, then padding, (B, R, T)."""
 
 
+def _average(
+    parts: Sequence[CaptionScores | Advance], *, one_grid: bool
+) -> tuple[Array, Array, Array]:
+    """Means of probabilities, and of attention and gates or else those of the first; see below."""
+    log_probs, *maps = zip(*parts, strict=True)
+    alphas, gates = (mean(each if one_grid else each[:1]) for each in maps)
+    return mean_probability(log_probs), alphas, gates
+
+
+class EnsembleStepper:
+    """Several steppers whose word probabilities are averaged; see `Ensemble`.
+
+    ``one_grid``: region l is the same part of the photo for every member.
+    """
+
+    def __init__(self, members: Sequence[Stepper], *, one_grid: bool) -> None:
+        """Step new steppers of the same vocabulary and photos with the same words."""
+        self.members, self.one_grid = members, one_grid
+        first = members[0]
+        self.xp, self.device = first.xp, first.device
+        self.start_token, self.end_token = first.start_token, first.end_token
+
+    @property
+    def batch_size(self) -> int:
+        """See ``Stepper.batch_size``."""
+        return self.members[0].batch_size
+
+    def advance(self, tokens: Array) -> Advance:
+        """See ``Stepper.advance``."""
+        advances = [member.advance(tokens) for member in self.members]
+        return Advance(*_average(advances, one_grid=self.one_grid))
+
+    def reorder(self, parents: Array) -> None:
+        """See ``Stepper.reorder``."""
+        for member in self.members:
+            member.reorder(parents)
+
+    def keep(self, rows: Array) -> None:
+        """See ``Stepper.keep``."""
+        for member in self.members:
+            member.keep(rows)
+
+
 class Ensemble:
     """One model or several of the same vocabulary, ready for inference.
 
@@ -139,14 +181,12 @@ class Ensemble:
 
     def prepare(self, image: Image.Image) -> Prepared:
         """Resize an RGB image for every model; models with the same input share the pixels."""
-        by_kind: dict[tuple[object, ...], NDArray[np.uint8]] = {}
-        pixels = []
-        for engine in self.engines:
-            kind = pixel_format(engine.preprocessing)
-            if kind not in by_kind:
-                by_kind[kind] = engine.preprocessing.pixels(image)
-            pixels.append(by_kind[kind])
-        return Prepared(tuple(pixels), self.engines[0].preprocessing.crop_box(*image.size))
+        kinds = {
+            pixel_format(engine.preprocessing): engine.preprocessing for engine in self.engines
+        }
+        made = {kind: one.pixels(image) for kind, one in kinds.items()}
+        pixels = tuple(made[pixel_format(engine.preprocessing)] for engine in self.engines)
+        return Prepared(pixels, self.engines[0].preprocessing.crop_box(*image.size))
 
     def encode(self, photos: Sequence[Prepared]) -> list[Any]:
         """Encode photos: the grids of features of every model."""
@@ -160,24 +200,6 @@ class Ensemble:
         """What the decoders need of encoded photos: one memory per model."""
         with self.engines[0].running():
             return [engine.memory(grid) for engine, grid in zip(self.engines, grids, strict=True)]
-
-    def summary(self, memories: Sequence[Any]) -> NDArray[np.float32]:
-        """The first model's vector of each photo, (B, D); see ``Engine.summary``."""
-        with self.engines[0].running():
-            return self.engines[0].summary(memories[0])
-
-    def regions(self, memories: Sequence[Any]) -> NDArray[np.float32] | None:
-        """The first model's features of each photo's regions, (B, Gh, Gw, D).
-
-        They average to ``summary``. None: its attention does not average them.
-        """
-        engine = self.engines[0]
-        with engine.running():
-            found, photos = engine.regions(memories[0]), engine.summary(memories[0])
-        rows, columns = engine.grid
-        if found.shape != (len(photos), rows * columns, photos.shape[1]):
-            return None
-        return found.reshape(len(photos), rows, columns, -1)
 
     def search(
         self,
@@ -235,48 +257,7 @@ class Ensemble:
                 engine.score(memory, inputs)
                 for engine, memory in zip(self.engines, memories, strict=True)
             ]
-            mapped = scores if self.one_grid else scores[:1]
-            return CaptionScores(
-                to_numpy(mean_probability([one.log_probs for one in scores])),
-                to_numpy(mean([one.alphas for one in mapped])),
-                to_numpy(mean([one.gates for one in mapped])),
-            )
-
-    def explain(
-        self,
-        method: ExplanationMethod,
-        grids: Sequence[Any],
-        row: int,
-        start: int,
-        hypothesis: Hypothesis,
-    ) -> NDArray[np.float32]:
-        """Relevance of the regions of the photo in a row of ``grids`` for a caption's words.
-
-        Returns:
-            (T, L), see ``model.explanations``: shares for attention, nats for the others, which
-            need torch; negative where a region counts against the word.
-        """
-        if method == "attention":
-            return hypothesis.alphas
-        if method == "attention_gate":
-            shares: NDArray[np.float32] = hypothesis.alphas * hypothesis.gates[:, None]
-            return shares
-        torch_engine: Any = self.engines[0]
-        found: NDArray[np.float32] = torch_engine.relevance(
-            method, grids[0], row, start, hypothesis.tokens
-        )
-        return found
-
-
-def as_map(relevance: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What supports each word, as shares: the positive part of (T, L), whose rows sum to 1.
-
-    A row without a positive value becomes 0.
-    """
-    positive = relevance.clip(min=0)
-    total = positive.sum(axis=-1, keepdims=True)
-    shares: NDArray[np.float32] = positive / np.where(total > 0, total, np.float32(1))
-    return shares
+            return CaptionScores(*map(to_numpy, _average(scores, one_grid=self.one_grid)))
 
 
 def pixel_format(preprocessing: Preprocessing) -> tuple[object, ...]:
@@ -297,7 +278,15 @@ def _same_view(one: Engine, other: Engine) -> bool:
 def open_models(models: Sequence[StoredModel], device: str, precision: Precision) -> Ensemble:
     """Prepare models for inference; for errors see ``captioner.load``."""
     for number, other in enumerate(models[1:], 2):
-        _check_vocabularies(models[0], other, number)
+        if other.vocabulary != models[0].vocabulary:
+            mine, theirs = (
+                f"{len(each)} words, styles {', '.join(each.styles) or 'none'}"
+                for each in (models[0].vocabulary, other.vocabulary)
+            )
+            raise ConfigError(
+                f"the vocabularies of model 1 ({mine}) and model {number} ({theirs}) differ; an "
+                "ensemble needs models trained with the same words and styles"
+            )
     if all(runs_graphs(one, device, precision) for one in models):
         from captioner.inference.onnx_engine import OnnxEngine
 
@@ -312,15 +301,3 @@ def open_models(models: Sequence[StoredModel], device: str, precision: Precision
     from captioner.inference.torch_engine import TorchEngine
 
     return Ensemble([TorchEngine(one.model, device, precision) for one in models])
-
-
-def _check_vocabularies(first: StoredModel, other: StoredModel, number: int) -> None:
-    """Raise ConfigError unless model ``number`` can be averaged with the first."""
-    one, two = first.vocabulary, other.vocabulary
-    if one == two:
-        return
-    what = f"vocabularies of model 1 and model {number} differ ({len(one)} and {len(two)} words)"
-    if (one.words, one.subwords) == (two.words, two.subwords):
-        styles = " and ".join(", ".join(each.styles) or "none" for each in (one, two))
-        what = f"styles of model 1 and model {number} differ ({styles})"
-    raise ConfigError(f"the {what}; an ensemble needs models trained with the same of both")

@@ -95,15 +95,17 @@ class TorchEngine:
         return CaptionScores(widen(logits).log_softmax(dim=-1), unrolled.alphas, unrolled.gates)
 
     def relevance(
-        self, method: ExplanationMethod, grids: Tensor, row: int, start: int, tokens: list[int]
+        self, method: ExplanationMethod, grid: Tensor, start: int, tokens: list[int]
     ) -> NDArray[np.float32]:
-        """Relevance of a photo's regions for a caption, (T, L); not of the attention methods."""
+        """Relevance of the regions of a photo's grid (L, D) for a caption's words, in nats, (T, L).
+
+        See ``model.explanations``; not of the attention methods.
+        """
         # The caller may be in inference mode, whose tensors have no gradients.
         with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
-            grid = grids[row].float().clone()
             scorer = WordScorer(self.exact_decoder, start, tokens)
-            found: NDArray[np.float32] = relevance(method, scorer, grid).detach().cpu().numpy()
-            return found
+            found = relevance(method, scorer, grid.float().clone())
+            return np.asarray(found.detach().cpu())
 
     @cached_property
     def exact_decoder(self) -> Decoder:

@@ -15,8 +15,8 @@ advance together, no Python loop runs over photos or beams inside a step, and fi
 the batch. Each step synchronizes with the device once, to find out which photos are finished.
 
 A finished caption stays in the beam with its score frozen, so the beam always holds the best
-captions known, finished or not. The attention maps of every step are kept once; the returned
-captions find theirs by their parents.
+captions known, finished or not. Attention, gates and entropies of every step are kept once; the
+returned captions find theirs by their parents.
 
 Notation: B photos still searched of N, K beams, V vocabulary, L regions, T words so far, n returned
 captions.
@@ -35,8 +35,7 @@ from numpy.typing import NDArray
 from captioner.options import SearchOptions
 from captioner.search.arrays import Array, namespace, on_device, to_numpy
 from captioner.search.consensus import by_consensus
-from captioner.search.guidance import guide
-from captioner.search.rules import Rules
+from captioner.search.rules import Rules, guide
 from captioner.search.strategies import Beams, Choice, build_strategy
 from captioner.search.words import SearchTokens
 
@@ -120,7 +119,7 @@ class _Finished(NamedTuple):
 
     photos: Array  # (B,)
     agreement: Array | None  # (B, n, 2) share and overlap, see ``Evidence``
-    maps: list[Array]  # (B, parents, L) of each step
+    steps: list[list[Array]]  # of each step, see ``search``
     beams: Beams  # (B, n, ...), best first
 
 
@@ -162,22 +161,23 @@ def search(
     beams = _start(count, xp, device)
     last = on_device(stepper.start_token, xp.int64, xp, device)
     last = xp.broadcast_to(last, (count,))[:, None]
-    maps: list[Array] = []  # of every step, (B, parents, L)
+    # Of every step: alphas (B, parents, L), gates and, as evidence, entropies (B, parents).
+    steps: list[list[Array]] = []
     finished: list[_Finished] = []
     for t in range(options.max_length):
         advance, *unguided = (each.advance(last) for each in steppers)
         for step in (advance, *unguided):
             rules.merge_people(step.log_probs)
         # Before words are forbidden.
-        entropies = entropy(advance.log_probs) if evidence else xp.zeros_like(advance.gates)
+        entropies = [entropy(advance.log_probs)] if evidence else []
         scores = advance.log_probs
         for without_photo in unguided:
             scores = guide(scores, without_photo.log_probs, options.guidance)
         scores = rules.favour_rare_words(scores)
         rules.forbid(scores, beams.tokens)
         choice = strategy.choose(_totals(beams, scores, end), beams, photos)
-        beams = _extend(beams, choice, advance, entropies, end)
-        maps.append(advance.alphas)
+        beams = _extend(beams, choice, advance.log_probs, end)
+        steps.append([advance.alphas, advance.gates, *entropies])
         for each in steppers:
             each.reorder(choice.parents)
         final = t == options.max_length - 1
@@ -187,16 +187,17 @@ def search(
             ready, remaining = (
                 on_device(np.flatnonzero(rows), xp.int64, xp, device) for rows in (done, ~done)
             )
-            ending, own_maps = _select(beams, ready), [each[ready] for each in maps]
+            ending = _select(beams, ready)
             best = strategy.best(ending)
             agreement = _agreement(ending, best, end) if evidence else None
             scores = xp.where(strategy.ranks(ending) == -xp.inf, -xp.inf, ending.scores)
             captions = Beams(*(_take(part, best) for part in (scores, *ending[1:])))
-            finished.append(_Finished(photos[ready], agreement, own_maps, captions))
+            own = [[part[ready] for part in step] for step in steps]
+            finished.append(_Finished(photos[ready], agreement, own, captions))
             if done.all():
                 break
             photos, beams = photos[remaining], _select(beams, remaining)
-            maps = [each[remaining] for each in maps]
+            steps = [[part[remaining] for part in step] for step in steps]
             for each in steppers:
                 each.keep(remaining)
         last = beams.tokens[:, :, -1]
@@ -237,8 +238,7 @@ def _start(batch: int, xp: Any, device: Any) -> Beams:
     """One empty caption per photo."""
     zeros = xp.zeros((batch, 1), dtype=xp.float32, device=device)
     values, tokens = zeros[..., None][..., :0], xp.astype(zeros[..., None], xp.int64)[..., :0]
-    ended = xp.astype(zeros, xp.bool)
-    return Beams(zeros, zeros, ended, tokens, values, values, values, parents=tokens)
+    return Beams(zeros, zeros, xp.astype(zeros, xp.bool), tokens, values, parents=tokens)
 
 
 def _totals(beams: Beams, log_probs: Array, end_token: int) -> Array:
@@ -259,23 +259,19 @@ def _take(part: Array, index: Array) -> Array:
     return part[rows, index]
 
 
-def _extend(
-    beams: Beams, choice: Choice, advance: Advance, entropies: Array, end_token: int
-) -> Beams:
-    """Append the chosen words."""
+def _extend(beams: Beams, choice: Choice, log_probs: Array, end_token: int) -> Beams:
+    """Append the chosen words; (B, K, V) are the model's log-probabilities."""
     xp, parents = namespace(choice.words), choice.parents
     each = xp.arange(len(parents), device=parents.device)[:, None]
     ended = _take(beams.ended, parents)
-    log_probs = xp.where(ended, 0.0, advance.log_probs[each, parents, choice.words])
-    of_parents = (_take(part, parents) for part in (advance.gates, entropies))
-    steps = (choice.words, log_probs, *of_parents, parents)
+    chosen = xp.where(ended, 0.0, log_probs[each, parents, choice.words])
     return Beams(
         choice.scores,
         _take(beams.lengths, parents) + ~ended,
         ended | (choice.words == end_token),
         *(
-            xp.concat([_take(so_far, parents), step[..., None]], axis=2)
-            for so_far, step in zip(beams[3:], steps, strict=True)
+            xp.concat([_take(so_far, parents), new[..., None]], axis=2)
+            for so_far, new in zip(beams[3:], (choice.words, chosen, parents), strict=True)
         ),
     )
 
@@ -326,20 +322,24 @@ def _trace(finished: _Finished, end_token: int, rescored: bool) -> Iterator[tupl
     If the search was rescored, the probabilities that it used are not the model's.
     """
     xp, beams = namespace(finished.photos), finished.beams
-    own = [_take(each, beams.parents[..., t]) for t, each in enumerate(finished.maps)]
-    alphas = to_numpy(xp.stack(own, axis=2))  # (B, n, T, L)
-    scores, _, _, words, *parts = (to_numpy(part) for part in beams[:7])
+    own = (
+        [_take(part, beams.parents[..., t]) for part in step]
+        for t, step in enumerate(finished.steps)
+    )
+    seen = [to_numpy(xp.stack(of_steps, axis=2)) for of_steps in zip(*own, strict=True)]
+    scores, _, _, words, token_log_probs, _ = map(to_numpy, beams)
     agreement = None if finished.agreement is None else to_numpy(finished.agreement)
     photos = to_numpy(finished.photos).tolist()
     for row, column in np.argwhere(scores != -np.inf):  # else only forbidden words were left
         tokens = words[row, column].tolist()
         length = tokens.index(end_token) if end_token in tokens else len(tokens)
         ended = length < len(tokens)
-        log_probs, gates, entropies, maps = (part[row, column] for part in (*parts, alphas))
+        log_probs = token_log_probs[row, column]
+        alphas, gates, *entropies = (part[row, column, :length] for part in seen)
         used = scores[row, column]
         log_prob = log_probs[: length + ended].sum(dtype=np.float64) if rescored else used
         evidence = None
         if agreement is not None:
-            evidence = Evidence(entropies[:length], *agreement[row, column].tolist())
-        found = tokens[:length], log_probs[:length], maps[:length], gates[:length]
+            evidence = Evidence(entropies[0], *agreement[row, column].tolist())
+        found = tokens[:length], log_probs[:length], alphas, gates
         yield photos[row], Hypothesis(*found, float(log_prob), ended, evidence)

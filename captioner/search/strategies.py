@@ -33,12 +33,8 @@ class Beams(NamedTuple):
     """(B, K, T); finished captions are padded with end tokens."""
     log_probs: Array
     """(B, K, T) the model's, of the tokens."""
-    gates: Array
-    """(B, K, T) context gates."""
-    entropies: Array
-    """(B, K, T) of the distributions that the tokens were chosen from, in nats."""
     parents: Array
-    """(B, K, T) the beam that was continued, whose attention map is the word's."""
+    """(B, K, T) the beam that was continued, whose attention and gate are the word's."""
 
 
 class Choice(NamedTuple):
@@ -67,35 +63,43 @@ class Strategy:
         raise NotImplementedError
 
     def finished(self, beams: Beams) -> Array:
-        """Photos whose best captions can no longer be beaten, (B,)."""
-        return self._settled(beams.scores, beams.lengths, beams.ended, self.options.num_captions)
-
-    def best(self, beams: Beams) -> Array:
-        """The beams to return, best first, (B, n); ties keep their order."""
-        ranks = self.ranks(beams)
-        order = argsort(ranks, axis=1)
-        return order[:, : self.options.num_captions]
-
-    def ranks(self, beams: Beams) -> Array:
-        """Length-normalized scores, log-probability / length ** penalty, (B, K)."""
-        return _rank(beams.scores, beams.lengths, self.options.length_penalty)
-
-    def _settled(self, scores: Array, lengths: Array, ended: Array, count: int) -> Array:
-        """Whether the ``count`` best of a row of beams are final: (..., K) to (...).
+        """Photos whose best captions, in every group of beams, can no longer be beaten, (B,).
 
         Log-probabilities only decrease, so the rank of an unfinished caption is bounded by that of
         its present score at the maximum length.
         """
-        xp = namespace(scores)
-        penalty = self.options.length_penalty
-        bounds = xp.where(ended, -xp.inf, _rank(scores, self.options.max_length, penalty))
-        if ended.shape[-1] < count:
-            return xp.all(ended, axis=-1)
+        xp, options = namespace(beams.scores), self.options
+        groups, penalty = options.beam_groups, options.length_penalty
+        # Groups may have found the same captions, so each must have enough of its own.
+        count = min(options.num_captions, options.beam_size // groups)
+        scores, lengths, ended = (part.reshape(len(part), groups, -1) for part in beams[:3])
+        if ended.shape[2] < count:
+            return xp.all(beams.ended, axis=1)
+        bounds = xp.where(ended, -xp.inf, _rank(scores, options.max_length, penalty))
         ranks = xp.where(ended, _rank(scores, lengths, penalty), -xp.inf)
         worst_returned = top_k(ranks, count)[0][..., -1]
-        bound = xp.max(bounds, axis=-1)
+        bound = xp.max(bounds, axis=2)
         # Strictly: at equal ranks an unfinished caption could be returned as a finished one.
-        return (worst_returned > bound) | (bound == -xp.inf)
+        return xp.all((worst_returned > bound) | (bound == -xp.inf), axis=1)
+
+    def best(self, beams: Beams) -> Array:
+        """The beams to return, best first, (B, n); ties keep their order.
+
+        Of groups all: the best caption of each group, then the second of each group, ...
+        """
+        ranks, groups = self.ranks(beams), self.options.beam_groups
+        order = argsort(ranks, axis=1)
+        if groups == 1:
+            return order[:, : self.options.num_captions]
+        xp = namespace(ranks)
+        inside = argsort(ranks.reshape(len(ranks), groups, -1), axis=2)
+        places = xp.argsort(inside, axis=2).reshape(ranks.shape)  # of each beam within its group
+        by_place = xp.argsort(xp.take_along_axis(places, order, axis=1), axis=1, stable=True)
+        return xp.take_along_axis(order, by_place, axis=1)
+
+    def ranks(self, beams: Beams) -> Array:
+        """Length-normalized scores, log-probability / length ** penalty, (B, K)."""
+        return _rank(beams.scores, beams.lengths, self.options.length_penalty)
 
 
 class BeamSearch(Strategy):
@@ -142,28 +146,6 @@ class DiverseBeams(Strategy):
             taken = taken + xp.astype(xp.sum(chosen, axis=1, keepdims=True), taken.dtype)
             choices.append(Choice(scores, parents + start, words))
         return Choice(*(xp.concat(parts, axis=1) for parts in zip(*choices, strict=True)))
-
-    def finished(self, beams: Beams) -> Array:
-        """Photos whose groups are all final, (B,)."""
-        groups = self.options.beam_groups
-        scores, lengths, ended = (part.reshape(len(part), groups, -1) for part in beams[:3])
-        # Groups may have found the same captions, so each must have enough of its own.
-        count = min(self.options.num_captions, self.options.beam_size // groups)
-        settled = self._settled(scores, lengths, ended, count)
-        return namespace(settled).all(settled, axis=1)
-
-    def best(self, beams: Beams) -> Array:
-        """The best caption of every group, then the second of every group, ..., (B, K)."""
-        ranks = self.ranks(beams)
-        xp = namespace(ranks)
-        ranks = ranks.reshape(len(ranks), self.options.beam_groups, -1)  # (B, groups, own)
-        inside = argsort(ranks, axis=2)
-        ranks = xp.take_along_axis(ranks, inside, axis=2)
-        starts = xp.arange(ranks.shape[1], device=ranks.device) * ranks.shape[2]
-        index = inside + starts[:, None]
-        among = argsort(ranks, axis=1)
-        index = xp.take_along_axis(index, among, axis=1)
-        return xp.permute_dims(index, (0, 2, 1)).reshape(len(ranks), -1)
 
 
 class ForcedWords(Strategy):

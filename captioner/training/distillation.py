@@ -20,8 +20,8 @@ from captioner.model.attention import Memory
 from captioner.model.captioner import CaptionModel
 from captioner.model.losses import ScoredWords, score_words
 from captioner.options import DistillationConfig
-from captioner.search.ensemble import mean_probability
-from captioner.search.guidance import guide
+from captioner.search.arrays import mean_probability
+from captioner.search.rules import guide
 from captioner.search.words import check_whole_words, rarities
 from captioner.text.vocabulary import NEVER_GENERATED, Vocabulary
 

@@ -20,10 +20,10 @@ from toy_encoder import randomize_norms
 from captioner.data.images import open_image
 from captioner.hardware import autocast
 from captioner.inference.captioner import Captioner
+from captioner.inference.engine import EnsembleStepper
 from captioner.inference.folder import StoredModel
 from captioner.inference.torch_engine import DecoderStepper
 from captioner.options import SearchOptions
-from captioner.search.ensemble import EnsembleStepper
 from captioner.search.search import search
 
 B, L, D, V = 3, 4, 8, 12
@@ -98,12 +98,6 @@ def mean_table(*tables: Table) -> Table:
     return table
 
 
-class TableEnsemble(EnsembleStepper):
-    """An ensemble of table steppers, with their start and end tokens."""
-
-    start_token, end_token = TableStepper.start_token, TableStepper.end_token
-
-
 @settings(max_examples=80)
 @given(data=st.data(), seed=st.integers(0, 10_000), vocabulary=st.integers(2, 5))
 def test_ensemble_equals_search_over_the_mean_table(data, seed, vocabulary) -> None:
@@ -116,7 +110,7 @@ def test_ensemble_equals_search_over_the_mean_table(data, seed, vocabulary) -> N
     ]
     members = [TableStepper(own) for own in tables]
 
-    together = search(TableEnsemble(members, one_grid=True), *task)
+    together = search(EnsembleStepper(members, one_grid=True), *task)
 
     means = [mean_table(*own) for own in zip(*tables, strict=True)]
     alone = TableStepper(means)

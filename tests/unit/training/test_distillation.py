@@ -15,12 +15,12 @@ from test_objectives import WORDS, batch_of, model_of, photos_of
 from torch import Tensor
 
 from captioner.data.batches import Batch
+from captioner.inference.engine import EnsembleStepper
 from captioner.inference.folder import StoredModel, load_model, save_model
 from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.captioner import CaptionModel
 from captioner.model.losses import caption_losses, score_words
 from captioner.options import DistillationConfig, SelfCriticalConfig, TrainConfig
-from captioner.search.ensemble import EnsembleStepper
 from captioner.text.vocabulary import NEVER_GENERATED, PAD
 from captioner.training.distillation import Teacher
 from captioner.training.loop import Trainer

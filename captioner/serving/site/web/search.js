@@ -109,7 +109,7 @@ function settled(beams, options) {
   return ranks.sort((one, other) => other - one)[count - 1] > bound;
 }
 
-/** Scores that favour what a blank photo makes less probable; captioner/search/guidance.py. */
+/** Scores that favour what a blank photo makes less probable; captioner/search/rules.py. */
 function guide(logProbs, blank, { guidance }) {
   const lowest = logProbs.reduce((one, other) => Math.max(one, other), -Infinity) + PLAUSIBLE;
   const changes = logProbs.map((value, word) =>
