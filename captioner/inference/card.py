@@ -43,11 +43,10 @@ _HUB_METRICS = {"Bleu": "bleu", "METEOR": "meteor", "ROUGE": "rouge", "CIDEr": "
 """Identifiers of metrics on the hub, by how our names begin."""
 
 _PRIVATE = {
-    "": ("run_folder",),
-    "data": ("train_annotations", "val_annotations", "images", "features", "shards", "workers"),
-    "training": ("trackers",),
+    *("run_folder", "train_annotations", "val_annotations", "images", "features", "shards"),
+    *("workers", "trackers"),
 }
-"""Settings that a card leaves out, by section: paths, and what does not matter to others."""
+"""Settings that a card leaves out: paths, and what does not matter to others."""
 
 
 def files_to_push(
@@ -324,7 +323,8 @@ def _settings(run: Path | None) -> str:
     import yaml  # of the extra train, without which there is no run
 
     given = yaml.safe_load((run / RUN_CONFIG).read_text(encoding="utf-8"))
-    found = _different(given, dataclasses.asdict(TrainConfig()))
+    defaults = dataclasses.asdict(TrainConfig())
+    found = _different(given, json.loads(json.dumps(defaults)))  # with lists for tuples
     encoder, distillation = found.get("encoder", {}), found.get("distillation", {})
     if str(encoder.get("weights", "")).endswith((".safetensors", ".pth")):
         encoder["weights"] = "(a file of the author)"
@@ -340,17 +340,13 @@ def _public_name(model: str) -> str:
     return model if model == "shipped" or model.startswith("hf:") else "(a model of the author)"
 
 
-def _different(
-    given: Mapping[str, Any], defaults: Mapping[str, Any], section: str = ""
-) -> dict[str, Any]:
+def _different(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in given.items():
         default = defaults.get(name)
-        if name in _PRIVATE.get(section, ()):
-            continue
         if isinstance(value, dict):
-            if inner := _different(value, default or {}, name):
+            if inner := _different(value, default or {}):
                 found[name] = inner
-        elif value != (list(default) if isinstance(default, tuple) else default):
+        elif name not in _PRIVATE and value != default:
             found[name] = value
     return found
