@@ -155,7 +155,7 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
         ModelError: The run has no best model yet, or the model cannot be downloaded.
     """
     if hub.is_hub_name(folder):
-        return _download(hub.parse(folder, revision), hub_options)
+        return hub.fetch(hub.parse(folder, revision), MODEL_FILES, **hub_options)
     if revision is not None:
         raise ConfigError(
             f"{folder} has no revisions, but revision is {revision!r}; only models of the hub "
@@ -175,13 +175,6 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
             f"saves one in {path / BEST}"
         )
     return path
-
-
-def _download(model: hub.HubModel, options: dict[str, Any]) -> Path:
-    """The folder of a model of the hub; another kind of model is refused before its weights."""
-    first = hub.fetch_config(model, **options)
-    # That commit, even if the branch moves on meanwhile.
-    return hub.fetch(model, MODEL_FILES, commit=first.name, **options)
 
 
 # --- read ----------------------------------------------------------------------------------------

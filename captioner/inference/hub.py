@@ -1,8 +1,8 @@
 """Models of the Hugging Face hub: ``hf:user/name`` or ``hf:user/name@revision``.
 
-``fetch`` downloads the files it is given by name into the hub's cache, and nothing else; ``push``
-commits files to a repository. Token, cache folder, endpoint and offline mode are those of
-huggingface_hub: HF_TOKEN (or ``hf auth login``), HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE.
+``fetch`` downloads a config and the files it is given by name into the hub's cache, and nothing
+else; ``push`` commits files to a repository. Token, cache folder, endpoint and offline mode are
+those of huggingface_hub: HF_TOKEN (or ``hf auth login``), HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
@@ -59,48 +59,44 @@ def parse(name: str | Path, revision: str | None = None) -> HubModel:
     return HubModel(repo, own or revision)
 
 
-def fetch(
-    model: HubModel, files: Sequence[str], *, commit: str | None = None, **options: Any
-) -> Path:
-    """Download files of a repository to the cache, as far as the repository has them.
+def fetch(model: HubModel, files: Sequence[str], **options: Any) -> Path:
+    """Download files of a captioner model to the cache, as far as the repository has them.
 
-    ``commit`` is what the revision is known to be; the options are those of
-    ``huggingface_hub.snapshot_download``.
+    The config comes first, so that another kind of model is refused before its weights. The options
+    are those of ``huggingface_hub.snapshot_download``.
 
     Returns:
         The folder with the files; its name is the commit.
 
     Raises:
         ConfigError: huggingface_hub is not installed.
-        ModelError: There is no such repository or revision, access is denied, or the hub cannot be
-            reached and the files are not in the cache.
+        ModelError: There is no such repository or revision, it is of another kind of model, access
+            is denied, or the hub cannot be reached and the files are not in the cache.
     """
     require_extra("hub", "the Hugging Face hub")
     import huggingface_hub
 
-    with _errors(model):
+    def download(revision: str | None, names: Sequence[str]) -> Path:
         folder = huggingface_hub.snapshot_download(
             model.repo,
-            revision=commit or model.revision,
-            allow_patterns=list(files),
+            revision=revision,
+            allow_patterns=list(names),
             library_name="captioner",
             library_version=__version__,
             tqdm_class=_delayed_bar(),
             **options,
         )
-    return Path(folder)
+        return Path(folder)
 
-
-def fetch_config(model: HubModel, **options: Any) -> Path:
-    """Download the config alone; ModelError: it is of another kind of model."""
-    folder = fetch(model, [CONFIG], **options)
-    try:
-        int(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["format_version"])
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"{model} is not a captioner model: no {CONFIG} with a format_version"
-        ) from error
-    return folder
+    with _errors(model):
+        first = download(model.revision, [CONFIG])
+        try:
+            int(json.loads((first / CONFIG).read_text(encoding="utf-8"))["format_version"])
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            raise ModelError(
+                f"{model} is not a captioner model: no {CONFIG} with a format_version"
+            ) from error
+        return download(first.name, files)  # that commit, even if the branch moves on meanwhile
 
 
 def push(
@@ -114,13 +110,9 @@ def push(
 ) -> str:
     """Commit files to a repository, which is created if necessary, and its branch too.
 
-    Args:
-        files: Content, or path of the content, by name; see ``card.files_to_push``.
-        target: The repository; its revision is the branch.
-        commit_message: Of the commit.
-        private: Whether only its owner sees a new repository; None: the account's default.
-        token: Of the account; None: the stored one.
-        create_pr: Open a pull request instead.
+    ``files`` has their content, or its path, by name, see ``card.files_to_push``; the target's
+    revision is the branch. ``private``: only its owner sees a new repository; None: the account's
+    default. ``token``: None: the stored one. ``create_pr``: open a pull request instead.
 
     Returns:
         The address of the commit.
@@ -148,7 +140,7 @@ def push(
                     "give another name, or leave private out"
                 )
             if CONFIG in [sibling.rfilename for sibling in held.siblings or ()]:
-                fetch_config(HubModel(target.repo), token=token)
+                fetch(HubModel(target.repo), [CONFIG], token=token)
         api.create_repo(target.repo, private=private, exist_ok=True)
         if target.revision and not create_pr:
             api.create_branch(target.repo, branch=target.revision, exist_ok=True)
