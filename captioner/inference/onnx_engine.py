@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 from numpy.typing import NDArray
 
 from captioner.errors import ConfigError, ModelError, first_line
@@ -43,10 +44,7 @@ class OnnxEngine:
     """See ``inference.Engine``; a photo's grid is what the encoder's graph returns, its memory."""
 
     def __init__(self, graphs: Graphs, device: str, precision: str) -> None:
-        """Load the graphs; ModelError: one is damaged.
-
-        ConfigError: the device, the precision or ONNX Runtime is not available.
-        """
+        """Load the graphs; ModelError: one is damaged; ConfigError: wrong device or precision."""
         self.name, self.grid = graphs.encoder, graphs.grid
         self.preprocessing, self.geometry = graphs.preprocessing, graphs.geometry
         self.device: Any = "cpu"
@@ -99,7 +97,7 @@ class OnnxEngine:
 
     def regions(self, memory: Arrays) -> NDArray[np.float32]:
         """See ``Engine.regions``."""
-        return memory["values"]
+        return memory.get("values", memory[SUMMARY])
 
     def stepper(self, memory: Arrays, start: int) -> OnnxStepper:
         """See ``Engine.stepper``."""
@@ -179,9 +177,8 @@ def _require_numbers(values: NDArray[Any]) -> None:
 
 def _providers(device: str, folder: Path) -> list[str]:
     """ONNX Runtime's names of the hardware to run on; the later ones run what the first cannot."""
-    runtime = _runtime()
     gpu, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
-    has_gpu = gpu in runtime.get_available_providers()
+    has_gpu = gpu in onnxruntime.get_available_providers()
     if device == "cpu" or (device == "auto" and not has_gpu):
         return [cpu]
     if device in ("auto", "cuda") and has_gpu:
@@ -193,8 +190,7 @@ def _providers(device: str, folder: Path) -> list[str]:
 
 
 def _session(path: Path, providers: list[str]) -> Any:
-    runtime = _runtime()
-    options = runtime.SessionOptions()
+    options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     # Waiting threads sleep: spinning doubles the processor time.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -202,18 +198,7 @@ def _session(path: Path, providers: list[str]) -> Any:
     if threads.isdecimal():  # as for torch
         options.intra_op_num_threads = int(threads)
     try:
-        return runtime.InferenceSession(path, options, providers=providers)
+        return onnxruntime.InferenceSession(path, options, providers=providers)
     except Exception as error:  # its errors have no common class of their own
         reason = first_line(error)
         raise ModelError(f"cannot load {path} ({reason:.120}); export the model again") from error
-
-
-def _runtime() -> Any:
-    """The library; imported here, so that other models do not need it."""
-    try:
-        import onnxruntime
-    except ImportError:
-        raise ConfigError(
-            "an exported model needs onnxruntime; run: pip install onnxruntime"
-        ) from None
-    return onnxruntime
