@@ -32,7 +32,7 @@ from captioner.evaluation.report import Report, as_json
 from captioner.files import atomic_folder, atomic_write
 from captioner.inference.card import score_table, with_interval
 from captioner.inference.confidence import Calibrator
-from captioner.inference.export.folder import export
+from captioner.inference.export import export
 from captioner.inference.folder import CARD, WEIGHTS, StoredModel, load_model, save_model
 from captioner.options import SearchOptions
 from captioner.text.tokenizer import tokenize

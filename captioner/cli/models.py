@@ -204,7 +204,7 @@ def _export(
     model: Path, output: Path, photos: list[Path], *, weights: bool = False
 ) -> dict[str, float]:
     """Export, print how the graphs compare with the model, and return the sizes (MB)."""
-    from captioner.inference.export.folder import export as write
+    from captioner.inference.export import export as write
 
     written = write(model, output, photos, weights=weights)
     print(f"float32: log-probabilities differ from torch's by at most {written.difference:.1g}")

@@ -18,7 +18,7 @@ from tiny_data import noise_photos, write_captions, write_dogs
 from captioner import evaluate
 from captioner.cli.main import FAILED, OK, main
 from captioner.cli.train import read
-from captioner.inference.export.folder import digest
+from captioner.inference.export import digest
 from captioner.inference.folder import WEIGHTS, load_model, read_config
 from captioner.options import SearchOptions
 

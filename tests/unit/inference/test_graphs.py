@@ -17,10 +17,9 @@ from PIL import Image
 from toy_captioner import mean_colours, random_model, toy_calibrator
 
 from captioner.errors import ConfigError, ModelError
+from captioner.inference import export as exporter
 from captioner.inference.captioner import Captioner, load
-from captioner.inference.export import folder as export_folder
-from captioner.inference.export.folder import digest, export
-from captioner.inference.export.graphs import OPSET
+from captioner.inference.export import OPSET, digest, export
 from captioner.inference.folder import CONFIG, DECODER_GRAPH, ENCODER_GRAPH, WEIGHTS, save_model
 from captioner.model.captioner import CaptionModel
 from captioner.model.preprocessing import Preprocessing
@@ -277,7 +276,7 @@ def test_graphs_that_compute_something_else_are_not_kept(pair, tmp_path, monkeyp
         with torch.no_grad():
             model.decoder.word_output.bias[5] += 0.001
 
-    monkeypatch.setattr(export_folder, "write_graphs", write_others)
+    monkeypatch.setattr(exporter, "write_graphs", write_others)
 
     with pytest.raises(ModelError, match=r"differ from the model by .* nothing was written"):
         export(pair[0], tmp_path / "exported")

@@ -13,10 +13,10 @@ from toy_captioner import random_model
 
 from captioner.caption import CropBox
 from captioner.inference.engine import CaptionScores, Ensemble, Prepared
-from captioner.inference.export.folder import export
-from captioner.inference.export.quantize import channel_scales, quantize_graphs
+from captioner.inference.export import export, quiet
 from captioner.inference.folder import DECODER_GRAPH, ENCODER_GRAPH, load_model, save_model
 from captioner.inference.onnx_engine import OnnxEngine
+from captioner.inference.quantize import channel_scales, quantize_graphs
 from captioner.options import DecoderConfig
 from captioner.text.vocabulary import START
 
@@ -39,7 +39,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     save_model(folder / "model", random_model(1, config, words, factor=1, max_length=5))
     export(folder / "model", folder / "float32")
     shutil.copytree(folder / "float32", folder / "int8")
-    quantize_graphs(folder / "int8", photos(0, 16))
+    with quiet():
+        quantize_graphs(folder / "int8", photos(0, 16))
     return folder / "float32", folder / "int8"
 
 

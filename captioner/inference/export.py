@@ -1,0 +1,292 @@
+"""Exports a model: writes it as two ONNX graphs, which ``onnx_engine`` runs, and compares them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import logging
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from captioner.caption import CropBox
+from captioner.data.images import open_image
+from captioner.errors import ConfigError, ModelError, first_line
+from captioner.files import FREQUENCIES, atomic_folder
+from captioner.inference.captioner import Captioner
+from captioner.inference.engine import Ensemble, Prepared
+from captioner.inference.folder import (
+    CARD,
+    CONFIDENCE,
+    DECODER_GRAPH,
+    ENCODER_GRAPH,
+    EXPORTED,
+    KEYWORDS,
+    TOKENIZER,
+    WEIGHTS,
+    StoredModel,
+    find_model,
+    load_model,
+    read_config,
+    write_config,
+)
+from captioner.inference.onnx_engine import NEXT, STATE, SUMMARY, OnnxEngine
+from captioner.inference.quantize import quantize_graphs
+from captioner.inference.torch_engine import TorchEngine
+from captioner.model.attention import Memory
+from captioner.model.captioner import CaptionModel
+from captioner.model.decoder import Decoder, State
+from captioner.model.efficientnet_lite import fold_norms
+from captioner.text.vocabulary import END, NEVER_GENERATED, SPECIAL_NAMES, START
+
+OPSET = 18
+"""ONNX operator set: the first that torch's exporter writes; onnxruntime has read it since 1.14,
+onnxruntime-web too."""
+
+MEMORY = ("values", "keys")
+EXAMPLES = 2
+"""Photos and beams of the example inputs; 1 would be taken as a constant."""
+TOLERANCE = 1e-4
+"""Largest difference of a log-probability (nats) between torch and ONNX Runtime."""
+
+COMPARED = 100
+"""Calibration photos whose captions are compared with float32's."""
+
+
+class Exported(NamedTuple):
+    """What was written."""
+
+    sizes: dict[str, float]
+    """Megabytes by file name."""
+    difference: float
+    """Largest difference of a log-probability or attention weight to torch, in float32."""
+    equal: tuple[int, int] | None
+    """8-bit: of how many calibration photos the caption is that of float32; None: float32."""
+
+
+def export(
+    folder: str | Path,
+    output: str | Path,
+    calibration: Sequence[str | Path] = (),
+    *,
+    weights: bool = False,
+) -> Exported:
+    """Export a model folder, and check the result against the model.
+
+    Args:
+        folder: Model or run folder.
+        output: Folder to write, or to replace once the new one is complete; may be the same.
+        calibration: Photos to quantize the model to 8 bits with; none: float32.
+        weights: Keep the model folder's weights and card beside the graphs.
+
+    Raises:
+        ModelError: The model cannot be loaded, or the graphs compute something else.
+        ConfigError: The model has an operation that ONNX cannot express.
+        ImageError: A calibration photo cannot be read.
+    """
+    path = find_model(folder)
+    stored = load_model(path)
+    config = _exported_config(path, stored)
+    resize = stored.model.preprocessing.pixels
+    photos = [Prepared((resize(open_image(photo)),), CropBox()) for photo in calibration]
+    with atomic_folder(output) as new:
+        attention = stored.decoder.attention
+        write_graphs(stored.model, attention, new / ENCODER_GRAPH, new / DECODER_GRAPH)
+        write_config(new, config)
+        kept = (WEIGHTS, CARD) if weights else ()
+        for name in (TOKENIZER, FREQUENCIES, CONFIDENCE, KEYWORDS, *kept):
+            if (path / name).is_file():
+                shutil.copyfile(path / name, new / name)
+        difference = largest_difference(stored.model, new)
+        if not difference <= TOLERANCE:
+            raise ModelError(
+                f"the exported graphs of {path} differ from the model by {difference:.2g} in the "
+                f"log-probability of a word (allowed: {TOLERANCE:g}); nothing was written"
+            )
+        equal = _quantize(new, config, photos) if photos else None
+        sizes = {one.name: one.stat().st_size / 1e6 for one in sorted(new.iterdir())}
+    return Exported(sizes, difference, equal)
+
+
+def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) -> tuple[int, int]:
+    """Make an exported folder 8-bit; see ``Exported.equal``."""
+    model = Captioner(load_model(folder), device="cpu")
+    compared = photos[:COMPARED]
+    options = model.options(num_captions=1)
+    expected = model.caption_batch(compared, options)
+    with quiet():
+        quantize_graphs(folder, [photo.pixels[0] for photo in photos])
+    write_config(folder, config | {EXPORTED: config[EXPORTED] | {"precision": "int8"}})
+    found = Captioner(load_model(folder), device="cpu").caption_batch(compared, options)
+    pairs = zip(expected, found, strict=True)
+    return sum(one[0].text == other[0].text for one, other in pairs), len(compared)
+
+
+def _exported_config(folder: Path, stored: StoredModel) -> dict[str, Any]:
+    """The config of a model folder, unknown entries included, with what the graphs need."""
+    model, vocabulary, config = stored.model, stored.vocabulary, read_config(folder)
+    config.pop(EXPORTED, None)
+    config["encoder"] |= {"grid": model.grid, "geometry": model.geometry.as_dict()}
+    tokens = {  # for programs without captioner's source, such as a web page
+        "start": vocabulary.start(),
+        "end": END,
+        "never_generated": NEVER_GENERATED,
+        "first_word": len(SPECIAL_NAMES),
+        "styles": {style: vocabulary.start(style) for style in vocabulary.styles},
+    }
+    source = digest(folder / WEIGHTS)
+    exported = {"opset": OPSET, "precision": "fp32", "tokens": tokens, "source": source}
+    return {EXPORTED: exported, **config}
+
+
+def digest(path: Path) -> str:
+    """A short hash of a weights file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def largest_difference(model: CaptionModel, folder: Path) -> float:
+    """Largest difference of a log-probability or of an attention weight, on random photos.
+
+    Random words are fed, so that a difference in the state would add up.
+    """
+    graphs = load_model(folder).graphs
+    assert graphs is not None
+    engines = (TorchEngine(model, "cpu", "fp32"), OnnxEngine(graphs, "cpu", "auto"))
+    rng = np.random.default_rng(0)
+    size = model.preprocessing.image_size
+    pixels = rng.integers(256, size=(3, size, size, 3), dtype=np.uint8)
+    photos = [Prepared((one,), CropBox()) for one in pixels]
+    words = rng.integers(END, model.decoder.word_output.out_features, size=(3, 2, 8))
+    scores = []
+    for engine in engines:
+        ensemble = Ensemble([engine])
+        memories = ensemble.memories(ensemble.encode(photos))
+        scores.append(ensemble.score(memories, words.tolist(), START))
+    one, other = scores
+    pairs = (one.log_probs, other.log_probs), (one.alphas, other.alphas)
+    return float(np.max([np.abs(own - exported).max() for own, exported in pairs]))
+
+
+# --- graphs ---------------------------------------------------------------------------------------
+
+
+def encode(model: CaptionModel, pixels: Tensor) -> dict[str, Tensor]:
+    """From pixels (B, H, W, 3) the initial state, the memory and the summary, by name."""
+    memory = model.decoder.memory(model.encode(pixels))
+    state = model.decoder.start(memory)
+    given = zip((*STATE, *MEMORY), (*state, memory.values, memory.keys), strict=True)
+    parts = {name: part for name, part in given if part is not None}
+    return parts | {SUMMARY: memory.summary.squeeze(1)}
+
+
+def decode(decoder: Decoder, tokens: Tensor, **given: Tensor) -> dict[str, Tensor]:
+    """One step, results by name, from the tokens (B, K), the state and the memory."""
+    state = State(given["hidden"], given["cell"], given.get("fed"))
+    # The summary only sets the initial state, which the encoder's graph computes.
+    memory = Memory(given["values"], given["keys"], given["hidden"], None)
+    embedded = decoder.embed(tokens)
+    step = decoder.step(decoder.word_gates(embedded), state, memory)
+    logits = decoder.readout(embedded, *step.outputs)
+    results = {
+        "log_probs": logits.log_softmax(dim=-1),
+        "alphas": step.alphas,
+        "gate": step.gate.squeeze(-1),
+    }
+    states = zip(STATE, step.state, strict=True)
+    return results | {NEXT + name: part for name, part in states if part is not None}
+
+
+class Graph(nn.Module):
+    """A function of a module with inputs and outputs by position, as the exporter needs them."""
+
+    def __init__(
+        self, function: Callable[..., dict[str, Tensor]], module: nn.Module, inputs: list[str]
+    ) -> None:
+        super().__init__()
+        self.function, self.module, self.inputs = function, module.eval(), inputs
+        self.outputs: list[str] = []
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The results that ``outputs`` names."""
+        results = self.function(self.module, **dict(zip(self.inputs, tensors, strict=True)))
+        return tuple(results[name] for name in self.outputs)
+
+
+@torch.no_grad()
+def write_graphs(model: CaptionModel, attention: str, encoder: Path, decoder: Path) -> None:
+    """Write both graphs of a model in eval mode, in float32; its batch norms are folded in place.
+
+    ConfigError: the encoder or the attention has an operation that ONNX cannot express.
+    """
+    fold_norms(model.encoder)
+    size = model.preprocessing.image_size
+    pixels = torch.zeros(EXAMPLES, size, size, 3, dtype=torch.uint8)
+    given = encode(model, pixels)
+    tokens = torch.zeros(EXAMPLES, EXAMPLES + 1, dtype=torch.long)
+    inputs = {"tokens": tokens}
+    for name, part in given.items():
+        if name == SUMMARY:
+            continue
+        beams = EXAMPLES + 1 if name in STATE else part.shape[1]
+        inputs[name] = part.expand(-1, beams, *part.shape[2:]).clone()
+    graph = Graph(decode, model.decoder, list(inputs))
+    graph.outputs = list(decode(model.decoder, **inputs))
+    read = _write(graph, inputs, decoder, f"the decoder with attention {attention}")
+    graph = Graph(encode, model, ["pixels"])
+    # Of the memory, only what the decoder's graph reads.
+    graph.outputs = [name for name in given if name in read or name in (*STATE, SUMMARY)]
+    _write(graph, {"pixels": pixels}, encoder, f"the encoder {model.encoder.name}")
+
+
+def _write(graph: Graph, inputs: Mapping[str, Tensor], path: Path, what: str) -> set[str]:
+    """Export a graph and return the names of the inputs that it reads."""
+    import onnx
+
+    batch, beam = torch.export.Dim("batch"), torch.export.Dim("beam")
+    shapes: dict[str, Any] = {
+        name: {0: batch, 1: beam} if name == "tokens" or name in STATE else {0: batch}
+        for name in inputs
+    }
+    try:
+        with quiet():
+            program = torch.onnx.export(
+                graph,
+                tuple(inputs.values()),
+                dynamo=True,
+                dynamic_shapes=(tuple(shapes.values()),),
+                input_names=list(inputs),
+                output_names=graph.outputs,
+                opset_version=OPSET,
+                verbose=False,
+            )
+    except Exception as error:  # the exporter's errors have no common class
+        raise ConfigError(
+            f"{what} cannot be exported to ONNX ({first_line(error):.160})"
+        ) from error
+    assert program is not None
+    model = program.model_proto
+    read = {name for node in model.graph.node for name in node.input}
+    for unused in [one for one in model.graph.input if one.name not in read]:
+        model.graph.input.remove(unused)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, path)
+    return read
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress and warnings of torch's exporter and of the quantizer."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
