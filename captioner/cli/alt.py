@@ -15,9 +15,8 @@ from typing import Annotated, Any
 from urllib.parse import quote, unquote, urljoin
 
 from captioner.cli.arguments import checked_search, command
-from captioner.cli.formats import as_sentence
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import refuse_overwrite, require_parent, warn
+from captioner.cli.outputs import as_sentence, new_file, warn
 from captioner.data.html_images import HtmlImage, HtmlPage
 from captioner.data.progress import photo_bar
 from captioner.drawing.pages import review_page
@@ -54,7 +53,7 @@ COLUMNS = ("page", "line", "image", "link", "note", "alt", "confidence", "review
 
 
 @command("alt", "SITE_FOLDER [-o alt.csv | --apply alt.csv] [options]", AltOptions, SearchOptions)
-def alt(options: AltOptions, given: dict[str, Any], _: Sequence[str]) -> int:
+def alt(options: AltOptions, given: dict[str, Any]) -> int:
     """Write the table, or apply it."""
     site = Path(options.site)
     if not site.is_dir():
@@ -67,9 +66,8 @@ def _suggest(site: Path, options: AltOptions, given: dict[str, Any]) -> int:
     review = table.with_suffix(".html")
     if table.suffix.lower() != ".csv" or table.resolve().is_relative_to(site.resolve()):
         raise ConfigError(f"-o {table}; give a .csv file outside of {site}, which is published")
-    require_parent(table)
     for path in (table, review):
-        refuse_overwrite(path, options.force)
+        new_file(path, options.force)
     search = checked_search(options.model, given)
     if search.num_captions > 1:
         raise ConfigError("an image has one alternative text; give --num-captions 1")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from captioner.cli.arguments import command
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import warn
-from captioner.cli.sidecars import SidecarOptions, check_photos, choose_store
+from captioner.cli.sidecars import SidecarOptions, choose_store
 from captioner.data.dataset import EMPTY
 from captioner.data.importers import find_source, import_captions
 from captioner.errors import ConfigError, DataError, counted
@@ -34,36 +34,35 @@ class ApplyOptions(ColumnOptions, SidecarOptions):
 
 
 @command("apply", "CAPTIONS.csv --sidecar KIND|--embed FOLDER|--in-place [options]", ApplyOptions)
-def apply(options: ApplyOptions, *_: Any) -> int:
+def apply(options: ApplyOptions, _: Any) -> int:
     """Write every caption whose photo is there; report the others."""
     store = choose_store(options, force=options.force)
     if store is None:
         raise ConfigError("nowhere to write to; give --sidecar txt|xmp, --embed or --in-place")
     captions = _read(options)
     images = Path(options.images or find_source(options.captions).parent)
-    photos = {images / name: (name or "an empty name", text) for name, text in captions.items()}
+    photos = {images / name: name for name in captions}
     missing = [photo for photo in photos if not photo.is_file()]
     if len(missing) == len(photos):
+        first = photos[missing[0]] or "an empty name"
         raise DataError(
             f"{options.captions}: none of its {counted(len(photos), 'photo')} is in the folder "
-            f"{images} (first: {photos[missing[0]][0]}); give --images, the folder that their "
-            "names are relative to"
+            f"{images} (first: {first}); give --images, the folder that their names are relative to"
         )
     for photo in missing:
-        warn(f"{options.captions}: {photos.pop(photo)[0]} is not in the folder {images}")
-    names = {photo: Path(name) for photo, (name, _) in photos.items()}
+        name = photos.pop(photo) or "an empty name"
+        warn(f"{options.captions}: {name} is not in the folder {images}")
+    names = {photo: Path(name) for photo, name in photos.items()}
     inside = {photo: n.parent for photo, n in names.items() if not {"/", ".."} & {*n.parts}}
-    store = replace(store, subfolders=inside)
-    needed, existing = check_photos(store, [*photos])
-    failed, written = len(missing) + len(photos) - len(needed) - len(existing), 0
-    texts = {photo: photos[photo][1] for photo in needed}
-    for photo in [*existing, *needed]:
-        if problem := store.keep(photo, texts.get(photo)):
-            warn(problem)
+    store.subfolders, failed = inside, len(missing)
+    found = store.write_all(
+        photos, lambda needed: ({"captions": [{"text": captions[photos[p]]}]} for p in needed)
+    )
+    for one in found:
+        if "error" in one:
             failed += 1
-        else:
-            written += photo in texts
-    warn(f"{options.captions}: {counted(written, 'caption')} written")
+            warn(one["error"])
+    warn(f"{options.captions}: {counted(store.written, 'caption')} written")
     return FAILED if failed else OK
 
 

@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
-from captioner.errors import ConfigError, OptionError
+from captioner.bulk.cluster import CaptionRayOptions, RayOptions
+from captioner.errors import ConfigError
+from captioner.hardware import require_extra
 from captioner.option_fields import OptionField, build_options, option_fields, similar
-from captioner.options import ModelOptions, SearchOptions
+from captioner.options import SearchOptions
 
 Options = TypeVar("Options")
 HELP = ("-h", "--help")
@@ -137,7 +139,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             overridable = field.kind in (int, float) or "." in name  # the last value counts
             settings["action"] = "store" if overridable else _Once
             if field.is_list:
-                settings["action"] = _Extend
+                settings["action"] = "store" if field.optional else "extend"
         group.add_argument(*(field.shown.flags or (flag(name),)), **settings)
 
     # --- help ------------------------------------------------------------------------------------
@@ -198,24 +200,16 @@ class Command(NamedTuple):
     """A function of the command line's arguments that returns the exit code."""
 
     parser: Callable[[], Parser[Any]]
-    run: Callable[[Any, dict[str, Any], Sequence[str]], int]
+    run: Callable[[Any, dict[str, Any]], int]
 
     def __call__(self, argv: Sequence[str]) -> int:
         """Parse the arguments, and run the command."""
-        return self.run(*self.parser().parse(argv), argv)
+        return self.run(*self.parser().parse(argv))
 
 
 def command(name: str, usage: str, *options: type, **settings: Any) -> Callable[[Any], Command]:
-    """Make a command of a function of what `Parser.parse` returns, and the arguments themselves."""
+    """Make a command of a function of what `Parser.parse` returns."""
     return lambda run: Command(lambda: Parser(name, usage, *options, **settings), run)
-
-
-class _Extend(argparse.Action):
-    """Appends the entries of each value; ``null`` removes the list."""
-
-    def __call__(self, _: Any, namespace: Any, values: Any, __: str | None = None) -> None:
-        found = getattr(namespace, self.dest, None) or []
-        setattr(namespace, self.dest, None if values is None else [*found, *values])
 
 
 class _Once(argparse.Action):
@@ -328,30 +322,23 @@ def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOpt
 
     Reads the model's config only, so that an error does not have to wait for torch and the model.
     """
-    from captioner.inference.folder import KEYWORDS, find_model, read_search
+    from captioner.inference.folder import read_search
     from captioner.search.words import encode_search_words
 
-    folder = find_model(model_folders(models)[0])
-    own, vocabulary = read_search(folder)
+    own, vocabulary = read_search(model_folders(models)[0])
     search = own.changed(**given)
-    if search.keywords and not (folder / KEYWORDS).is_file():
-        raise OptionError(
-            "{keywords}: {folder} has no keywords; fit some with scripts/fit_keywords.py",
-            folder=folder,
-        )
     encode_search_words(search, vocabulary)
     vocabulary.start(search.style)
     return search
 
 
-def settings_of(options: ModelOptions, search: SearchOptions) -> dict[str, Any]:
-    """All that captions depend on, besides the photos, by option; a resumed run must have it."""
-    from captioner.inference.folder import fingerprint
-    from captioner.version import __version__
-
-    given = {name: getattr(options, name) for name in ("device", "precision", "batch_size")}
-    return {
-        "--model": [fingerprint(folder) for folder in model_folders(options.model)],
-        **{flag(name): value for name, value in (given | dataclasses.asdict(search)).items()},
-        "captioner's version": __version__,
-    }
+def check_engine(options: RayOptions) -> bool:
+    """Whether the engine is ray; check that it is installed, or that its options are not given."""
+    if options.engine == "plain":
+        why = "is for --engine ray; add it, or leave this option out"
+        refuse(options, option_fields(CaptionRayOptions), why)
+        return False
+    if not (options.worker_cpus or options.worker_gpus):
+        raise ConfigError("--worker-cpus is 0; give 1 or more, or --worker-gpus")
+    require_extra("ray", "--engine ray")
+    return True

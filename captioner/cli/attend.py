@@ -35,7 +35,7 @@ from captioner.drawing.options import (
     FigureOptions,
     PageOptions,
 )
-from captioner.drawing.pages import Entry, gallery, page
+from captioner.drawing.pages import Entry, gallery
 from captioner.drawing.style import lacks_letters
 from captioner.errors import ConfigError, ImageError, printable
 from captioner.option_fields import File, ModelName, Shown, option_fields
@@ -106,7 +106,7 @@ class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
     "PHOTO|FOLDER|-... [-o OUT.png|OUT.gif|OUT.html|OUT.npz|FOLDER] [options]",
     AttendOptions, FigureOptions, AnimationOptions, PageOptions, SearchOptions,
 )  # fmt: skip
-def attend(options: AttendOptions, drawing: dict[str, Any], _: Sequence[str]) -> int:
+def attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
     """Draw all photos; report those that failed."""
     if options.output != str(STDIN):
         return _attend(options, drawing)
@@ -130,9 +130,7 @@ def _attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
     failures = photos.failures
     if jobs:
         suffix = jobs[photos.paths[0]].suffix.lower()  # the same for all
-        _check(suffix, options, drawing, len(options.words) or found.num_captions)
-        if search.get("keywords") and suffix not in (*FIGURES, *PAGES):
-            raise ConfigError(f"--keywords: not supported for {suffix}; give a figure or a page")
+        _check(suffix, options, drawing, found)
         jobs = _checked_outputs(jobs, options)
         if options.alternatives is None:
             options = replace(options, alternatives=5 if suffix in PAGES else 0)
@@ -165,13 +163,13 @@ def _targets(photos: Photos, options: AttendOptions) -> dict[Path, Path]:
                 "file extension), a page (.html) or an archive of maps (.npz)"
             )
         return dict.fromkeys(photos.paths, file)
-    stems = [(photo.parent, "stdin" if photo == STDIN else photo.stem) for photo in photos.paths]
+    stems = {photo: "stdin" if photo == STDIN else photo.stem for photo in photos.paths}
+    same = Counter((photo.parent, stem) for photo, stem in stems.items())
     names: dict[Path, Path] = {}  # photos by the files of their pictures
-    for photo, (folder, stem) in zip(photos.paths, stems, strict=True):
-        if output is not None:
-            folder = output / photos.subfolders.get(photo, "")  # noqa: PLW2901
+    for photo, stem in stems.items():
+        folder = photo.parent if output is None else output / photos.subfolders.get(photo, "")
         # a.jpg and a.png: both keep their extension, whichever came first.
-        own = stem if stems.count((photo.parent, stem)) == 1 else photo.name
+        own = stem if same[photo.parent, stem] == 1 else photo.name
         own = os.fsencode(own)[:220].decode(errors="ignore")  # of 255 bytes
         tries = chain([own], (f"{own}_{number}" for number in count(2)))  # the same in two folders
         named = (folder / f"{one}{PICTURE_MARK}{suffix}" for one in tries)
@@ -179,17 +177,21 @@ def _targets(photos: Photos, options: AttendOptions) -> dict[Path, Path]:
     return {photo: path for path, photo in names.items()}
 
 
-def _check(suffix: str, options: AttendOptions, drawing: Mapping[str, Any], captions: int) -> None:
+def _check(
+    suffix: str, options: AttendOptions, drawing: Mapping[str, Any], search: SearchOptions
+) -> None:
     """Refuse options that the output format does not have, and captions that it cannot show."""
     kind, schema, own = _KINDS[suffix]
     has = {*own, *(option_fields(schema) if schema else ())}
     wrong = flags_given(options, *(name for name in _FIGURE if name not in has))
     wrong += [flag(name) for name in drawing if name not in has]
+    wrong += ["--keywords"] if search.keywords and suffix not in (*FIGURES, *PAGES) else []
     if wrong:
         raise ConfigError(f"{', '.join(wrong)}: not supported for {kind} ({suffix}); leave it out")
     if "combine" in drawing and not drawing.get("only"):
         raise ConfigError("--combine needs --only; give both")
     several = len(options.methods) > 1 or bool(options.compare)
+    captions = len(options.words) or search.num_captions
     if suffix in ANIMATIONS and several:
         raise ConfigError(f"an animation shows one method, not {len(options.methods)}")
     if captions > 1 and (several or suffix in ANIMATIONS):
@@ -304,82 +306,76 @@ def _draw(
         from captioner.evaluation.grounding import read_instances
 
         instances = read_instances(options.instances)
-    several = len(jobs) > 1
-    together = several and len(set(jobs.values())) == 1
-    gathered: dict[Path, Entry] = {}
-    failures, saved, boxes = 0, 0, False
-    bar = photo_bar(_captioned([*jobs], options, search), shown=several, total=len(jobs))
+    groups: dict[Path, list[Path]] = {}
+    for photo, path in jobs.items():
+        groups.setdefault(path, []).append(photo)
+    bar = photo_bar(_captioned([*jobs], options, search), shown=len(jobs) > 1, total=len(jobs))
+    captioned, failures, saved, boxes = iter(bar), 0, 0, False
 
     def finished() -> str:
         bar.close()
         # With --force, older outputs exist for the other photos too.
-        again = "" if options.force else "; to continue, run the same command with --skip-existing"
-        return f"{saved} of {len(jobs)} photos are finished{again}" if saved else ""
+        again = saved and not options.force
+        return f"{saved} of {len(jobs)} photos are finished" if again else ""
 
-    with hint(finished):
-        for (photo, path), one in zip(jobs.items(), bar, strict=True):
-            try:
+    with hint(finished, "with --skip-existing"):
+        for path, photos in groups.items():
+            group: dict[Path, Entry] = {}
+            for photo, one in zip(photos, captioned, strict=False):
                 if isinstance(one, ImageError):
-                    raise one
-                if together:
-                    gathered[photo] = one
+                    failures += 1
+                    warn(str(one))
                 else:
-                    _picture(path, {photo: one}, options, drawing, instances)
-                    saved += 1
-            except ImageError as error:
-                failures += 1
-                warn(str(error))
+                    group[photo] = one
+            if not group:
                 continue
+            try:
+                _picture(group, path.suffix.lower(), options, drawing, instances).save(path)
             except ConfigError as error:  # e.g. --only with a word that this caption lacks
-                if not several:
+                if len(groups) == 1:
                     raise
                 failures += 1
-                warn(f"{photo}: {error}")
+                warn(f"{photos[0]}: {error}")
                 continue
-            boxes |= any(lacks_letters(caption.text) for caption in one.captions)
-            _print_captions(photo, one.captions, options)
-            if not together:
-                print(f"  saved as {printable(str(path))}", flush=True)
-    if gathered:
-        _picture(path, gathered, options, drawing, instances)
-        print(f"saved as {printable(str(path))}")
+            saved += len(group)
+            for photo, one in group.items():
+                _print_captions(photo, one.captions, options)
+                boxes |= any(lacks_letters(caption.text) for caption in one.captions)
+            print(f"  saved as {printable(str(path))}", flush=True)
+        next(captioned, None)  # ends the bar
     if boxes and path.suffix.lower() not in (".svg", *PAGES, *ARCHIVES):
         warn("the font of pictures lacks letters of the captions; write .svg or .html instead")
     return failures
 
 
 def _picture(
-    path: Path,
     group: Mapping[Path, Entry],
+    suffix: str,
     options: AttendOptions,
     drawing: dict[str, Any],
     instances: Instances | None,
-) -> None:
-    """Save the picture of one photo, or a page or archive of several."""
-    suffix = path.suffix.lower()
+) -> Any:
+    """The picture of one photo, or a page or archive of several."""
     [(photo, one), *others] = group.items()
-    picture: Any
     if suffix in ARCHIVES:
-        picture = MapArchive()
+        archive = MapArchive()
         for name, each in group.items():
-            size = open_image(each.photo).size if name == STDIN else None
-            picture.add(name, each.captions, size)
-    elif suffix in ANIMATIONS:
-        picture = animate(one.photo, one.captions[0], **drawing)
-    elif suffix in PAGES and others:
-        picture = gallery([*group.values()], **drawing)
-    elif suffix in PAGES:
-        picture = page(one.photo, one.captions, title=one.title, labels=one.labels, **drawing)
-    else:
-        picture = overlay(
-            one.photo,
-            one.captions,
-            labels=one.labels,
-            outlines=() if instances is None else _outlines(photo, one.captions, instances),
-            alternatives=options.alternatives or 0,
-            **drawing,
-        )
-    picture.save(path)
+            read = open_image(each.photo).size if name == STDIN else None
+            archive.add(name, each.captions, read)
+        return archive
+    if suffix in ANIMATIONS:
+        return animate(one.photo, one.captions[0], **drawing)
+    if suffix in PAGES:
+        size = {} if others else {"panel_size": PageOptions.panel_size}
+        return gallery(group.values(), **size | drawing)
+    return overlay(
+        one.photo,
+        one.captions,
+        labels=one.labels,
+        outlines=() if instances is None else _outlines(photo, one.captions, instances),
+        alternatives=options.alternatives or 0,
+        **drawing,
+    )
 
 
 def _outlines(photo: Path, captions: Sequence[Caption], instances: Instances) -> Any:

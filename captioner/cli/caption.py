@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 import sys
-import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval
 
 from captioner.bulk.cluster import CaptionRayOptions
-from captioner.cli import ray
 from captioner.cli.arguments import (
+    check_engine,
     checked_search,
     command,
     flag,
     flags_given,
+    model_folders,
     refuse,
-    settings_of,
 )
-from captioner.cli.formats import WRITERS, Entry, IfUnsure, choose_format, entry
-from captioner.cli.journal import journal_path, open_journal
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import hint, output, refuse_overwrite, require_parent, to_continue, warn
-from captioner.cli.photos import STDIN, PhotoOptions, find_photos
-from captioner.cli.sidecars import SidecarOptions, Store, check_photos, choose_store
-from captioner.cli.videos import interval, video_entries
+from captioner.cli.outputs import (
+    WRITERS,
+    Entry,
+    IfUnsure,
+    Name,
+    choose_format,
+    continued,
+    entry,
+    hint,
+    new_file,
+    output,
+    warn,
+)
+from captioner.cli.photos import STDIN, PhotoOptions, find_photos, read_names
+from captioner.cli.sidecars import SidecarOptions, Store, choose_store
 from captioner.data.formats import FORMATS, VIDEO
 from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, counted
-from captioner.option_fields import File, Shown
+from captioner.hardware import require_extra
+from captioner.inference.folder import find_model, fingerprint
+from captioner.option_fields import File, Shown, option_fields
 from captioner.options import ModelOptions, SearchOptions
+from captioner.version import __version__
 
-Named = tuple[Path, str | int]
-"""A photo and its name in the output: the given path, or the image id in COCO results."""
+if TYPE_CHECKING:
+    from captioner.inference.captioner import Captioner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,43 +85,58 @@ class CaptionOptions(CaptionRayOptions, ModelOptions, SidecarOptions, PhotoOptio
 
 
 @command("caption", "PHOTO|FOLDER|-... [options]", CaptionOptions, SearchOptions)
-def caption(options: CaptionOptions, given: dict[str, Any], argv: Sequence[str]) -> int:
+def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
     """Caption all photos; report those that failed."""
     if options.if_unsure and options.min_confidence is None:
         options = replace(options, min_confidence=0.5)
-    if ray.check_engine(options):
-        return ray.caption(options, checked_search(options.model, given), argv)
+    if check_engine(options):
+        return _caption_on_ray(options, checked_search(options.model, given))
     store = choose_store(options, force=options.force)
     target = None if options.output in (None, "-") else Path(str(options.output))
     kind = choose_format(options.format, target)
-    _check(options, store, target, kind)
     search = checked_search(options.model, given)
-    _check_search(options, search, kind)
+    _check(options, store, target, kind, search)
 
     photos = find_photos(options, (VIDEO,) if options.every else FORMATS)
     if kind == "vtt" and len(photos.paths) > 1:
         raise ConfigError(f"--format vtt is for one video, not {len(photos.paths)}; give .json")
-    found, unnamed = _names(photos.paths, options, kind)
+    names, unnamed = _names(photos.paths, options, kind)
     failures = photos.failures + unnamed
-    run = _Run(options, search, kind, argv)
     lasting = "-" not in options.photos and not options.every
-    if found or not failures:
-        if store is not None:
-            store = replace(store, subfolders=photos.subfolders)
-            failures += run.keep(store, dict(found), target)
-        elif target and lasting and (target.is_file() or not target.exists()):
-            failures += run.write(target, dict(found))
-        else:  # a pipe or a device, or a photo from one, or videos: cannot be continued
-            with output(target) as file:
-                failures += run.print(file, run.entries(found))
+
+    def captioned(needed: Sequence[Path]) -> Iterator[Entry]:
+        return _entries({photo: names[photo] for photo in needed}, options, search)
+
+    if names or not failures:
+        with ExitStack() as stack:
+            if store is not None:
+                store.subfolders = photos.subfolders
+                if target is None:  # else FILE would lack those that are finished
+                    stack.enter_context(hint(store.finished, "with --skip-existing"))
+                entries = store.write_all(names, captioned)
+            elif target and lasting and (target.is_file() or not target.exists()):
+                settings = settings_of(options, search)
+                entries = stack.enter_context(
+                    continued(target, names, captioned, settings, options)
+                )
+            else:  # a pipe or a device, or a photo from one, or videos: cannot be continued
+                entries = captioned([*names])
+            file = stack.enter_context(output(target))
+            failures += _write(file, kind, entries, options)
     photos.report_skipped()
     return FAILED if failures else OK
 
 
-def _check(options: CaptionOptions, store: Store | None, target: Path | None, kind: str) -> None:
-    """Check that the options go together, and that the output can be written."""
+def _check(
+    options: CaptionOptions,
+    store: Store | None,
+    target: Path | None,
+    kind: str,
+    search: SearchOptions,
+) -> None:
+    """Check that the options go together, and that the output can be written and has room."""
     if options.every:
-        interval(options)
+        _interval(options)
     if kind != "coco":
         refuse(options, ("annotations",), f"is for --format coco, not {kind}; leave it out")
     if kind == "vtt" and not options.every:
@@ -124,153 +154,223 @@ def _check(options: CaptionOptions, store: Store | None, target: Path | None, ki
             )
     if target is None:
         refuse(options, ("resume",), "continues with an output file; give -o FILE too")
-    else:
-        require_parent(target)
-        refuse_overwrite(target, options.force or options.resume)
-
-
-def _check_search(options: CaptionOptions, search: SearchOptions, kind: str) -> None:
-    """Check that there is room for all captions and what belongs to them."""
+    new_file(target, options.force or options.resume)
     beside = flags_given(options, "sidecar", "embed", "in_place")
-    single = [*beside, *[f"--format {kind}"] * (kind in ("coco", "vtt"))]
-    if not single:
-        return
-    if search.num_captions > 1:
-        raise ConfigError(f"{single[0]} has one caption per photo; give --num-captions 1")
-    if search.keywords and not beside:
-        raise ConfigError(f"{single[0]} has no keywords; leave out --keywords, or give .json")
-    if options.min_confidence is not None and options.if_unsure in (None, "mark"):
-        raise ConfigError(
-            f"--min-confidence marks captions in text, JSON and CSV, not {single[0]}; leave one "
-            "out, or give --if-unsure skip or hedge"
-        )
+    for single in [*beside, *[f"--format {kind}"] * (kind in ("coco", "vtt"))]:
+        if search.num_captions > 1:
+            raise ConfigError(f"{single} has one caption per photo; give --num-captions 1")
+        if search.keywords and not beside:
+            raise ConfigError(f"{single} has no keywords; leave out --keywords, or give .json")
+        if options.min_confidence is not None and options.if_unsure in (None, "mark"):
+            raise ConfigError(
+                f"--min-confidence marks captions in text, JSON and CSV, not {single}; leave one "
+                "out, or give --if-unsure skip or hedge"
+            )
 
 
 # --- captions ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One call of the command: what to caption with, and where its captions go."""
+def _entries(
+    names: Mapping[Path, Name], options: CaptionOptions, search: SearchOptions
+) -> Iterator[Entry]:
+    """Load the model and yield each photo's captions, or its error, as they are generated."""
+    if not names:
+        return
+    from captioner.inference.captioner import load
 
-    options: CaptionOptions
-    search: SearchOptions
-    kind: str
-    """The output format."""
-    argv: Sequence[str]
+    model = load(*options.model, device=options.device, precision=options.precision)
+    if options.min_confidence is not None and (why := model.no_confidence(search)):
+        spelled = re.sub("[a-z]+(_[a-z]+)+", lambda name: flag(name[0]), why)
+        raise ConfigError(f"--min-confidence: {spelled}")
+    if options.every:
+        yield from _video_entries(model, names, options, search)
+        return
+    sources = (sys.stdin.buffer if photo == STDIN else photo for photo in names)
+    results = model.stream(sources, batch_size=options.batch_size, **vars(search))
+    bar = photo_bar(results, shown=len(names) > 1, total=len(names))
+    for name, result in zip(names.values(), bar, strict=True):
+        if result.error is None:
+            yield entry(name, result.captions, options)
+        else:
+            yield {"image": name, "error": str(result.error)}
 
-    def entries(self, named: Sequence[Named]) -> Iterator[Entry]:
-        """Load the model and yield each photo's captions, or its error, as they are generated."""
-        if not named:
-            return
-        from captioner.inference.captioner import load
 
-        options = self.options
-        model = load(*options.model, device=options.device, precision=options.precision)
-        if options.min_confidence is not None and (why := model.no_confidence(self.search)):
-            spelled = re.sub("[a-z]+(_[a-z]+)+", lambda name: flag(name[0]), why)
-            raise ConfigError(f"--min-confidence: {spelled}")
-        if options.every:
-            yield from video_entries(model, named, options, self.search)
-            return
-        sources = (sys.stdin.buffer if photo == STDIN else photo for photo, _ in named)
-        results = model.stream(sources, batch_size=options.batch_size, **vars(self.search))
-        bar = photo_bar(results, shown=len(named) > 1, total=len(named))
-        for (_, name), result in zip(named, bar, strict=True):
-            if result.error is None:
-                yield entry(name, result.captions, options)
+def settings_of(options: CaptionOptions, search: SearchOptions) -> dict[str, Any]:
+    """All that captions depend on, besides the photos, by option; a resumed run must have it."""
+    text = ("device", "precision", "batch_size", "min_confidence", "if_unsure", "sentence_case")
+    given = {name: getattr(options, name) for name in text} | dataclasses.asdict(search)
+    return {
+        "--model": [fingerprint(folder) for folder in model_folders(options.model)],
+        **{flag(name): value for name, value in given.items()},
+        "captioner's version": __version__,
+    }
+
+
+def _write(file: IO[str], kind: str, entries: Iterable[Entry], options: CaptionOptions) -> int:
+    """Write captions, and errors to standard error; return how many photos failed."""
+    failed, unsure = 0, 0
+
+    def succeeded() -> Iterator[Entry]:
+        nonlocal failed, unsure
+        for one in entries:
+            if "error" in one:
+                failed += 1
+                warn(one["error"])
             else:
-                yield {"image": name, "error": str(result.error)}
+                unsure += not one["captions"]
+                yield one
 
-    def print(self, file: IO[str], entries: Iterable[Entry]) -> int:
-        """Write captions, and errors to standard error; return how many photos failed."""
-        failed, unsure = 0, 0
+    WRITERS[kind](file, succeeded())
+    if unsure:
+        least = options.min_confidence
+        warn(f"left out {counted(unsure, 'caption')} with a confidence below {least}")
+    return failed
 
-        def succeeded() -> Iterator[Entry]:
-            nonlocal failed, unsure
-            for one in entries:
-                if "error" in one:
-                    failed += 1
-                    warn(one["error"])
-                else:
-                    unsure += not one["captions"]
-                    yield one
 
-        WRITERS[self.kind](file, succeeded())
-        if unsure:
-            least = self.options.min_confidence
-            warn(f"left out {counted(unsure, 'caption')} with a confidence below {least}")
-        return failed
+# --- videos --------------------------------------------------------------------------------------
 
-    def write(self, target: Path, names: Mapping[Path, str | int]) -> int:
-        """Write a file, or continue it; return how many photos failed."""
-        options, start = self.options, time.monotonic()
-        text = ("annotations", "min_confidence", "if_unsure", "sentence_case")
-        settings = settings_of(options, self.search) | {"--format": self.kind}
-        settings |= {flag(name): getattr(options, name) for name in text}
-        with open_journal(
-            target, [*names], settings, resume=options.resume, force=options.force
-        ) as journal:
+_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
-            def finished() -> str:
-                kept = f"{journal.finished} of {len(names)} photos are finished and kept in"
-                kept = f"{kept} {journal_path(target)}"
-                return to_continue(kept, self.argv, "--resume") if journal.finished else ""
 
-            if journal.summary:
-                warn(f"{target}: {journal.summary}")
-            new = self.entries([one for one in names.items() if not journal.has(one[0])])
-            with (
-                hint(finished),
-                closing(journal.entries(new, options.batch_size)) as entries,
-                output(target) as file,
-            ):
-                known = zip(names.values(), entries, strict=True)
-                # Annotations may give other names than before.
-                failed = self.print(file, (one | {"image": name} for name, one in known))
-            journal.wrote(target)
-        if time.monotonic() - start > 2:
-            warn(f"{target}: {counted(len(names) - failed, 'photo')} captioned")
-        return failed
+def _interval(options: CaptionOptions) -> float | None:
+    """The interval in seconds, None for shots; ConfigError for what videos do not have."""
+    require_extra("video", "--every")
+    photos = ("sidecar", "embed", "in_place", "resume", "annotations")
+    refuse(options, photos, "is for photos; leave it out, or --every")
+    if "-" in options.photos:
+        raise ConfigError("videos cannot be read from standard input (-); give files")
+    if options.every == "shot":
+        return None
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?(ms|s|m|min|h|)", str(options.every))
+    if not found or not float(found[1]):
+        raise ConfigError(f"--every is {options.every!r}; give a time such as 5s or 2m, or shot")
+    return float(found[1]) * _UNITS[found[2]]
 
-    def keep(self, store: Store, names: Mapping[Path, str | int], target: Path | None) -> int:
-        """Write captions in or beside the photos, and to a file; return how many photos failed."""
-        needed, existing = check_photos(store, list(names))
-        written = 0
 
-        def kept() -> Iterator[Entry]:
-            nonlocal written
-            for photo in existing:
-                if problem := store.keep(photo, None):
-                    yield {"image": names[photo], "error": problem}
-            captioned = self.entries([(photo, names[photo]) for photo in needed])
-            for photo, one in zip(needed, captioned, strict=True):
-                problem = ""
-                if one.get("captions"):
-                    best = one["captions"][0]
-                    words = [keyword["word"] for keyword in best.get("keywords", ())]
-                    problem = store.keep(photo, best["text"], words)
-                    written += not problem
-                yield {"image": names[photo], "error": problem} if problem else one
+def _video_entries(
+    model: Captioner, names: Mapping[Path, Name], options: CaptionOptions, search: SearchOptions
+) -> Iterator[Entry]:
+    """Caption frames; yield each caption with start and end (seconds), and what cannot be read."""
+    from captioner.data.images import reduced_side
+    from captioner.data.video import Video
 
-        def finished() -> str:
-            if not written or store.existing not in (None, "skip") or target is not None:
-                return ""
-            kept = f"{counted(written, 'caption')} finished"
-            return to_continue(kept, self.argv, "--skip-existing")
+    every, side = _interval(options), reduced_side(model.ensemble.image_size)
+    for path, name in names.items():
+        video = Video(path, every, side)
+        results = model.stream(video.frames(), batch_size=options.batch_size, **vars(search))
+        bar = photo_bar(results, unit="frame", desc=path.name)
+        found = (entry(name, one.captions, options) for one in bar)
+        for one in merged(found, video.times):
+            bar.total = every and int(video.duration / every) + 1
+            yield one
+        if video.problem:
+            yield {"image": name, "error": video.problem}
 
-        with hint(finished), output(target) as file:
-            failed = self.print(file, kept())
-        return len(names) - len(needed) - len(existing) + failed
+
+def merged(entries: Iterable[Entry], times: deque[tuple[float, float]]) -> Iterator[Entry]:
+    """The entries with times; of neighbours with equal captions, the most confident."""
+    for _, group in groupby(entries, lambda one: [c["text"] for c in one["captions"]]):
+        same = list(group)
+        spans = [times.popleft() for _ in same]
+        start, end = round(spans[0][0], 3), round(spans[-1][1], 3)
+        best = max(same, key=lambda one: [c["confidence"] or 0.0 for c in one["captions"]])
+        yield {"image": "", "start": start, "end": end} | best
+
+
+# --- photos by the million -----------------------------------------------------------------------
+
+_RAY_FORMATS = ("jsonl", "parquet")
+_FILES = (".jsonl", ".json", ".csv", ".txt", ".parquet")
+_NOT_ON_RAY = (
+    *option_fields(SidecarOptions), "annotations", "min_confidence", "if_unsure", "sentence_case",
+    "every",
+)  # fmt: skip
+
+
+def _caption_on_ray(options: CaptionOptions, search: SearchOptions) -> int:
+    """Caption all parts that are missing; print how many photos failed."""
+    refuse(options, _NOT_ON_RAY, "cannot be combined with --engine ray")
+    folder, kind = options.output or "-", options.format or "jsonl"
+    if folder == "-" or Path(folder).suffix.lower() in _FILES:
+        raise ConfigError("--engine ray writes a folder of parts; give -o FOLDER, no file name")
+    if kind not in _RAY_FORMATS:
+        raise ConfigError(f"--engine ray writes {' or '.join(_RAY_FORMATS)}, not {kind}")
+
+    from captioner.bulk.captions import WritePart, fingerprints
+    from captioner.bulk.cluster import cluster, run_on_cluster
+    from captioner.bulk.inputs import divide
+    from captioner.bulk.job import DONE, Output, open_job
+    from captioner.inference.hub import is_hub_name
+
+    output = Output(folder, kind)
+    if options.resume and not options.force and (done := output.read(DONE)) is not None:
+        warn(f"{folder} is complete; --force captions the photos again")
+        return FAILED if json.loads(done)["failed"] else OK
+    size = options.part_photos or 1000
+    parts = divide(
+        _ray_inputs(options),
+        size=size,
+        recursive=options.recursive,
+        image_column=options.image_column,
+        key_column=options.key_column,
+    )
+    # For workers: a folder of this machine, or the hub's name.
+    models = [m if is_hub_name(m) else str(find_model(m).absolute()) for m in options.model]
+    device, precision = options.worker_device(options.device), options.precision
+    model = ModelOptions(
+        model=models, device=device, precision=precision, batch_size=options.batch_size
+    )
+    task = WritePart(output, model, fingerprints(models), search)
+    settings = settings_of(options, search) | {"--format": kind, "--part-photos": size}
+    sizes = [part.photos for part in parts]
+    bar = photo_bar(total=None if None in sizes else sum(filter(None, sizes)))
+    photos = failed = 0
+
+    def finished() -> str:
+        return f"{len(output.parts())} of {len(parts)} parts are finished"
+
+    with (
+        open_job(output, parts, settings, resume=options.resume, force=options.force),
+        cluster(options),
+        bar,
+        hint(finished, "with --resume"),
+    ):
+        for found in run_on_cluster(task, parts, options):
+            photos, failed = photos + found.photos, failed + found.failed
+            bar.update(found.photos)
+            if found.failed:
+                more = f" (and {found.failed - 1} more)" if found.failed > 1 else ""
+                warn(f"{output.part_name(found.part)}: {found.error}{more}")
+        totals = {"parts": len(parts), "photos": photos, "failed": failed}
+        output.write(DONE, json.dumps(totals).encode() + b"\n")
+    failures = f'; {failed} failed (rows with "error")' if failed else ""
+    warn(f"{folder}: {counted(photos, 'photo')} in {counted(len(parts), 'part')}{failures}")
+    return FAILED if failed else OK
+
+
+def _ray_inputs(options: CaptionOptions) -> list[str]:
+    listed = [] if options.from_file is None else read_names(options.from_file)
+    given = [*options.photos, *(name for _, name in listed)]
+    if not given:
+        raise ConfigError("no photos; give files, folders, Parquet or tar files, or --from-file")
+    for name in given:
+        if name == "-":
+            raise ConfigError("--engine ray cannot read standard input (-); give files")
+        if name.startswith(("http://", "https://")):
+            raise ConfigError(f"{name} is a web address; give files or object storage (s3://...)")
+    return given
 
 
 # --- image ids -----------------------------------------------------------------------------------
 
 
-def _names(photos: Iterable[Path], options: CaptionOptions, kind: str) -> tuple[list[Named], int]:
+def _names(
+    photos: Iterable[Path], options: CaptionOptions, kind: str
+) -> tuple[dict[Path, Name], int]:
     """Return each photo with its name in the output, and the number of photos without one."""
     if kind != "coco":
-        return [(photo, str(photo)) for photo in photos], 0
+        return {photo: str(photo) for photo in photos}, 0
     known: dict[str, int] = {}
     if options.annotations is not None:
         from captioner.data.coco import read_captions
@@ -294,4 +394,4 @@ def _names(photos: Iterable[Path], options: CaptionOptions, kind: str) -> tuple[
             )
         else:
             owners[image_id] = photo
-    return [(photo, image_id) for image_id, photo in owners.items()], unknown
+    return {photo: image_id for image_id, photo in owners.items()}, unknown

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from captioner.cli.arguments import checked_search, command, flag, taken
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import refuse_overwrite, require_parent, warn
+from captioner.cli.outputs import new_file, warn
 from captioner.errors import CaptionerError, ConfigError, ProgramError, either
 from captioner.evaluation.options import CalibrateOptions, EvaluateOptions
 from captioner.options import FaithfulnessOptions, SearchOptions
@@ -26,20 +25,12 @@ class _Errors:
         warn(f"{error}; continuing with the other metrics" if program else str(error))
 
 
-def _output(name: str | None, force: bool) -> Path | None:
-    if name is None:
-        return None
-    require_parent(Path(name))
-    refuse_overwrite(Path(name), force)
-    return Path(name)
-
-
 @command(
     "evaluate",
     "[--annotations FILE] (--images FOLDER | --results FILE) [options]",
     EvaluateOptions, FaithfulnessOptions, SearchOptions,
 )  # fmt: skip
-def evaluate(options: EvaluateOptions, search: dict[str, Any], _: Any) -> int:
+def evaluate(options: EvaluateOptions, search: dict[str, Any]) -> int:
     """Score and report."""
     measured = taken(search, FaithfulnessOptions)
     if measured and not options.faithfulness:
@@ -47,7 +38,7 @@ def evaluate(options: EvaluateOptions, search: dict[str, Any], _: Any) -> int:
     options.check(search)
     if options.results is None:
         checked_search(options.model, search)
-    target = _output(options.output, options.force)
+    target = new_file(options.output, options.force)
 
     from captioner.evaluation.api import Evaluation
     from captioner.evaluation.report import as_json, as_text
@@ -67,7 +58,7 @@ def evaluate(options: EvaluateOptions, search: dict[str, Any], _: Any) -> int:
     "--model FOLDER --annotations FILE... --images FOLDER... [options]",
     CalibrateOptions, SearchOptions,
 )  # fmt: skip
-def calibrate(options: CalibrateOptions, search: dict[str, Any], _: Any) -> int:
+def calibrate(options: CalibrateOptions, search: dict[str, Any]) -> int:
     """Calibrate, report and store."""
     if "style" in search:
         raise ConfigError("--style is not used here; give --styles, one for each --annotations")
@@ -85,8 +76,8 @@ def calibrate(options: CalibrateOptions, search: dict[str, Any], _: Any) -> int:
             f"{folder} is calibrated already; give --force to calibrate it again, or --check to "
             "measure it"
         )
-    report_file = _output(options.output, options.force)
-    diagram = _output(options.diagram, options.force)
+    report_file = new_file(options.output, options.force)
+    diagram = new_file(options.diagram, options.force)
 
     from captioner.evaluation.calibrate import FIGURES, as_text, check, save_figure
     from captioner.evaluation.calibrate import calibrate as fit

@@ -35,7 +35,7 @@ class InfoOptions:
 
 
 @command("info", "[--model MODEL] [--card] [--format text|json]", InfoOptions)
-def info(options: InfoOptions, *_: Any) -> int:
+def info(options: InfoOptions, _: Any) -> int:
     """Print the facts, and the model card on request."""
     from captioner.inference.card import readable
     from captioner.inference.folder import CARD, SHIPPED_MODEL, config_errors, find_model
@@ -154,7 +154,7 @@ class ExportOptions:
 
 
 @command("export", "[MODEL] -o FOLDER [--int8 --calibration PHOTOS] [--web]", ExportOptions)
-def export(options: ExportOptions, *_: Any) -> int:
+def export(options: ExportOptions, _: Any) -> int:
     """Export, check against the model, and print what was written."""
     output = Path(options.output)
     require_parent(output)
@@ -238,7 +238,7 @@ class PushOptions(CardOptions):
 
 
 @command("push", "MODEL|RUN hf:user/name [--private] [--dry-run] [options]", PushOptions)
-def push(options: PushOptions, *_: Any) -> int:
+def push(options: PushOptions, _: Any) -> int:
     """Upload, or list what would be uploaded."""
     from captioner.inference import hub
     from captioner.inference.card import files_to_push

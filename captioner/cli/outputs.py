@@ -1,15 +1,41 @@
-"""Output files of the commands, and what they print to standard error."""
+"""What the commands write: formats of captions, files that are complete or not there, warnings.
+
+``captioner caption -o FILE`` keeps finished captions in a journal (`captioner.data.journal`),
+``FILE.resume``. Its header are the settings, its entries batches of photos, and FILE itself, as "",
+whenever it was written:
+
+    [["a.jpg", [81234, 1700000000000000000], {"image": "a.jpg", "captions": [...]}], ...]
+    [["", [7123, 1700000001000000000], {}]]
+
+Sizes (bytes) and times of change (ns) show whether a photo, or FILE, is still the same.
+"""
 
 from __future__ import annotations
 
+import csv
+import html
+import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any, Literal
 
-from captioner.errors import ConfigError, printable
+from captioner.data.journal import check_same, continue_journal, read_journal
+from captioner.errors import ConfigError, DataError, clock, counted, printable
+
+if TYPE_CHECKING:
+    from captioner.caption import Caption
+    from captioner.cli.caption import CaptionOptions
+
+Name = str | int
+"""What a photo is called in the output: its path, or its image id in COCO results."""
+
+Entry = dict[str, Any]
+"""A photo's name in the output and its captions, or why there are none: ``error``."""
+
+IfUnsure = Literal["mark", "skip", "hedge"]
 
 
 def refuse_overwrite(path: Path, force: bool) -> None:
@@ -27,6 +53,16 @@ def require_parent(path: Path) -> None:
             f"cannot write {path}: the folder {path.parent} does not exist; create it first "
             f"(mkdir -p {shlex.quote(str(path.parent))}), or give another name"
         )
+
+
+def new_file(name: str | Path | None, force: bool) -> Path | None:
+    """The path of an output file; ConfigError: it cannot be created, or would be overwritten."""
+    if name is None:
+        return None
+    path = Path(name)
+    require_parent(path)
+    refuse_overwrite(path, force)
+    return path
 
 
 @contextmanager
@@ -48,22 +84,247 @@ def warn(message: str) -> None:
     tqdm.write(f"captioner: {printable(message, lines=True)}", file=sys.stderr)
 
 
-def to_continue(finished: str, argv: Sequence[str], option: str) -> str:
-    """What is finished, and the command that continues: with one more option, unless given."""
-    again = shlex.join(["captioner", "caption", *argv, *([] if option in argv else [option])])
-    return f"{finished}; to continue, run:\n  {again}"
+@contextmanager
+def hint(finished: Callable[[], str], change: str = "") -> Iterator[None]:
+    """If the block is interrupted, print what is finished, if anything, and how to continue.
+
+    By Ctrl-C, a full disk or a lost cluster; ``change`` is what the same command needs then.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, OSError, DataError):
+        if message := finished():
+            warn(f"{message}; to continue, run the same command {change}".rstrip())
+        raise
+
+
+# --- files that are continued --------------------------------------------------------------------
+
+
+def journal_path(target: Path) -> Path:
+    """Where the captions of an output file are kept by photo."""
+    return target.with_name(f"{target.name}.resume")
 
 
 @contextmanager
-def hint(finished: Callable[[], str], *errors: type[Exception]) -> Iterator[None]:
-    """If the block is interrupted, print what is finished, if anything, and how to continue.
+def continued(
+    target: Path,
+    names: Mapping[Path, Name],
+    captioned: Callable[[Sequence[Path]], Iterator[Entry]],
+    settings: Entry,
+    options: CaptionOptions,
+) -> Iterator[Iterator[Entry]]:
+    """The entries of photos for an output file: those of an earlier run, or new ones, in order.
 
-    By Ctrl-C, an OSError or one of these errors.
+    ``--resume`` keeps finished photos; it is a ConfigError if the settings, by option, differ.
+    ``--force`` starts over if they do, and overwrites a file that is not from the earlier run; with
+    neither, finished photos are a ConfigError. The journal is removed when the block ends, unless
+    ``--resume`` was given, and after an exception if no photo is finished.
     """
-    ends: tuple[type[BaseException], ...] = (KeyboardInterrupt, OSError, *errors)
+    path, settings = journal_path(target), json.loads(json.dumps(settings))
+    known, written = _read(target, settings, options)
+    stamps = {photo: _stamp(photo) for photo in names}  # before they are read
+    kept: dict[Path, Entry] = {}
+    for photo, stamp in stamps.items():
+        before, one = known.get(str(photo), ([], {}))
+        if "captions" in one and before == stamp:  # an error is tried again
+            kept[photo] = one
+    finished = len(kept)
+
+    def entries() -> Generator[Entry, None, None]:
+        nonlocal finished
+        batch: list[Any] = []
+        new = captioned([photo for photo in names if photo not in kept])
+        try:
+            for photo, name in names.items():
+                one = kept.get(photo)
+                if one is None:
+                    one = next(new)
+                    finished += "captions" in one
+                    batch.append([str(photo), stamps[photo], one])
+                    if len(batch) == options.batch_size:
+                        append(batch)
+                        batch.clear()
+                yield one | {"image": name}  # may be another than before, by --annotations
+        finally:
+            if batch:
+                append(batch)
+
+    def progress() -> str:
+        done = f"{finished} of {len(names)} photos are finished and kept in {path}"
+        return done if finished else ""
+
+    if kept:
+        warn(f"{target}: {counted(finished, 'finished photo')} kept")
+    old = [[["", written, {}]], *([[name, *found]] for name, found in known.items())]
+    with continue_journal(path, settings, old) as append:
+        try:
+            with hint(progress, "with --resume"), closing(entries()) as found:
+                yield found
+        except BaseException:
+            if not (known or finished):
+                path.unlink()
+            raise
+        append([["", _stamp(target), {}]])
+    if not options.resume:
+        path.unlink()
+
+
+def _read(
+    target: Path, settings: Entry, options: CaptionOptions
+) -> tuple[dict[str, tuple[list[int], Entry]], list[int]]:
+    """What an earlier run knew, by photo, and the stamp of the file that it wrote."""
+    path = journal_path(target)
+    before, batches = read_journal(path)
+    known = {name: (state, one) for batch in batches for name, state, one in batch}
+    written = known.pop("", ([], {}))[0]
+    done = sum("captions" in one for _, one in known.values())
+    if not done or (options.force and not (options.resume and before == settings)):
+        known, written = {}, []
+    elif not options.resume:
+        raise ConfigError(
+            f"{path} has {counted(done, 'photo')} of an earlier run; give --resume to keep them, "
+            "or --force to start over"
+        )
+    else:
+        check_same(path, before, settings)
+    if not options.force and target.exists() and _stamp(target) != written:
+        raise ConfigError(
+            f"{target} exists, and is not as a run with --resume left it; give --force to "
+            "overwrite it, or another name"
+        )
+    return known, written
+
+
+def _stamp(path: Path) -> list[int]:
+    """What changes when a file does; empty if there is none."""
     try:
-        yield
-    except ends:
-        if message := finished():
-            warn(message)
-        raise
+        found = path.stat()
+    except OSError:
+        return []
+    return [found.st_size, found.st_mtime_ns]
+
+
+# --- formats -------------------------------------------------------------------------------------
+
+
+def entry(name: Name, captions: Sequence[Caption], options: CaptionOptions) -> Entry:
+    """Return one photo's captions as JSON data; ``unsure`` only if captions are marked."""
+    min_confidence, if_unsure = options.min_confidence, options.if_unsure
+    least = min_confidence if if_unsure in (None, "mark") else None
+    entries = [caption.as_dict(min_confidence=least) for caption in captions]
+    if min_confidence is not None and if_unsure == "hedge":
+        entries[0]["text"] = captions[0].hedged(min_confidence)
+    if min_confidence is not None and if_unsure == "skip" and captions[0].unsure(min_confidence):
+        entries = []
+    if options.sentence_case:
+        for one in entries:
+            one["text"] = as_sentence(one["text"])
+    return {"image": name, "captions": entries}
+
+
+def as_sentence(text: str) -> str:
+    """A caption with a capital letter and a full stop."""
+    return text[:1].upper() + text[1:] + "." * text[-1:].isalnum()
+
+
+def joined(caption: Entry) -> str:
+    """The keywords of a caption as a list with commas; empty if it has none."""
+    return ", ".join(keyword["word"] for keyword in caption.get("keywords", ()))
+
+
+def _write_text(file: IO[str], photos: Iterable[Entry]) -> None:
+    for photo in photos:
+        for caption in photo["captions"]:
+            mark = f" (unsure: {caption['confidence']:.2f})" if caption.get("unsure") else ""
+            time = f" {clock(photo['start'])} --> {clock(photo['end'])}" if "start" in photo else ""
+            keywords = f" [{joined(caption)}]" if caption.get("keywords") else ""
+            line = f"{photo['image']}{time}: {caption['text']}{mark}{keywords}"
+            print(printable(line), file=file, flush=True)
+
+
+def _write_jsonl(file: IO[str], photos: Iterable[Entry]) -> None:
+    for photo in photos:
+        print(json.dumps(photo, ensure_ascii=False), file=file, flush=True)
+
+
+def _write_vtt(file: IO[str], photos: Iterable[Entry]) -> None:
+    """WebVTT; source: https://www.w3.org/TR/webvtt1/."""
+    print("WEBVTT", file=file)
+    for photo in photos:
+        for caption in photo["captions"]:
+            text = html.escape(caption["text"], quote=False)
+            print(f"\n{clock(photo['start'])} --> {clock(photo['end'])}\n{text}", file=file)
+
+
+def _write_csv(file: IO[str], photos: Iterable[Entry]) -> None:
+    writer = None
+    for photo in photos:
+        times: Entry = {name: f"{photo[name]:.3f}" for name in ("start", "end") if name in photo}
+        for rank, caption in enumerate(photo["captions"], 1):
+            row: Entry = {"image": photo["image"], **times, "rank": rank}
+            row["caption"] = caption["text"]
+            row["log_prob"] = f"{caption['log_prob']:.4f}"
+            sure = caption.get("confidence")
+            row["confidence"] = "" if sure is None else f"{sure:.4f}"
+            if "unsure" in caption:
+                row["unsure"] = {True: "yes", False: "no", None: ""}[caption["unsure"]]
+            if "keywords" in photo["captions"][0]:  # the others have none
+                row["keywords"] = joined(caption)
+            if writer is None:
+                writer = csv.DictWriter(file, row, lineterminator="\n")
+                writer.writeheader()
+            writer.writerow(row)
+    if writer is None:
+        print("image,rank,caption,log_prob,confidence", file=file)
+
+
+def _write_coco(file: IO[str], photos: Iterable[Entry]) -> None:
+    _write_list(
+        file,
+        ({"image_id": p["image"], "caption": c["text"]} for p in photos for c in p["captions"][:1]),
+    )
+
+
+def _write_list(file: IO[str], entries: Iterable[Entry]) -> None:
+    """Write a JSON list entry by entry, so that a large folder does not fill the memory."""
+    separator = "[\n"
+    for one in entries:
+        file.write(separator + json.dumps(one, ensure_ascii=False))
+        separator = ",\n"
+    file.write("\n]\n" if separator == ",\n" else "[]\n")
+
+
+WRITERS: dict[str, Callable[[IO[str], Iterable[Entry]], None]] = {
+    "text": _write_text,
+    "json": _write_list,
+    "jsonl": _write_jsonl,
+    "csv": _write_csv,
+    "coco": _write_coco,
+    "vtt": _write_vtt,
+}
+
+_BY_EXTENSION = {
+    ".txt": ("text",),
+    ".json": ("json", "coco"),
+    ".jsonl": ("jsonl",),
+    ".csv": ("csv",),
+    ".vtt": ("vtt",),
+}
+"""Formats that a file with this extension can have, the default first."""
+
+
+def choose_format(given: str | None, target: Path | None) -> str:
+    """The format of ``--format``, or else of the output file's extension, or else text."""
+    suffix = "" if target is None else target.suffix.lower()
+    possible = _BY_EXTENSION.get(suffix, (given or "text",))
+    if given == "parquet":
+        raise ConfigError("--format parquet is for --engine ray; add it, or give another format")
+    if given is not None and given not in possible:
+        raise ConfigError(f"--format {given} contradicts -o {target}; leave out --format")
+    if given is None and suffix and suffix not in _BY_EXTENSION:
+        raise ConfigError(
+            f"-o {target}: unknown extension {suffix}; use {', '.join(_BY_EXTENSION)} or give "
+            "--format"
+        )
+    return given or possible[0]

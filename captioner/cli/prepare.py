@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from captioner.bulk.cluster import RayOptions
-from captioner.cli.arguments import command
+from captioner.cli.arguments import check_engine, command
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, refuse_overwrite, warn
-from captioner.cli.ray import check_engine
 from captioner.cli.train import ConfigOptions
 from captioner.data.importers import IMPORTERS
 from captioner.data.progress import photo_bar
@@ -64,7 +63,7 @@ class DatasetOptions(ColumnOptions):
 @command(
     "prepare dataset", "SOURCE -o FOLDER [--images FOLDER] [--val 0.1 --test 0.1]", DatasetOptions
 )
-def dataset(options: DatasetOptions, *_: Any) -> int:
+def dataset(options: DatasetOptions, _: Any) -> int:
     """Convert and print a summary."""
     from captioner.data.dataset import prepare_dataset
 
@@ -94,7 +93,7 @@ class FrequenciesOptions:
 
 
 @command("prepare frequencies", "CAPTIONS.json... -o FILE.json.gz|MODEL_FOLDER", FrequenciesOptions)
-def frequencies(options: FrequenciesOptions, *_: Any) -> int:
+def frequencies(options: FrequenciesOptions, _: Any) -> int:
     """Count n-grams and write them."""
     from captioner.data.coco import read_captions
     from captioner.evaluation.references import count_frequencies
@@ -137,7 +136,7 @@ SHARDS_SHOWN = ["data.images", "data.train_annotations", "training.seed"]
 
 
 @command("prepare shards", CONFIG_USAGE, ShardsOptions, TrainConfig, shown=SHARDS_SHOWN)
-def shards(options: ShardsOptions, given: dict[str, Any], _: Any) -> int:
+def shards(options: ShardsOptions, given: dict[str, Any]) -> int:
     """Write the shards, and print the photos that were skipped."""
     config = options.read(given)
 
@@ -145,9 +144,9 @@ def shards(options: ShardsOptions, given: dict[str, Any], _: Any) -> int:
     from captioner.training.data import read_data
 
     images, _ = read_data(replace(config.data, shards=None), validation=False)
-    again = "the same command without --force" if options.force else "the same command"
-    kept = f"complete shards are kept; run {again} to continue"
-    with hint(lambda: kept), photo_bar(total=len(images), desc="writing shards") as bar:
+    change = "without --force" if options.force else ""
+    kept = hint(lambda: "complete shards are kept", change)
+    with kept, photo_bar(total=len(images), desc="writing shards") as bar:
         manifest, skipped = write_shards(
             images,
             Path(options.output),
@@ -196,7 +195,7 @@ FEATURES_SHOWN = [
 
 
 @command("prepare features", CONFIG_USAGE, FeaturesOptions, TrainConfig, shown=FEATURES_SHOWN)
-def features(options: FeaturesOptions, given: dict[str, Any], _: Any) -> int:
+def features(options: FeaturesOptions, given: dict[str, Any]) -> int:
     """Encode the photos that are missing."""
     config = options.read(given)
     folder, batch_size = Path(options.output), options.batch_size
@@ -233,7 +232,7 @@ def features(options: FeaturesOptions, given: dict[str, Any], _: Any) -> int:
         else:
             engine = nullcontext()
             written = writer.fill(batch_size)
-        with hint(lambda: "run the same command again to continue"), engine, bar:
+        with hint(lambda: "finished features are kept"), engine, bar:
             for count, errors in written:
                 for error in errors:
                     warn(f"{error}; skipped")

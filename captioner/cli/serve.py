@@ -18,7 +18,7 @@ from captioner.serving.options import ServeOptions
 
 
 @command("serve", "[options]", ServeOptions)
-def serve(options: ServeOptions, *_: Any) -> NoReturn:
+def serve(options: ServeOptions, _: Any) -> NoReturn:
     """Serve until interrupted."""
     keep_freed_memory(threads=True)  # the model runs in a thread
 

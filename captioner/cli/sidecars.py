@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from captioner.cli.arguments import flags_given, refuse
-from captioner.cli.outputs import require_parent, warn
+from captioner.cli.outputs import Entry, Name, require_parent, warn
 from captioner.data.images import open_image
 from captioner.data.metadata.embedding import (
     HEAD,
@@ -24,7 +24,7 @@ from captioner.data.metadata.embedding import (
     embedded_description,
 )
 from captioner.data.metadata.xmp import read_description, set_description
-from captioner.errors import ConfigError, DataError, first_of
+from captioner.errors import ConfigError, DataError, counted, first_of
 from captioner.files import atomic_write
 from captioner.option_fields import Folder, Shown
 
@@ -54,7 +54,7 @@ class SidecarOptions:
     """Text that --sidecar txt files end with."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Store:
     """Where captions go: sidecars, copies in a folder, or else the photos themselves."""
 
@@ -63,6 +63,8 @@ class Store:
     """What to do with captions that are there; None: refuse to run."""
     subfolders: Mapping[Path, Path] = field(default_factory=dict)
     """Where photos go in the folder."""
+    written: int = 0
+    """Number of captions so far."""
 
     @property
     def folder(self) -> Path | None:
@@ -145,7 +147,73 @@ class Store:
         before = r"\b" if suffix[:1].isalnum() else ""
         return re.sub(rf"{before}{re.escape(suffix)}$", "", text.strip(" ,")).strip(" ,")
 
-    def keep(self, photo: Path, text: str | None, keywords: Sequence[str] = ()) -> str:
+    def finished(self) -> str:
+        """What an interrupted run has written, if the photos without captions can be continued."""
+        again = self.written and self.existing in (None, "skip")
+        return f"{counted(self.written, 'caption')} finished" if again else ""
+
+    def write_all(
+        self,
+        names: Mapping[Path, Name],
+        captioned: Callable[[Sequence[Path]], Iterable[Entry]],
+    ) -> Iterator[Entry]:
+        """Check all photos, and write the captions of those that need one as they are found.
+
+        Yields the captions with the photos' names, and why others cannot be written.
+        """
+        needed, existing, problems = self._check(names)
+        for photo in existing:
+            if problem := self._keep(photo, None):
+                problems[photo] = problem
+        for photo, problem in problems.items():
+            yield {"image": names[photo], "error": problem}
+        for photo, one in zip(needed, captioned(needed), strict=True):
+            problem = ""
+            if one.get("captions"):
+                best = one["captions"][0]
+                words = [keyword["word"] for keyword in best.get("keywords", ())]
+                problem = self._keep(photo, best["text"], words)
+                self.written += not problem
+            yield {"image": names[photo], "error": problem} if problem else one
+
+    def _check(
+        self, photos: Iterable[Path]
+    ) -> tuple[list[Path], dict[Path, Path], dict[Path, str]]:
+        """Check every photo before a caption is written.
+
+        Returns the photos to caption, those that have a caption to keep, with its file, and those
+        that cannot be written to, with the reason.
+        """
+        owners: dict[Path, Path] = {}
+        existing: dict[Path, Path] = {}
+        problems: dict[Path, str] = {}
+        for photo in photos:
+            try:
+                if (found := self.captioned(photo)) and self.existing in (None, "skip"):
+                    existing[photo] = found
+            except (DataError, OSError) as error:
+                problems[photo] = self._problem(photo, error)
+                continue
+            other = owners.setdefault(self.target(photo), photo)
+            if other is not photo:
+                xmp = self.options.sidecar == "xmp"
+                raise ConfigError(
+                    f"{other} and {photo} would both get {self.target(photo)}; caption them "
+                    "separately, or rename one" + ", or give --sidecar-name photo.jpg.xmp" * xmp
+                )
+        if existing and self.existing is None:
+            photo, found = next(iter(existing.items()))
+            where = "a description" if found == photo else f"a caption in {found}"
+            raise ConfigError(
+                f"{first_of([*existing])} already has {where}; give --skip-existing to keep it, or "
+                "--force to replace it"
+            )
+        if existing:
+            done = "copied as they are" if self.folder else "skipped"
+            warn(f"{len(existing)} of {len(owners)} photos already have a caption; {done}")
+        return [photo for photo in owners.values() if photo not in existing], existing, problems
+
+    def _keep(self, photo: Path, text: str | None, keywords: Sequence[str] = ()) -> str:
         """Write a caption, or copy a photo that keeps its own (None) to the folder, if any.
 
         Returns why it cannot be written, in one line; raises what would stop every photo.
@@ -158,7 +226,7 @@ class Store:
         except (DataError, OSError) as error:
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EROFS):
                 raise
-            return self.problem(photo, error)
+            return self._problem(photo, error)
         return ""
 
     def _replace(self, photo: Path, data: bytes) -> None:
@@ -166,7 +234,7 @@ class Store:
         atomic_write(target, data)
         os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))  # albums sort by it
 
-    def problem(self, photo: Path, error: DataError | OSError) -> str:
+    def _problem(self, photo: Path, error: DataError | OSError) -> str:
         """An error of the methods in one line that names the file."""
         path = self.target(photo) if self.options.sidecar else photo
         text = str(getattr(error, "strerror", None) or error)
@@ -177,14 +245,12 @@ def choose_store(options: SidecarOptions, *, force: bool) -> Store | None:
     """Where captions are kept; None if they are only printed or written to one file."""
     where = flags_given(options, "sidecar", "embed", "in_place")
     leave = "add it, or leave this option out"
+    for kind, names in (("txt", ("prefix", "suffix")), ("xmp", ("sidecar_name",))):
+        if options.sidecar != kind:
+            refuse(options, names, f"is for --sidecar {kind}; {leave}")
     if not where:
         names = ("existing", "skip_existing")
         refuse(options, names, f"is for --sidecar, --embed and --in-place; {leave}")
-    if options.sidecar != "txt":
-        refuse(options, ("prefix", "suffix"), f"is for --sidecar txt; {leave}")
-    if options.sidecar != "xmp":
-        refuse(options, ("sidecar_name",), f"is for --sidecar xmp; {leave}")
-    if not where:
         return None
     if len(where) > 1:
         raise ConfigError(f"{where[0]} and {where[1]} cannot be combined; give one of them")
@@ -195,43 +261,6 @@ def choose_store(options: SidecarOptions, *, force: bool) -> Store | None:
         raise ConfigError(f"--existing {existing} is for --sidecar txt; give skip or replace")
     if force and existing not in (None, "replace"):
         raise ConfigError(f"--force and --existing {existing} contradict each other; give one")
-    store = Store(options, existing or ("replace" if force else None))
-    if store.folder is not None:
-        require_parent(store.folder)
-    return store
-
-
-def check_photos(store: Store, photos: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Check every photo before a caption is written; warn about those that cannot be written to.
-
-    Returns the photos to caption, and those that have a caption to keep, which are counted.
-    """
-    owners: dict[Path, Path] = {}
-    existing: dict[Path, Path] = {}
-    for photo in photos:
-        try:
-            if (found := store.captioned(photo)) and store.existing in (None, "skip"):
-                existing[photo] = found
-        except (DataError, OSError) as error:
-            warn(store.problem(photo, error))
-            continue
-        other = owners.setdefault(store.target(photo), photo)
-        if other is not photo:
-            long = (
-                ", or give --sidecar-name photo.jpg.xmp" if store.options.sidecar == "xmp" else ""
-            )
-            raise ConfigError(
-                f"{other} and {photo} would both get {store.target(photo)}; caption them "
-                f"separately, or rename one{long}"
-            )
-    if existing and store.existing is None:
-        photo, found = next(iter(existing.items()))
-        where = "a description" if found == photo else f"a caption in {found}"
-        raise ConfigError(
-            f"{first_of([*existing])} already has {where}; give --skip-existing to keep it, or "
-            "--force to replace it"
-        )
-    if existing:
-        done = "copied as they are" if store.folder else "skipped"
-        warn(f"{len(existing)} of {len(owners)} photos already have a caption; {done}")
-    return [photo for photo in owners.values() if photo not in existing], [*existing]
+    if options.embed is not None:
+        require_parent(Path(options.embed))
+    return Store(options, existing or ("replace" if force else None))

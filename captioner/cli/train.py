@@ -96,7 +96,7 @@ def read(argv: Sequence[str]) -> tuple[TrainConfig, TrainOptions]:
 
 
 @command("train", "[CONFIG.yaml] [options]", TrainOptions, TrainConfig, shown=SHOWN)
-def train(options: TrainOptions, given: dict[str, Any], _: Any) -> int:
+def train(options: TrainOptions, given: dict[str, Any]) -> int:
     """Train to the end, or until interrupted; fails if the best model captions nothing."""
     check_replaced(options, given)
     config = options.read(given)

@@ -32,7 +32,7 @@ from playwright.sync_api import Page as Tab
 from running import running, static_server
 
 from captioner import load
-from captioner.cli.formats import WRITERS
+from captioner.cli.outputs import WRITERS
 from captioner.data.images import open_image
 from captioner.drawing.heatmap import attention_image
 from captioner.drawing.pages import Entry, gallery

@@ -118,7 +118,7 @@ def test_a_folder_becomes_a_gallery(tiny, tmp_path, attend) -> None:
     assert (code, "broken.png" in err) == (FAILED, True)
     entries = data_of(tmp_path / "all.html")["entries"]
     lines = [f"{tiny.photos / e['title']}: {e['captions'][0]['text']}" for e in entries]
-    assert [*lines, f"saved as {tmp_path / 'all.html'}"] == printed.splitlines()
+    assert [*lines, f"  saved as {tmp_path / 'all.html'}"] == printed.splitlines()
     assert len(entries) == len(list(tiny.photos.iterdir()))
 
 

@@ -97,8 +97,7 @@ def test_figures_and_pages_have_their_maps(own, run, tmp_path) -> None:
     assert '"keywords":[{"word":"' in (tmp_path / "x.html").read_text().replace(": ", ":")
 
 
-def test_where_there_are_none_the_option_is_refused(own, tiny, run, monkeypatch) -> None:
-    monkeypatch.setattr("captioner.inference.captioner.load", None)  # before a model is loaded
+def test_where_there_are_none_the_option_is_refused(own, tiny, run) -> None:
     photo = own.folder / "photos" / "1.jpg"
     for model, options, problem in (
         (own.model, ("--format", "coco"), "--format coco has no keywords"),

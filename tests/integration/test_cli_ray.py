@@ -106,7 +106,7 @@ def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, worker
     code, _, err = caption(*same)
 
     assert code == INTERRUPTED
-    assert "1 of 3 parts are finished; to continue, run:\n  captioner caption " in err
+    assert "1 of 3 parts are finished; to continue, run the same command with --resume\n" in err
     assert {path.name for path in out.iterdir()} == {"_job.json", "part-00000.jsonl"}
     first = (out / "part-00000.jsonl").stat().st_mtime_ns
     assert "give --resume to continue it, --force to start over" in caption(*same)[2]
@@ -290,7 +290,7 @@ def test_a_photo_that_kills_every_worker_ends_the_job(photos, tiny, on_ray, tmp_
 
     assert code == FAILED, err
     assert "a worker died again and again; the limit per part is 1" in err
-    assert "of 2 parts are finished; to continue, run:" in err
+    assert "of 2 parts are finished; to continue, run the same command" in err
     assert not (out / "part-00001.jsonl").exists()
 
 
