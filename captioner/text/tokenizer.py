@@ -36,45 +36,26 @@ splits them into characters; models use `captioner.text.vocabulary.Subwords`.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
 
 # --- building blocks ---------------------------------------------------------------------------
 
+# Ranges of characters, and words before which or after which a period is special.
+_LISTS = json.loads(Path(__file__).with_name("ptb.json").read_text(encoding="utf-8"))
+
 # Letters in the jar: Unicode letters of the basic plane, without the number-like characters that
 # Python counts as word characters.
-_NOT_LETTERS = (
-    r"\u00b2\u00b3\u00b9\u00bc-\u00be\u09f4-\u09f9\u0bf0-\u0bf2\u0f2a-\u0f33\u1369-\u137c"
-    r"\u2070\u2074-\u2079\u2080-\u2089\u2150-\u2189\u2460-\u249b\u24ea-\u24ff\u2776-\u2793"
-    r"\u3007\u3021-\u3029\u3038-\u303a\u3192-\u3195\u3220-\u3229\u3248-\u324f\u3251-\u325f"
-    r"\u3280-\u3289\u32b1-\u32bf\U00010000-\U0010ffff"
-)
+_NOT_LETTERS = "".join(_LISTS["not_letters"])
 _BASIC = rf"[^\W\d_{_NOT_LETTERS}]"
 _ALNUM = rf"[^\W_{_NOT_LETTERS}]"
-# Combining accents, vowel signs, soft hyphens and entities like "&eacute;" continue a word.
-_MARKS = (
-    r"\u00ad\u02c2-\u02c5\u02d2-\u02df\u02e5-\u02eb\u02ed\u02ef-\u036f\u0375\u0384\u0385"
-    r"\u03f6\u0483-\u0487\u055a-\u055f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"
-    r"\u0615-\u061a\u064b-\u065e\u0670\u06d6-\u06e4\u06e7-\u06ed\u0900-\u0903\u093c"
-    r"\u093e-\u094e\u0951-\u0955\u0962\u0963\u0e31\u0e34-\u0e3a\u0e47-\u0e4e"
-    # The rest of Devanagari, Bengali to Sinhala, Lao, Tibetan, Myanmar, Khmer and smaller scripts
-    # (categories Mn and Mc of Unicode 15).
-    r"\u093a\u093b\u094f\u0956\u0957\u0981-\u0983\u09bc\u09be-\u09cd\u09d7\u09e2\u09e3\u09fe-\u0a03"
-    r"\u0a3c-\u0a51\u0a70\u0a71\u0a75\u0a81-\u0a83\u0abc\u0abe-\u0acd\u0ae2\u0ae3\u0afa-\u0b03"
-    r"\u0b3c\u0b3e-\u0b57\u0b62\u0b63\u0b82\u0bbe-\u0bcd\u0bd7\u0c00-\u0c04\u0c3c\u0c3e-\u0c56"
-    r"\u0c62\u0c63\u0c81-\u0c83\u0cbc\u0cbe-\u0cd6\u0ce2\u0ce3\u0cf3\u0d00-\u0d03\u0d3b\u0d3c"
-    r"\u0d3e-\u0d4d\u0d57\u0d62\u0d63\u0d81-\u0d83\u0dca-\u0ddf\u0df2\u0df3\u0eb1\u0eb4-\u0ebc"
-    r"\u0ec8-\u0ece\u0f18\u0f19\u0f35\u0f37\u0f39\u0f3e\u0f3f\u0f71-\u0f84\u0f86\u0f87\u0f8d-\u0fbc"
-    r"\u0fc6\u102b-\u103e\u1056-\u1059\u105e-\u1060\u1062-\u1064\u1067-\u106d\u1071-\u1074"
-    r"\u1082-\u108d\u108f\u109a-\u109d\u1712-\u1715\u1732-\u1734\u1752\u1753\u1772\u1773"
-    r"\u17b4-\u17d3\u17dd\u18a9\u1920-\u193b\u1a17-\u1a1b\u1a55-\u1a7f\u1b00-\u1b04\u1b34-\u1b44"
-    r"\u1b80-\u1b82\u1ba1-\u1bad\u1be6-\u1bf3\u1c24-\u1c37\u3099\u309a\ua802\ua806\ua80b"
-    r"\ua823-\ua827\ua82c\ua880\ua881\ua8b4-\ua8c5\ua926-\ua92d\ua947-\ua953\ua980-\ua983"
-    r"\ua9b3-\ua9c0\ua9e5\uaa29-\uaa36\uaa43\uaa4c\uaa4d\uaaeb-\uaaef\uaaf5\uaaf6\uabe3-\uabea"
-    r"\uabec\uabed"
-)
+# Combining accents, vowel signs, soft hyphens and entities like "&eacute;" continue a word. Marks
+# of Devanagari and Thai are the jar's, the others the categories Mn and Mc of Unicode 15.
+_MARKS = "".join(_LISTS["marks"])
 # A zero-width (non-)joiner after a virama selects the shape of a conjunct.
 _VIRAMAS = r"\u094d\u09cd\u0a4d\u0acd\u0b4d\u0bcd\u0c4d\u0ccd\u0d4d\u0dca"
 _JOINER = rf"(?<=[{_VIRAMAS}])[\u200c\u200d]"
@@ -102,33 +83,16 @@ _TAG = (
 _URL_TAIL = r"(?:/[^ \t\n\"<>|(){}]+[^ \t\n\"<>|.!?(){},-])?"
 
 # Abbreviations that always keep their period, in upper or lower case ...
-_MAY_END_A_SENTENCE = (
-    "al|ala|apr|ariz|assn|aug|bancorp|bhd|bldg|blvd|bros|calif|co|colo|conn|corp|cos|ct|dak|dec"
-    "|ed\\.d|esq|est|etc|ext|feb|fla|fri|ga|inc|ind|intl|jan|jr|jul|jun|kan|kans|ky|ltd|mar|md"
-    "|mich|minn|mo|mon|mont|neb|nev|nov|oct|okla|penn|ph\\.d|plc|ppte|ppty|pte|ptes|pty|ptys|rd|rt"
-    "|sep|sept|seq|sq|sr|sys|tel|tenn|thu|thurs|tue|tues|univ|va|vt|wed|wis|wisc|wyo"
-)
+_MAY_END_A_SENTENCE = "|".join(_LISTS["may_end_a_sentence"])
 # ... those that are also words, only with a capital ...
-_CAPITALIZED = "Ark|Az|Del|Ill|La|Mass|Miss|Ore|Pa|Tex|Wash"
+_CAPITALIZED = "|".join(_LISTS["capitalized"])
 # ... titles and the like, after which no sentence ends ...
-_TITLES = (
-    "adj|adm|adv|alex|asst|assoc|atty|attys|ave|brig|capt|cf|cie|cmdr|col|comdr|cpl|dept|det|dr"
-    "|drs|elec|ens|ft|gen|gov|govs|hon|insp|invt|jos|lieut|lt|maj|messrs|mfg|mlle|mme|mr|mrs|ms"
-    "|msgr|mt|mtg|natl|pfc|ph|pres|prof|profs|pvt|rep|reps|rev|sen|sens|sfc|sgt|spc|st|ste|supt"
-    "|supts|treas|vs|wm"
-)
+_TITLES = "|".join(_LISTS["titles"])
 # ... and those that count only before a number ("no. 5").
-_BEFORE_NUMBERS = "art|ca|figs?|nos?|op|pp|prop"
+_BEFORE_NUMBERS = "|".join(_LISTS["before_numbers"])
 # Words that start a sentence: a single letter before one loses its period ("plan B. The ...").
-_SENTENCE_STARTS = (
-    "A|About|According|Additionally|After|An|As|At|But|Earlier|He|Her|Here|However|If|In|It|Last"
-    "|Many|More|Mr\\.|Ms\\.|Now|Once|One|Other|Our|She|Since|So|Some|Such|That|The|Their|Then"
-    "|There|These|They|This|We|What|When|While|Yet|You"
-)
-_FILE_ENDINGS = (
-    "3gp|avi|bat|bmp|c|class|cgi|cpp|dll|docx?|exe|flv|gif|gz|h|html?|jar|java|jpe?g|mov|mp[34g]"
-    "|mpeg|pdf|php|pl|png|pptx?|ps|py|sql|tar|txt|wav|wm[va]|xml|x|zip"
-)
+_SENTENCE_STARTS = "|".join(_LISTS["sentence_starts"])
+_FILE_ENDINGS = "|".join(_LISTS["file_endings"])
 _PHONE = (
     r"(?:\(\d{2,3}\)[ \u00a0]?|(?:\+\+?)?(?:\d{2,4}[- \u00a0])?\d{2,4}[- \u00a0])"
     r"\d{3,4}[- \u00a0]?\d{3,5}"
@@ -136,16 +100,7 @@ _PHONE = (
 )
 
 # Characters that are tokens of their own; all others (such as emoji) are dropped.
-_SYMBOLS = (
-    r"%&()*+/<=>\[\\\]^{|}~\u00a1\u00a6-\u00a9\u00ac\u00ae-\u00b1\u00b4\u00b6-\u00b8\u00bf\u00d7"
-    r"\u00f7\u037e\u0387\u0589\u05be\u05c0\u05c3\u05c6\u05f3\u05f4\u060b\u060c\u061b\u061e\u061f"
-    r"\u066a\u066d\u06d4\u0964\u0965\u0e3f\u0e4f\u1fbd\u2016\u2017\u2020-\u2023\u2030-\u2038"
-    r"\u203b\u203e-\u2042\u2044\u207a-\u207e\u208a-\u208e\u2100\u2101\u2103-\u2106\u2108\u2109"
-    r"\u2114\u2116-\u2118\u211e-\u2123\u2125\u2127\u2129\u212e\u213a\u213b\u2140-\u2144"
-    r"\u214a-\u214d\u214f\u2190-\u2bff"
-    r"\u3001\u3002\u3012\u30fb\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
-    r"\uffe0\uffe1\uffe5\uffe6"
-)
+_SYMBOLS = "".join(_LISTS["symbols"])
 
 # --- rules -------------------------------------------------------------------------------------
 
@@ -296,24 +251,10 @@ _LINE_BREAKS = re.compile(r"[\r\n\v\f\u0085\u2028\u2029]")
 # --- scripts without spaces ----------------------------------------------------------------------
 
 # Letters of Thai, Lao, Myanmar, Khmer, Japanese and Chinese, and the marks that follow a letter.
-_UNSPACED = (
-    r"\u0e01-\u0e30\u0e32\u0e33\u0e40-\u0e46\u0e81-\u0eb0\u0eb2\u0eb3\u0ebd-\u0ec6\u0edc-\u0edf"
-    r"\u1000-\u102a\u103f\u1050-\u1055\u105a-\u105d\u1061\u1065\u1066\u106e-\u1070\u1075-\u1081"
-    r"\u108e\u1780-\u17b3\u17d7\u17dc\u3005-\u3007\u3021-\u3029\u303b\u3041-\u3096\u309d-\u309f"
-    r"\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-    r"\uff66-\uff9f\U00020000-\U0003ffff"
-)
-_UNSPACED_MARKS = (
-    r"\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u102b-\u103e\u1056-\u1059"
-    r"\u105e-\u1060\u1062-\u1064\u1067-\u106d\u1071-\u1074\u1082-\u108d\u108f\u109a-\u109d"
-    r"\u17b4-\u17d3\u17dd\u3099\u309a\ufe00-\ufe0f\U000e0100-\U000e01ef"
-)
+_UNSPACED = "".join(_LISTS["unspaced"])
+_UNSPACED_MARKS = "".join(_LISTS["unspaced_marks"])
 # Their punctuation, and wide forms of ASCII punctuation.
-_UNSPACED_PUNCTUATION = (
-    r"\u0e4f\u0e5a\u0e5b\u104a-\u104f\u17d4-\u17d6\u17d8-\u17da\u3001-\u3003\u3008-\u3011"
-    r"\u3014-\u301f\u3030\u303d\u30a0\u30fb\uff01-\uff03\uff05-\uff0a\uff0c-\uff0f\uff1a\uff1b"
-    r"\uff1f\uff20\uff3b-\uff3d\uff3f\uff5b\uff5d\uff5f-\uff65"
-)
+_UNSPACED_PUNCTUATION = "".join(_LISTS["unspaced_punctuation"])
 _LONGEST_WORDS = 6  # mean letters per word; captions that were split into words have 2 to 4
 _HAS_UNSPACED = re.compile(f"[{_UNSPACED}]").search
 _CHARACTERS = re.compile(
