@@ -22,10 +22,8 @@ def serve(options: ServeOptions, _: Any) -> NoReturn:
     """Serve until interrupted."""
     keep_freed_memory(threads=True)  # the model runs in a thread
 
-    from captioner.serving.security import ApiKeys
     from captioner.serving.server import free_address, run
 
-    keys = None if options.api_key_file is None else ApiKeys(options.api_key_file)
     address = free_address(options.host, options.port)  # before the model is loaded
 
     from PIL import Image
@@ -34,10 +32,10 @@ def serve(options: ServeOptions, _: Any) -> NoReturn:
     from captioner.serving.app import create_app
 
     model = load(*options.model, device=options.device, precision=options.precision)
-    app = create_app(model, options, keys=keys, model_name=_model_name(options.model))
+    app = create_app(model, options, model_name=_model_name(options.model))
     blank = model.prepare(Image.new("RGB", (64, 64)))
     model.caption_batch([blank], model.options())  # warm-up: the first is the slowest
-    interrupted = run(app, address, keys)
+    interrupted = run(app, address)
     if interrupted:
         warn("interrupted")
     # Python would wait for a photo that is still decoded, and threads of granian may crash it then.

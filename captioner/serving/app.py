@@ -136,18 +136,15 @@ OUTPUTS = (
 
 
 def create_app(
-    model: Captioner,
-    options: ServeOptions | None = None,
-    *,
-    keys: security.ApiKeys | None = None,
-    model_name: str = "captioner",
+    model: Captioner, options: ServeOptions | None = None, *, model_name: str = "captioner"
 ) -> FastAPI:
     """Create the ASGI application; ``app.state.service`` is its `Service`, to be closed at the end.
+
+    ``app.state.keys`` are the API keys; None: every client may send requests.
 
     Args:
         model: The model; it must not be used elsewhere from now on.
         options: Those of the command; None for the defaults.
-        keys: API keys, one of which every caption request needs; None: open to all.
         model_name: Name of the model, returned as header ``X-Captioner-Model``.
     """
     options = options or ServeOptions()
@@ -162,6 +159,8 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.service = service = Service(model, options)
+    file = options.api_key_file
+    app.state.keys = keys = None if file is None else security.ApiKeys(file)
     checks = security.checks(keys, options.rate_limit)
     for output in OUTPUTS:
         _add_output(app, service, output, checks)

@@ -46,6 +46,7 @@ class BulkResponse(Response):
         self._by = client_of(request)
         self._lines = "ndjson" in request.headers.get("accept", "").lower()
         self._hold = HOLD in request.headers
+        self._options: Any = None  # with those of the body
         self._started = False
         self._received = asyncio.Event()  # the whole body
         self._request = Request(request.scope, self._receive)
@@ -115,73 +116,62 @@ class BulkResponse(Response):
     async def _results(self) -> AsyncGenerator[bytes, None]:
         """The JSON of each photo's result, in order."""
         waiting: _Waiting = asyncio.Queue(self._service.options.batch_size)
-        tasks: set[asyncio.Task[Any]] = set()
+        tasks: set[asyncio.Task[bytes]] = set()
         with self._service.slots(self._memory, self._by):
-            tasks.add(asyncio.create_task(self._read(waiting, tasks)))
+            reading = asyncio.create_task(self._read(waiting, tasks))
             try:
                 while (item := await waiting.get()) is not None:
                     if isinstance(item, Exception):
                         raise item
-                    yield item if isinstance(item, bytes) else await item
+                    yield await item
             finally:
-                for task in tasks:
+                for task in (ends := [reading, *tasks]):
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.gather(*ends, return_exceptions=True)
 
-    async def _read(self, waiting: _Waiting, tasks: set[asyncio.Task[Any]]) -> None:
-        """Read the photos, start captioning and queue the results."""
+    async def _read(self, waiting: _Waiting, tasks: set[asyncio.Task[bytes]]) -> None:
+        """Read the photos, start to caption them and queue the results."""
         service = self._service
         fields: dict[str, Any] = {}
-        options: Any = None
         number = 0
         try:
             body = read_body(self._request, service.options, fields, several=True)
             async with aclosing(body):
-                while item := await service.received(anext(body, None), "the next photo"):
-                    if options is None:
-                        options = schema.with_fields(self._query, fields)
-                        wanted = schema.read_request(
-                            service.model, options, service.options.max_cost
-                        )
-                    head = {"index": number} | ({"name": item.name} if item.name else {})
-                    try:
-                        if number:  # the request itself has counted as the first photo
-                            self._request.state.count_photo()
-                        if item.error:
-                            raise item.error
-                        task = await self._start(item, head, wanted, options)
-                    except Exception as error:  # of this photo alone
-                        await waiting.put(self._failed(head, error))
-                    else:
-                        tasks.add(task)
-                        task.add_done_callback(tasks.discard)
-                        await waiting.put(task)
+                while upload := await service.received(anext(body, None), "the next photo"):
+                    if number == 0:
+                        self._options = schema.with_fields(self._query, fields)
+                        self._wanted = service.wanted(self._options)
+                    decoded = asyncio.Event()
+                    task = asyncio.create_task(self._caption(number, upload, decoded))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+                    await waiting.put(task)
+                    await decoded.wait()
                     number += 1
         except Exception as error:
             await waiting.put(error)
         else:
             await waiting.put(None)
 
-    async def _start(
-        self, upload: Upload, head: dict[str, Any], wanted: schema.CaptionRequest, options: Any
-    ) -> asyncio.Task[bytes]:
-        """Decode a photo, wait until it may queue for the model, and start its captioning."""
-        service = self._service
-        photo = await service.decode(self._by, upload)
-        slots = service.bulk_slots[service.lane(wanted)]
-        await slots.acquire()
-
-        async def result() -> bytes:
-            try:
+    async def _caption(self, number: int, upload: Upload, decoded: asyncio.Event) -> bytes:
+        """The result of a photo; ``decoded`` is set when it may queue for the model."""
+        service, wanted = self._service, self._wanted
+        head: dict[str, Any] = {"index": number} | ({"name": upload.name} if upload.name else {})
+        try:
+            if number:  # the request itself has counted as the first photo
+                self._request.state.count_photo()
+            if upload.error:
+                raise upload.error
+            photo = await service.decode(self._by, upload)
+            async with service.bulk_slots[service.lane(wanted)]:
+                decoded.set()
                 captions = await service.captioned(service.caption_photo(self._by, photo, wanted))
-                render = partial(captions_json, **head, status=200)
-                return await asyncio.to_thread(render, photo, captions, options)
-            except Exception as error:
-                return self._failed(head, error)
-
-        task = asyncio.create_task(result())
-        task.add_done_callback(lambda _: slots.release())  # also if it is cancelled before it runs
-        return task
+            render = partial(captions_json, **head, status=200)
+            return await asyncio.to_thread(render, photo, captions, self._options)
+        except Exception as error:  # of this photo alone
+            return self._failed(head, error)
+        finally:
+            decoded.set()
 
     def _failed(self, head: dict[str, Any], error: Exception) -> bytes:
         if isinstance(error, ConfigError):
@@ -192,4 +182,4 @@ class BulkResponse(Response):
         return schema.json_line({**head, "status": error.status, "error": str(error)})
 
 
-_Waiting = asyncio.Queue[asyncio.Task[bytes] | bytes | Exception | None]
+_Waiting = asyncio.Queue[asyncio.Task[bytes] | Exception | None]

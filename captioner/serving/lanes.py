@@ -52,7 +52,7 @@ class Job:
             raise AbandonedError
 
 
-_Found = list[tuple[Job, Any, BaseException | None]]
+_Found = list[tuple[Job, Any]]  # the result, or an exception
 
 
 def call(jobs: Sequence[Job]) -> list[Any]:
@@ -149,22 +149,22 @@ class Lane:
     def _run(self, jobs: Sequence[Job]) -> _Found:
         """In a thread: the jobs with their results or errors."""
         try:
-            return [(job, result, None) for job, result in zip(jobs, self._work(jobs), strict=True)]
+            return [*zip(jobs, self._work(jobs), strict=True)]
         except BaseException as error:  # an error of one job must not fail the others
             if len(jobs) == 1:
-                return [(jobs[0], None, error)]
+                return [(jobs[0], error)]
             return [found for job in jobs for found in self._run([job])]
 
     def _finish(self, start: float, running: asyncio.Future[_Found]) -> None:
         found, now = running.result(), time.monotonic()
-        for client, jobs in Counter(job.client for job, _, _ in found).items():
+        for client, jobs in Counter(job.client for job, _ in found).items():
             self._serve(client, now + SHARE * (now - start) * jobs / len(found))
         self._idle += 1
         self._start()
-        for job, result, error in found:
+        for job, result in found:
             if job.future.done():
                 continue
-            if error is None:
-                job.future.set_result(result)
+            if isinstance(result, BaseException):
+                job.future.set_exception(result)
             else:
-                job.future.set_exception(error)
+                job.future.set_result(result)

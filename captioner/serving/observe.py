@@ -145,12 +145,11 @@ class AccessLog:
             "client": _client(scope),
             "id": scope["state"]["request_id"],
         }
+        line = "{method} {route} {status} {ms} ms {bytes} bytes client={client} id={id}"
         if key := scope["state"].get("api_key"):
             fields["key"] = key
-        line = "{method} {route} {status} {ms} ms {bytes} bytes".format_map(fields)
-        for name in ("client", "id", "key"):
-            line += f" {name}={fields[name]}" if name in fields else ""
-        logger.info(line, extra={"fields": fields})
+            line += " key={key}"
+        logger.info(line.format_map(fields), extra={"fields": fields})
 
 
 def _client(scope: Scope) -> str:

@@ -321,7 +321,7 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
                 body = await asyncio.to_thread(read_request, data, protocol.streams == NDJSON)
                 most = MOST_LABELS if path == LABELS else 0
                 options = query.model_validate({"style": style_of(body), "keywords": most})
-                wanted = schema.read_request(service.model, options, service.options.max_cost)
+                wanted = service.wanted(options)
                 found = Found()
                 if path != SHOW and not (body.empty and path in (GENERATE, CHAT)):
                     found = await _caption(service, request, body.photos, wanted)

@@ -168,7 +168,7 @@ class Running:
         service.close()
 
 
-def run(app: FastAPI, address: tuple[str, int], keys: ApiKeys | None) -> bool:
+def run(app: FastAPI, address: tuple[str, int]) -> bool:
     """Serve until SIGTERM or Ctrl-C; returns whether it was the latter. SIGHUP reads the keys."""
 
     async def main() -> bool:
@@ -183,8 +183,8 @@ def run(app: FastAPI, address: tuple[str, int], keys: ApiKeys | None) -> bool:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
-        if keys is not None:
-            loop.add_signal_handler(signal.SIGHUP, _reload, keys)
+        if app.state.keys is not None:
+            loop.add_signal_handler(signal.SIGHUP, _reload, app.state.keys)
         await running.serve()
         return signal.SIGINT in received
 

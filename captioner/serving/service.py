@@ -111,7 +111,7 @@ class Service:
         client = client_of(request)
 
         async def respond(upload: Upload, options: Any) -> bytes:
-            wanted = schema.read_request(self.model, options, self.options.max_cost)
+            wanted = self.wanted(options)
             side = getattr(options, "panel_size", None)
             photo = await self.decode(client, upload, side)
             captions = await self.caption_photo(client, photo, wanted)
@@ -159,6 +159,10 @@ class Service:
         )
         picture = None if side is None else fit_photo(image, side)
         return Decoded(size, self.model.prepare(image), picture)
+
+    def wanted(self, options: Any) -> CaptionRequest:
+        """How to caption a photo with the options of a request."""
+        return schema.read_request(self.model, options, self.options.max_cost)
 
     def lane(self, wanted: CaptionRequest) -> Lane:
         """The lane of captions; that beside it for what costs more than a batch."""

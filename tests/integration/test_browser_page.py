@@ -38,7 +38,6 @@ from captioner.drawing.heatmap import attention_image
 from captioner.drawing.pages import Entry, gallery
 from captioner.serving.app import create_app
 from captioner.serving.options import ServeOptions
-from captioner.serving.security import ApiKeys
 
 pytestmark = pytest.mark.slow
 
@@ -523,9 +522,8 @@ def test_page_asks_for_the_key_once(visit, tiny, tmp_path) -> None:
     key = "alice-0123456789abcdef"
     (tmp_path / "keys.txt").write_text(f"alice {key}\n")
     model = load(tiny.model, device="cpu", precision="fp32")
-    app = create_app(
-        model, ServeOptions(grace=0, root_path="/photos"), keys=ApiKeys(tmp_path / "keys.txt")
-    )
+    keys = str(tmp_path / "keys.txt")
+    app = create_app(model, ServeOptions(grace=0, root_path="/photos", api_key_file=keys))
     with running(app) as server:
         tab = visit(f"{server.url}/photos/", allowed=server.url)
         upload(tab, *[tiny.photos / f"{n}.png" for n in (1, 2, 3, 4)])

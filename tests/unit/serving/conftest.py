@@ -28,11 +28,11 @@ def model() -> ColourModel:
 
 @pytest.fixture
 async def serve(model) -> AsyncIterator[Callable[..., Awaitable[Server]]]:
-    """``await serve(**options)`` starts an application; ``app`` are arguments of ``create_app``."""
+    """``await serve(**options)`` starts an application; ``of`` is its model."""
     started: list[Server] = []
 
-    async def start(*, of: Any = model, batch_size=8, app=None, **options) -> Server:
-        made = create_app(of, ServeOptions(batch_size=batch_size, **options), **(app or {}))
+    async def start(*, of: Any = model, model_name="captioner", **options) -> Server:
+        made = create_app(of, ServeOptions(**{"batch_size": 8, **options}), model_name=model_name)
         started.append(Server(made, of))
         return started[-1]
 
@@ -45,12 +45,12 @@ async def serve(model) -> AsyncIterator[Callable[..., Awaitable[Server]]]:
 @pytest.fixture
 def listening() -> Iterator[Callable[..., SimpleNamespace]]:
     """``listening(timeout=1)`` starts a server over sockets: ``connect()``, ``model``, and what
-    ``running`` has. ``of`` is its model, ``app`` are arguments of ``create_app``."""
+    ``running`` has. ``of`` is its model."""
     with ExitStack() as ending:
 
-        def start(*, of: Any = None, app: Any = None, **options: Any) -> SimpleNamespace:
+        def start(*, of: Any = None, model_name="captioner", **options: Any) -> SimpleNamespace:
             model = of or ColourModel()
-            application = create_app(model, ServeOptions(**options), **(app or {}))
+            application = create_app(model, ServeOptions(**options), model_name=model_name)
             found = ending.enter_context(running(application))
             ending.callback(model.gate.set)
             found.model = model

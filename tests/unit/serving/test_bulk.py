@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 from unittest.mock import Mock
 
@@ -79,8 +80,10 @@ async def test_limit_of_json_responses(serve, monkeypatch):
     assert server.service.in_flight == 0
 
 
-async def test_reading_waits_for_the_client(serve, monkeypatch):
+async def test_reading_waits_for_decoding_and_the_client(serve, model, monkeypatch):
     """Memory is bounded: a client that does not read its results is not read from either."""
+    decode, prepare = threading.Event(), model.prepare
+    monkeypatch.setattr(model, "prepare", lambda photo: decode.wait(30) and prepare(photo))
     server = await serve(batch_size=8)
     open_gate, real = asyncio.Event(), Exchange._send
 
@@ -94,6 +97,10 @@ async def test_reading_waits_for_the_client(serve, monkeypatch):
     for photo in photos(50):
         exchange.send(images(photo)[0].removesuffix(b"--x--\r\n"), more=True)
     exchange.send(b"--x--\r\n")
+    await until(lambda: exchange.read > 0)
+    await asyncio.sleep(0.1)
+    assert exchange.read <= 2  # a photo, and the head of the next one
+    decode.set()
     await until(lambda: exchange.read >= 10)
     for _ in range(200):
         await asyncio.sleep(0.001)

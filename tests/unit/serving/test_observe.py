@@ -66,7 +66,7 @@ async def test_json_lines(serve, caplog):
 
 
 async def test_responses_name_the_model_and_version(serve):
-    server = await serve(app={"model_name": "best@0123456789ab"})
+    server = await serve(model_name="best@0123456789ab")
     for response in (
         await server.post(png()).response(),
         await server.post(b"").response(),

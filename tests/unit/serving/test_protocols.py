@@ -13,7 +13,6 @@ from test_photos import text
 
 from captioner.caption import Keyword
 from captioner.serving.protocols import IGNORED
-from captioner.serving.security import ApiKeys
 
 KEY = "alice-0123456789abcdef"
 RED, BLUE = png((250, 0, 0)), png((0, 0, 250))
@@ -51,8 +50,8 @@ def url(data: bytes) -> str:
 def server(listening, tmp_path):
     """A server with keys, whose model is a folder named dogs."""
     (tmp_path / "keys").write_text(f"alice {KEY}\n")
-    keys = ApiKeys(tmp_path / "keys")
-    return listening(of=StyledModel(), app={"keys": keys, "model_name": "dogs@0123456789ab"})
+    keys, name = str(tmp_path / "keys"), "dogs@0123456789ab"
+    return listening(of=StyledModel(), model_name=name, api_key_file=keys)
 
 
 @pytest.fixture

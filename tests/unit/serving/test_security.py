@@ -174,9 +174,9 @@ FILE = f"# name  key\n\nalice {ALICE}  # until May\nbob\t{BOB}\n"
 
 
 @pytest.fixture
-def keys(tmp_path) -> ApiKeys:
+def keys(tmp_path) -> str:
     (tmp_path / "keys.txt").write_text(FILE)
-    return ApiKeys(tmp_path / "keys.txt")
+    return str(tmp_path / "keys.txt")
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -186,7 +186,7 @@ def bearer(key: str) -> dict[str, str]:
 async def test_captions_need_a_key(serve, model, keys, caplog):
     caplog.set_level("DEBUG")
 
-    server = await serve(app={"keys": keys})
+    server = await serve(api_key_file=keys)
     for headers in ({}, {"authorization": "Basic eDp5"}, {"authorization": "Bearer "}):
         exchange = server.open(headers=headers)
         response = await exchange.response()
@@ -208,7 +208,7 @@ async def test_captions_need_a_key(serve, model, keys, caplog):
 
 async def test_every_endpoint_for_photos_needs_a_key_and_the_schema_says_so(serve, keys):
     """``/docs`` then has a button for the key."""
-    server = await serve(app={"keys": keys})
+    server = await serve(api_key_file=keys)
     schema = (await server.get("/openapi.json", host="localhost:1234")).json
     assert (
         "curl -H 'Authorization: Bearer KEY' -F image=@photo.jpg http://localhost:1234/v1/"
@@ -242,7 +242,7 @@ def test_invalid_key_files(tmp_path):
 
 async def test_rate_limit_is_per_key_and_photo(serve, model, keys):
     """Further photos of a batch get the status that they would have got alone."""
-    server = await serve(app={"keys": keys}, rate_limit=3)
+    server = await serve(api_key_file=keys, rate_limit=3)
     body, kind = parts(*[file(png((n, n, n)), "images") for n in range(5)])
     headers = kind | bearer(ALICE)
     response = await server.open("/v1/batch", headers=headers).send(body).response()
