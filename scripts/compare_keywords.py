@@ -98,7 +98,6 @@ def measure(probabilities: Floats, labels: Labels) -> dict[str, float]:
     best = np.zeros_like(kept)
     np.put_along_axis(best, np.argsort(-probabilities, axis=1)[:, :8], True, axis=1)
     judged = Judged(probabilities[kept], labels[kept].astype(float), 0.5)
-    error = calibration_error(judged, np.ones((1, len(judged.scores)))).item()
     return {
         "photos": len(labels),
         "words": labels.shape[1],
@@ -108,7 +107,7 @@ def measure(probabilities: Floats, labels: Labels) -> dict[str, float]:
         "keywords": float(kept.sum(axis=1).mean()),
         "precision": float(labels[kept].mean()),
         "recall": float(kept[labels].mean()),
-        "calibration_error": error,
+        "calibration_error": calibration_error(judged),
         "precision_at_8": float(labels[best].mean()),
         "recall_at_8": float(best[labels].mean()),
     }

@@ -193,11 +193,10 @@ def report(probabilities: _Floats, labels: NDArray[np.bool_]) -> str:
     """How good the probable keywords of photos are, (N, K)."""
     kept = probabilities >= MIN_PROBABILITY
     judged = Judged(probabilities[kept], labels[kept].astype(float), 0.5)
-    error = calibration_error(judged, np.ones((1, len(judged.scores)))).item()
     return (
         f"{labels.shape[1]} keywords, {kept.sum(axis=1).mean():.1f} per photo: "
         f"precision {labels[kept].mean():.0%}, recall {kept[labels].mean():.0%}, "
-        f"calibration error {error:.3f}"
+        f"calibration error {calibration_error(judged):.3f}"
     )
 
 

@@ -10,7 +10,7 @@ a corpus metric).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +21,6 @@ MIN_IMAGES = 30
 
 SAME = 1e-6
 """Scores that differ by less than this are equal."""
-
-BLOCK = 40
-"""Resamples that are computed together."""
 
 RESAMPLES = 1000
 """Default number of resamples, as in Koehn 2004."""
@@ -39,23 +36,11 @@ def resample_weights(count: int, resamples: int = RESAMPLES, seed: int = 0) -> N
 
     The same count and seed give the same weights. A row does not depend on the number of rows.
     """
-    return np.concatenate(list(resample_blocks(count, resamples, seed)))
-
-
-def resample_blocks(
-    count: int, resamples: int = RESAMPLES, seed: int = 0
-) -> Iterator[NDArray[np.float64]]:
-    """The rows of `resample_weights` in blocks, as all of many images take hundreds of megabytes.
-
-    Yields:
-        Rows, (``BLOCK`` or the rest, N).
-    """
     generator = np.random.default_rng(seed)
-    for start in range(0, resamples, BLOCK):
-        rows = np.empty((min(BLOCK, resamples - start), count))
-        for row in rows:
-            row[:] = np.bincount(generator.integers(count, size=count), minlength=count)
-        yield rows
+    rows = np.empty((resamples, count))
+    for row in rows:
+        row[:] = np.bincount(generator.integers(count, size=count), minlength=count)
+    return rows
 
 
 class PhotoMeans:

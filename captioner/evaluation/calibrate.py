@@ -1,15 +1,17 @@
-"""What ``captioner calibrate`` runs: caption photos with references, fit, report."""
+"""What ``captioner calibrate`` runs: caption photos with references or judgements, fit, report."""
 
 from __future__ import annotations
 
+import csv
 import io
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,15 +35,21 @@ from captioner.evaluation.calibration import (
     measure_groups,
     measure_kinds,
 )
-from captioner.evaluation.judgements import read_judgements
 from captioner.evaluation.options import CalibrateOptions, OnError
 from captioner.evaluation.references import DocumentFrequencies, cider_d, ngrams, split
 from captioner.evaluation.report import ends, table
-from captioner.files import FREQUENCIES, atomic_write
+from captioner.files import FREQUENCIES, atomic_write, read_input
 from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import Calibrator, Observation, PhraseTable, search_key
 from captioner.inference.engine import Prepared
+from captioner.options import SearchOptions
+from captioner.search.words import neutral_caption
 from captioner.text.tokenizer import caption_tokens
+
+T = TypeVar("T")
+
+GRADES = {"right": 1.0, "partly": 0.5, "wrong": 0.0}
+"""Of a judged caption: nothing in it is false; the main thing is right; nothing."""
 
 MIN_PHOTOS = 100
 """Fewest photos to calibrate with: from fewer, probabilities cannot be estimated."""
@@ -58,12 +66,7 @@ _KEPT = (
 
 
 def calibrate(
-    model: Captioner,
-    given: CalibrateOptions,
-    changes: Mapping[str, Any],
-    on_error: OnError,
-    *,
-    progress: bool = True,
+    model: Captioner, given: CalibrateOptions, changes: Mapping[str, Any], on_error: OnError
 ) -> tuple[Calibrator, dict[str, Any]]:
     """Fit a calibrator by cross-validation.
 
@@ -72,7 +75,6 @@ def calibrate(
         given: The photos and options.
         changes: Search options to change.
         on_error: Called with the error of a photo that cannot be read; the others go on.
-        progress: Show progress on standard error, if that is a terminal.
 
     Returns:
         The calibrator, fitted to all photos, and the report of the cross-validation.
@@ -81,13 +83,11 @@ def calibrate(
         ConfigError: The model cannot be calibrated.
         DataError: The photos do not suffice, or a file cannot be used.
     """
-    work = _Work(model, given, changes, on_error, progress)
-    training = work.training_photos()
-    examples = work.examples
-    kinds = work.other_kinds()
+    work = _Work(model, given, model.options(**changes), on_error)
+    training, examples, kinds = work.training_photos(), work.examples, work.other_kinds()
     recipe = Recipe(
         PhraseTable.count(work.frequencies.documents, work.frequencies.counts),
-        search_key(model.options(**changes)),
+        search_key(work.options),
         None if given.judged else given.threshold,
         kinds,
         None if training is None else Backdrop.fit(training[0], kinds, training[1]),
@@ -96,7 +96,7 @@ def calibrate(
     report = work.report(cross_validate(examples, recipe))
     calibrator = fit(examples, recipe)
     if kinds:
-        report["other_kinds"] = measure_kinds(calibrator, examples, recipe)
+        report["other_kinds"] = measure_kinds(examples, recipe)
     kept = {
         group: {n: np.round(part[n], 4).tolist() for n in _KEPT if part[n] is not None}
         for group, part in report["groups"].items()
@@ -105,21 +105,16 @@ def calibrate(
 
 
 def check(
-    model: Captioner,
-    given: CalibrateOptions,
-    changes: Mapping[str, Any],
-    on_error: OnError,
-    *,
-    progress: bool = True,
+    model: Captioner, given: CalibrateOptions, changes: Mapping[str, Any], on_error: OnError
 ) -> dict[str, Any]:
     """Measure the confidence that a calibrated model has on these photos; see `calibrate`."""
-    calibrator = model.stored.calibrator
-    reason = model.no_confidence(model.options(**changes))
+    options, calibrator = model.options(**changes), model.stored.calibrator
+    reason = model.no_confidence(options)
     if calibrator is None or reason is not None:
         raise ConfigError(f"there is no confidence to check: {reason}")
     if calibrator.threshold is None and not given.judged:
         raise OptionError("the confidence was fitted to judgements; give captions with {judged}")
-    work = _Work(model, given, changes, on_error, progress)
+    work = _Work(model, given, options, on_error)
     if missing := {task.style for task in work.tasks} - calibrator.intercepts.keys():
         raise ConfigError(f"the model is not calibrated for style {missing.pop()}; calibrate it")
     confidences = [calibrator.confidence(one.seen, one.style) for one in work.examples]
@@ -128,20 +123,58 @@ def check(
     return work.report(Judged(np.array(confidences), np.array(scores), right))
 
 
+def read_judgements(
+    files: Sequence[str], default_style: str, *, neutral: bool = False
+) -> dict[str, dict[tuple[str, str], float]]:
+    """Read tables of judged captions with the columns image, caption, grade and perhaps style.
+
+    The grade is right, partly or wrong: 1, 0.5 or 0; of several judgements of a caption the mean
+    counts. Rows with an empty grade are skipped. With ``neutral``, words for people are replaced as
+    in `neutral_caption`, and captions with no ``errors`` but *person* become right.
+
+    Returns:
+        By style, the grade of each file name and caption.
+
+    Raises:
+        DataError: A file cannot be read, or lacks a column; or a grade is another.
+    """
+    grades: dict[str, dict[tuple[str, str], list[float]]] = {}
+    for path in files:
+        rows = csv.DictReader(io.StringIO(read_input(path, "judged captions").decode("utf-8-sig")))
+        for number, row in enumerate(rows, 2):
+            try:
+                if not row["grade"]:
+                    continue
+                grade, image, text = GRADES[row["grade"]], row["image"], row["caption"]
+            except KeyError as error:
+                raise DataError(
+                    f"{path}:{number}: {error} is missing or no grade; give the columns image, "
+                    f"caption and grade ({', '.join(GRADES)})"
+                ) from error
+            if neutral:
+                text = neutral_caption(text)
+                grade = 1.0 if row.get("errors") == "person" else grade
+            of_style = grades.setdefault(row.get("style") or default_style, {})
+            of_style.setdefault((image, text), []).append(grade)
+    return {
+        style: {caption: fmean(found) for caption, found in of_style.items()}
+        for style, of_style in grades.items()
+    }
+
+
 def photo_batches(
     model: Captioner,
     photos: Sequence[CaptionedImage],
     on_error: OnError,
-    *,
+    name: str | None = None,
     batch_size: int = 32,
-    **bar: Any,
 ) -> Iterator[tuple[list[CaptionedImage], list[Prepared]]]:
-    """The photos that can be read, in batches, with a progress bar (see `photo_bar`)."""
+    """The photos that can be read, in batches, with a progress bar of this name."""
 
     def read(photo: CaptionedImage) -> Prepared:
         return model.prepare(open_image(photo.path))
 
-    progress = photo_bar(total=len(photos), **bar)
+    progress = photo_bar(total=len(photos), desc=name)
     with progress, closing(read_batches(read, photos, batch_size)) as batches:
         for batch in batches:
             good = {}
@@ -162,8 +195,8 @@ class _Task(NamedTuple):
     """Their name in the report."""
     style: str
     photos: Sequence[CaptionedImage]
-    judged: Sequence[Mapping[str, float]] | None = None
-    """The mean judgement of each caption of the photo with this id; None: it has references."""
+    score: Callable[[CaptionedImage, str], float | None]
+    """The score of a caption of one of them, see ``Example``; None: it was not judged."""
 
 
 @dataclass(frozen=True)
@@ -172,16 +205,14 @@ class _Work:
 
     model: Captioner
     given: CalibrateOptions
-    changes: Mapping[str, Any]
+    options: SearchOptions
     on_error: OnError
-    progress: bool
 
     def __post_init__(self) -> None:
         """Check what can be checked before photos are captioned."""
-        _ = self.frequencies  # raises if the model has none
         for task in self.tasks:
             self.model.stored.vocabulary.start(task.style)  # raises if the model does not know it
-        if temperature := self.model.options(**self.changes).temperature:
+        if temperature := self.options.temperature:
             raise OptionError(
                 "{temperature} is {given}; confidence is for the best caption of a search, so omit "
                 "it",
@@ -206,19 +237,27 @@ class _Work:
     @cached_property
     def tasks(self) -> list[_Task]:
         """The photos of each annotations file; or the judged ones, by style."""
-        given = self.given
-        options = self.model.options(**self.changes)
-        default = options.style or next(iter(self.model.stored.vocabulary.styles), "")
+        given, frequencies = self.given, self.frequencies  # raises if the model has none
+        default = self.options.style or next(iter(self.model.stored.vocabulary.styles), "")
+
+        def judged(style: str, grades: Mapping[tuple[str, str], float]) -> _Task:
+            names = [*dict.fromkeys(image for image, _ in grades)]
+            paths = locate_photos(dict(enumerate(names)), given.images, given.judged[0])
+            photos = [CaptionedImage(n, path, ()) for n, path in paths.items()]
+            return _Task(
+                style, style, photos, lambda one, text: grades.get((names[one.image_id], text))
+            )
+
         if given.judged:
-            tasks = []
-            for style, captions in read_judgements(
-                given.judged, default, neutral=options.neutral
-            ).items():
-                names = dict(enumerate(captions))
-                paths = locate_photos(names, given.images, given.judged[0])
-                photos = [CaptionedImage(n, path, (), style) for n, path in paths.items()]
-                tasks.append(_Task(style, style, photos, [*captions.values()]))
-            return tasks
+            found = read_judgements(given.judged, default, neutral=self.options.neutral)
+            return [judged(style, grades) for style, grades in found.items()]
+
+        def score(photo: CaptionedImage, text: str) -> float:
+            caption, *references = (
+                ngrams(split(caption_tokens(one))) for one in (text, *photo.captions)
+            )
+            return cider_d([caption], references, frequencies)[0]
+
         styles = given.styles or [default] * len(given.annotations)
         stems = [Path(path).stem for path in given.annotations]
         # By style, if each file has its own: annotation files often have the same name.
@@ -227,28 +266,19 @@ class _Work:
             given.annotations,
         )
         return [
-            _Task(group, style, read_dataset([file], given.images))
+            _Task(group, style, read_dataset([file], given.images), score)
             for group, style, file in zip(groups, styles, given.annotations, strict=True)
         ]
 
     @cached_property
     def examples(self) -> list[Example]:
         """The captions of all photos that can be read; the judged ones that have a judgement."""
-        examples: list[Example] = []
-        for task in self.tasks:
-            found = [*self._observed(task.photos, task.group, task.style)]
-            if task.judged is not None:
-                for photo, seen in found:
-                    if (score := task.judged[photo.image_id].get(seen.text)) is not None:
-                        path = str(photo.path)
-                        examples.append(Example(seen, task.style, task.group, score, photo=path))
-                continue
-            for photo, seen in found:
-                caption, *references = (
-                    ngrams(split(caption_tokens(text))) for text in (seen.text, *photo.captions)
-                )
-                (score,) = cider_d([caption], references, self.frequencies)
-                examples.append(Example(seen, task.style, task.group, score, _words(photo)))
+        examples = [
+            Example(seen, task.style, task.group, score, str(photo.path), _words(photo))
+            for task in self.tasks
+            for photo, seen in self._observed(task.photos, task.group, task.style)
+            if (score := task.score(photo, seen.text)) is not None
+        ]
         if not examples:
             raise DataError("no photo could be captioned; give photos that can be read")
         return examples
@@ -258,7 +288,7 @@ class _Work:
         if not (self.given.judged and self.given.annotations):
             return None
         photos = read_dataset(self.given.annotations, self.given.images, renumber=True)
-        return self._vectors(photos, "photos")[1]
+        return np.stack([one for _, one in self._each(photos, "photos", self.model.photo_vectors)])
 
     def training_photos(self) -> tuple[NDArray[np.float32], list[set[str]]] | None:
         """Vectors of a sample of the training photos, (N, D), and the words of their references."""
@@ -274,8 +304,8 @@ class _Work:
             )
         if len(photos) > TRAINING_PHOTOS:
             photos = random.Random(0).sample(photos, TRAINING_PHOTOS)
-        read, vectors = self._vectors(photos, "training photos")
-        return vectors, [_words(photo) for photo in read]
+        read = [*self._each(photos, "training photos", self.model.photo_vectors)]
+        return np.stack([vector for _, vector in read]), [_words(photo) for photo, _ in read]
 
     def other_kinds(self) -> dict[str, list[Observation]]:
         """The captions of images that are not photos, by kind."""
@@ -297,23 +327,19 @@ class _Work:
         self, photos: Sequence[CaptionedImage], name: str, style: str
     ) -> Iterator[tuple[CaptionedImage, Observation]]:
         """The photos that can be read, with their captions."""
-        options = self.model.options(**{**self.changes, "style": style})
-        for batch, prepared in self._batches(photos, name):
-            yield from zip(batch, self.model.observe_batch(prepared, options), strict=True)
+        options = replace(self.options, style=style)
+        return self._each(photos, name, lambda some: self.model.observe_batch(some, options))
 
-    def _vectors(
-        self, photos: Sequence[CaptionedImage], name: str
-    ) -> tuple[list[CaptionedImage], NDArray[np.float32]]:
-        """The photos that can be read, and their vectors, (N, D)."""
-        read, vectors = [], []
-        for batch, prepared in self._batches(photos, name):
-            read += batch
-            vectors.append(self.model.photo_vectors(prepared))
-        return read, np.concatenate(vectors)
-
-    def _batches(self, photos: Sequence[CaptionedImage], name: str) -> Iterator[Any]:
-        size, bar = self.given.batch_size, {"shown": self.progress, "desc": name}
-        return photo_batches(self.model, photos, self.on_error, batch_size=size, **bar)
+    def _each(
+        self,
+        photos: Sequence[CaptionedImage],
+        name: str,
+        call: Callable[[list[Prepared]], Iterable[T]],
+    ) -> Iterator[tuple[CaptionedImage, T]]:
+        """The photos that can be read, with what a function of batches of them returns."""
+        size = self.given.batch_size
+        for batch, prepared in photo_batches(self.model, photos, self.on_error, name, size):
+            yield from zip(batch, call(prepared), strict=True)
 
     def report(self, judged: Judged) -> dict[str, Any]:
         """What was measured on all photos and, with references, on their words."""
@@ -321,28 +347,23 @@ class _Work:
             "right": "nothing in the caption is false, as people judge"
             if self.given.judged
             else f"CIDEr_D >= {judged.threshold:g} under the model's document frequencies",
-            "search": search_key(self.model.options(**self.changes)),
+            "search": search_key(self.options),
             "groups": measure_groups(judged, [example.group for example in self.examples]),
         }
         if self.given.judged:
             total = sum(len(task.photos) for task in self.tasks)
             return report | {"photos": total, "judged_otherwise": total - len(self.examples)}
-        in_references: dict[bool, list[bool]] = {True: [], False: []}  # by whether it is doubtful
+        words: dict[str, Any] = {"doubtful_below": DOUBTFUL}
+        known: dict[bool, list[bool]] = {True: [], False: []}  # by whether the word is doubtful
         for one in self.examples:
-            words, log_probs = caption_tokens(one.seen.text), one.seen.found.token_log_probs
-            if len(words) == len(log_probs):  # else they are pieces
-                for word, p in zip(words, np.exp(log_probs), strict=True):
-                    in_references[bool(p < DOUBTFUL)].append(word in one.known)
-        doubtful, others = in_references[True], in_references[False]
-        return report | {
-            "words": {
-                "doubtful_below": DOUBTFUL,
-                "doubtful": len(doubtful),
-                "doubtful_in_references": float(np.mean(doubtful)) if doubtful else None,
-                "others": len(others),
-                "others_in_references": float(np.mean(others)) if others else None,
-            },
-        }
+            tokens, log_probs = caption_tokens(one.seen.text), one.seen.found.token_log_probs
+            if len(tokens) == len(log_probs):  # else they are pieces
+                for word, p in zip(tokens, np.exp(log_probs), strict=True):
+                    known[bool(p < DOUBTFUL)].append(word in one.known)
+        for name, found in zip(("doubtful", "others"), known.values(), strict=True):
+            share = float(np.mean(found)) if found else None
+            words |= {name: len(found), f"{name}_in_references": share}
+        return report | {"words": words}
 
 
 def _words(photo: CaptionedImage) -> set[str]:

@@ -44,26 +44,17 @@ JUDGED_RIGHT = 1.0
 WRONG = 0.25
 """The highest score of a caption that counts as wrong as a whole, in reports."""
 
-PENALTY = 20.0
-"""Weight of the squared weights of the standardized features, next to the sum of log-losses."""
-
 RANGE = (0.005, 0.995)
 """Quantiles of each feature that limit its range."""
 
-FAMILIAR = 0.98
-"""Share of the calibration photos that are familiar. The confidence of less familiar photos falls
-to 0 over the distance between the median and this quantile."""
+FAMILIAR, PHOTOS = 0.98, 0.995
+"""Shares of the calibration photos that are familiar, and that count as photos. The confidence of
+others falls to 0 from the first quantile on: over the distance between the median and it; with
+other kinds of images to compare, up to the second, of the log-odds."""
 
-PHOTOS = 0.995
-"""Share of the calibration photos that count as photos, with other kinds of images to compare: the
-confidence falls to 0 between ``FAMILIAR`` and this quantile of the log-odds."""
-
-KINDS_PENALTY = 30.0
-"""``PENALTY`` of the weights that tell photos from other kinds of images."""
-
-
-READING_PENALTY = 300.0
-"""``PENALTY`` of the weights that read words from a photo."""
+PENALTY, KINDS_PENALTY, READING_PENALTY = 20.0, 30.0, 300.0
+"""Weights of the squared weights of standardized inputs, next to the sum of log-losses: of the
+features, and of the vectors that tell photos from other images and that words are read from."""
 
 MIN_MENTIONS = 20
 """Training photos that a word counts for, at least; from fewer it cannot be learned."""
@@ -79,10 +70,10 @@ class Example(NamedTuple):
     score: float
     """CIDEr-D under the model's document frequencies, 1.0 is 100 points; or a judgement, 1.0 if
     nothing is false."""
+    photo: str
+    """Examples of one photo are in the same fold."""
     known: Set[str] = frozenset()
     """The words of the references."""
-    photo: str = ""
-    """Examples of one photo are in the same fold; empty: the only one of its photo."""
 
 
 class Backdrop(NamedTuple):
@@ -93,7 +84,7 @@ class Backdrop(NamedTuple):
     space: PhotoSpace
     kinds: NDArray[np.float32] | None
     """See ``Calibrator.kinds``."""
-    reading: WordReading = WordReading()
+    reading: WordReading
 
     @classmethod
     def fit(
@@ -102,11 +93,11 @@ class Backdrop(NamedTuple):
         kinds: Mapping[str, Sequence[Observation]],
         words: Sequence[Set[str]] = (),
     ) -> Backdrop:
-        """From vectors of photos, (N, D), captions of other images by kind, words of references.
+        """From vectors of photos, (N, D), other images by kind, words of the photos' references.
 
-        The kinds may be none; the words may be left out, or are those of each photo.
+        There may be no kinds, and no words; these are then not read from photos.
         """
-        reading = fit_reading(photos, words) if words else WordReading()
+        reading = fit_reading(photos, words)
         return cls(photos, PhotoSpace.fit(photos), fit_kinds(photos, kinds), reading)
 
 
@@ -152,6 +143,10 @@ class Judged(NamedTuple):
         """1 where the caption is right, else 0, (N,)."""
         return (self.scores >= self.threshold).astype(np.float64)
 
+    def take(self, rows: NDArray[Any]) -> Judged:
+        """Some of the captions, selected as in NumPy."""
+        return Judged(self.confidences[rows], self.scores[rows], self.threshold)
+
 
 def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
     """Fit a calibrator."""
@@ -179,19 +174,18 @@ def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
         space=backdrop.space,
         phrases=recipe.phrases,
         reading=backdrop.reading,
+        kinds=backdrop.kinds,
         search=recipe.search,
         threshold=recipe.threshold,
     )
-    return _with_kinds(calibrator, usual, backdrop.kinds)
+    strangeness = [calibrator.strangeness(photo) for photo in usual]
+    middle, start, stop = np.quantile(strangeness, [0.5, FAMILIAR, PHOTOS])
+    end = 2 * start - middle if backdrop.kinds is None else stop
+    return replace(calibrator, familiar=(float(start), float(end + 1e-9)))
 
 
 def fit_reading(photos: NDArray[np.float32], words: Sequence[Set[str]]) -> WordReading:
-    """Fit the words that are used for enough of the photos.
-
-    Args:
-        photos: Vectors of photos, (N, D).
-        words: The words of the references of each.
-    """
+    """Read the words that count for enough of the photos, (N, D), from their vectors."""
     counts = Counter(word for used in words for word in used)
     known = tuple(sorted(w for w, n in counts.items() if MIN_MENTIONS <= n < len(words)))
     if not known:
@@ -204,12 +198,7 @@ def fit_reading(photos: NDArray[np.float32], words: Sequence[Set[str]]) -> WordR
 def fit_kinds(
     photos: NDArray[np.float32], kinds: Mapping[str, Sequence[Observation]]
 ) -> NDArray[np.float32] | None:
-    """Weights of the log-odds that an image is no photo; see ``Calibrator.kinds``.
-
-    Args:
-        photos: Vectors of photos, (N, D).
-        kinds: Other images by kind; none: there is nothing to fit.
-    """
+    """``Calibrator.kinds`` from vectors of photos, (N, D), and other images by kind, if any."""
     if not kinds:
         return None
     others = np.stack([seen.photo for kind in kinds.values() for seen in kind])
@@ -240,9 +229,10 @@ def cross_validate(examples: Sequence[Example], recipe: Recipe) -> Judged:
             f"{right} of {count} captions {rule}; at least 10 must be right and 10 wrong"
             + (": give another threshold" if recipe.threshold else "")
         )
-    photos = {one.photo or str(i): None for i, one in enumerate(examples)}
-    of_photo = dict(zip(photos, np.random.default_rng(0).permutation(len(photos)), strict=True))
-    fold = np.array([of_photo[one.photo or str(i)] for i, one in enumerate(examples)]) % FOLDS
+    photos = dict.fromkeys(one.photo for one in examples)
+    folds = np.random.default_rng(0).permutation(len(photos)) % FOLDS
+    of_photo = dict(zip(photos, folds, strict=True))
+    fold = np.array([of_photo[one.photo] for one in examples])
     for number in range(FOLDS):
         calibrator = fit([examples[i] for i in np.flatnonzero(fold != number).tolist()], recipe)
         for i in np.flatnonzero(fold == number).tolist():
@@ -250,37 +240,27 @@ def cross_validate(examples: Sequence[Example], recipe: Recipe) -> Judged:
     return judged
 
 
-def _with_kinds(
-    calibrator: Calibrator, usual: NDArray[np.float32], kinds: NDArray[np.float32] | None
-) -> Calibrator:
-    """The calibrator with these weights for other kinds of images, and where its photos end."""
-    calibrator = replace(calibrator, kinds=kinds)
-    strangeness = [calibrator.strangeness(photo) for photo in usual]
-    middle, start, stop = np.quantile(strangeness, [0.5, FAMILIAR, PHOTOS])
-    end = 2 * start - middle if kinds is None else stop
-    return replace(calibrator, familiar=(float(start), float(end + 1e-9)))
-
-
-def measure_kinds(
-    calibrator: Calibrator, examples: Sequence[Example], recipe: Recipe
-) -> dict[str, dict[str, Any]]:
+def measure_kinds(examples: Sequence[Example], recipe: Recipe) -> dict[str, dict[str, Any]]:
     """How well each kind of images is separated from photos by a fit to the other kinds.
 
     Returns:
         By kind ``images``; ``auroc``, the probability that one is stranger than a photo;
         ``confidence``, the mean of their captions, and the share ``below_0.2``.
     """
-    (photos, *_), unseen = recipe.backgrounds(examples)
+    backdrop, usual = recipe.backgrounds(examples)
     report = {}
     for name, seen in recipe.kinds.items():
-        others = {other: recipe.kinds[other] for other in recipe.kinds if other != name}
-        without = _with_kinds(calibrator, unseen, fit_kinds(photos, others))
-        strange = np.array([without.strangeness(one.photo) for one in seen])
-        usual = np.array([without.strangeness(photo) for photo in unseen])
-        confidences = np.array([without.confidence(one, examples[0].style) for one in seen])
+        others = {kind: recipe.kinds[kind] for kind in recipe.kinds if kind != name}
+        unseen = backdrop._replace(kinds=fit_kinds(backdrop.photos, others))
+        calibrator = fit(examples, replace(recipe, training=unseen))
+        strange, of_photos = (
+            np.array([calibrator.strangeness(vector) for vector in vectors])
+            for vectors in ([one.photo for one in seen], usual)
+        )
+        confidences = np.array([calibrator.confidence(one, examples[0].style) for one in seen])
         report[name] = {
             "images": len(seen),
-            "auroc": auroc(strange, usual),
+            "auroc": auroc(strange, of_photos),
             "confidence": float(confidences.mean()),
             "below_0.2": float((confidences < 0.2).mean()),
         }
@@ -346,15 +326,14 @@ def linear_reading(
         [weights, biases], max_iter=300, tolerance_change=1e-7, line_search_fn="strong_wolfe"
     )
 
-    def loss() -> Any:
+    def loss() -> torch.Tensor:
         optimizer.zero_grad()
         logits = torch.addmm(biases, inputs, weights.T)
-        terms = torch.nn.functional.binary_cross_entropy_with_logits(
-            logits, targets, reduction="sum"
-        )
-        total = (terms + penalty / 2 * (weights**2).sum()) / len(inputs)
-        total.backward()  # type: ignore[no-untyped-call]
-        return total
+        log_loss = torch.nn.functional.binary_cross_entropy_with_logits
+        terms = log_loss(logits, targets, reduction="sum") + penalty / 2 * (weights**2).sum()
+        mean_loss = terms / len(inputs)
+        mean_loss.backward()  # type: ignore[no-untyped-call]
+        return mean_loss
 
     optimizer.step(loss)  # type: ignore[no-untyped-call]
     of_vector = weights.detach().double().numpy() / scale
@@ -364,6 +343,12 @@ def linear_reading(
 # --- measures ------------------------------------------------------------------------------------
 
 
+def _bins(judged: Judged) -> NDArray[np.intp]:
+    """The bin of each caption, (N,)."""
+    bins: NDArray[np.intp] = np.minimum((judged.confidences * BINS).astype(np.intp), BINS - 1)
+    return bins
+
+
 def reliability(judged: Judged) -> list[dict[str, Any]]:
     """The bins that hold captions, from low to high confidence.
 
@@ -371,21 +356,15 @@ def reliability(judged: Judged) -> list[dict[str, Any]]:
         Of each bin the number of ``photos``, the mean ``confidence`` and the share that is
         ``right``.
     """
+    bins = _bins(judged)
     return [
         {
-            "photos": int(rows.sum()),
-            "confidence": float(judged.confidences[rows].mean()),
-            "right": float(judged.right[rows].mean()),
+            "photos": len(own.scores),
+            "confidence": float(own.confidences.mean()),
+            "right": float(own.right.mean()),
         }
-        for rows in _in_bin(judged.confidences).T.astype(bool)
-        if rows.any()
+        for own in (judged.take(bins == number) for number in np.unique(bins))
     ]
-
-
-def _in_bin(confidences: _Floats) -> _Floats:
-    """1 where a caption lies in a bin, else 0: (N, bins)."""
-    bins: _Floats = np.eye(BINS)[np.minimum((confidences * BINS).astype(np.intp), BINS - 1)]
-    return bins
 
 
 def auroc(high: _Floats, low: _Floats) -> float | None:
@@ -397,14 +376,13 @@ def auroc(high: _Floats, low: _Floats) -> float | None:
     return float(wins.mean() / 2 / len(low))
 
 
-def calibration_error(judged: Judged, weights: _Floats) -> _Floats:
-    """Expected calibration error, 0 to 1, under each row of weights, (R, N): (R,).
+def calibration_error(judged: Judged) -> float:
+    """Expected calibration error, 0 to 1.
 
     sum_b n_b / N |mean confidence_b - share right_b|
     """
-    surplus = (judged.confidences - judged.right)[:, None] * _in_bin(judged.confidences)
-    errors: _Floats = np.abs(weights @ surplus).sum(axis=1) / weights.sum(axis=1)
-    return errors
+    surplus = np.bincount(_bins(judged), judged.confidences - judged.right)
+    return float(np.abs(surplus).sum() / len(judged.scores))
 
 
 def error_by_chance(judged: Judged, draws: int = 1000) -> float:
@@ -413,23 +391,15 @@ def error_by_chance(judged: Judged, draws: int = 1000) -> float:
     Above 0, because the share of right captions in a bin varies by chance.
     """
     p = judged.confidences
-    lucky = np.random.default_rng(0).random((draws, len(p))) < p
-    return float(np.abs((p - lucky) @ _in_bin(p)).sum(axis=1).mean() / len(p))
+    lucky = (np.random.default_rng(0).random((draws, len(p))) < p).astype(np.float64)
+    return float(np.mean([calibration_error(Judged(p, right, 1)) for right in lucky]))
 
 
-def coverage_gain(judged: Judged, weights: _Floats, share: float) -> _Floats:
-    """Mean score of the most confident share of the captions, divided by that of all.
-
-    Under each row of weights, (R, N): (R,).
-    """
-    order = np.argsort(-judged.confidences, kind="stable")
-    scores, weights = judged.scores[order], weights[:, order]
-    before = weights.cumsum(axis=1) - weights
-    taken = np.clip(share * weights.sum(axis=1, keepdims=True) - before, 0, weights)
-    overall = (weights @ scores) / weights.sum(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        gains: _Floats = (taken @ scores) / taken.sum(axis=1) / overall
-    return gains
+def coverage_gain(judged: Judged, share: float) -> float:
+    """Mean score of the most confident share of the captions, divided by that of all."""
+    scores = judged.scores[np.argsort(-judged.confidences, kind="stable")]
+    taken = np.clip(share * len(scores) - np.arange(len(scores)), 0, 1)
+    return float(np.average(scores, weights=taken) / (scores.mean() or np.nan))
 
 
 def measure(judged: Judged) -> dict[str, Any]:
@@ -444,32 +414,33 @@ def measure(judged: Judged) -> dict[str, Any]:
         `coverage_gain`, and its interval; ``coverage``, the gain by share; ``bins``.
     """
     count = len(judged.scores)
-    weights, once = resample_weights(count), np.ones((1, count))
+    times = resample_weights(count).astype(np.intp)
+    resamples = (judged.take(np.repeat(np.arange(count), row)) for row in times)
+    errors, halves = zip(
+        *((calibration_error(one), coverage_gain(one, 0.5)) for one in resamples), strict=True
+    )
+    coverage = {f"{n / 10:g}": coverage_gain(judged, n / 10) for n in range(1, 11)}
     right, wrong = judged.right > 0, judged.scores <= WRONG
     return {
         "photos": count,
         "right": float(judged.right.mean()),
         "score": float(judged.scores.mean()),
-        "calibration_error": calibration_error(judged, once).item(),
-        "calibration_error_interval": interval(calibration_error(judged, weights)),
+        "calibration_error": calibration_error(judged),
+        "calibration_error_interval": interval(errors),
         "calibration_error_by_chance": error_by_chance(judged),
         "auroc": auroc(judged.confidences[right], judged.confidences[~right]),
         "auroc_wrong": auroc(judged.confidences[~wrong], judged.confidences[wrong]),
         "brier": float(((judged.confidences - judged.right) ** 2).mean()),
-        "half_gain": coverage_gain(judged, once, 0.5).item(),
-        "half_gain_interval": interval(coverage_gain(judged, weights, 0.5)),
-        "coverage": {
-            f"{n / 10:g}": coverage_gain(judged, once, n / 10).item() for n in range(1, 11)
-        },
+        "half_gain": coverage["0.5"],
+        "half_gain_interval": interval(halves),
+        "coverage": coverage,
         "bins": reliability(judged),
     }
 
 
 def measure_groups(judged: Judged, groups: Sequence[str]) -> dict[str, dict[str, Any]]:
     """`measure` of each group of photos, and of ``all`` if there are several."""
-    confidences, scores, least = judged
-    rows = {name: np.array(groups) == name for name in dict.fromkeys(groups)}
-    parts = {name: Judged(confidences[own], scores[own], least) for name, own in rows.items()}
+    parts = {name: judged.take(np.array(groups) == name) for name in dict.fromkeys(groups)}
     if len(parts) > 1:
         parts["all"] = judged
     return {name: measure(part) for name, part in parts.items()}

@@ -11,13 +11,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, zip_longest
-from numbers import Integral
+from operator import index
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import (
@@ -26,7 +23,7 @@ from captioner.evaluation.bootstrap import (
     Significance,
     compare,
     interval,
-    resample_blocks,
+    resample_weights,
     too_few,
 )
 from captioner.evaluation.metrics import CaptionEvaluator, Scores
@@ -45,15 +42,8 @@ MIN_IMAGES_FOR_CIDER = 100
 
 def as_json(report: Report) -> str:
     """The report as JSON text; NaN becomes null."""
-
-    def plain(part: Any) -> Any:
-        if isinstance(part, dict):
-            return {key: plain(value) for key, value in part.items()}
-        if isinstance(part, list | tuple):
-            return [plain(value) for value in part]
-        return None if isinstance(part, float) and math.isnan(part) else part
-
-    text = json.dumps(plain(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    plain = json.loads(json.dumps(report), parse_constant=lambda _: None)
+    text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
     # Lone surrogates, which UTF-8 cannot encode, become JSON escapes.
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -70,7 +60,6 @@ def build(
     """
     scores = evaluator.score(captions)
     count = len(captions)
-    resampled: Mapping[str, Any] = {}
     warnings = []
     if count < MIN_IMAGES_FOR_CIDER:
         noisy = "of one image is always 0" if count == 1 else f"of {count} images is noisy"
@@ -81,35 +70,23 @@ def build(
         warnings.append(
             f"CIDEr {noisy}, as its document frequencies come from the scored images; {hint}"
         )
+    intervals: dict[str, Any] = dict.fromkeys(scores.corpus)
     if count < MIN_IMAGES:
         warnings.append(too_few(count, "images", "confidence intervals"))
     else:
-        (resampled,) = _resample(scores)
+        resampled = scores.resample(resample_weights(count))
+        intervals = {name: interval(resampled[name]) for name in scores.corpus}
     references = [text for image_id in captions for text in evaluator.references[image_id]]
     report: Report = {
         "metrics": scores.corpus,
-        "intervals": {
-            name: interval(resampled[name]) if resampled else None for name in scores.corpus
-        },
-        "resamples": RESAMPLES if resampled else 0,
+        "intervals": intervals,
+        "resamples": 0 if count < MIN_IMAGES else RESAMPLES,
         "statistics": {**describe(captions, known), "references": describe_texts(references)},
         "signature": evaluator.signature(captions),
         "images": count,
         "warnings": warnings,
     }
     return report, scores
-
-
-def _resample(*systems: Scores) -> list[dict[str, NDArray[np.float64]]]:
-    """Scores of each system, of the same images, in the same resamples of them."""
-    blocks = [
-        [system.resample(rows) for system in systems]
-        for rows in resample_blocks(len(systems[0].images))
-    ]
-    return [
-        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        for parts in zip(*blocks, strict=True)
-    ]
 
 
 def per_image(captions: Mapping[int, str], scores: Scores) -> list[dict[str, Any]]:
@@ -150,7 +127,8 @@ def difference(
         found["warning"] = too_few(len(shared), "images", "a significance test")
         tests = dict.fromkeys(scores.corpus, dict.fromkeys(Significance._fields))
     else:
-        this, other = _resample(scores, other_scores)
+        weights = resample_weights(len(shared))
+        this, other = scores.resample(weights), other_scores.resample(weights)
         tests = {
             name: compare(this[name] - other[name])._asdict() for name in this if name in other
         }
@@ -160,9 +138,6 @@ def difference(
             scored = {"this": one, "other": two, "difference": one - two}
             found["metrics"][name] = scored | tests[name]
     return found
-
-
-_RESULTS = "give a COCO results file (captioner caption --annotations ... --format coco)"
 
 
 def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
@@ -183,20 +158,17 @@ def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
         else:
             entries = content["per_image"] if isinstance(content, Mapping) else content
             found = [(entry["image_id"], entry["caption"]) for entry in entries]
+        for image_id, caption in found:
+            if isinstance(image_id, bool) or not isinstance(caption, str):
+                raise TypeError(f"image_id {image_id!r} with caption {caption!r:.60} is invalid")
+            if index(image_id) in captions:
+                raise ValueError(f"more than one caption of image {image_id}")
+            captions[index(image_id)] = caption
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a COCO results file ({error}); {_RESULTS}") from error
-    for image_id, caption in found:
-        number = isinstance(image_id, Integral) and not isinstance(image_id, bool)
-        if not (number and isinstance(caption, str)):
-            raise DataError(
-                f"{path}: image_id {image_id!r} with caption {caption!r:.60} is invalid, they are "
-                f"an integer and a text; {_RESULTS}"
-            )
-        if image_id in captions:
-            raise DataError(
-                f"{path} has more than one caption of image {image_id}; give one per image"
-            )
-        captions[int(image_id)] = caption
+        raise DataError(
+            f"{path} is not a COCO results file ({error}); give a COCO results file with one "
+            "caption per image (captioner caption --annotations ... --format coco)"
+        ) from error
     return captions
 
 

@@ -240,18 +240,6 @@ class Calibrator:
         start, end = self.familiar
         return min(max((end - self.strangeness(photo)) / (end - start), 0.0), 1.0)
 
-    def differing(self, options: SearchOptions) -> list[str]:
-        """Search options whose values are not those that it was fitted for.
-
-        Any beam size from 2 up is the same: the error stays small (docs/confidence.md).
-        """
-        given = search_key(options)
-        if options.temperature:  # sampling: the options of beam search do not count
-            return ["temperature"]
-        if min(given["beam_size"], self.search["beam_size"]) > 1:
-            del given["beam_size"]
-        return [name for name, value in given.items() if value != self.search[name]]
-
     def to_bytes(self) -> bytes:
         """Content of the file: arrays, and the rest as JSON in its header."""
         arrays: dict[str, NDArray[Any]] = {
@@ -264,10 +252,11 @@ class Calibrator:
         }
         if self.kinds is not None:
             arrays["kinds"] = self.kinds
-        vectors = {name: getattr(self, name).tolist() for name in _OF_FEATURES}
         header = {
             "format_version": FORMAT_VERSION,
-            **{name: dict(zip(FEATURES, vector, strict=True)) for name, vector in vectors.items()},
+            **{
+                n: dict(zip(FEATURES, getattr(self, n).tolist(), strict=True)) for n in _OF_FEATURES
+            },
             **{name: getattr(self, name) for name in _PLAIN},
             "unknown_rarity": self.phrases.unknown,
             "words": self.reading.words,
@@ -326,8 +315,14 @@ def no_confidence(
     """Why captions of a model with these styles have no confidence; None: they have one."""
     if calibrator is None:
         return "the model is not calibrated; run captioner calibrate"
-    if names := calibrator.differing(options):
-        values = ", ".join(f"{name} {_shown(calibrator.search[name])}" for name in names)
+    given, fitted = search_key(options), calibrator.search
+    names = [name for name, value in given.items() if value != fitted[name]]
+    if min(given["beam_size"], fitted["beam_size"]) > 1:  # any beam is nearly as good
+        names = [name for name in names if name != "beam_size"]
+    if options.temperature:  # sampling: the options of beam search do not count
+        names = ["temperature"]
+    if names:
+        values = ", ".join(f"{name} {_shown(fitted[name])}" for name in names)
         return (
             f"the model is calibrated for {values}; leave out {', '.join(names)}, or calibrate a "
             "copy of the model for other values"

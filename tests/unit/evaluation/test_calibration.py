@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from captioner.evaluation.calibrate import read_judgements
 from captioner.evaluation.calibration import (
     Example,
     Judged,
@@ -40,30 +41,22 @@ def judgements(confidences, right) -> Judged:
     return Judged(np.array(confidences, float), np.array(right, float), 0.5)
 
 
-def error(judged: Judged) -> float:
-    return calibration_error(judged, np.ones((1, len(judged.scores)))).item()
-
-
-def gain(judged: Judged, share: float) -> float:
-    return coverage_gain(judged, np.ones((1, len(judged.scores))), share).item()
-
-
-def example(log_prob: float, score: float, *, photo=(0.0, 0.0, 1.0), style: str = "") -> Example:
+def example(log_prob: float, score: float, vector, name: str) -> Example:
     words = np.full(3, log_prob / 4, np.float32)
     evidence = Evidence(-words, 0.5, 0.8)
     found = Hypothesis([], words, words, words, log_prob, ended=True, evidence=evidence)
-    seen = Observation("a dog runs", found, np.array(photo, np.float32))
-    return Example(seen, style, "photos", score)
+    seen = Observation("a dog runs", found, np.array(vector, np.float32))
+    return Example(seen, "", "photos", score, name)
 
 
 def examples(count: int = 200, seed: int = 0) -> list[Example]:
     """Captions whose probability of being right rises with their log-probability."""
     random = np.random.default_rng(seed)
     found = []
-    for _ in range(count):
+    for number in range(count):
         log_prob = -8 * random.random()
         score = 1.0 if random.random() < sigmoid(log_prob + 4) else 0.0
-        found.append(example(log_prob, score, photo=random.normal(size=6)))
+        found.append(example(log_prob, score, random.normal(size=6), str(number)))
     return found
 
 
@@ -84,7 +77,7 @@ def test_the_calibration_error_of_a_small_table() -> None:
 
     expected = 3 / 5 * abs(0.23 - 1 / 3) + 2 / 5 * abs(0.95 - 1)
 
-    assert error(table) == pytest.approx(expected)
+    assert calibration_error(table) == pytest.approx(expected)
     low, high = reliability(table)
     assert low == pytest.approx({"photos": 3, "confidence": 0.23, "right": 1 / 3})
     assert high == pytest.approx({"photos": 2, "confidence": 0.95, "right": 1})
@@ -104,12 +97,12 @@ def test_expected_error_by_chance() -> None:
 def test_the_gain_of_the_confident_half() -> None:
     table = judgements([0.9, 0.1, 0.8, 0.2], [3.0, 0.0, 1.0, 0.0])
 
-    assert gain(table, 0.5) == pytest.approx(2.0 / 1.0)
-    assert gain(table, 0.25) == pytest.approx(3.0)
-    assert gain(table, 1.0) == pytest.approx(1.0)
+    assert coverage_gain(table, 0.5) == pytest.approx(2.0 / 1.0)
+    assert coverage_gain(table, 0.25) == pytest.approx(3.0)
+    assert coverage_gain(table, 1.0) == pytest.approx(1.0)
     # Half of three captions are one and a half.
     three = judgements([0.9, 0.8, 0.1], [3.0, 1.0, 0.0])
-    assert gain(three, 0.5) == pytest.approx((3 + 0.5) / 1.5 / (4 / 3))
+    assert coverage_gain(three, 0.5) == pytest.approx((3 + 0.5) / 1.5 / (4 / 3))
 
 
 def test_intervals_contain_the_gain_and_groups_are_separate() -> None:
@@ -149,8 +142,8 @@ def test_logistic_regression_finds_the_minimum() -> None:
 def test_cross_validated_confidence_is_calibrated() -> None:
     found = cross_validate(examples(1000), RECIPE)
 
-    assert error(found) < 0.06
-    assert gain(found, 0.5) > 1.3
+    assert calibration_error(found) < 0.06
+    assert coverage_gain(found, 0.5) > 1.3
 
 
 def before_and_after(given: list[Example], change) -> list[np.ndarray]:
@@ -173,7 +166,7 @@ def test_confidence_of_an_example_does_not_depend_on_its_own_score() -> None:
 
 def test_captions_of_one_photo_are_never_on_both_sides() -> None:
     """Two captions of a photo, equal but for their scores: one must not teach the other."""
-    given = [one._replace(photo=str(i % 60)) for i, one in enumerate(examples(60) * 2)]
+    given = examples(60) * 2
 
     before, after = before_and_after(given, with_other_score)
 
@@ -231,27 +224,27 @@ def test_a_photo_far_from_all_others_has_no_confidence() -> None:
 def test_other_kinds_of_images_have_no_confidence_even_if_their_kind_was_never_seen() -> None:
     random = np.random.default_rng(0)
 
-    def seen(count: int, *, photo: bool) -> list[Example]:
+    def seen(count: int, direction: int | None = None) -> list[Example]:
         vectors = random.normal(size=(count, 8))
-        vectors[:, 0] += 0 if photo else 8  # all kinds differ from photos in this direction
+        if direction is not None:
+            vectors[:, direction] += 8
         return with_photos(examples(count), vectors)
 
-    given = seen(400, photo=True)
-    kinds = {
-        name: [one.seen for one in seen(count, photo=False)]
-        for name, count in (("pages", 50), ("charts", 60))
-    }
+    given = seen(400)
+    alike = {name: [one.seen for one in seen(n, 0)] for name, n in (("pages", 50), ("charts", 60))}
+    kinds = {**alike, "icons": [one.seen for one in seen(40, 1)]}  # which differ in another way
     recipe = replace(RECIPE, kinds=kinds)
 
     calibrator = fit(given, recipe)
-    report = measure_kinds(calibrator, given, recipe)
+    report = measure_kinds(given, recipe)
 
     strange = np.array([calibrator.strangeness(one.seen.photo) for one in given])
     familiar = [given[i].seen for i in np.flatnonzero(strange <= np.quantile(strange, 0.98))]
-    assert {name: part["images"] for name, part in report.items()} == {"pages": 50, "charts": 60}
-    for part in report.values():
-        assert part["auroc"] > 0.999
-        assert part["below_0.2"] == 1
+    assert [part["images"] for part in report.values()] == [50, 60, 40]
+    for name in alike:
+        assert report[name]["auroc"] > 0.999
+        assert report[name]["below_0.2"] == 1
+    assert report["icons"]["auroc"] < 0.9
     assert all(calibrator.confidence(one, "") == 0 for kind in kinds.values() for one in kind)
     unlimited = replace(calibrator, familiar=(1e9, 2e9))
     assert all(calibrator.confidence(one, "") == unlimited.confidence(one, "") for one in familiar)
@@ -302,3 +295,26 @@ def test_strength_and_unfamiliarity_of_a_photo() -> None:
     assert space.measure(space.mean + within) == pytest.approx((5, 0), abs=1e-2)
     assert space.measure(space.mean + across) == pytest.approx((5, 1), abs=1e-2)
     assert space.measure(space.mean) == pytest.approx((0, 0))
+
+
+TABLE = """image,style,caption,judge,grade,errors
+a.jpg,coco,a man rides a horse,1,partly,person
+a.jpg,coco,a man rides a horse,2,wrong,person object
+b.jpg,,a dog,1,right,
+b.jpg,,a dog,2,,
+"""
+
+
+def test_the_mean_of_the_judges_counts(tmp_path) -> None:
+    (tmp_path / "judged.csv").write_text(TABLE)
+    found = read_judgements([str(tmp_path / "judged.csv")], "flickr8k")
+    assert found == {
+        "coco": {("a.jpg", "a man rides a horse"): 0.25},
+        "flickr8k": {("b.jpg", "a dog"): 1.0},
+    }
+
+
+def test_a_neutral_caption_has_no_wrong_sex(tmp_path) -> None:
+    (tmp_path / "judged.csv").write_text(TABLE)
+    found = read_judgements([str(tmp_path / "judged.csv")], "flickr8k", neutral=True)
+    assert found["coco"] == {("a.jpg", "a person rides a horse"): 0.5}

@@ -123,6 +123,7 @@ def test_different_references_have_different_signatures() -> None:
         pytest.param(b'[{"image_id": 1, "caption": "a d', id="truncated"),
         pytest.param(b'[{"image_id": true, "caption": "a dog"}]', id="image_id is true"),
         pytest.param(b'[{"image_id": 1, "caption": null}]', id="caption is null"),
+        pytest.param(b'[{"image_id": 1, "caption": ""}, {"image_id": 1, "caption": ""}]', id="two"),
     ],
 )
 def test_a_file_without_captions_raises_a_one_line_error(tmp_path: Path, content: bytes) -> None:
