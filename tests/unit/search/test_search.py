@@ -165,6 +165,16 @@ def test_equal_score_never_returns_an_unfinished_sentence(penalty, first) -> Non
     assert found.ended or len(found.tokens) == 5
 
 
+def test_a_longer_sentence_may_still_overtake_an_ended_one() -> None:
+    # The empty sentence has the better rank until the other one, which is then certain, is longer.
+    table = prefix_table({(): (0.6, 0.4), (1,): (0, 1), (1, 1): (0, 1)}, (1, 0))
+    options = SearchOptions(beam_size=2, max_length=6, length_penalty=1.0)
+
+    ((found,),) = search(TableStepper([table]), options)
+
+    assert found.tokens == [1, 1, 1]
+
+
 # --- Evidence for the confidence of a caption ----------------------------------------------------
 
 
