@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import Caption, CropBox, Keyword, text_of
+from captioner.caption import END_NAME, Alternative, Caption, CropBox, Keyword, text_of
 from captioner.data.images import Photo, is_photo, open_image, reduced_side
 from captioner.data.prefetch import read_batches, reader_threads
 from captioner.drawing.pages import PhotoCaption, shown_photo, with_photo
@@ -40,9 +40,10 @@ from captioner.inference.folder import (
 )
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
 from captioner.options import CardOptions, ExplanationMethod, SearchOptions, check_method
-from captioner.search.arrays import Array
+from captioner.search.arrays import Array, top_k
 from captioner.search.search import Hypothesis
 from captioner.search.words import encode_search_words
+from captioner.text.vocabulary import END, NEVER_GENERATED
 
 if TYPE_CHECKING:  # they import torch
     from captioner.inference.torch_engine import TorchEngine
@@ -451,11 +452,20 @@ class Captioner:
     def _add_alternatives(
         self, captions: list[list[Caption]], scores: CaptionScores, count: int
     ) -> None:
-        vocabulary = self.stored.vocabulary
+        """Add the ``count`` most probable words at each position of the scored captions."""
+        vocabulary, log_probs = self.stored.vocabulary, scores.log_probs.copy()  # (B, R, T, V)
+        log_probs[..., list(NEVER_GENERATED)] = -np.inf
+        best = top_k(log_probs, min(count, log_probs.shape[-1] - len(NEVER_GENERATED)))
+
+        def alternative(log_prob: float, token: int) -> Alternative:
+            word = END_NAME if token == END else vocabulary.shown([token])[0]
+            return Alternative(word, log_prob)
+
         for row, group in enumerate(captions):
             for column, one in enumerate(group):
-                found = scores.alternatives(row, column, len(one.words), count, vocabulary)
-                group[column] = replace(one, alternatives=found)
+                values, tokens = (part[row, column, : len(one.words)].tolist() for part in best)
+                found = (tuple(map(alternative, *of)) for of in zip(values, tokens, strict=True))
+                group[column] = replace(one, alternatives=tuple(found))
 
     def _keywords(self, encoded: _Encoded, options: SearchOptions) -> Iterator[tuple[Keyword, ...]]:
         """The keywords of photos; those of the first model."""

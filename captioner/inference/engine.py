@@ -6,7 +6,6 @@ module knows neither and does not import torch.
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -17,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import END_NAME, Alternative, CropBox
+from captioner.caption import CropBox
 from captioner.errors import ConfigError, OptionError
 from captioner.geometry import Geometry
 from captioner.hardware import Precision
 from captioner.inference.folder import StoredModel, runs_graphs
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import SearchOptions
-from captioner.search.arrays import Array, mean, mean_probability, to_numpy, top_k
+from captioner.search.arrays import Array, mean, mean_probability, to_numpy
 from captioner.search.search import Advance, Hypothesis, Stepper, search
 from captioner.search.words import encode_search_words
-from captioner.text.vocabulary import END, NEVER_GENERATED, PAD, Vocabulary
+from captioner.text.vocabulary import END, PAD, Vocabulary
 
 ATTENTION_METHODS = ("attention", "attention_gate")
 """Methods of explanation that need no more than what the decoder gives with each word."""
@@ -70,21 +69,6 @@ class CaptionScores(NamedTuple):
             ended=True,
         )
 
-    def alternatives(
-        self, row: int, column: int, length: int, count: int, vocabulary: Vocabulary
-    ) -> tuple[tuple[Alternative, ...], ...]:
-        """The ``count`` most probable words at the positions of a caption; of NumPy arrays."""
-        log_probs = self.log_probs[row, column, :length].copy()  # (T, V)
-        log_probs[:, list(NEVER_GENERATED)] = -math.inf
-        most = min(count, log_probs.shape[-1] - len(NEVER_GENERATED))
-        return tuple(
-            tuple(
-                Alternative(END_NAME if token == END else vocabulary.shown([token])[0], value)
-                for value, token in zip(*position, strict=True)
-            )
-            for position in zip(*map(np.ndarray.tolist, top_k(log_probs, most)), strict=True)
-        )
-
 
 class Engine(Protocol):
     """Runs one model. Its arrays are of its own library, on its own device."""
@@ -123,20 +107,19 @@ class Engine(Protocol):
 def _average(
     parts: Sequence[CaptionScores | Advance], *, one_grid: bool
 ) -> tuple[Array, Array, Array]:
-    """Means of probabilities, and of attention and gates or else those of the first; see below."""
+    """Mean probabilities, and mean attention and gates, or those of the first; see `Ensemble`."""
     log_probs, *maps = zip(*parts, strict=True)
     alphas, gates = (mean(each if one_grid else each[:1]) for each in maps)
     return mean_probability(log_probs), alphas, gates
 
 
 class EnsembleStepper:
-    """Several steppers whose word probabilities are averaged; see `Ensemble`.
+    """New steppers of the same vocabulary and photos, stepped together; see `Ensemble`.
 
     ``one_grid``: region l is the same part of the photo for every member.
     """
 
     def __init__(self, members: Sequence[Stepper], *, one_grid: bool) -> None:
-        """Step new steppers of the same vocabulary and photos with the same words."""
         self.members, self.one_grid = members, one_grid
         first = members[0]
         self.xp, self.device = first.xp, first.device

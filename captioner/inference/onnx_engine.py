@@ -1,17 +1,15 @@
 """Runs an exported model with ONNX Runtime, without torch.
 
-An exported folder holds, besides a model folder's ``config.json``, two graphs:
+An exported folder holds, besides a model folder's ``config.json``, two graphs (docs/export.md):
 
-    encoder.onnx    pixels                        -> hidden, cell [, fed], values, keys, summary
+    encoder.onnx    pixels -> hidden, cell [, fed], values, keys, summary; once per photo
     decoder.onnx    tokens, hidden, cell [, fed], values, keys
-                        -> log_probs, alphas, gate, next_hidden, next_cell [, next_fed]
+                        -> log_probs, alphas, gate, next_hidden, next_cell [, next_fed]; per word
 
-The encoder runs once per photo and computes all that depends on the photo alone, with the initial
-state; the decoder runs once per word. A graph lacks the inputs and outputs that its mechanism does
-not need, so they are handled by name: ``hidden``, ``cell`` and ``fed`` are the state, the other
-outputs of the encoder are the memory. ``summary``, (B, D), is the mean of the features, for the
-confidence; the decoder does not read it. Shapes are those of ``models.decoder``, with a dynamic
-number of photos and beams; pixels are (B, H, W, 3) bytes, since normalization is part of the graph.
+A graph lacks the inputs and outputs that its mechanism does not need, so they are handled by name:
+``STATE`` is the state, the other outputs of the encoder are the memory, of which the decoder does
+not read ``summary``. Shapes are those of ``model.decoder``, with a dynamic number of photos and
+beams; pixels are (B, H, W, 3) bytes, since normalization is part of the graph.
 """
 
 from __future__ import annotations
