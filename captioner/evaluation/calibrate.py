@@ -68,13 +68,10 @@ _KEPT = (
 def calibrate(
     model: Captioner, given: CalibrateOptions, changes: Mapping[str, Any], on_error: OnError
 ) -> tuple[Calibrator, dict[str, Any]]:
-    """Fit a calibrator by cross-validation.
+    """Fit a calibrator to a single model with document frequencies, and cross-validate it.
 
-    Args:
-        model: A single model with document frequencies.
-        given: The photos and options.
-        changes: Search options to change.
-        on_error: Called with the error of a photo that cannot be read; the others go on.
+    ``changes`` are to its search options. ``on_error`` is called with the error of a photo that
+    cannot be read; the others go on.
 
     Returns:
         The calibrator, fitted to all photos, and the report of the cross-validation.

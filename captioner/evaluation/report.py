@@ -100,13 +100,9 @@ def difference(
     evaluator: CaptionEvaluator,
     scores: Scores | None = None,
 ) -> dict[str, Any]:
-    """Compare two systems on the images that both captioned.
+    """Compare the captions of two systems, by image id, on the images that both captioned.
 
-    Args:
-        captions: Caption by image id.
-        others: Captions of the other system.
-        evaluator: Scores both.
-        scores: Scores of ``captions``, if already computed.
+    ``scores`` are those of ``captions``, if already computed.
 
     Returns:
         ``images``, and under ``metrics`` for each metric ``this`` and ``other`` (the scores),
@@ -178,11 +174,7 @@ def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
 def describe(
     captions: Mapping[int, str], known: Iterable[str] | None = None
 ) -> dict[str, float | None]:
-    """Statistics of one caption per image.
-
-    Args:
-        captions: Caption by image id, not tokenized.
-        known: Training captions, if available.
+    """Statistics of captions by image id, not tokenized; ``known`` are training captions.
 
     Returns:
         The values of `describe_texts`; ``images``, the number of images; ``distinct``, the share of
@@ -320,18 +312,15 @@ def _metrics(report: Report) -> list[str]:
 
 def _statistics(report: Report) -> list[str]:
     found = report["statistics"]
+    both, new = (found, found["references"]), found["new"]
+    lengths = [f"{of['length_mean']:.1f} ({of['length_min']} to {of['length_max']})" for of in both]
     shares = ("repeated_words", "repeated_phrases", "bad_endings")
-
-    def column(of: Mapping[str, Any]) -> list[str]:
-        length = f"{of['length_mean']:.1f} ({of['length_min']} to {of['length_max']})"
-        return [length, str(of["vocabulary"]), *(f"{of[share]:.1%}" for share in shares)]
-
-    names = ["words per caption", "distinct words", *(share.replace("_", " ") for share in shares)]
-    new = found["new"]
     return table(
         [
             ("", "captions", "references"),
-            *zip(names, column(found), column(found["references"]), strict=True),
+            ("words per caption", *lengths),
+            ("distinct words", *(str(of["vocabulary"]) for of in both)),
+            *((name.replace("_", " "), *(f"{of[name]:.1%}" for of in both)) for name in shares),
             ("unique captions", f"{found['distinct']:.1%}"),
             ("not in training", "unknown", "(give --train-annotations)")
             if new is None
@@ -358,8 +347,7 @@ def _compare(report: Report) -> list[str]:
         row = [name, this, "-", other, "=", f"{difference:+6.2f}"]
         if one["interval"] is not None and not math.isnan(difference):
             verdict = "significant" if one["significant"] else "not significant"
-            least = 2 / (RESAMPLES + 1)
-            p_value = "p < 0.002" if one["p_value"] <= least else f"p {one['p_value']:.3f}"
+            p_value = "p < 0.002" if one["p_value"] < 0.002 else f"p {one['p_value']:.3f}"
             row += [ends(one["interval"], "+6.2f", 100), f"{p_value}, {verdict}"]
         rows.append(row)
     title = f"compared with {found['with']} on {found['images']} common images"

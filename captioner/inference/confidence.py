@@ -345,9 +345,7 @@ def read_calibrator(folder: Path) -> Calibrator | None:
     path = folder / CONFIDENCE
     if not path.is_file():
         return None
-    with read_arrays(path, "run captioner calibrate again") as (header, arrays):
-        if header["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"format {header['format_version']}, not {FORMAT_VERSION}")
+    with read_arrays(path, FORMAT_VERSION, "run captioner calibrate again") as (header, arrays):
         fields: dict[str, Any] = {name: header[name] for name in _PLAIN}
         fields["familiar"] = tuple(fields["familiar"])
         # Options that are newer than the file had their default.
@@ -371,14 +369,16 @@ def read_calibrator(folder: Path) -> Calibrator | None:
 
 @contextmanager
 def read_arrays(
-    path: Path, advice: str
+    path: Path, version: int, advice: str
 ) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[Any]]]]:
     """Read a file's JSON header and arrays; ModelError: it is damaged, or the block fails."""
     try:
         with safe_open(path, framework="numpy") as file:
-            (header,) = file.metadata().values()
+            (header,) = map(json.loads, file.metadata().values())
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        yield json.loads(header), arrays
+        if header["format_version"] != version:
+            raise ValueError(f"format {header['format_version']}, not {version}")
+        yield header, arrays
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(
             f"{path} is damaged or of another release ({error}); {advice}, or delete the file"

@@ -98,11 +98,10 @@ def read_keywords(folder: Path) -> KeywordReader | None:
     path = folder / KEYWORDS
     if not path.is_file():
         return None
-    with read_arrays(path, "run scripts/fit_keywords.py again") as (header, arrays):
+    advice = "run scripts/fit_keywords.py again"
+    with read_arrays(path, FORMAT_VERSION, advice) as (header, arrays):
         words, neutral = tuple(header["words"]), tuple(header["neutral_words"])
         weights, biases = arrays["weights"], arrays["biases"]
-        if header["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"format {header['format_version']}, not {FORMAT_VERSION}")
         if weights.shape[:1] != biases.shape or len(biases) != len(words + neutral):
             raise ValueError("it does not have a row of weights for each word")
         return KeywordReader(words, neutral, weights.astype(np.float32), biases)

@@ -56,7 +56,7 @@ def test_the_neutral_word_has_its_own_probability() -> None:
     assert neutral.probability > plain.probability
 
 
-def test_a_model_folder_keeps_them(stored_model, tmp_path) -> None:
+def test_a_model_folder_keeps_them(stored_model, tmp_path, monkeypatch) -> None:
     stored_model.keywords = reader(96)
     save_model(tmp_path / "model", stored_model)
 
@@ -65,6 +65,10 @@ def test_a_model_folder_keeps_them(stored_model, tmp_path) -> None:
     assert kept is not None
     assert (kept.words, kept.neutral_words) == (WORDS, ("person", "child"))
     assert np.allclose(kept.weights, reader(96).weights, atol=1e-4)  # float16
+    with monkeypatch.context() as newer:
+        newer.setattr("captioner.inference.keywords.FORMAT_VERSION", 2)
+        with pytest.raises(ModelError, match="format 1, not 2"):
+            read_keywords(tmp_path / "model")
     data = (tmp_path / "model" / KEYWORDS).read_bytes()
     (tmp_path / "model" / KEYWORDS).write_bytes(data[:-9])
     with pytest.raises(ModelError, match=r"keywords\.safetensors is damaged"):
