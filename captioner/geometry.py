@@ -101,11 +101,7 @@ class Geometry(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Geometry:
-        """From ``as_dict``.
-
-        Raises:
-            ConfigError: A number is missing or impossible.
-        """
+        """From ``as_dict``; ConfigError if a number is missing or impossible."""
         try:
             y, x = (Axis(*(float(data[axis][name]) for name in Axis._fields)) for axis in "yx")
         except (KeyError, TypeError, ValueError) as error:
@@ -131,10 +127,9 @@ class Geometry(NamedTuple):
 
     def as_dict(self) -> dict[str, dict[str, float]]:
         """``x`` and ``y``, each with ``first``, ``pitch``, ``start`` and ``stop``."""
-        axes = {"x": self.x, "y": self.y}
         return {
             name: {key: round(value, 6) for key, value in axis._asdict().items()}
-            for name, axis in axes.items()
+            for name, axis in (("x", self.x), ("y", self.y))
         }
 
     def placed(self, size: float, left: float, top: float, right: float, bottom: float) -> Geometry:

@@ -16,8 +16,8 @@ from typing import cast
 
 from captioner.bulk.cluster import RayOptions, run_on_cluster
 from captioner.data.features import (
-    Block,
     Blocks,
+    EncodedPhoto,
     FeatureEncoder,
     FeatureWriter,
     difference,
@@ -40,7 +40,7 @@ class EncodePhotos:
     device: str
     batch_size: int
 
-    def __call__(self, item: tuple[list[Path], int]) -> list[Block]:
+    def __call__(self, item: tuple[list[Path], int]) -> list[list[EncodedPhoto]]:
         """Encode photos, and so many of them flipped."""
         paths, flipped = item
         return list(encode_photos(paths, self.encoder, self.batch_size, flipped))

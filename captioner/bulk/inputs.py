@@ -29,7 +29,7 @@ from fsspec.core import url_to_fs
 from captioner.data.folders import expand_pattern, natural
 from captioner.data.formats import format_by_name
 from captioner.data.images import MAX_STREAM_BYTES
-from captioner.data.prefetch import read_ahead
+from captioner.data.reading import read_ahead
 from captioner.errors import ConfigError, DataError, counted, first_line
 from captioner.files import unreadable
 

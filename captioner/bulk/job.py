@@ -29,9 +29,8 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from captioner.bulk.inputs import Part
-from captioner.data.journal import check_same
 from captioner.errors import ConfigError, counted
-from captioner.files import atomic_write, write_lock
+from captioner.files import atomic_write, check_same, write_lock
 
 JOB, DONE = "_job.json", "_done.json"
 _PART = re.compile(r"part-([0-9]{5,})\.(jsonl|parquet)")

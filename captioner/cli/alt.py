@@ -18,7 +18,7 @@ from captioner.cli.arguments import checked_search, command
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import as_sentence, new_file, warn
 from captioner.data.html_images import HtmlImage, HtmlPage
-from captioner.data.progress import photo_bar
+from captioner.data.reading import photo_bar
 from captioner.drawing.pages import review_page
 from captioner.errors import ConfigError, DataError, counted
 from captioner.files import atomic_write, read_input

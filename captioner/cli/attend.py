@@ -22,7 +22,7 @@ from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, refuse_overwrite, require_parent, warn
 from captioner.cli.photos import PICTURE_MARK, STDIN, PhotoOptions, Photos, find_photos
 from captioner.data.images import open_image
-from captioner.data.progress import photo_bar
+from captioner.data.reading import photo_bar
 from captioner.drawing.animation import Animation, animate
 from captioner.drawing.archive import MapArchive
 from captioner.drawing.figure import overlay

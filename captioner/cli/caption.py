@@ -43,7 +43,7 @@ from captioner.cli.outputs import (
 from captioner.cli.photos import STDIN, PhotoOptions, find_photos, read_names
 from captioner.cli.sidecars import SidecarOptions, Store, choose_store
 from captioner.data.formats import FORMATS, VIDEO
-from captioner.data.progress import photo_bar
+from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, counted
 from captioner.hardware import require_extra
 from captioner.inference.folder import find_model, fingerprint

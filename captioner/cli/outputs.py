@@ -1,6 +1,6 @@
 """What the commands write: formats of captions, files that are complete or not there, warnings.
 
-``captioner caption -o FILE`` keeps finished captions in a journal (`captioner.data.journal`),
+``captioner caption -o FILE`` keeps finished captions in a journal (`captioner.files`),
 ``FILE.resume``. Its header are the settings, its entries batches of photos, and FILE itself, as "",
 whenever it was written:
 
@@ -22,8 +22,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from captioner.data.journal import check_same, continue_journal, read_journal
 from captioner.errors import ConfigError, DataError, clock, counted, printable
+from captioner.files import check_same, continue_journal, read_journal
 
 if TYPE_CHECKING:
     from captioner.caption import Caption

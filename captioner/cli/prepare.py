@@ -14,7 +14,7 @@ from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, refuse_overwrite, warn
 from captioner.cli.train import ConfigOptions
 from captioner.data.importers import IMPORTERS
-from captioner.data.progress import photo_bar
+from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, DataError, counted, either
 from captioner.option_fields import Folder, Shown
 from captioner.options import Positive, TrainConfig

@@ -17,13 +17,14 @@ from typing import Annotated, Literal
 from captioner.cli.arguments import flags_given, refuse
 from captioner.cli.outputs import Entry, Name, require_parent, warn
 from captioner.data.images import open_image
-from captioner.data.metadata.embedding import (
+from captioner.data.metadata import (
     HEAD,
     can_embed,
     embed_description,
     embedded_description,
+    read_description,
+    set_description,
 )
-from captioner.data.metadata.xmp import read_description, set_description
 from captioner.errors import ConfigError, DataError, counted, first_of
 from captioner.files import atomic_write
 from captioner.option_fields import Folder, Shown

@@ -1,12 +1,13 @@
-"""Training batches: a photo and its captions are one item.
+"""Training batches: a photo, which may be augmented, and its captions are one item.
 
-An item (which captions, flipped or not) depends only on seed, epoch and photo, not on the process
-that reads it, so that a resumed run continues exactly where it stopped.
+An item (which captions, crop, flipped or not) depends only on seed, epoch and photo, not on the
+process that reads it, so that a resumed run continues exactly where it stopped.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageEnhance
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from captioner.data.augmentation import Augmentation
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.errors import ImageError
@@ -94,19 +94,64 @@ class Request(NamedTuple):
     """Of the photo in messages; None: its path."""
 
 
+_ASPECT = math.log(5 / 4)  # log of the largest change of a crop's aspect ratio
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Strength of the augmentation; by default none.
+
+        crop     random crop, resized to the photo's size (Szegedy et al. 2015, arXiv:1409.4842)
+        colour   brightness, contrast and saturation, each by a random factor (Howard 2013,
+                 arXiv:1312.5402)
+
+    Deviation: a caption describes the whole photo, so crops should be large (75% of the area, where
+    classification uses 8%), and hue is kept: "a red shirt" must not turn green.
+    """
+
+    min_crop: float = 1.0
+    """Smallest crop, as a share of the photo's area; 1: no crop."""
+    color_jitter: float = 0.0
+    """Brightness, contrast and saturation change by up to this share; 0: no change."""
+
+    def augmented(self, image: Image.Image, *, seed: int, epoch: int, key: str) -> Image.Image:
+        """Augment an RGB photo, whose size is kept; see ``EncodedImage.key``."""
+        rng = random.Random(f"variation {seed} {epoch} {key}")
+        if self.min_crop < 1:
+            box = self._crop(image.size, rng)
+            image = image.resize(image.size, Image.Resampling.BICUBIC, box=box)
+        if self.color_jitter > 0:
+            low, high = 1 - self.color_jitter, 1 + self.color_jitter
+            for enhancer in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
+                image = enhancer(image).enhance(rng.uniform(low, high))
+        return image
+
+    def _crop(self, size: tuple[int, int], rng: random.Random) -> tuple[float, float, float, float]:
+        """Left, upper, right and lower edge (pixels)."""
+        area = rng.uniform(self.min_crop, 1.0)
+        # No side may exceed the photo's; limiting the aspect ratio keeps the sampled area.
+        limit = min(_ASPECT, -math.log(area))
+        aspect = math.exp(rng.uniform(-limit, limit))
+        width = math.sqrt(area * aspect) * size[0]
+        height = math.sqrt(area / aspect) * size[1]
+        left = rng.uniform(0, size[0] - width)
+        upper = rng.uniform(0, size[1] - height)
+        # Rounding must not move an edge outside the photo.
+        return left, upper, min(left + width, size[0]), min(upper + height, size[1])
+
+
 @dataclass(eq=False)
 class PhotoReader(Dataset[Item]):
-    """Makes items of photos; captions, flip and augmentation vary by epoch.
+    """Makes items of photos.
 
-    Every choice depends only on seed, epoch and photo. The reader holds no photos: the loader sends
-    each to a worker when it is needed. A worker that is spawned would otherwise start with a copy
-    of all photos' captions, every epoch.
+    It holds no photos: the loader sends each to a worker when it is needed. A worker that is
+    spawned would otherwise start with a copy of all photos' captions, every epoch.
     """
 
     preprocessing: Preprocessing
     max_captions: int
     horizontal_flip: bool = False
-    augmentation: Augmentation = Augmentation()  # noqa: RUF009 (immutable)
+    augmentation: Augmentation = Augmentation()
     seed: int = 0
 
     def sample(self, photo: EncodedImage, epoch: int) -> tuple[list[list[int]], bool]:

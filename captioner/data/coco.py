@@ -43,8 +43,8 @@ def read_coco(
     """Read a COCO file of this content and check the fields that the caller relies on.
 
     Raises:
-        DataError: The file is missing or not JSON, a list is missing or empty, an entry lacks a
-            field or has one of another type, or two images share an id.
+        DataError: It is missing or not JSON, has no such list, an entry lacks a field or has one of
+            another type, or two images share an id.
     """
     data = read_json(Path(path))
     for part, types in fields.items():
@@ -65,13 +65,11 @@ def read_coco(
 def read_captions(
     annotations: Sequence[str | Path], *, renumber: bool = False
 ) -> tuple[dict[int, str], dict[int, list[str]]]:
-    """Read COCO captions files.
+    """Read COCO captions files; a file given twice is read once.
 
-    Args:
-        annotations: One or more COCO captions files; a file given twice is read once.
-        renumber: Give an image a new id if its own is that of another image in an earlier file:
-            the numbers after the largest id, in the files' order. Only where nothing else, such as
-            features or results, refers to the ids. Otherwise, such a clash is an error.
+    ``renumber`` gives an image a new id if its own is that of another image in an earlier file: the
+    numbers after the largest id, in the files' order. Only where nothing else, such as features or
+    results, refers to the ids. Otherwise, such a clash is an error.
 
     Returns:
         File name by image id, and captions by image id (every image has an entry).
@@ -87,7 +85,7 @@ def read_captions(
 
 @dataclass
 class _Photo:
-    """An image of one or several files; see `CaptionedImage`."""
+    """See `CaptionedImage`."""
 
     name: str
     source: int
@@ -96,7 +94,6 @@ class _Photo:
 
 
 def _read_files(annotations: Sequence[str | Path], renumber: bool) -> dict[int, _Photo]:
-    """The images by id; see `read_captions`."""
     files: dict[Path, int] = {}
     for index, path in enumerate(annotations):
         files.setdefault(Path(path).resolve(), index)
@@ -140,10 +137,10 @@ def read_dataset(
     ids: Container[int] | None = None,
     renumber: bool = False,
 ) -> list[CaptionedImage]:
-    """Join captions with the photos on disk.
+    """Join the captions of COCO files with the photos on disk.
 
     Args:
-        annotations: COCO captions files.
+        annotations: See `read_captions`.
         images: Image folders, searched in order. None: the photos are in shards, and their paths
             are their file names.
         ids: Image ids to keep; None: all.
@@ -157,11 +154,11 @@ def read_dataset(
     """
     if not annotations:
         raise DataError("no annotations were given; give at least one COCO captions file")
-    found = _read_files(annotations, renumber)
+    found = dict(sorted(_read_files(annotations, renumber).items()))
     names = {
-        image_id: found[image_id].name
-        for image_id in sorted(found)
-        if found[image_id].captions and (ids is None or image_id in ids)
+        image_id: photo.name
+        for image_id, photo in found.items()
+        if photo.captions and (ids is None or image_id in ids)
     }
     source = ", ".join(Path(path).name for path in annotations)
     if not names:
@@ -189,12 +186,9 @@ def _labels(image: Mapping[str, Any]) -> tuple[int | str, ...]:
 def locate_photos(
     names: Mapping[int, str], images: Sequence[str | Path], source: str
 ) -> dict[int, Path]:
-    """Find photos on disk.
+    """Find photos in image folders, searched in order, by their file names by image id.
 
-    Args:
-        names: File name by image id; the result has their order.
-        images: Image folders, searched in order.
-        source: The annotation file, for error messages.
+    The result has the order of the names; ``source`` is the annotation file, for error messages.
 
     Raises:
         DataError: A folder is missing, or photos are missing from the folders.
@@ -223,11 +217,7 @@ def locate_photos(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, with or without a byte order mark.
-
-    Raises:
-        DataError: The file is missing, cannot be read, or holds something else.
-    """
+    """Read a JSON object, with or without a byte order mark; DataError: it holds anything else."""
     try:
         data = json.loads(read_input(path, "a JSON file").decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:

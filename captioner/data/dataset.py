@@ -136,7 +136,7 @@ def write_coco(
         images: Image folder; photos that are not in it are left out, the others get their width and
             height in pixels (upright).
         force: Replace existing files.
-        first_id: First id for photos without one; data sets used together need distinct ids.
+        first_id: Data sets used together need distinct ids.
 
     Raises:
         DataError: A file exists, a photo is in an existing split, or no photo is left.
@@ -146,10 +146,17 @@ def write_coco(
     files = {split: Path(folder, f"captions_{split}.json") for split in splits}
     if existing := [str(file) for file in files.values() if file.exists() and not force]:
         raise DataError(f"{existing[0]} exists; give another folder or --force")
-    for split in {"train", "val", "test"} - splits.keys():
-        _refuse_overlap(
-            {photo.file_name for photo in photos}, Path(folder, f"captions_{split}.json")
-        )
+    for split in ("train", "val", "test"):
+        file = Path(folder, f"captions_{split}.json")
+        try:
+            names = {} if split in splits else read_captions([file])[0]
+        except DataError:
+            continue  # missing, or not captions
+        if shared := sorted({photo.file_name for photo in photos}.intersection(names.values())):
+            raise DataError(
+                f"{file} exists and holds {len(shared)} of these photos (first: {shared[0]}); "
+                "remove it, or give another folder"
+            )
     summary = ImportSummary()
     kept = [found for photo in photos if (found := _usable(photo, images, summary))]
     if not kept:
@@ -162,40 +169,23 @@ def write_coco(
     ids = [photo.image_id for photo, _ in kept if photo.image_id is not None]
     new_ids, numbers = itertools.count(max([first_id - 1, *ids]) + 1), itertools.count(1)
     for split, file in files.items():
-        content: dict[str, Any] = {
-            "info": {"description": f"{split} captions, imported by captioner"},
-            "licenses": [],
-            "images": [],
-            "annotations": [],
-        }
+        entries: list[dict[str, Any]] = []
+        annotations: list[dict[str, Any]] = []
         for photo, size in kept:
             if photo.split == split:
                 image_id = next(new_ids) if photo.image_id is None else photo.image_id
-                image = {"id": image_id, "file_name": photo.file_name} | size
-                content["images"].append(image)
-                content["annotations"] += [
+                entries.append({"id": image_id, "file_name": photo.file_name} | size)
+                annotations += [
                     {"id": next(numbers), "image_id": image_id, "caption": caption}
                     for caption in photo.captions
                 ]
-        summary.photos[split] = len(content["images"])
-        summary.captions[split] = len(content["annotations"])
-        if content["images"]:
+        summary.photos[split], summary.captions[split] = len(entries), len(annotations)
+        if entries:
+            info = {"description": f"{split} captions, imported by captioner"}
+            content = {"info": info, "licenses": [], "images": entries, "annotations": annotations}
             atomic_write(file, json.dumps(content) + "\n")
             summary.files[split] = file
     return summary
-
-
-def _refuse_overlap(given: set[str], file: Path) -> None:
-    """Refuse photos that are in a split that the folder already holds."""
-    try:
-        names, _ = read_captions([file])
-    except DataError:
-        return  # missing, or not captions
-    if shared := sorted(given.intersection(names.values())):
-        raise DataError(
-            f"{file} exists and holds {len(shared)} of these photos (first: {shared[0]}); "
-            "remove it, or give another folder"
-        )
 
 
 def _usable(

@@ -19,20 +19,18 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict
-from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
-from captioner.data.prefetch import read_batches, reader_threads
+from captioner.data.reading import read_batches, reader_threads
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_write, write_lock
 from captioner.model.encoder import Encoder
@@ -82,13 +80,9 @@ class FeatureCache:
     def __init__(self, folder: str | Path, fingerprint: Mapping[str, str]) -> None:
         """Open a folder that ``captioner prepare features`` has written.
 
-        Args:
-            folder: The folder.
-            fingerprint: From `feature_fingerprint`; what it leaves out matches any.
-
         Raises:
-            DataError: The folder has no features, is incomplete or damaged, or was made with
-                another fingerprint.
+            DataError: It has no features, is incomplete or damaged, or was made with another
+                fingerprint (from `feature_fingerprint`; what it leaves out matches any).
         """
         self.folder, header = Path(folder), read_header(folder)
         if not header:
@@ -128,44 +122,43 @@ class FeatureCache:
         return row is not None and bool(self.records[row]["readable"])
 
     def check(self, images: Sequence[CaptionedImage], *, flipped: bool = False) -> None:
-        """Check that the rows belong to these photos as they are now.
+        """Check that the rows, and with ``flipped`` the flipped ones, are of these photos as now.
 
         A file of the same name and size counts as unchanged. Missing files are not an error. A
         photo that could not be read counts as known (see `has`).
 
-        Args:
-            images: The photos to be read.
-            flipped: Whether their flipped rows are needed too.
-
         Raises:
             DataError: Photos are not in the cache, or their files have changed.
         """
+
+        def problem(image: CaptionedImage) -> str:
+            row = self._index.get(image.image_id)
+            if row is None or self._names[row] != image.path.name:
+                return "are not in"
+            if flipped and row >= self.flipped:
+                return "have no flipped row (data.horizontal_flip) in"
+            changed = _size(image.path) not in (-1, self.records[row]["size"])
+            return "have changed since they were encoded for" if changed else ""
+
         with ThreadPoolExecutor(reader_threads()) as pool:
-            problems = list(pool.map(partial(self._problem, flipped), images))
-        if wrong := [n for n, problem in enumerate(problems) if problem]:
+            problems = list(pool.map(problem, images))
+        if wrong := [n for n, found in enumerate(problems) if found]:
             raise DataError(
                 f"{len(wrong)} of {len(images)} photos {problems[wrong[0]]} {self.folder} "
                 f"(first: {images[wrong[0]].path}); {self._recreate}"
             )
 
     def read(self, photos: Sequence[tuple[int, bool]]) -> Tensor:
-        """Gather rows.
-
-        A row's checksum is verified when this process first reads it.
-
-        Args:
-            photos: Image ids, each with whether to read the flipped row.
+        """Gather the rows of image ids, or with True their flipped rows.
 
         Returns:
-            (B, L, D) in the cache's dtype; zeros for a photo that could not be read (see `has`).
-            Pinned if there is a GPU, except in a ``DataLoader`` worker: a forked process cannot
-            initialize CUDA.
+            (B, L, D) in the cache's dtype, pinned if there is a GPU; zeros for a photo that could
+            not be read (see `has`).
 
         Raises:
-            DataError: A row is damaged.
+            DataError: A row is damaged, by the checksum, which is verified at the first reading.
         """
-        pin = torch.cuda.is_available() and get_worker_info() is None
-        shape = (len(photos), *self.shape[1:])
+        shape, pin = (len(photos), *self.shape[1:]), torch.cuda.is_available()
         features = torch.empty(shape, dtype=self.dtype, pin_memory=pin)
         target = features.view(torch.uint8).numpy().reshape(len(photos), self._rows.shape[1])
         for number, (image_id, flipped) in enumerate(photos):
@@ -180,16 +173,6 @@ class FeatureCache:
                     )
                 self._verified[row] = True
         return features
-
-    def _problem(self, flipped: bool, image: CaptionedImage) -> str:
-        """Why the rows are not those of a photo; empty if they are."""
-        row = self._index.get(image.image_id)
-        if row is None or self._names[row] != image.path.name:
-            return "are not in"
-        if flipped and row >= self.flipped:
-            return "have no flipped row (data.horizontal_flip) in"
-        changed = _size(image.path) not in (-1, self.records[row]["size"])
-        return "have changed since they were encoded for" if changed else ""
 
 
 # --- Writing --------------------------------------------------------------------------------------
@@ -215,18 +198,18 @@ class FeatureEncoder(NamedTuple):
         return self.grid[0] * self.grid[1] * self.feature_dim * dtype.itemsize
 
 
-class Block(NamedTuple):
-    """Features of consecutive photos."""
+class EncodedPhoto(NamedTuple):
+    """A photo's features in bytes, or why it could not be read."""
 
-    records: NDArray[np.void]
-    """(B,) of `RECORD`."""
-    rows: NDArray[np.uint8]
-    """(B', bytes): the rows of the photos that could be read, then those of the flipped photos."""
-    errors: list[str]
-    """Of the photos that could not be read."""
+    size: int
+    """Of its file (bytes); -1: there was none."""
+    row: bytes
+    flipped: bytes
+    """Empty: it is not encoded flipped."""
+    error: str
 
 
-Blocks = Generator[Block, None, None]
+Blocks = Generator[list[EncodedPhoto], None, None]
 
 Progress = Iterator[tuple[int, list[str]]]
 """For each block written, the number of photos and the errors of those that could not be read."""
@@ -247,7 +230,7 @@ class FeatureWriter:
         """Inspect the folder, which is new, empty or has part of these features; write nothing yet.
 
         Args:
-            folder: The folder.
+            folder: Created if missing.
             encoder: Computes the features.
             images: The photos, in the order of their rows.
             flipped: Number of photos, from the first, that are also encoded flipped.
@@ -306,10 +289,7 @@ class FeatureWriter:
         )
 
     def write(self, blocks: Callable[[int], Blocks]) -> Progress:
-        """Write the blocks of the missing photos.
-
-        Args:
-            blocks: Yields them, in order, starting at the photo of this index.
+        """Write the missing photos, which ``blocks`` yields in order from the one of an index.
 
         Raises:
             DataError: Another process is filling the folder, or features overflow the dtype.
@@ -331,16 +311,20 @@ class FeatureWriter:
                 rows.truncate(self.bytes)
                 index.seek(self.done * RECORD.itemsize)  # over part of a record
                 for block in found:
-                    readable = np.flatnonzero(block.records["readable"]) + self.done
-                    flipped = len(self.images) + readable[readable < self.flipped]
-                    for number, row in zip([*readable, *flipped], block.rows, strict=True):
-                        rows.seek(int(number) * row_bytes)
-                        rows.write(row.data)
-                    _sync(rows)
-                    index.write(block.records.tobytes())
-                    _sync(index)
-                    self.done += len(block.records)
-                    yield len(block.records), block.errors
+                    records = np.zeros(len(block), RECORD)
+                    for n, photo in enumerate(block):
+                        crcs = zlib.crc32(photo.row), zlib.crc32(photo.flipped)
+                        records[n] = (photo.size, bool(photo.row), *crcs)
+                        for first, row in ((0, photo.row), (len(self.images), photo.flipped)):
+                            if row:
+                                rows.seek((first + self.done + n) * row_bytes)
+                                rows.write(row)
+                    for file, written in ((rows, b""), (index, records.tobytes())):
+                        file.write(written)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    self.done += len(block)
+                    yield len(block), [photo.error for photo in block if photo.error]
 
     @property
     def _header(self) -> dict[str, Any]:
@@ -361,8 +345,7 @@ def encode_photos(
 ) -> Blocks:
     """Encode photos, which threads read ahead; features that overflow the dtype are a DataError.
 
-    ``batch_size`` photos are encoded together and make a block; the first ``flipped`` photos are
-    also encoded flipped, by themselves.
+    A batch makes a block; the first ``flipped`` photos are also encoded flipped, by themselves.
     """
 
     def read(path: Path) -> NDArray[np.uint8]:
@@ -373,13 +356,12 @@ def encode_photos(
             pixels = {n: p for n, (_, p) in enumerate(batch) if not isinstance(p, ImageError)}
             turned = {n: p[:, ::-1] for n, p in pixels.items() if start + n < flipped}
             upright, mirrored = (_encode(p, paths[start:], encoder) for p in (pixels, turned))
-            records = np.zeros(len(batch), RECORD)
-            for n, (path, _) in enumerate(batch):
-                crcs = _crc(upright.get(n)), _crc(mirrored.get(n))
-                records[n] = (_size(path), n in pixels, *crcs)
-            rows = [*upright.values(), *mirrored.values()]
-            errors = [str(p) for _, p in batch if isinstance(p, ImageError)]
-            yield Block(records, np.stack(rows) if rows else np.empty((0, 0), np.uint8), errors)
+            block = []
+            for n, (path, found) in enumerate(batch):
+                error = "" if n in pixels else str(found)
+                rows = upright.get(n, b""), mirrored.get(n, b"")
+                block.append(EncodedPhoto(_size(path), *rows, error))
+            yield block
 
 
 def _size(path: Path) -> int:
@@ -390,18 +372,9 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _crc(row: NDArray[np.uint8] | None) -> int:
-    return 0 if row is None else zlib.crc32(row.data)
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def _encode(
     pixels: Mapping[int, NDArray[np.uint8]], paths: Sequence[Path], encoder: FeatureEncoder
-) -> dict[int, NDArray[np.uint8]]:
+) -> dict[int, bytes]:
     """The rows of photos, by their index in the block."""
     if not pixels:
         return {}
@@ -414,8 +387,8 @@ def _encode(
             f"{bad}: features overflow {dtype}; use --dtype bfloat16 or float32, or check "
             "the encoder's weights"
         )
-    data = features.cpu().contiguous().view(torch.uint8).numpy().reshape(len(pixels), -1)
-    return dict(zip(pixels, data, strict=True))
+    data = features.cpu().contiguous().view(torch.uint8).numpy()
+    return {n: row.tobytes() for n, row in zip(pixels, data, strict=True)}
 
 
 # --- The header -----------------------------------------------------------------------------------

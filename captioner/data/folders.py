@@ -54,9 +54,6 @@ def find_images(
             error.
         formats: What folders are searched for.
 
-    Returns:
-        The photos.
-
     Raises:
         DataError: A folder has no photos that can be decoded, or cannot be listed; or a name is
             empty.
@@ -168,8 +165,5 @@ def natural(name: str) -> str:
     A string, which takes less memory than a list of parts for a million names. Each number is
     preceded by its length (three digits; names have at most 255 characters), so 9 sorts before 10.
     """
-    return re.sub("0*([0-9]+)", _with_length, name.casefold()) + "\0" + name
-
-
-def _with_length(number: re.Match[str]) -> str:
-    return f"{len(number[1]):03}{number[1]}"
+    padded = re.sub("0*([0-9]+)", lambda n: f"{len(n[1]):03}{n[1]}", name.casefold())
+    return f"{padded}\0{name}"

@@ -1,7 +1,6 @@
 """Photo formats: their file name extensions, and whether they can be decoded here.
 
-Pillow decodes most of them, some only if it was built with the codec's library. HEIC needs
-``pillow-heif``, camera RAW ``rawpy``. JPEG XL is listed so that its photos are reported as photos.
+JPEG XL, which cannot, is listed so that its photos are reported as photos.
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@
 The format is detected from the content, not the extension. EXIF rotation is applied, transparent
 pixels become white, and the first frame of an animation is used. Truncated images are refused: a
 grey lower half would get a confident, wrong caption. Grey values of more than 8 bits are scaled,
-where Pillow would clip them: see `captioner.data.pixels`. HEIC is read with ``pillow-heif``, if
-installed, and of camera RAW the largest preview with ``rawpy``.
+where Pillow would clip them. Of camera RAW, the largest preview is read.
 
-What decoding costs is bounded before it begins: pixels, sides, and the scans of a progressive JPEG,
-each of which is a pass over all pixels and may take a few bytes; and the parts of a file, which
-Pillow reads one by one.
+What decoding costs is bounded before it begins: pixels, sides, the scans of a progressive JPEG,
+each of which is a pass over all pixels, and the parts of a file, which Pillow reads one by one.
 """
 
 from __future__ import annotations
@@ -56,7 +54,6 @@ USUAL_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "HEIF")
 _READABLE = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 _AGAIN = "copy or download the file again"
 _TOO_MANY_BYTES = f"more than {MAX_STREAM_BYTES:,} bytes; give an image file"
-_NO_PREVIEW = "its preview cannot be read ({}); export it as JPEG with your photo software"
 
 Photo = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | BinaryIO
 """What `open_image` reads."""
@@ -125,11 +122,9 @@ def open_reduced(
 ) -> tuple[Image.Image, tuple[int, int]]:
     """Read an image like `open_image`, a large JPEG at a half, a quarter or an eighth of its size.
 
-    The JPEG decoder then computes fewer pixels, which takes less time and memory. The pixels differ
-    a little from those of the whole image scaled down: give at least twice the size that they are
-    scaled to, for which the difference is small.
-
-    ``min_side`` is the lower bound of the shorter side of the reduced image (pixels).
+    The JPEG decoder then computes fewer pixels, which takes less time and memory. ``min_side`` is
+    the lower bound of the shorter side (pixels): with twice the size that the image is scaled to
+    later, that hardly differs from the whole image scaled down.
 
     Returns:
         The image, and the width and height of the whole image, both upright.
@@ -158,10 +153,7 @@ def open_reduced(
 
 
 def reduced_side(image_size: int) -> int:
-    """Shorter side to decode large JPEGs at, for a model with this input size (pixels).
-
-    Twice the input size, so that the input hardly differs, and enough to show the photo.
-    """
+    """The ``min_side`` for a model with this input size (pixels), enough also to show the photo."""
     return max(2 * image_size, 640)
 
 
@@ -193,7 +185,6 @@ def is_photo(source: object) -> bool:
 
 
 def _name_of(source: Photo) -> str:
-    """How messages call a photo."""
     name = source if isinstance(source, str | os.PathLike) else getattr(source, "name", "")
     if isinstance(name, str | os.PathLike) and str(name):
         return str(name)
@@ -386,14 +377,15 @@ def _raw_preview(file: BinaryIO) -> BinaryIO:
     file.seek(0)
     try:
         with rawpy.imread(file) as raw:
-            preview = raw.extract_thumb().data
+            preview: Any = raw.extract_thumb().data
+        # Others, of old cameras, are tiny; rawpy reads beyond their end if the file is damaged.
+        problem = "" if isinstance(preview, bytes) else "not a JPEG"
     except (rawpy.LibRawError, rawpy.NotSupportedError, MemoryError) as error:
         reason = error.args[0] if error.args else type(error).__name__
-        reason = reason.decode() if isinstance(reason, bytes) else reason
-        raise ImageError(_NO_PREVIEW.format(reason)) from error
-    # Others, of old cameras, are tiny; rawpy reads beyond their end if the file is damaged.
-    if not isinstance(preview, bytes):
-        raise ImageError(_NO_PREVIEW.format("not a JPEG"))
+        problem = reason.decode() if isinstance(reason, bytes) else str(reason)
+    if problem:
+        advice = "export it as JPEG with your photo software"
+        raise ImageError(f"its preview cannot be read ({problem}); {advice}")
     return io.BytesIO(preview)  # LibRaw adds EXIF where there is none
 
 

@@ -63,12 +63,7 @@ Reader: TypeAlias = Callable[[Path, Columns], Iterator[ImportedPhoto]]
 def import_captions(
     source: str | Path, layout: str = "auto", columns: Columns = USUAL
 ) -> list[ImportedPhoto]:
-    """Read captions.
-
-    Args:
-        source: File or folder, see `find_source`.
-        layout: A key of `IMPORTERS`, or auto.
-        columns: Of a table.
+    """Read the captions of a file or folder (see `find_source`) in a layout of `IMPORTERS`.
 
     Raises:
         ConfigError: Columns are given for a layout that has none.
@@ -163,21 +158,14 @@ _SPLITS = {
 
 
 def _read_csv(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
-    """A table with one caption per row.
-
-    With comma and semicolon, quotes work as in RFC 4180; with tab and ``|`` they matter only around
-    a whole field, as in Flickr30k's results.csv.
-    """
+    """A table with one caption per row, quoted as in RFC 4180."""
     text = _read_text(path)
-    separator = _separator(text, columns)
-    verbatim = separator in "\t|"
-    quoting: Any = csv.QUOTE_NONE if verbatim else csv.QUOTE_MINIMAL
-    lines = io.StringIO(text, newline="")
-    reader = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)
+    separator, _ = _header(text, columns)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows = (row for row in reader if any(cell.strip() for cell in row))
     try:
-        names = [_unquote(name).lower() for name in next(rows)]
-        found = _found(f"{path}:{reader.line_num}", names, columns)
+        names = [name.strip().lower() for name in next(rows)]
+        found = _find(names, columns, f"{path}:{reader.line_num}")
         for row in rows:
             where = f"{path}:{reader.line_num}"
             if separator == "|" and len(row) == len(names) - 1:  # once in Flickr30k's results.csv
@@ -187,16 +175,16 @@ def _read_csv(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
                     f"{where}: {len(row)} fields, but the header has {len(names)}; put quotes "
                     f"around a field that holds {separator!r}"
                 )
-            cells = map(_unquote, row) if verbatim else row
-            yield _photo(where, dict(zip(names, cells, strict=True)), found)
+            yield _photo(where, dict(zip(names, map(str.strip, row), strict=True)), found)
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}: not valid CSV ({error})") from error
 
 
-def _separator(text: str, columns: Columns) -> str:
-    """What splits the header into a file and a caption column, or else into most columns."""
+def _header(text: str, columns: Columns) -> tuple[str, list[str]]:
+    """What splits the header into a file and a caption column, or else into most; the columns."""
     header = text.lstrip("\n").split("\n", 1)[0]
-    return max("\t|;,", key=lambda one: (len(_find(header.split(one), columns)), header.count(one)))
+    splits = [(one, next(csv.reader([header], delimiter=one))) for one in "\t|;,"]
+    return max(splits, key=lambda split: (len(_find(split[1], columns)), len(split[1])))
 
 
 def _read_jsonl(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
@@ -207,7 +195,7 @@ def _read_jsonl(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
         except (TypeError, ValueError) as error:
             raise DataError(f"{path}:{number}: not a JSON object ({error})") from error
         where = f"{path}:{number}"
-        yield _photo(where, record, _found(where, record, columns))
+        yield _photo(where, record, _find(record, columns, where))
 
 
 def _read_imagefolder(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
@@ -249,22 +237,16 @@ def _split(where: str, name: Any) -> str:
     return known
 
 
-def _find(names: Iterable[str], columns: Columns) -> dict[str, str]:
-    """The names of the file and of the caption column, as far as they are there."""
-    lower = {_unquote(name).lower(): name for name in reversed(list(names))}
+def _find(names: Iterable[str], columns: Columns, where: str = "") -> dict[str, str]:
+    """The names of the file and of the caption column; with ``where``, both must be there."""
+    lower = {name.strip().lower(): name for name in reversed(list(names))}
     found = {}
     for kind, usual in _USUAL_NAMES.items():
         given = getattr(columns, kind)
         accepted = usual if given is None else (given.strip().lower(),)
         if present := [lower[name] for name in accepted if name in lower]:
             found[kind] = present[0]
-    return found
-
-
-def _found(where: str, names: Iterable[str], columns: Columns) -> dict[str, str]:
-    """See `_find`; both must be there."""
-    found = _find(names, columns)
-    if missing := [kind for kind in _USUAL_NAMES if kind not in found]:
+    if where and (missing := [kind for kind in _USUAL_NAMES if kind not in found]):
         wanted = (repr(getattr(columns, kind) or kind) for kind in missing)
         options = " and ".join(f"--{kind}-column" for kind in missing)
         raise DataError(
@@ -272,14 +254,6 @@ def _found(where: str, names: Iterable[str], columns: Columns) -> dict[str, str]
             f"name the right one with {options}"
         )
     return found
-
-
-def _unquote(text: str) -> str:
-    """Remove quotes around a whole field (``"a ""b"" c"``); others belong to the text."""
-    text = text.strip()
-    inner = text[1:-1]
-    enclosed = len(text) >= 2 and text[0] == text[-1] == '"'
-    return inner.replace('""', '"') if enclosed and '"' not in inner.replace('""', "") else text
 
 
 def _read_text(path: Path) -> str:
@@ -314,10 +288,6 @@ IMPORTERS: dict[str, Reader] = {
 
 def find_source(path: str | Path, layout: str = "auto") -> Path:
     """The captions file of a folder; a file is returned as it is, and so is an image folder.
-
-    Args:
-        path: File or folder.
-        layout: A key of `IMPORTERS`, or auto.
 
     Raises:
         DataError: The folder has none, or several token files, none of them Flickr8k.token.txt.
@@ -360,8 +330,7 @@ def detect_layout(path: Path, columns: Columns = USUAL) -> str:
     elif (
         columns != USUAL
         or path.suffix.lower() in {".csv", ".tsv"}
-        or len(_find(text.lstrip("\n").split("\n", 1)[0].split(_separator(text, USUAL)), USUAL))
-        == 2
+        or len(_find(_header(text, USUAL)[1], USUAL)) == 2
     ):
         return "csv"
     raise DataError(

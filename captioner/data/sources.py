@@ -21,10 +21,17 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import DataLoader
 
-from captioner.data.augmentation import Augmentation
-from captioner.data.batches import Batch, EncodedImage, Item, PhotoReader, Request, collate
+from captioner.data.batches import (
+    Augmentation,
+    Batch,
+    EncodedImage,
+    Item,
+    PhotoReader,
+    Request,
+    collate,
+)
 from captioner.data.features import FeatureCache
-from captioner.data.prefetch import read_ahead
+from captioner.data.reading import read_ahead
 from captioner.data.shards import Manifest, Shard, ShardPhoto, read_manifest, read_shard
 from captioner.errors import ConfigError, DataError
 from captioner.model.preprocessing import Preprocessing
@@ -83,10 +90,8 @@ class PhotoSource:
             captions, flipped = self.reader.sample(photo, epoch)
             items.append(Item(photo.image.image_id, torch.tensor(flipped), captions, photo.start))
         batch = collate(items)
-        images = cache.read(list(zip(batch.image_ids, batch.images.tolist(), strict=True)))
-        if torch.cuda.is_available():
-            images = images.pin_memory()  # here in the thread, as the DataLoader does for photos
-        return batch._replace(images=images)
+        rows = list(zip(batch.image_ids, batch.images.tolist(), strict=True))
+        return batch._replace(images=cache.read(rows))
 
 
 def epoch_batches(
@@ -94,31 +99,18 @@ def epoch_batches(
 ) -> list[list[int]]:
     """Batches of the photos' indices, over all processes, shuffled by seed and epoch.
 
-    With ``bucket`` above 1, photos with the same number of captions of similar lengths share a
-    batch: the photos of ``bucket`` consecutive batches in shuffled order are sorted by number of
-    captions, then by their caption lengths in ascending order, and cut into batches. The order of
-    the batches is shuffled again.
-
-    Args:
-        lengths: Caption lengths of each photo (words).
-        batch_size: Photos per batch; the last one may have fewer.
-        seed: The run's seed.
-        epoch: From 0.
-        bucket: Number of batches that are sorted together; 1: random batches.
+    With ``bucket`` above 1, photos with the same number of captions of similar ``lengths`` (words)
+    share a batch: the photos of ``bucket`` consecutive batches in shuffled order are sorted by
+    number of captions, then by their lengths in ascending order, and cut into batches. The order of
+    the batches is shuffled again. The last batch may have fewer photos than ``batch_size``.
     """
     size = len(lengths)
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(size, generator=generator).tolist()
     if bucket > 1:
-        keys, window = (
-            [(len(of_photo), *sorted(of_photo)) for of_photo in lengths],
-            bucket * batch_size,
-        )
-        order = [
-            index
-            for start in range(0, size, window)
-            for index in sorted(order[start : start + window], key=keys.__getitem__)
-        ]
+        keys, window = [(len(one), *sorted(one)) for one in lengths], bucket * batch_size
+        windows = [order[start : start + window] for start in range(0, size, window)]
+        order = [n for one in windows for n in sorted(one, key=keys.__getitem__)]
     batches = [order[i : i + batch_size] for i in range(0, size, batch_size)]
     if bucket > 1:
         shuffled = torch.randperm(len(batches), generator=generator).tolist()
@@ -161,11 +153,7 @@ class ShardSource:
         return max(-(-count // self._share(rank)) for rank, count in enumerate(photos))
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """An epoch's batches from batch ``start``; those before are not decoded.
-
-        Raises:
-            DataError: A shard is damaged.
-        """
+        """An epoch's batches from batch ``start``; those before are not decoded."""
         read, shards = partial(read_shard, self.manifest.folder), self._shards(epoch, self.rank)
         with closing(read_ahead(read, shards, ahead=READ_AHEAD, threads=READ_AHEAD)) as found:
             photos = map(partial(self._request, epoch), chain.from_iterable(found))
@@ -214,11 +202,7 @@ def open_source(
     rank: int = 0,
     world: int = 1,
 ) -> Source:
-    """Open the source of process ``rank`` of ``world``; with a cache, it gives features.
-
-    Raises:
-        CaptionerError: The shards cannot be read, or are too few for the processes.
-    """
+    """Open the source of process ``rank`` of ``world``; with a cache, it gives features."""
     data, batch_size = config.data, config.training.batch_size
     reader = PhotoReader(
         preprocessing,
@@ -265,15 +249,13 @@ def without_text(batch: list[Request]) -> list[Request]:
     return [r._replace(photo=photo) for r, photo in zip(batch, photos, strict=True)]
 
 
-def _leave_signals_to_parent(worker: int) -> None:
+def _leave_signals_to_parent(_: int) -> None:
     """Ignore Ctrl-C and SIGTERM, which reach the whole process group: the parent handles them."""
-    del worker
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _shuffled(photos: Iterator[Request], buffer: int, rng: random.Random) -> Iterator[Request]:
-    """Shuffle through a buffer of that many photos."""
     held: list[Request] = []
     for photo in photos:
         if len(held) < buffer:

@@ -12,7 +12,7 @@ from typing import Any
 from captioner.caption import Caption
 from captioner.data.coco import locate_photos, read_captions, read_dataset
 from captioner.data.folders import find_images
-from captioner.data.progress import photo_bar
+from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, DataError, OptionError, either, first_of
 from captioner.evaluation.grounding import Instances, measure, read_instances
 from captioner.evaluation.metrics import CaptionEvaluator

@@ -20,8 +20,7 @@ from captioner.caption import DOUBTFUL
 from captioner.data.coco import CaptionedImage, locate_photos, read_dataset
 from captioner.data.folders import find_images
 from captioner.data.images import open_image
-from captioner.data.prefetch import read_batches
-from captioner.data.progress import photo_bar
+from captioner.data.reading import photo_bar, read_batches
 from captioner.errors import ConfigError, DataError, ImageError, OptionError, counted
 from captioner.evaluation.api import model_frequencies
 from captioner.evaluation.calibration import (

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from captioner.caption import CropBox
 from captioner.data.images import open_image
-from captioner.data.progress import photo_bar
+from captioner.data.reading import photo_bar
 from captioner.errors import DataError, ImageError, OptionError
 from captioner.evaluation.bootstrap import MIN_IMAGES, PhotoMeans, compare, interval, too_few
 from captioner.evaluation.options import OnError, raise_error

@@ -20,7 +20,7 @@ from PIL import Image
 
 from captioner.caption import END_NAME, Alternative, Caption, CropBox, Keyword, text_of
 from captioner.data.images import Photo, is_photo, open_image, reduced_side
-from captioner.data.prefetch import read_batches, reader_threads
+from captioner.data.reading import read_batches, reader_threads
 from captioner.drawing.pages import PhotoCaption, shown_photo, with_photo
 from captioner.errors import ConfigError, ImageError, OptionError
 from captioner.hardware import Precision

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from captioner.caption import Alternative, Caption, CropBox, Keyword
-from captioner.data.prefetch import read_ahead
+from captioner.data.reading import read_ahead
 from captioner.errors import CaptionerError, ConfigError, ImageError, ServerError
 from captioner.geometry import Geometry
 

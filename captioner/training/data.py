@@ -14,7 +14,7 @@ from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.features import FeatureCache, feature_fingerprint, read_header
 from captioner.data.images import image_size, open_image
 from captioner.data.importers import import_captions
-from captioner.data.prefetch import read_batches, reader_threads
+from captioner.data.reading import read_batches, reader_threads
 from captioner.errors import ConfigError, ImageError, first_of
 from captioner.model.captioner import CaptionModel
 from captioner.options import DataConfig, TrainConfig

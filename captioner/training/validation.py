@@ -20,7 +20,7 @@ from captioner.data.batches import pad_captions
 from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
 from captioner.data.images import image_size, open_image
-from captioner.data.prefetch import read_batches
+from captioner.data.reading import read_batches
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.report import describe_texts

@@ -12,8 +12,7 @@ from PIL import Image
 
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.dataset import prepare_dataset
-from captioner.data.metadata.embedding import embedded_description
-from captioner.data.metadata.xmp import read_description
+from captioner.data.metadata import embedded_description, read_description
 
 
 @pytest.fixture

@@ -25,8 +25,7 @@ from captioner.cli import caption as caption_module
 from captioner.cli import sidecars as sidecars_module
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE
 from captioner.cli.outputs import entry, journal_path
-from captioner.data.metadata.embedding import embedded_description
-from captioner.data.metadata.xmp import read_description, set_description
+from captioner.data.metadata import embedded_description, read_description, set_description
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from PIL import Image
 from tiny_data import write_captions
 
 from captioner.cli.main import FAILED, OK, USAGE
-from captioner.data.metadata.embedding import embedded_description
+from captioner.data.metadata import embedded_description
 from captioner.errors import ConfigError
 from captioner.inference.folder import KEYWORDS, load_model
 

@@ -1,4 +1,4 @@
-"""Reading ahead with threads."""
+"""Reading photos: ahead in threads, in batches, and with a progress bar."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from captioner.errors import ImageError
 
@@ -26,13 +26,9 @@ def read_ahead(
 ) -> Generator[R, None, None]:
     """``map`` in threads that run ahead of the consumer; results keep their order.
 
-    Closing the generator cancels the calls that have not started.
-
-    Args:
-        function: Called on each item; its exception is raised where its result would be yielded.
-        items: Consumed as they are needed.
-        ahead: Calls in flight, at least 1, the one that is waited for included.
-        threads: Calls that run at the same time.
+    An exception is raised where the result would be yielded. Items are consumed as they are needed:
+    ``ahead`` calls are in flight, the one that is waited for included. Closing the generator
+    cancels the calls that have not started.
     """
     source = iter(items)
     pending: deque[Future[R]] = deque()
@@ -53,12 +49,8 @@ def read_batches(
 ) -> Generator[list[tuple[T, R | ImageError]], None, None]:
     """Call a function on items, such as photos, in batches; while one is used, the next is read.
 
-    Args:
-        function: See `read_ahead`; its ``ImageError`` is the result of its item, and so is a lack
-            of memory.
-        items: Consumed as they are needed.
-        size: Items per batch; the last batch may have fewer.
-        threads: See `read_ahead`.
+    An ``ImageError`` is the result of its item, and so is a lack of memory. See `read_ahead`; the
+    last batch may have fewer items than ``size``.
     """
 
     def call(item: T) -> tuple[T, R | ImageError]:
@@ -74,3 +66,14 @@ def read_batches(
     with closing(read_ahead(call, items, ahead=size + threads - 1, threads=threads)) as results:
         while batch := list(islice(results, size)):
             yield batch
+
+
+def photo_bar(photos: Iterable[Any] | None = None, *, shown: bool = True, **options: Any) -> Any:
+    """A progress bar of photos on standard error, if that is a terminal; options are tqdm's.
+
+    Without ``photos`` to iterate over, the caller calls ``update``.
+    """
+    from tqdm import tqdm  # here, for what shows no progress
+
+    hidden = None if shown else True  # None: unless it is a terminal
+    return tqdm(photos, **{"unit": "photo", "disable": hidden, "dynamic_ncols": True} | options)

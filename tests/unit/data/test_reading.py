@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from captioner.data.prefetch import read_ahead, read_batches
+from captioner.data.reading import read_ahead, read_batches
 from captioner.errors import ImageError
 
 

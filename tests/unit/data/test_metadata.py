@@ -16,8 +16,13 @@ import pytest
 from mutated_photos import chunk, encoded
 from PIL import Image
 
-from captioner.data.metadata.embedding import can_embed, embed_description, embedded_description
-from captioner.data.metadata.xmp import read_description, set_description
+from captioner.data.metadata import (
+    can_embed,
+    embed_description,
+    embedded_description,
+    read_description,
+    set_description,
+)
 from captioner.errors import DataError
 
 TEXT = "a man's hat <on> the grass & a dog"
@@ -132,6 +137,7 @@ def test_exiftool_reads_the_description(kind, text, tmp_path) -> None:
     (tmp_path / "photo").write_bytes(new)
     assert embedded_description(new) == text
     assert pixels_of(new) == pixels_of(original)
+    assert new[:20] == original[:20]  # JFIF, or the header, comes first
     if kind == "JPEG":
         assert new.endswith(original[original.index(b"\xff\xda") :])  # not encoded again
     found = exiftool(tmp_path / "photo")
