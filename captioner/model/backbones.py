@@ -150,11 +150,7 @@ def _timm(name: str, pretrained: bool, image_size: int | None) -> Backbone:
         if hasattr(network, head):
             setattr(network, head, nn.Identity())
     mean, std = tuple(trained["mean"]), tuple(trained["std"])
-    return Backbone(network, _forward_features, mean, std, sized)
-
-
-def _forward_features(network: Any, images: Tensor) -> Any:
-    return network.forward_features(images)
+    return Backbone(network, lambda model, photos: model.forward_features(photos), mean, std, sized)
 
 
 # --- torchvision ---------------------------------------------------------------------------------
@@ -201,11 +197,7 @@ def _torchvision(name: str, pretrained: bool, image_size: int | None) -> Backbon
     cut = create_feature_extractor(
         network, return_nodes={node: "features"}, suppress_diff_warning=True
     )
-    return Backbone(cut, _features, mean, std)
-
-
-def _features(network: Any, images: Tensor) -> Any:
-    return network(images)["features"]
+    return Backbone(cut, lambda model, photos: model(photos)["features"], mean, std)
 
 
 def _patches(network: Any, images: Tensor) -> Tensor:

@@ -99,9 +99,6 @@ class Decoder(nn.Module):
     GATES = 4
     """Gates of the recurrence."""
 
-    context_output: nn.Linear
-    """Where the readout reads a context."""
-
     def __init__(
         self,
         config: DecoderConfig,
@@ -228,15 +225,6 @@ class Decoder(nn.Module):
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
         """Logits (..., V) from the previous word's embedding (..., E) and ``Step.outputs``."""
         raise NotImplementedError
-
-    def readout_photo(self, memory: Memory) -> Tensor:
-        """Logits from the summary in place of a context, without a word or a state, (B, V).
-
-        For ``photo_words``; not for attention ``fixed_at_start``, whose readout has no context.
-        """
-        context: Tensor = widen(self.context_output(memory.summary.squeeze(1)))
-        logits: Tensor = self.word_output(self.dropout(torch.tanh(context)))
-        return logits
 
     def forward(self, memory: Memory, tokens: Tensor, needed: Tensor | None = None) -> Unrolled:
         """Teacher forcing: every step gets the true previous word.

@@ -42,14 +42,13 @@ from captioner.hardware import (
 )
 from captioner.inference.captioner import Captioner
 from captioner.inference.card import write_card
-from captioner.inference.folder import CARD, StoredModel, save_model
+from captioner.inference.folder import CARD, StoredModel, load_model, save_model
 from captioner.model.captioner import CaptionModel
 from captioner.model.losses import Losses
 from captioner.training.checks import setting_warnings
 from captioner.training.objectives import Task, build_objective
 from captioner.training.optim import (
     RunningAverage,
-    average_models,
     lr_factor,
     make_optimizer,
     mean_weights,
@@ -370,10 +369,16 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _save_average(self) -> None:
-        """Average the kept models' weights into one more model, validate and save it."""
+        """Average the kept models' weights into one more model, validate and save it.
+
+        Source: Izmailov et al. 2018 (arXiv:1803.05407). Deviation: the best models of a run with a
+        decaying learning rate, as Vaswani et al. 2017 average them, not its last ones.
+        """
         self.accelerator.wait_for_everyone()
         epochs = sorted(map(int, self.progress.kept))
-        stored = average_models([self.folder.kept(epoch) for epoch in epochs])
+        stored, *others = (load_model(self.folder.kept(epoch)) for epoch in epochs)
+        states = [one.model.state_dict() for one in (stored, *others)]
+        stored.model.load_state_dict(mean_weights(states, [1 / len(epochs)] * len(epochs)))
         scores, _ = self._score(stored)
         if self.main:
             stored.info = {"training": {"average_of_epochs": epochs, **scores}}

@@ -218,7 +218,7 @@ class WordsOfPhotos:
 def photo_words_loss(decoder: Decoder, memory: Memory, tokens: Tensor, present: Tensor) -> Tensor:
     """Predict the words of a photo from its mean feature alone, with the decoder's own readout.
 
-        - sum over photos, sum over the photo's words w of log softmax(readout_photo)_w
+        - sum over photos, sum over the photo's words w of log softmax(L_o tanh(L_z mean))_w
 
     A scalar, nats, from the content words (C,) and the photos' own, 1 in (B, C), on the CPU; the
     softmax is over content words. It trains the encoder to see what the captions name, wherever it
@@ -228,7 +228,8 @@ def photo_words_loss(decoder: Decoder, memory: Memory, tokens: Tensor, present: 
     of Wu et al. 2016 (arXiv:1506.01144). Deviation: one softmax over the mean feature instead of a
     detector per region and word. Not for attention ``fixed_at_start``.
     """
-    logits = widen(decoder.readout_photo(memory))
+    context = widen(decoder.get_submodule("context_output")(memory.summary.squeeze(1)))
+    logits = widen(decoder.word_output(decoder.dropout(torch.tanh(context))))
     tokens, present = (upload(part, logits.device) for part in (tokens, present))
     return -(logits.index_select(1, tokens).log_softmax(dim=1) * present).sum()
 

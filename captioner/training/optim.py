@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from captioner.inference.folder import StoredModel, load_model
 from captioner.model.captioner import CaptionModel
 from captioner.options import TrainingConfig
 
@@ -76,18 +74,6 @@ class RunningAverage(AveragedModel):
         for mine, theirs in zip(self.module.buffers(), model.buffers(), strict=True):
             mine.copy_(theirs)
         self.n_averaged += 1
-
-
-def average_models(folders: Sequence[Path]) -> StoredModel:
-    """Average the weights of several models of one run.
-
-    Source: Izmailov et al. 2018 (arXiv:1803.05407). Deviation: averages the best models of a run
-    with a decaying learning rate, as Vaswani et al. 2017 do, not the last of a constant one.
-    """
-    models = [load_model(folder) for folder in folders]
-    states = [stored.model.state_dict() for stored in models]
-    models[0].model.load_state_dict(mean_weights(states, [1 / len(states)] * len(states)))
-    return models[0]
 
 
 def mean_weights(
