@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
@@ -20,8 +21,7 @@ from captioner.data.batches import pad_captions
 from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
 from captioner.data.images import image_size, open_image
-from captioner.data.reading import read_batches
-from captioner.errors import ImageError
+from captioner.data.reading import read_ahead
 from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.report import describe_texts
 from captioner.hardware import autocast, upload
@@ -85,14 +85,10 @@ def decode(
     for style in dict.fromkeys(image.style for image in images):
         of_style = [image for image in images if image.style == style]
         options = replace(search, style=style) if style else search
-        with closing(read_batches(prepare, of_style, BATCH)) as batches:
-            for batch in batches:
-                inputs = []
-                for _, found in batch:
-                    if isinstance(found, ImageError):
-                        raise found
-                    inputs.append(found)
-                sentences += _caption(captioner, [image for image, _ in batch], inputs, options)
+        with closing(read_ahead(prepare, of_style, ahead=BATCH + 1, threads=2)) as inputs:
+            for start in range(0, len(of_style), BATCH):
+                some = of_style[start : start + BATCH]
+                sentences += _caption(captioner, some, list(islice(inputs, BATCH)), options)
     return sentences
 
 

@@ -241,7 +241,9 @@ def test_timm_transformer_weights_load_at_any_size(tower, monkeypatch, tmp_path)
 @torch.no_grad()
 def test_torchvisions_vision_transformers(monkeypatch, tmp_path) -> None:
     def small(name: str, weights: object, image_size: int = 64) -> nn.Module:
-        return models.VisionTransformer(image_size, 16, 1, 2, 16, 32)
+        made = models.VisionTransformer(image_size, 16, 1, 2, 16, 32)
+        nn.init.constant_(made.class_token, 0 if weights is None else 3)
+        return made
 
     monkeypatch.setattr(models, "get_model", small)
     original = with_random_weights(small("", None))
@@ -257,6 +259,8 @@ def test_torchvisions_vision_transformers(monkeypatch, tmp_path) -> None:
     assert encoder.measure(64) == (16, (4, 4))
     torch.testing.assert_close(encoder(images)[0], seen[0][:, 1:])
     assert larger.measure(96) == (16, (6, 6))
+    pretrained = Encoder("vit_b_16", pretrained=True, image_size=96)
+    assert (pretrained.backbone.class_token == 3).all()
     assert locate_regions(larger, 96).y == (8, 16, 0, 96)
     with pytest.raises(ConfigError, match=r"does not support 100 x 100 pixels: .*indivisible"):
         Encoder("vit_b_16", image_size=100)
