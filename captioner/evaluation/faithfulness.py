@@ -16,14 +16,13 @@ mean of the photo (of its features, or its colour) or that of the blurred photo.
 Source: Petsiuk et al. 2018 (arXiv:1806.07421); deviations: regions instead of single pixels,
 log-probabilities instead of probabilities, and the blur removes whole regions.
 
-Notation: W content words, L regions, S steps, V versions of a photo, N scored pairs of a version
-and a word.
+Notation: W content words of T words, L regions, S steps, V versions of a photo.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -44,7 +43,7 @@ from captioner.geometry import Geometry
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Ensemble, Prepared
 from captioner.inference.torch_engine import TorchEngine
-from captioner.model.explanations import WordScorer, rows_per_block
+from captioner.model.explanations import WordScorer
 from captioner.options import ExplanationMethod, FaithfulnessOptions, SearchOptions
 from captioner.text.vocabulary import FUNCTION_WORDS, UNKNOWN
 
@@ -52,9 +51,6 @@ T = TypeVar("T")
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
-Score = Callable[[Indices, NDArray[np.bool_], Indices, Indices], Array]
-"""From versions of a photo, which are fills (V,) and masks (V, L) of regions to fill, and versions
-(N,) with words (N,) to score: to log-probabilities (N,)."""
 
 MEAN, BLUR = 0, 1
 CURVES = {
@@ -69,32 +65,36 @@ METHODS: tuple[ExplanationMethod, ...] = ("attention", "gradient_input", "grad_c
 BASELINES = ("random", "centre", "least_attended")
 ORDERS = (*METHODS, *BASELINES)
 
-ENCODED_TOGETHER = 16
-"""Versions of a photo that the encoder processes together."""
+TOGETHER = 16
+"""Versions of a photo that are processed together."""
 
 
 # --- orders --------------------------------------------------------------------------------------
 
 
-def measure_orders(orders: Indices, steps: int, score: Score) -> Array:
-    """Delete and insert the regions of a photo in given orders, (orders, W, L), first ones first.
+class Versions(NamedTuple):
+    """What becomes of a photo whose regions are deleted and inserted; each version once."""
 
-    Returns the log-probability of the words, (curves, orders, W, S + 1). ``score`` is called once;
-    versions that several orders share are scored once.
-    """
-    count, words, regions = orders.shape
-    counts = np.rint(np.linspace(0, regions, steps + 1))
-    ranks = orders.argsort(axis=2)
-    first = ranks[:, :, None, :] < counts[:, None]  # (orders, W, S + 1, L), deleted or inserted
-    masks = np.stack([~first if inserts else first for _, inserts in CURVES.values()])
-    fills = np.array([fill for fill, _ in CURVES.values()])[:, None, None, None]
-    fills = np.where(masks.any(axis=-1), fills, MEAN)  # without a mask there is nothing to fill
-    rows = np.concatenate([fills[..., None], masks], axis=-1).reshape(-1, regions + 1)
-    rows, version = np.unique(rows, axis=0, return_inverse=True)
-    word = np.broadcast_to(np.arange(words)[:, None], fills.shape).ravel()
-    pairs, inverse = np.unique(version.ravel() * words + word, return_inverse=True)
-    found = score(rows[:, 0], rows[:, 1:].astype(bool), *divmod(pairs, words))
-    return found[inverse].reshape(len(CURVES), count, words, steps + 1)
+    fills: Indices
+    """``MEAN`` or ``BLUR``, (V,)."""
+    masks: NDArray[np.bool_]
+    """The regions that are filled, (V, L)."""
+    points: Indices
+    """The version at each point of the curves, (curves, orders, W, S + 1)."""
+
+    @classmethod
+    def of(cls, orders: Indices, steps: int) -> Versions:
+        """Delete and insert the regions of a photo in orders of their indices, (orders, W, L)."""
+        regions = orders.shape[2]
+        counts = np.rint(np.linspace(0, regions, steps + 1))
+        ranks = orders.argsort(axis=2)
+        first = ranks[:, :, None, :] < counts[:, None]  # (orders, W, S + 1, L), deleted or inserted
+        masks = np.stack([~first if inserts else first for _, inserts in CURVES.values()])
+        fills = np.array([fill for fill, _ in CURVES.values()])[:, None, None, None]
+        fills = np.where(masks.any(axis=-1), fills, MEAN)  # without a mask there is nothing to fill
+        rows = np.concatenate([fills[..., None], masks], axis=-1).reshape(-1, regions + 1)
+        rows, index = np.unique(rows, axis=0, return_inverse=True)
+        return cls(rows[:, 0], rows[:, 1:].astype(bool), index.reshape(fills.shape))
 
 
 def region_orders(
@@ -164,27 +164,13 @@ class _Photo:
         mask = torch.from_numpy(masks).to(device).unsqueeze(2)
         return torch.where(mask, self.fill_grids[torch.from_numpy(fills).to(device)], self.grid)
 
-    def score(self, level: str, scorer: WordScorer, positions: Indices) -> Score:
-        """A function that scores versions; its words are those at the positions."""
-        together = ENCODED_TOGETHER
-        if level == "grid":
-            together = max(1, rows_per_block(self.grid) // len(positions))
-
-        def score(fills: Indices, masks: NDArray[np.bool_], of: Indices, words: Indices) -> Array:
-            found = np.empty(len(words))
-            for start in range(0, len(fills), together):
-                block = slice(start, start + together)
-                grids = self.filled(level, fills[block], masks[block])
-                at = np.flatnonzero((of >= start) & (of < block.stop))
-                at = at[np.argsort(-positions[words[at]], kind="stable")]  # as `one_word` needs
-                rows, steps = (
-                    torch.from_numpy(numbers[at]).to(grids.device)
-                    for numbers in (of - start, positions[words])
-                )
-                found[at] = scorer.one_word(grids[rows], steps).cpu().double().numpy()
-            return found
-
-        return score
+    def score(self, level: str, scorer: WordScorer, versions: Versions) -> Array:
+        """Log-probability of every word given each version, (V, T)."""
+        starts = range(0, len(versions.fills), TOGETHER)
+        blocks = [slice(start, start + TOGETHER) for start in starts]
+        grids = (self.filled(level, versions.fills[one], versions.masks[one]) for one in blocks)
+        scores: Array = torch.cat([*map(scorer.every_word, grids)]).cpu().double().numpy()
+        return scores
 
 
 # --- captions ------------------------------------------------------------------------------------
@@ -261,10 +247,12 @@ def measure_photo(
             maps = engine.relevance(method, photo.grid, start, caption.tokens)
         relevances[method] = maps.astype(np.float64)[positions]
     orders = region_orders(relevances, engine.geometry, engine.grid, number)
+    versions = Versions.of(orders, options.steps)
     whole = scorer.every_word(grids[0])[0].cpu().double().numpy()[positions]
     curves = {}
     for level in ("grid", "pixels") if options.level == "both" else (options.level,):
-        found = measure_orders(orders, options.steps, photo.score(level, scorer, positions))
+        found = photo.score(level, scorer, versions)[:, positions]  # (V, W)
+        found = found[versions.points, np.arange(len(positions))[:, None]]
         curves[level] = found - whole[:, None]
     return [
         Word(

@@ -18,10 +18,10 @@ from captioner.evaluation.faithfulness import (
     MEAN,
     METHODS,
     ORDERS,
+    Versions,
     Word,
     content_words,
     measure,
-    measure_orders,
     measure_photo,
     region_orders,
     summarize,
@@ -37,26 +37,18 @@ from captioner.text.vocabulary import UNKNOWN
 GRID, REGIONS = (2, 3), 6
 
 
-def additive_score(weights):
-    """A model that sums the weights of the remaining regions; blurred ones count half."""
-    calls = []
-
-    def score(fills, masks, of, words):
-        calls.append(len(words))
-        left = np.where(masks, np.where(fills == BLUR, 0.5, 0.0)[:, None], 1.0)
-        return (left[of] * weights[words]).sum(axis=1)
-
-    return score, calls
-
-
 def test_orders_for_an_additive_model() -> None:
-    """Deleting by the true weights costs most at first; every curve is known."""
+    """It sums the weights of the remaining regions; blurred ones count half.
+
+    Deleting by the true weights costs most at first; every curve is known.
+    """
     weights = np.array([[3.0, 0, 1, 0, 2, 0], [0, 5, 0, 0, 0, 1]])
     best = np.argsort(-weights, axis=1, kind="stable")
-    score, calls = additive_score(weights)
 
-    found = measure_orders(np.stack([best, best[:, ::-1]]), 6, score)
+    versions = Versions.of(np.stack([best, best[:, ::-1]]), 6)
 
+    left = np.where(versions.masks, np.where(versions.fills == BLUR, 0.5, 0.0)[:, None], 1.0)
+    found = (left @ weights.T)[versions.points, np.arange(2)[:, None]]
     assert found.shape == (3, 2, 2, 7)
     deletion_mean, deletion_blur, insertion = found
     assert deletion_mean[0, 0].tolist() == [6, 3, 1, 0, 0, 0, 0]
@@ -64,8 +56,7 @@ def test_orders_for_an_additive_model() -> None:
     assert deletion_blur[0, 1].tolist() == [6, 3.5, 3, 3, 3, 3, 3]
     assert insertion[0, 0].tolist() == [3, 4.5, 5.5, 6, 6, 6, 6]
     assert insertion[1, 0].tolist() == deletion_blur[0, 0, ::-1].tolist()
-    assert len(calls) == 1
-    assert calls[0] < found.size  # versions shared by several orders are scored once
+    assert len(left) < found.size  # versions that several points share are scored once
 
 
 def orders_of(relevance, seed=0):
@@ -138,27 +129,24 @@ def test_versions_by_hand(captioner, image) -> None:
     photo = faithfulness._Photo(captioner.ensemble, image)
     tokens = captioner.stored.vocabulary.encode(["a", "dog", "runs"])
     scorer = WordScorer(captioner.engine.exact_decoder, 1, tokens)
-    positions = np.array([1, 2])
-    fills, words, each = np.array([MEAN, BLUR, BLUR, MEAN]), np.array([0, 1, 0, 1]), np.arange(4)
+    fills = np.array([MEAN, BLUR, BLUR, MEAN])
     masks = np.array([[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=bool)
 
     with torch.inference_mode():
         grids, pixels = (
-            photo.score(level, scorer, positions)(fills, masks, each, words)
+            photo.score(level, scorer, Versions(fills, masks, np.arange(4)))
             for level in ("grid", "pixels")
         )
         for n in range(4):
             version = photo.grid.clone()
             version[masks[n]] = photo.fill_grids[fills[n]][masks[n]]
-            assert grids[n] == pytest.approx(
-                float(scorer.every_word(version[None])[0, words[n] + 1])
-            )
+            assert grids[n] == pytest.approx(scorer.every_word(version[None])[0].numpy())
             drawn = np.array(image)
             for region in np.flatnonzero(masks[n]):
                 at = photo.regions == region
                 drawn[at] = photo.fills[fills[n]][at]
             (encoded,) = captioner.ensemble.encode([captioner.prepare(Image.fromarray(drawn))])
-            expected = float(scorer.every_word(encoded)[0, words[n] + 1])
+            expected = scorer.every_word(encoded)[0].numpy()
             assert pixels[n] == pytest.approx(expected, abs=1e-5)
     assert (photo.fills[MEAN] == np.rint(np.array(image).mean(axis=(0, 1)))).all()
     assert photo.fills[BLUR].std() < np.array(image).std() / 4
