@@ -56,39 +56,33 @@ def frequent_words(counts: Counter[str], threshold: int) -> list[str]:
     return sorted(kept, key=lambda word: (-counts[word], word))
 
 
+@dataclass(repr=False)
 class Vocabulary:
     """Maps words to token ids and back.
 
     Ids 0 to 3 are the special tokens; the words follow, most frequent first. A model trained on
     several styles has a start token for each; their ids come last and are inputs only: a decoder
     has no output for them.
+
+    Raises:
+        ConfigError: A word or style is repeated.
     """
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        styles: Sequence[str] = (),
-        subwords: Subwords | None = None,
-    ) -> None:
-        """Assign ids to the words in the given order.
+    words: Sequence[str]
+    """Distinct words in the order of their ids, without the special tokens."""
+    styles: Sequence[str] = ()
+    """Names of the styles, the default first; empty: one unnamed style."""
+    subwords: Subwords | None = None
+    """Tokenizer whose pieces the words are; None: words of ``text.tokenizer``."""
 
-        Args:
-            words: Distinct words, without the special tokens.
-            styles: Names of the styles, the default first; empty: one unnamed style.
-            subwords: Tokenizer whose pieces the words are; None: words of ``text.tokenizer``.
-
-        Raises:
-            ConfigError: A word or style is repeated.
-        """
-        self.words = tuple(words)
-        self.styles = tuple(styles)
-        self.subwords = subwords
+    def __post_init__(self) -> None:
+        self.words, self.styles = tuple(self.words), tuple(self.styles)
         if len(set(self.styles)) < len(self.styles):
-            raise ConfigError(f"styles {', '.join(styles)} repeat a name; name each style once")
-        self._ids = {word: token for token, word in enumerate(words, len(SPECIAL_NAMES))}
-        if len(self._ids) != len(self.words):
-            repeated = [word for word, count in Counter(words).items() if count > 1]
-            raise ConfigError(f"the vocabulary repeats {repeated[0]!r}; give every word once")
+            raise ConfigError(f"styles {', '.join(self.styles)} repeat a name; name each once")
+        self._ids = {word: token for token, word in enumerate(self.words, len(SPECIAL_NAMES))}
+        if len(self._ids) < len(self.words):
+            repeated = next(word for word, count in Counter(self.words).items() if count > 1)
+            raise ConfigError(f"the vocabulary repeats {repeated!r}; give every word once")
 
     @classmethod
     def count(
@@ -114,16 +108,6 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(SPECIAL_NAMES) + len(self.words)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Vocabulary)
-            and self.words == other.words
-            and self.styles == other.styles
-            and self.subwords == other.subwords
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __contains__(self, word: str) -> bool:
         return word in self._ids
