@@ -104,7 +104,7 @@ class OnnxEngine:
     def score(self, memory: Arrays, tokens: NDArray[np.int64]) -> CaptionScores:
         """See ``Engine.score``; step by step, as a graph holds one step."""
         stepper = OnnxStepper(self, memory, 0)
-        stepper.widen(tokens.shape[1])
+        stepper.state = {n: part.repeat(tokens.shape[1], 1) for n, part in stepper.state.items()}
         steps = [stepper.step(tokens[:, :, t]) for t in range(tokens.shape[2])]
         log_probs, alphas, gates = (np.stack(parts, axis=2) for parts in zip(*steps, strict=True))
         return CaptionScores(log_probs, alphas, gates)
@@ -155,10 +155,6 @@ class OnnxStepper:
         """See ``Stepper.keep``."""
         self.state = {name: part[rows] for name, part in self.state.items()}
         self.memory = {name: part[rows] for name, part in self.memory.items()}
-
-    def widen(self, captions: int) -> None:
-        """Start ``captions`` captions for each photo instead of one."""
-        self.state = {name: part.repeat(captions, axis=1) for name, part in self.state.items()}
 
 
 def _run(session: Any, names: list[str], given: Arrays) -> Arrays:
