@@ -328,9 +328,9 @@ def entropy(maps: ArrayLike) -> Array:
     Returns:
         (T,).
     """
-    flat = _flat(maps)
-    logs = np.log(flat, out=np.zeros_like(flat), where=flat > 0)
-    result: Array = -(flat * logs).sum(axis=1)
+    array = np.asarray(maps, dtype=np.float64)
+    logs = np.log(array, out=np.zeros_like(array), where=array > 0)
+    result: Array = -(array * logs).sum(axis=tuple(range(1, array.ndim)))
     return result
 
 
@@ -346,17 +346,13 @@ def movement(maps: ArrayLike) -> float:
     Returns:
         0 to 1; NaN for fewer than two words.
     """
-    flat = _flat(maps)
-    count = len(flat)
+    array = np.asarray(maps, dtype=np.float64)
+    count = len(array)
     if count < 2:
         return math.nan
+    flat = array.reshape(count, -1)
     distances = np.abs(flat[:, None] - flat[None]).sum(axis=2) / 2  # (T, T), 0 on the diagonal
     return float(distances.sum() / (count * (count - 1)))
-
-
-def _flat(maps: ArrayLike) -> Array:
-    array = np.asarray(maps, dtype=np.float64)
-    return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
 def _mean(values: ArrayLike) -> float:

@@ -1,7 +1,8 @@
 """METEOR and SPICE, the metrics of pycocoevalcap that run Java programs.
 
-METEOR's program counts 23 things per caption (lengths, matches, chunks); `meteor_from_counts`
-scores a caption from its counts, and any set of captions from the sums.
+Captions and references are tokens separated by spaces. METEOR's program counts 23 things per
+caption (lengths, matches, chunks); `meteor_from_counts` scores a caption from its counts, and any
+set of captions from the sums.
 
 Note: the METEOR program decodes text with the system encoding. Under a locale such as ``C`` old
 versions of Java read non-ASCII letters as question marks, as they do under pycocoevalcap.
@@ -66,16 +67,9 @@ def unavailable(metric: str) -> str | None:
 def meteor_counts(
     candidates: Sequence[str], references: Sequence[Sequence[str]]
 ) -> NDArray[np.float64]:
-    """METEOR's counts of one caption per image.
+    """METEOR's counts of one caption per image, (N, 23), see `METEOR_COUNTS`.
 
     The program takes seconds to start and 2 GB of memory.
-
-    Args:
-        candidates: N captions, tokens separated by spaces.
-        references: Reference captions of each, in the same form.
-
-    Returns:
-        (N, 23), see `METEOR_COUNTS`.
 
     Raises:
         ProgramError: The program stopped.
@@ -140,16 +134,9 @@ def meteor_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def spice(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """SPICE, the F-score, of one caption per image.
+    """SPICE, the F-score, of one caption per image, (N,); NaN where it is undefined.
 
     pycocoevalcap downloads CoreNLP (some hundred MB) into its own folder if it is missing.
-
-    Args:
-        candidates: N captions, tokens separated by spaces.
-        references: Reference captions of each, in the same form.
-
-    Returns:
-        (N,), NaN where SPICE is undefined.
 
     Raises:
         ProgramError: The program failed, or could not be prepared.

@@ -23,7 +23,7 @@ Notation: N versions of one photo's grid, T words, L regions, D feature size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -76,29 +76,28 @@ class WordScorer:
         return log_probs[rows, self.targets[positions]]
 
 
-def word_gradients(
-    score: Callable[[Tensor, Tensor], Tensor], grid: Tensor, words: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Positions (n,) of words, in descending order, and their gradients (n, L, D), block by block.
+def word_gradients(score: Callable[[Tensor, Tensor], Tensor], grid: Tensor, words: int) -> Tensor:
+    """Gradient of each word's log-probability by the grid (L, D): (T, L, D).
 
-    Each word gets its own copy of the grid (L, D), so that one backward pass serves many words.
-    ``score`` is as ``WordScorer.one_word``.
+    Each word gets its own copy of the grid, so that one backward pass serves many words. ``score``
+    is as ``WordScorer.one_word``.
     """
+    found: list[Tensor] = []
     positions = torch.arange(words - 1, -1, -1, device=grid.device)
     for block in torch.split(positions, rows_per_block(grid)):
         with torch.enable_grad():
             copies = grid.repeat(len(block), 1, 1).requires_grad_()
-            (gradients,) = torch.autograd.grad(score(copies, block).sum(), copies)
-        yield block, gradients
+            found += torch.autograd.grad(score(copies, block).sum(), copies)
+    return torch.cat(found).flip(0)
 
 
 def gradient_input(gradients: Tensor, grid: Tensor) -> Tensor:
-    """Sum over features of gradient times feature: (n, L, D) and (L, D) to (n, L)."""
+    """Sum over features of gradient times feature: (T, L, D) and (L, D) to (T, L)."""
     return (gradients * grid).sum(dim=-1)
 
 
 def grad_cam(gradients: Tensor, grid: Tensor) -> Tensor:
-    """Features weighted by the mean gradient of their channel, at least 0: to (n, L)."""
+    """Features weighted by the mean gradient of their channel, at least 0: to (T, L)."""
     return (gradients.mean(dim=1) @ grid.T).relu()
 
 
@@ -127,11 +126,8 @@ def relevance(method: ExplanationMethod, scorer: WordScorer, grid: Tensor) -> Te
     if method == "occlusion":
         with torch.no_grad():
             return occlusion(scorer.every_word, grid)
-    combine = grad_cam if method == "grad_cam" else gradient_input
-    found = grid.new_empty(len(scorer), len(grid))
-    for positions, gradients in word_gradients(scorer.one_word, grid, len(scorer)):
-        found[positions] = combine(gradients, grid)
-    return found
+    gradients = word_gradients(scorer.one_word, grid, len(scorer))
+    return (grad_cam if method == "grad_cam" else gradient_input)(gradients, grid)
 
 
 def rows_per_block(grid: Tensor) -> int:

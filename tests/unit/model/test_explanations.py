@@ -65,18 +65,11 @@ def test_scores_equal_those_of_a_search(decoder) -> None:
 # --- gradients -----------------------------------------------------------------------------------
 
 
-def gradients_of(scorer: WordScorer, grid: Tensor) -> Tensor:
-    found = torch.empty(len(scorer), *grid.shape, dtype=grid.dtype)
-    for positions, gradients in word_gradients(scorer.one_word, grid, len(scorer)):
-        found[positions] = gradients
-    return found
-
-
 def test_gradients_equal_finite_differences(decoder, grid) -> None:
     """Through every path: context, scores, earlier words and initial state."""
     scorer, step = WordScorer(decoder, START, TOKENS), 1e-6
 
-    found = gradients_of(scorer, grid)
+    found = word_gradients(scorer.one_word, grid, len(TOKENS))
 
     steps = step * torch.eye(grid.numel(), dtype=grid.dtype).view(-1, *grid.shape)
     with torch.no_grad():
@@ -88,11 +81,13 @@ def test_gradients_equal_finite_differences(decoder, grid) -> None:
 def test_block_size_does_not_change_gradients(grid, monkeypatch) -> None:
     decoder = build_decoder(config_of(MECHANISMS[0]), SIZE, WORDS, REGIONS).double().eval()
     scorer = WordScorer(decoder, START, TOKENS)
-    gradients, drops = gradients_of(scorer, grid), occlusion(scorer.every_word, grid)
+    gradients = word_gradients(scorer.one_word, grid, len(TOKENS))
+    drops = occlusion(scorer.every_word, grid)
 
     monkeypatch.setattr(explanations, "BLOCK", 3 * grid.numel() * grid.element_size())
 
-    torch.testing.assert_close(gradients_of(scorer, grid), gradients)
+    again = word_gradients(scorer.one_word, grid, len(TOKENS))
+    torch.testing.assert_close(again, gradients)
     torch.testing.assert_close(occlusion(scorer.every_word, grid), drops)
 
 
@@ -103,10 +98,9 @@ def test_gradient_input_is_complete_for_a_linear_model(grid) -> None:
     def score(grids: Tensor, positions: Tensor) -> Tensor:
         return (weights[positions] * grids).sum(dim=(1, 2))
 
-    ((positions, gradients),) = word_gradients(score, grid, 3)
+    found = gradient_input(word_gradients(score, grid, 3), grid).sum(dim=1)
 
-    found = gradient_input(gradients, grid).sum(dim=1)
-    torch.testing.assert_close(found, score(grid.repeat(3, 1, 1), positions))
+    torch.testing.assert_close(found, score(grid.repeat(3, 1, 1), torch.arange(3)))
 
 
 def test_grad_cam_against_its_equations(grid) -> None:
