@@ -24,28 +24,25 @@ class PhotoFormat:
     """File name extensions in lower case."""
     codec: str | None = None
     """Pillow's feature that decodes it; None: built in."""
-    unsupported: str | None = None
-    """Why it cannot be decoded and what to do; follows the name."""
     package: str | None = None
-    """The package that decodes it, if it is installed."""
+    """The package that decodes it."""
+    unsupported: str = "is missing in this Pillow; run: pip install --upgrade pillow"
+    """Why it cannot be decoded here and what to do; follows the name."""
     signature: re.Pattern[bytes] | None = None
     """First bytes, for formats that Pillow may not recognize."""
 
     @property
     def decodable(self) -> bool:
         """Whether this installation can decode it."""
-        if self.codec is not None:  # older versions of Pillow do not know all
-            known = {**features.modules, **features.codecs}
-            return self.codec in known and bool(features.check(self.codec))
-        return self.unsupported is None or (
-            self.package is not None and importlib.util.find_spec(self.package) is not None
-        )
+        if self.package is not None:
+            return importlib.util.find_spec(self.package) is not None
+        known = {**features.modules, **features.codecs}  # older versions of Pillow do not know all
+        return self.codec is None or (self.codec in known and bool(features.check(self.codec)))
 
     @property
     def problem(self) -> str:
         """Why it cannot be decoded and what to do, in one line."""
-        reason = self.unsupported or "is missing in this Pillow; run: pip install --upgrade pillow"
-        return f"{self.name} {reason}"
+        return f"{self.name} {self.unsupported}"
 
 
 HEIC = PhotoFormat(
@@ -101,6 +98,7 @@ FORMATS = (
     PhotoFormat(
         "JPEG XL",
         (".jxl",),
+        codec="jpegxl",  # unknown to Pillow
         unsupported="is not supported; convert it to JPEG",
         signature=re.compile(rb"\xff\x0a|\0\0\0\x0cJXL "),
     ),

@@ -171,9 +171,7 @@ def _decoded(path: str | Path) -> tuple[str, str]:
             text = data.decode(encoding)
             if text.encode(encoding) == data:
                 return text, encoding
-    return data.decode(
-        "ascii", "surrogateescape"
-    ), "ascii"  # other letters can be written as &#233;
+    return data.decode("ascii", "surrogateescape"), "ascii"  # others can be written as &#233;
 
 
 def _plain(text: str) -> str:

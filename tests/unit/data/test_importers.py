@@ -103,7 +103,8 @@ def test_flickr8k_with_split_lists(tmp_path: Path):
     ],
 )
 def test_csv_by_header_and_separator(tmp_path: Path, separator: str, header: tuple[str, str]):
-    rows = [("no", *header), ("1", "a.jpg", '"One, a|b;c\td ""x"""'), ("2", "a.jpg", 'two "x"')]
+    first = "a,b,c,d;e;f;g|h|i|j\tk\tl\tm"  # which would give more columns
+    rows = [(first, *header), ("1", "a.jpg", '"One, a|b;c\td ""x"""'), ("2", "a.jpg", 'two "x"')]
     rows = [tuple(c.replace(separator, " ") for c in row) for row in rows]
     file = put(tmp_path / "a.csv", "\n".join(separator.join(row) for row in rows) + "\n\n")
     one = 'One, a|b;c\td "x"'.replace(separator, " ")
