@@ -158,13 +158,20 @@ _SPLITS = {
 
 
 def _read_csv(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
-    """A table with one caption per row, quoted as in RFC 4180."""
+    """A table with one caption per row.
+
+    With comma and semicolon, quotes work as in RFC 4180; with tab and ``|`` they matter only around
+    a whole field, as in Flickr30k's results.csv.
+    """
     text = _read_text(path)
     separator, _ = _header(text, columns)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    quoting: Any = csv.QUOTE_NONE if separator in "\t|" else csv.QUOTE_MINIMAL
+    clean = _unquote if separator in "\t|" else str.strip
+    lines = io.StringIO(text, newline="")
+    reader = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)
     rows = (row for row in reader if any(cell.strip() for cell in row))
     try:
-        names = [name.strip().lower() for name in next(rows)]
+        names = [clean(name).lower() for name in next(rows)]
         found = _find(names, columns, f"{path}:{reader.line_num}")
         for row in rows:
             where = f"{path}:{reader.line_num}"
@@ -175,7 +182,7 @@ def _read_csv(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
                     f"{where}: {len(row)} fields, but the header has {len(names)}; put quotes "
                     f"around a field that holds {separator!r}"
                 )
-            yield _photo(where, dict(zip(names, map(str.strip, row), strict=True)), found)
+            yield _photo(where, dict(zip(names, map(clean, row), strict=True)), found)
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}: not valid CSV ({error})") from error
 
@@ -254,6 +261,13 @@ def _find(names: Iterable[str], columns: Columns, where: str = "") -> dict[str, 
             f"name the right one with {options}"
         )
     return found
+
+
+def _unquote(text: str) -> str:
+    """Remove quotes around a whole field (``"a ""b"" c"``); others belong to the text."""
+    text = text.strip()
+    fields = re.fullmatch(r'"((?:[^"]|"")*)"', text)
+    return fields[1].replace('""', '"') if fields else text
 
 
 def _read_text(path: Path) -> str:

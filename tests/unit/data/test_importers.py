@@ -114,6 +114,12 @@ def test_csv_by_header_and_separator(tmp_path: Path, separator: str, header: tup
     assert photo.captions == [one, 'two "x"']
 
 
+def test_quotes_in_a_table_with_tabs_belong_to_the_text(tmp_path: Path):
+    text = 'file\tcaption\na.jpg\t"Stop" sign\nb.jpg\t"Stop sign\nc.jpg\t"a ""b"""\n'
+    found = read(put(tmp_path / "a.tsv", text))[UNSPLIT]
+    assert [*found.values()] == [['"Stop" sign'], ['"Stop sign'], ['a "b"']]
+
+
 def test_csv_with_splits(tmp_path: Path):
     text = (
         'Split,file,caption\ntrain,a.jpg,"one, in\ntwo lines"\n'
