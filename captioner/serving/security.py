@@ -211,8 +211,11 @@ def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
         request.state.api_key = name
 
     async def check_rate(request: Request) -> None:
+        client = client_of(request)
+
+        # Without the request, which holds it: the cycle would keep the connection open.
         def count() -> None:
-            if wait := limit.take(client_of(request)):
+            if wait := limit.take(client):
                 source = "from this address" if keys is None else "with this API key"
                 message = f"too many requests {source}; try again in {wait} s"
                 raise RequestError(429, "rate", message, retry_after=wait)
