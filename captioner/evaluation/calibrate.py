@@ -372,23 +372,21 @@ def _words(photo: CaptionedImage) -> set[str]:
 
 def as_text(report: Mapping[str, Any]) -> str:
     """The report as text."""
-    rows: list[tuple[object, ...]] = [
+    heads = (
+        "", "captions", "right", "score", "AUROC right", "wrong", "calibration error (95%)",
+        "by chance", "confident half (95%)",
+    )  # fmt: skip
+    rows = [
         (
-            "", "captions", "right", "score", "AUROC right", "wrong", "calibration error (95%)",
-            "by chance", "confident half (95%)",
+            name, part["photos"], f"{part['right']:.0%}", f"{part['score']:.2f}", part["auroc"],
+            part["auroc_wrong"],
+            f"{part['calibration_error']:.3f} ({ends(part['calibration_error_interval'], '.3f')})",
+            part["calibration_error_by_chance"],
+            f"{part['half_gain']:.2f} x ({ends(part['half_gain_interval'], '.2f')})",
         )
+        for name, part in report["groups"].items()
     ]  # fmt: skip
-    for name, part in report["groups"].items():
-        error, half = ends(part["calibration_error_interval"], ".3f"), part["half_gain_interval"]
-        rows.append(
-            (
-                name, part["photos"], f"{part['right']:.0%}", f"{part['score']:.2f}", part["auroc"],
-                part["auroc_wrong"], f"{part['calibration_error']:.3f} ({error})",
-                part["calibration_error_by_chance"],
-                f"{part['half_gain']:.2f} x ({ends(half, '.2f')})",
-            )
-        )  # fmt: skip
-    lines = [f"right: {report['right']}", "", *table(rows, 3, first=0)]
+    lines = [f"right: {report['right']}", "", *table([heads, *rows], 3, first=0)]
     if report.get("judged_otherwise"):
         lines += ["", f"{report['judged_otherwise']} of {report['photos']} captions are not judged"]
     found = report.get("words")
@@ -400,9 +398,9 @@ def as_text(report: Mapping[str, Any]) -> str:
             f"{found['others']:,}, {found['others_in_references']:.0%}",
         ]
     if kinds := report.get("other_kinds"):
-        rows = [("kind, unseen", "images", "AUROC", "confidence", "below 0.2")]
-        rows += [(name, *part.values()) for name, part in kinds.items()]
-        lines += ["", *table(rows, 3, first=0)]
+        titles = ("kind, unseen", "images", "AUROC", "confidence", "below 0.2")
+        rows_of_kinds = [(name, *part.values()) for name, part in kinds.items()]
+        lines += ["", *table([titles, *rows_of_kinds], 3, first=0)]
     return "\n".join(lines)
 
 
@@ -411,14 +409,10 @@ FIGURES = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 def save_figure(report: Mapping[str, Any], path: Path) -> None:
-    """Draw a report.
+    """Draw a report of `calibrate`; the file's extension, one of ``FIGURES``, selects the format.
 
     Left, for each group of photos: the share of right captions by confidence; on the diagonal,
     confidence is calibrated. Right: the mean score of the most confident captions.
-
-    Args:
-        report: Of `calibrate`.
-        path: The file; its extension, one of ``FIGURES``, selects the format.
     """
     from matplotlib.figure import Figure
 
