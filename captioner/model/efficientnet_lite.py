@@ -149,15 +149,12 @@ class Block(nn.Module):
         inner = expansion * width
         depthwise = Convolution(inner, inner, kernel, stride=stride, groups=inner)
         if expansion > 1:
-            self.conv_pw = Convolution(width, inner, 1)
-            self.bn1 = _norm(inner)
+            self.conv_pw, self.bn1 = Convolution(width, inner, 1), _norm(inner)
             self.conv_dw, self.bn2 = depthwise, _norm(inner)
-            self.conv_pwl = Convolution(inner, out, 1)
-            self.bn3 = _norm(out)
+            self.conv_pwl, self.bn3 = Convolution(inner, out, 1), _norm(out)
         else:
             self.conv_dw, self.bn1 = depthwise, _norm(inner)
-            self.conv_pw = Convolution(inner, out, 1)
-            self.bn2 = _norm(out)
+            self.conv_pw, self.bn2 = Convolution(inner, out, 1), _norm(out)
         self.recomputed = False
         """See `recompute_blocks`."""
         self.expands = expansion > 1
