@@ -66,14 +66,10 @@ class HtmlImage:
 
 
 class HtmlPage(HTMLParser):
-    """A finished HTML page."""
+    """A finished HTML page; DataError: it cannot be read, or is a template."""
 
     def __init__(self, path: str | Path) -> None:
-        """Read the file, in the encoding of its byte order mark or ``meta``, UTF-8 or as ASCII.
-
-        Raises:
-            DataError: It cannot be read, or is a template.
-        """
+        """Read the file, in the encoding of its byte order mark or ``meta``, UTF-8 or as ASCII."""
         super().__init__()
         self.images: list[HtmlImage] = []
         self.base = ""

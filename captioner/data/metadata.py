@@ -6,6 +6,7 @@
 
 A packet is edited as text, and a file as segments or chunks: everything else keeps its bytes, so
 pixels, prefixes, comments and properties of other programs survive. expat only finds the places.
+A DataError is raised for what is damaged, too large or not in the form that photo programs write.
 
 Sources: XMP Specification Part 1 (2012), sections 7 (RDF/XML) and 8.3, and Part 3, sections 1.1.3
 (JPEG) and 1.1.5 (PNG); IPTC Information Interchange Model 4.2 (2:25, 2:120 and 1:90); Adobe
@@ -65,11 +66,7 @@ _EMPTY = """\
 
 
 def read_description(packet: bytes) -> str:
-    """Return the default description of an XMP packet; empty if it has none.
-
-    Raises:
-        DataError: The packet is damaged.
-    """
+    """Return the default description of an XMP packet; empty if it has none."""
     found = _items(_parse(packet), "description")
     default = [item.text for item in found if item.language == "x-default"]
     return (default or [item.text for item in found] or [""])[0].strip()
@@ -80,9 +77,6 @@ def set_description(packet: bytes | None, text: str, keywords: Sequence[str] = (
 
     Descriptions in other languages are kept. Keywords are added to its own, each once whatever its
     case.
-
-    Raises:
-        DataError: The packet is damaged, or not in the form that photo programs write.
     """
     packet = _EMPTY.encode() if packet is None else packet
     elements = _parse(packet)
@@ -205,11 +199,7 @@ def can_embed(head: bytes) -> bool:
 
 
 def embedded_description(data: bytes) -> str:
-    """Return the description in a JPEG or PNG file, from XMP or else IPTC; empty if it has none.
-
-    Raises:
-        DataError: The file or its metadata is damaged.
-    """
+    """Return the description in a JPEG or PNG file, from XMP or else IPTC; empty if it has none."""
     if data.startswith(_PNG):
         packet = _xmp_in_png(data)[2]
         return "" if packet is None else read_description(packet)
@@ -222,11 +212,7 @@ def embedded_description(data: bytes) -> str:
 
 
 def embed_description(data: bytes, text: str, keywords: Sequence[str] = ()) -> bytes:
-    """Return a JPEG or PNG file with another description, and more keywords; all else is kept.
-
-    Raises:
-        DataError: The file or its metadata is damaged or too large.
-    """
+    """Return a JPEG or PNG file with another description, and more keywords; all else is kept."""
     embed = _embed_in_png if data.startswith(_PNG) else _embed_in_jpeg
     return embed(data, text, keywords)
 
