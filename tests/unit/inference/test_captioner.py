@@ -87,6 +87,7 @@ def test_a_method_changes_only_the_maps(
             np.testing.assert_allclose(ours.alphas, before.alphas * before.gates[:, None, None])
         else:
             assert ((abs(sums - 1) < 1e-5) | (sums == 0)).all()
+            assert (ours.alphas == 0).any()  # what counts against a word is left out
             assert abs(ours.alphas - before.alphas).max() > 1e-4
         given = captioner.explain(photos[0], before.text, method=method)
         assert (given.method, given.words, given.crop_box) == (method, ours.words, ours.crop_box)
