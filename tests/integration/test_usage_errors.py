@@ -74,6 +74,8 @@ LINES = [
     ("evaluate --results RESULTS", "--annotations"),
     ("evaluate --images PHOTOS --instances INSTANCES --compare RESULTS", "--annotations"),
     (f"{SCORE} --beam-size 3", "--beam-size"),
+    (f"{SCORE} --device cpu", "no model runs; omit --device"),
+    ("evaluate --images PHOTOS --faithfulness --meteor", "measured alone; omit --meteor"),
     (f"{SCORE} -o EMPTY", "--force"),
     ("evaluate --images PHOTOS --max-photos 3", "--max-photos needs --faithfulness"),
     (
