@@ -356,15 +356,14 @@ class SearchOptions:
     def _check(self) -> None:
         """Raise an error for the first contradiction of several options."""
         sampling, groups = self.temperature > 0, self.beam_groups
+        for name in ("top_k", "top_p", "seed"):
+            if not sampling and (value := getattr(self, name)) != getattr(SearchOptions, name):
+                message = f"{{{name}}} {{given}} is for sampling; give a {{temperature}} too"
+                raise OptionError(message, given=value)
         more = "a larger {beam_size}, or a {temperature} to sample"
         # A word forced in one spelling and banned in another is found too: these are tokens.
         both = sorted(set(self.forced_words) & set(self.banned_words))
         problems = {
-            **{
-                f"{{{name}}} {{given.{name}}} is for sampling; give a {{temperature}} too":
-                    not sampling and getattr(self, name) != getattr(SearchOptions, name)
-                for name in ("top_k", "top_p", "seed")
-            },
             "{temperature} {given.temperature} is for sampling, {beam_size} {given.beam_size} for "
             "beam search; give one of the two ({num_captions} is the number of samples)":
                 sampling and self.beam_size != 1,

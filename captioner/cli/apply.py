@@ -44,14 +44,13 @@ def apply(options: ApplyOptions, _: Any) -> int:
     photos = {images / name: name for name in captions}
     missing = [photo for photo in photos if not photo.is_file()]
     if len(missing) == len(photos):
-        first = photos[missing[0]] or "an empty name"
         raise DataError(
             f"{options.captions}: none of its {counted(len(photos), 'photo')} is in the folder "
-            f"{images} (first: {first}); give --images, the folder that their names are relative to"
+            f"{images} (first: {photos[missing[0]]!r}); give --images, the folder that their names "
+            "are relative to"
         )
     for photo in missing:
-        name = photos.pop(photo) or "an empty name"
-        warn(f"{options.captions}: {name} is not in the folder {images}")
+        warn(f"{options.captions}: {photos.pop(photo)!r} is not in the folder {images}")
     names = {photo: Path(name) for photo, name in photos.items()}
     inside = {photo: n.parent for photo, n in names.items() if not {"/", ".."} & {*n.parts}}
     store.subfolders, failed = inside, len(missing)

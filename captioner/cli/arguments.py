@@ -54,14 +54,13 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             allow_abbrev=False,  # a typo must not select another option
             add_help=False,
         )
-        self._options, self._shown, self._topic = options, shown, ""
+        self.options, self._shown, self._topic = options, shown, ""
         self.fields: dict[str, OptionField] = {}
         """All options, by their names in config files: ``training.lr``."""
         self._groups: dict[str, Any] = {"": self._optionals}
         """By the name of the section or dataclass; those of the command itself first."""
         self._sections: list[str] = []
         self._add(options)
-        self._own = [*self.fields]
         for added in more:
             self._add(added)
         self.add_argument(*HELP, action="store_true", help="Show this help and exit.")
@@ -89,12 +88,12 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         given: dict[str, Any] = vars(found)
         if extra:
             given[lists[0]] = [*given.get(lists[0], []), *extra]
-        own = {name: given.pop(name) for name in self._own if name in given}
+        own = taken(given, self.options)
         nested: dict[str, Any] = {}
         for name, value in given.items():
             section, _, last = name.rpartition(".")
             (nested.setdefault(section, {}) if section else nested)[last] = value
-        return build_options(self._options, own), nested
+        return build_options(self.options, own), nested
 
     def error(self, message: str) -> NoReturn:
         """Raise an error instead of printing the usage."""
@@ -112,7 +111,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
                 self._sections.append(field.name)
                 self._add(field.type, field.name)  # type: ignore[arg-type]
             elif name not in self.fields and not field.shown.hidden:
-                apart = not with_sections and field.owner is not self._options
+                apart = not with_sections and field.owner is not self.options
                 group = section or (field.owner.__name__ if apart else "")
                 if group not in self._groups:
                     self._groups[group] = self.add_argument_group(_title(field, section))

@@ -13,9 +13,9 @@ from captioner.cli.arguments import check_engine, command
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, refuse_overwrite, warn
 from captioner.cli.train import ConfigOptions
-from captioner.data.importers import IMPORTERS
+from captioner.data.importers import Layout
 from captioner.data.reading import photo_bar
-from captioner.errors import ConfigError, DataError, counted, either
+from captioner.errors import ConfigError, DataError, counted
 from captioner.option_fields import Folder, Shown
 from captioner.options import Positive, TrainConfig
 from captioner.training.own_data import ColumnOptions
@@ -38,7 +38,7 @@ class DatasetOptions(ColumnOptions):
     """File or folder with the captions."""
     output: OutputFolder
     """Folder for the COCO files."""
-    layout: str = "auto"
+    layout: Layout = "auto"
     """Format of the source; auto detects it."""
     images: Folder | None = None
     """Folder with the photos, to leave out captions of missing photos and to record the sizes of
@@ -54,10 +54,6 @@ class DatasetOptions(ColumnOptions):
     ids."""
     force: bool = False
     """Overwrite existing files."""
-
-    def __post_init__(self) -> None:
-        if self.layout not in ("auto", *IMPORTERS):
-            raise ConfigError(f"--layout is {self.layout}; give {either(['auto', *IMPORTERS])}")
 
 
 @command(

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from captioner.data.coco import read_captions, read_json
 from captioner.errors import ConfigError, DataError
@@ -288,6 +288,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 # --- All layouts ----------------------------------------------------------------------------------
 
+Layout = Literal["auto", "karpathy", "flickr8k", "kaggle", "csv", "jsonl", "imagefolder", "coco"]
 IMPORTERS: dict[str, Reader] = {
     "karpathy": _read_karpathy,
     "flickr8k": _read_flickr8k,

@@ -13,7 +13,8 @@ import pytest
 import yaml
 from annotated_types import Interval
 
-from captioner.cli import alt, apply, attend, caption, evaluate, models, prepare, serve, train
+from captioner.cli import train
+from captioner.cli.main import COMMANDS, parser_of
 from captioner.errors import ConfigError, OptionError
 from captioner.option_fields import OptionField, build_options, option_fields
 from captioner.options import (
@@ -29,15 +30,11 @@ from captioner.options import (
 )
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("**/*.yaml"))
-SCHEMAS: list[Any] = [
+SECTIONS: list[Any] = [
     DataConfig, EncoderConfig, DecoderConfig, TrainingConfig, SelfCriticalConfig,
     DistillationConfig, SearchOptions, TrainConfig, FaithfulnessOptions,
-    alt.AltOptions, apply.ApplyOptions, attend.AttendOptions, caption.CaptionOptions,
-    evaluate.EvaluateOptions, evaluate.CalibrateOptions,
-    models.InfoOptions, models.ExportOptions, models.PushOptions,
-    prepare.DatasetOptions, prepare.FeaturesOptions, prepare.FrequenciesOptions,
-    prepare.ShardsOptions, serve.ServeOptions, train.TrainOptions,
 ]  # fmt: skip
+SCHEMAS = [*SECTIONS, *(parser_of(command).options for command in COMMANDS)]
 
 
 def bad_values(field: OptionField) -> list[Any]:
