@@ -45,16 +45,8 @@ class OptionError(ConfigError):
 
     def spelled(self, spell: Callable[[str], str]) -> str:
         """The message, with every option's name changed by ``spell``."""
-        return self._message.format_map(_Names(self._values, spell))
-
-
-class _Names(dict[str, object]):
-    def __init__(self, values: dict[str, object], spell: Callable[[str], str]) -> None:
-        super().__init__(values)
-        self._spell = spell
-
-    def __missing__(self, name: str) -> str:
-        return self._spell(name)
+        options = {name: spell(name) for name in re.findall(r"\{(\w+)", self._message)}
+        return self._message.format(**options | self._values)
 
 
 class DataError(CaptionerError):
