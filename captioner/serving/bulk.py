@@ -48,15 +48,17 @@ class BulkResponse(Response):
         self._hold = HOLD in request.headers
         self._options: Any = None  # with those of the body
         self._started = False
-        self._received = asyncio.Event()  # the whole body
-        self._request = Request(request.scope, self._receive)
-        self._client = request
+        self._received = received = asyncio.Event()  # the whole body
 
-    async def _receive(self) -> Message:
-        message = await self._client.receive()
-        if not message.get("more_body", False):
-            self._received.set()
-        return message
+        async def receive() -> Message:
+            message = await request.receive()
+            if not message.get("more_body", False):
+                received.set()
+            return message
+
+        # A cycle of references would keep the connection of a client that is refused open.
+        self._request = Request(request.scope, receive)
+        self._client = request
 
     async def _client_left(self) -> None:
         await self._received.wait()
