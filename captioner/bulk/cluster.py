@@ -10,7 +10,6 @@ import functools
 import math
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -175,8 +174,7 @@ def cluster(options: RayOptions) -> Iterator[None]:
     import ray
 
     try:
-        with _quiet():
-            ray.init(address=address, logging_level="ERROR", log_to_driver=False, **settings)
+        ray.init(address=address, logging_level="ERROR", log_to_driver=False, **settings)
     except (ConnectionError, ValueError, TimeoutError) as error:
         raise DataError(
             f"--ray-address is {address}: no connection ({first_line(error)}); start a cluster "
@@ -186,22 +184,3 @@ def cluster(options: RayOptions) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep messages for Ray's own developers off the terminal; failures arrive as exceptions."""
-    if "RAY_BACKEND_LOG_LEVEL" in os.environ:
-        yield
-        return
-    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
-    sys.stderr.flush()
-    terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)  # Ray prints there that it was given a level
-    try:
-        yield
-    finally:
-        del os.environ["RAY_BACKEND_LOG_LEVEL"]
-        os.dup2(terminal, 2)
-        os.close(terminal)
-        os.close(nowhere)
