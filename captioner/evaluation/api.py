@@ -218,10 +218,14 @@ class Evaluation:
         results = model.stream(photos.values(), batch_size=self.options.batch_size, **self.search)
         bar = photo_bar(results, shown=self.progress, total=len(photos))
         for image_id, result in zip(photos, bar, strict=True):
-            if result.error is None:
-                captions[image_id] = result.captions[0]
-            else:
+            if result.error is not None:
                 self.on_error(result.error)
+                continue
+            best = result.captions[0]
+            # The maps of all photos would fill the memory.
+            if self.instances is None or image_id not in self.instances.images:
+                best = dataclasses.replace(best, alphas=best.alphas[:0].copy())
+            captions[image_id] = best
         return captions
 
     def _photos(self) -> dict[int, Path]:

@@ -31,13 +31,13 @@ def too_few(count: int, unit: str, purpose: str) -> str:
     return f"{count} {unit} are too few for {purpose} (needs {MIN_IMAGES})"
 
 
-def resample_weights(count: int, resamples: int = RESAMPLES, seed: int = 0) -> NDArray[np.float64]:
+def resample_weights(count: int, resamples: int = RESAMPLES, seed: int = 0) -> NDArray[np.uint8]:
     """How often each of N images is drawn in each of R resamples of N with replacement: (R, N).
 
     The same count and seed give the same weights. A row does not depend on the number of rows.
     """
     generator = np.random.default_rng(seed)
-    rows = np.empty((resamples, count))
+    rows = np.empty((resamples, count), dtype=np.uint8)  # P(256 or more) < 1e-500
     for row in rows:
         row[:] = np.bincount(generator.integers(count, size=count), minlength=count)
     return rows
@@ -53,7 +53,9 @@ class PhotoMeans:
 
     def __init__(self, photos: Sequence[Any], owners: Sequence[Any]) -> None:
         self._index = np.searchsorted(photos, owners)
-        self._weights = resample_weights(len(photos)) if len(photos) >= MIN_IMAGES else None
+        self._weights: NDArray[np.float64] | None = None
+        if len(photos) >= MIN_IMAGES:
+            self._weights = resample_weights(len(photos)).astype(np.float64)
 
     def resampled(self, values: NDArray[np.float64]) -> NDArray[np.float64] | None:
         """The mean in each resample, (R,), of values, (V,), of which NaN is ignored.

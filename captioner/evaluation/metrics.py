@@ -78,9 +78,14 @@ class Scores:
         Returns:
             R scores of each metric.
         """
-        rows = np.asarray(weights, dtype=np.float64)
-        sums = {name: rows @ counts for name, counts in self.counts.items()}
-        return _scores(sums, rows.sum(axis=1))
+        rows = np.asarray(weights)
+        # As float64, all rows of many images would take a gigabyte.
+        blocks = [rows[start : start + 40] for start in range(0, len(rows), 40)]
+        sums = {
+            name: np.concatenate([block.astype(np.float64) @ counts for block in blocks])
+            for name, counts in self.counts.items()
+        }
+        return _scores(sums, rows.sum(axis=1, dtype=np.float64))
 
 
 def _scores(
