@@ -78,6 +78,7 @@ class Instances:
         entries = self.annotations.get((image_id, category))
         if not entries:
             return None
+        from pycocotools import mask
         from pycocotools.coco import COCO
 
         coco = COCO()
@@ -86,7 +87,11 @@ class Instances:
         labels = np.zeros((image["height"], image["width"]))
         for entry in sorted(entries, key=lambda one: one.get("iscrowd") != 1):  # crowds first
             try:
-                labels[coco.annToMask(entry) == 1] = math.nan if entry.get("iscrowd") == 1 else 1
+                runs = coco.annToRLE(entry)
+                pixels = mask.decode(runs)
+                if pixels.sum() != mask.area(runs):  # the rest is uninitialized memory
+                    raise ValueError("the run lengths end before the last pixel")
+                labels[pixels == 1] = math.nan if entry.get("iscrowd") == 1 else 1
             except Exception as error:  # pycocotools raises plain Exception
                 raise DataError(
                     f"{self.path}: annotation {entry['id']} has an invalid mask ({error}); "

@@ -157,6 +157,14 @@ def test_masks_that_cannot_be_decoded(read, shape: Any, expected: str) -> None:
         measure({1: caption("dog")}, read(entry("dog", shape)))
 
 
+def test_run_lengths_that_end_early_are_an_error(read, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pycocotools returns uninitialized memory for them; simulated here."""
+    held = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH)
+    monkeypatch.setattr("pycocotools.mask.decode", lambda code: held)
+    with pytest.raises(DataError, match=r"7 has an invalid mask \(the run lengths end before"):
+        read(entry("dog", {"size": [8, 12], "counts": [5]})).labels(1, "dog")
+
+
 @given(st.integers(0, 10**6))
 def test_coverage_is_the_common_area_of_pixels_and_regions(seed: int) -> None:
     """Compared with a loop over all pairs of a region and a pixel."""
