@@ -181,6 +181,7 @@ def test_an_image_folder_of_hugging_face(tmp_path: Path):
         ),
         ("csv", "file,caption\na.jpg,one, two\n", r"a:2: 3 fields, but the header has 2; put"),
         ("csv", 'file,caption\na.jpg,"one\n', r"a:2: not valid CSV"),
+        pytest.param("csv", "file,caption," + "long" * 50_000, r"a:1: not valid CSV", id="long"),
         (
             "csv",
             "file,caption,split\na.jpg,one,train\na.jpg,two,val\n",
@@ -239,7 +240,7 @@ def test_the_captions_file_of_a_folder(tmp_path: Path):
     assert find_source(tmp_path) == published
 
 
-@pytest.mark.parametrize("content", ["some text", '{"images": [1]}'])
+@pytest.mark.parametrize("content", ["some text", "long " * 50_000, '{"images": [1]}'], ids=len)
 def test_unknown_layouts(tmp_path: Path, content: str):
     with pytest.raises(DataError, match=r"CSV .* COCO .* Karpathy's .* Flickr8k.* Kaggle's"):
         detect_layout(put(tmp_path / "a", content))
