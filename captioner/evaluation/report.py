@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, zip_longest
-from operator import index
+from numbers import Integral
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -155,11 +155,12 @@ def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
             entries = content["per_image"] if isinstance(content, Mapping) else content
             found = [(entry["image_id"], entry["caption"]) for entry in entries]
         for image_id, caption in found:
-            if isinstance(image_id, bool) or not isinstance(caption, str):
+            number = isinstance(image_id, Integral) and not isinstance(image_id, bool)
+            if not (number and isinstance(caption, str)):
                 raise TypeError(f"image_id {image_id!r} with caption {caption!r:.60} is invalid")
-            if index(image_id) in captions:
+            if image_id in captions:
                 raise ValueError(f"more than one caption of image {image_id}")
-            captions[index(image_id)] = caption
+            captions[int(image_id)] = caption
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise DataError(
             f"{path} is not a COCO results file ({error}); give a COCO results file with one "

@@ -70,6 +70,7 @@ def test_faithfulness_has_options_of_its_own(tiny) -> None:
     ("options", "expected"),
     [
         ({"results": {74: None}}, "image_id 74 with caption None is invalid"),
+        ({"results": [{"image_id": 7.0, "caption": "a"}]}, "image_id 7.0 with caption 'a'"),
         ({"results": [1]}, "not a COCO results file"),
         ({"annotations": {}}, "annotations is {}; give text"),
         ({"metoer": True}, "unknown option metoer; did you mean meteor?"),
