@@ -1,7 +1,7 @@
 "use strict";
 /* The session: photos are captioned, the selected one first, and shown in the viewer. `Pool` and
    `Upload` send photos and the options of the form to the server, and nothing else; in the static
-   site (captioner/export/web/device.js) they send nothing. */
+   site (captioner/serving/site/web/device.js) they send nothing. */
 (() => {
   const settings = JSON.parse(document.getElementById("captioner-data").textContent);
   const find = (selector) => document.querySelector(selector);
