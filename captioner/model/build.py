@@ -67,14 +67,18 @@ def register_scorer(name: str, scorer: type[Scorer]) -> None:
     Raises:
         ConfigError: The name is taken, or it is not a subclass.
     """
+    _check_class(name, scorer)
+    if name in WITHOUT_SCORER:
+        raise ConfigError(f"scorer {name!r} is built in; choose another name")
+    SCORERS.register(name, scorer)
+
+
+def _check_class(name: str, scorer: object) -> None:
     if not (isinstance(scorer, type) and issubclass(scorer, Scorer)):
         raise ConfigError(
             f"scorer {name!r} is {scorer!r:.60}; give a subclass of "
             "captioner.model.attention.Scorer"
         )
-    if name in WITHOUT_SCORER:
-        raise ConfigError(f"scorer {name!r} is built in; choose another name")
-    SCORERS.register(name, scorer)
 
 
 def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
@@ -87,6 +91,7 @@ def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
     if config.query != "hidden":
         sizes = sizes._replace(query=sizes.features)
     scorer_class = SCORERS[config.attention]
+    _check_class(config.attention, scorer_class)  # of an entry point
     if scorer_class.equal_sizes and sizes.features != sizes.query:
         raise ConfigError(
             f"decoder.attention {config.attention!r} needs features ({sizes.features}) and hidden "

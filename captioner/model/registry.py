@@ -50,7 +50,8 @@ class Registry(Mapping[str, T], Generic[T]):
         return any(name == known for known in self)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._builtin, *self._registered, *self._points().names]))
+        installed = sorted(self._points().names)
+        return iter(dict.fromkeys([*self._builtin, *self._registered, *installed]))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -61,6 +62,12 @@ class Registry(Mapping[str, T], Generic[T]):
             if name in known:
                 return known[name]
         point = self._points()[name]
+        values = sorted({one.value for one in self._points().select(name=name)})
+        if len(values) > 1:
+            raise ConfigError(
+                f"{self.kind} {name!r} is provided by several packages ({', '.join(values)}); "
+                "uninstall all but one"
+            )
         try:
             implementation: T = point.load()
         except Exception as error:  # the package's own code runs here

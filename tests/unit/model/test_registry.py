@@ -157,6 +157,21 @@ def test_an_entry_point_that_cannot_be_imported(monkeypatch) -> None:
         registry["mine"]
 
 
+def test_two_packages_with_one_name(monkeypatch) -> None:
+    registry = points_of(monkeypatch, ("mine", "two:A"), ("mine", "one:A"))
+
+    assert [*registry] == ["dot", "mine"]
+    with pytest.raises(ConfigError, match=r"several packages \(one:A, two:A\); uninstall all but"):
+        registry["mine"]
+
+
+def test_an_entry_point_that_is_no_scorer(monkeypatch) -> None:
+    points_of(monkeypatch, ("mine", "torch.nn:Linear"))
+
+    with pytest.raises(ConfigError, match=r"scorer 'mine' is .*Linear.*; give a subclass of"):
+        build_attention(DecoderConfig(attention="mine"), Sizes(5, 6, 7, 4))
+
+
 RECORD = {"kind": "scorer", "name": "mine", "module": "my_scorers"}
 
 
