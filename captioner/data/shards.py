@@ -23,9 +23,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from captioner.data.coco import CaptionedImage
 from captioner.errors import ConfigError, DataError
-from captioner.files import atomic_write, unreadable, write_lock
+from captioner.files import atomic_open, atomic_write, unreadable, write_lock
 
 MANIFEST, UNFINISHED = "shards.json", "unfinished.json"
 
@@ -138,17 +140,22 @@ def read_shard(folder: str | Path, shard: Shard) -> list[ShardPhoto]:
     if hashlib.sha256(content).hexdigest() != shard.sha256:
         raise DataError(f"{path} is damaged: its SHA-256 is not the one in {MANIFEST}; {_RECREATE}")
     samples: dict[str, dict[bool, bytes]] = {}
-    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-        for member in tar:
-            if file := tar.extractfile(member):
-                sample = samples.setdefault(member.name.partition(".")[0], {})
-                sample[member.name.endswith(".json")] = file.read()
     photos = []
-    for sample in samples.values():
-        if len(sample) == 2:
-            about = json.loads(sample[True])
-            name = about["file_name"]
-            photos.append(ShardPhoto(about["image_id"], name, f"{path}: {name}", sample[False]))
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+            for member in tar:
+                if file := tar.extractfile(member):
+                    sample = samples.setdefault(member.name.partition(".")[0], {})
+                    sample[member.name.endswith(".json")] = file.read()
+        for sample in samples.values():
+            if len(sample) == 2:
+                about = json.loads(sample[True])
+                name = about["file_name"]
+                photos.append(ShardPhoto(about["image_id"], name, f"{path}: {name}", sample[False]))
+    except (tarfile.TarError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} is not a shard of captioner prepare shards ({error!r}); {_RECREATE}"
+        ) from error
     return photos
 
 
@@ -224,8 +231,11 @@ def write_shards(
 def _write_shard(
     path: Path, photos: Sequence[CaptionedImage], progress: Callable[[int], object]
 ) -> tuple[Shard, list[str]]:
-    skipped, buffer = [], io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+    skipped = []
+    with (
+        atomic_open(path, "wb") as file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
         for photo in photos:
             # Readers would skip a file without extension, and .json is taken by the captions.
             extension = photo.path.suffix
@@ -241,10 +251,9 @@ def _write_shard(
                 _add(tar, f"{photo.image_id:012d}{extension}", data)
                 _add(tar, f"{photo.image_id:012d}.json", _fields(photo))
             progress(1)
-    content = buffer.getvalue()
-    atomic_write(path, content)
-    size, sha256 = len(content), hashlib.sha256(content).hexdigest()
-    return Shard(path.name, len(photos) - len(skipped), size, sha256), skipped
+    content = np.memmap(path, mode="r").data  # may be gigabytes
+    sha256 = hashlib.sha256(content).hexdigest()
+    return Shard(path.name, len(photos) - len(skipped), content.nbytes, sha256), skipped
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
