@@ -189,7 +189,7 @@ def _read_csv(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
 
 def _header(text: str, columns: Columns) -> tuple[str, list[str]]:
     """What splits the header into a file and a caption column, or else into most; the columns."""
-    header = text.lstrip("\n").split("\n", 1)[0][: csv.field_size_limit()]
+    header = text.lstrip("\n").split("\n", 1)[0].split("\0", 1)[0][: csv.field_size_limit()]
     splits = [(one, next(csv.reader([header], delimiter=one))) for one in "\t|;,"]
     return max(splits, key=lambda split: (len(_find(split[1], columns)), len(split[1])))
 
