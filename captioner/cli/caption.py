@@ -44,7 +44,7 @@ from captioner.cli.photos import STDIN, PhotoOptions, find_photos, read_names
 from captioner.cli.sidecars import SidecarOptions, Store, choose_store
 from captioner.data.formats import FORMATS, VIDEO
 from captioner.data.reading import photo_bar
-from captioner.errors import ConfigError, counted
+from captioner.errors import ConfigError, DataError, counted
 from captioner.hardware import require_extra
 from captioner.inference.folder import find_model, fingerprint
 from captioner.option_fields import File, Shown, option_fields
@@ -334,7 +334,7 @@ def _caption_on_ray(options: CaptionOptions, search: SearchOptions) -> int:
         open_job(output, parts, settings, resume=options.resume, force=options.force),
         cluster(options),
         bar,
-        hint(finished, "with --resume"),
+        hint(finished, "with --resume", DataError),  # the cluster is lost
     ):
         for found in run_on_cluster(task, parts, options):
             photos, failed = photos + found.photos, failed + found.failed

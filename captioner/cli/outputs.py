@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from captioner.errors import ConfigError, DataError, clock, counted, printable
+from captioner.errors import ConfigError, clock, counted, printable
 from captioner.files import check_same, continue_journal, read_journal
 
 if TYPE_CHECKING:
@@ -85,14 +85,16 @@ def warn(message: str) -> None:
 
 
 @contextmanager
-def hint(finished: Callable[[], str], change: str = "") -> Iterator[None]:
+def hint(
+    finished: Callable[[], str], change: str = "", error: type[Exception] = OSError
+) -> Iterator[None]:
     """If the block is interrupted, print what is finished, if anything, and how to continue.
 
-    By Ctrl-C, a full disk or a lost cluster; ``change`` is what the same command needs then.
+    By Ctrl-C, a full disk, or an error; ``change`` is what the same command needs then.
     """
     try:
         yield
-    except (KeyboardInterrupt, OSError, DataError):
+    except (KeyboardInterrupt, OSError, error):
         if message := finished():
             warn(f"{message}; to continue, run the same command {change}".rstrip())
         raise
