@@ -414,7 +414,7 @@ def measure(judged: Judged) -> dict[str, Any]:
         `coverage_gain`, and its interval; ``coverage``, the gain by share; ``bins``.
     """
     count = len(judged.scores)
-    times = resample_weights(count).astype(np.intp)
+    times = resample_weights(count)
     resamples = (judged.take(np.repeat(np.arange(count), row)) for row in times)
     errors, halves = zip(
         *((calibration_error(one), coverage_gain(one, 0.5)) for one in resamples), strict=True
