@@ -453,17 +453,18 @@ class Captioner:
         self, captions: list[list[Caption]], scores: CaptionScores, count: int
     ) -> None:
         """Add the ``count`` most probable words at each position of the scored captions."""
-        vocabulary, log_probs = self.stored.vocabulary, scores.log_probs.copy()  # (B, R, T, V)
-        log_probs[..., list(NEVER_GENERATED)] = -np.inf
-        best = top_k(log_probs, min(count, log_probs.shape[-1] - len(NEVER_GENERATED)))
+        vocabulary = self.stored.vocabulary
 
         def alternative(log_prob: float, token: int) -> Alternative:
             word = END_NAME if token == END else vocabulary.shown([token])[0]
             return Alternative(word, log_prob)
 
-        for row, group in enumerate(captions):
+        for group, of_photo in zip(captions, scores.log_probs, strict=True):
+            log_probs = of_photo.copy()  # (R, T, V), of one photo: those of a batch take gigabytes
+            log_probs[..., list(NEVER_GENERATED)] = -np.inf
+            best = top_k(log_probs, min(count, log_probs.shape[-1] - len(NEVER_GENERATED)))
             for column, one in enumerate(group):
-                values, tokens = (part[row, column, : len(one.words)].tolist() for part in best)
+                values, tokens = (part[column, : len(one.words)].tolist() for part in best)
                 found = (tuple(map(alternative, *of)) for of in zip(values, tokens, strict=True))
                 group[column] = replace(one, alternatives=tuple(found))
 
