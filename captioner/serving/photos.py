@@ -75,7 +75,7 @@ def check_headers(
 def read_body(request: Request, limits: Limits, options: Options, *, several: bool) -> Photos:
     """Photos as they arrive, at least one; call ``check_headers`` first.
 
-    Adds the options of the body to ``options``; those of a form are lists of texts.
+    Adds the options of the body to ``options``, each as a list of its values.
     """
     readers = {FORM: _read_form, JSON: _read_json}
     return readers.get(_content_type(request)[0], _read_bytes)(request, limits, options, several)
@@ -175,7 +175,7 @@ async def _read_json(request: Request, limits: Limits, options: Options, several
     if not several and isinstance(photos, list):
         raise RequestError(422, "fields", f"the JSON has a list of photos; {_SEVERAL}")
     photos = photos[::-1] if isinstance(photos, list) else [photos]
-    options |= data
+    options |= {name: [value] for name, value in data.items()}
     while photos:  # each is freed when it has been decoded
         yield await asyncio.to_thread(from_base64, photos.pop(), limits.max_bytes)
 

@@ -158,7 +158,7 @@ def with_fields(query: BaseModel, fields: dict[str, Any]) -> BaseModel:
 
 
 def _read(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
-    """Check options, of which those of a query or form are lists; errors are one line."""
+    """Check options, given as lists of their values; errors are one line."""
     plain = {n: v[0] if isinstance(v, list) and len(v) == 1 else v for n, v in given.items()}
     try:
         return model.model_validate(plain)
@@ -170,7 +170,8 @@ def _read(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
     else:
         should = first["msg"][0].lower() + first["msg"][1:]
         problem = f"{name} is {shortened(first['input'])}; {should}"
-        problem += " (the server's --max-beam)" if name in _BEAMS else ""
+        if name in _BEAMS and first["type"] == "less_than_equal":
+            problem += " (the server's --max-beam)"
     raise RequestError(422, "options", problem)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import dataclasses
 import io
 import itertools
@@ -66,11 +65,14 @@ async def test_invalid_parameters(serve, model):
         assert response.status == 422
         assert message in response.error
         assert len(response.error) < 600
-    body = json.dumps({"image": base64.b64encode(png()).decode(), "beam_size": 2}).encode()
-    headers = {"content-type": "application/json"}
-    response = await server.post(body, headers=headers, beam_size=3).response()
-    assert response.error == "beam_size is given in the query and in the body; give it once"
-    assert await server.metric('captioner_refused_total{reason="options"}') == len(INVALID) + 1
+    for given, query, message in (
+        (2, {"beam_size": 3}, "beam_size is given in the query and in the body; give it once"),
+        ([2], {}, "beam_size is [2]; input should be a valid integer"),
+    ):
+        body, headers = as_json({"image": text(png()), "beam_size": given})
+        response = await server.post(body, headers=headers, **query).response()
+        assert response.error == message
+    assert await server.metric('captioner_refused_total{reason="options"}') == len(INVALID) + 2
     assert model.batches == []
 
 
