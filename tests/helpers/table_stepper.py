@@ -120,10 +120,7 @@ class TableStepper:
 
 
 def assert_matches_table(found: Hypothesis, table: Table, tolerance: float = 1e-12) -> None:
-    """Check every word's log-probability (within 1e-6 of it), attention and gate.
-
-    ``tolerance`` is for log-probabilities near 0, which have no relative precision in float32.
-    """
+    """Check every word's attention, gate and log-probability; ``tolerance`` is of one near 0."""
     tokens = tuple(found.tokens)
     prefixes = [tokens[:t] for t in range(len(tokens))]
     assert found.token_log_probs.shape == found.gates.shape == (len(tokens),)

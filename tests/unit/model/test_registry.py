@@ -150,25 +150,17 @@ def test_entry_points_are_found_after_built_in_names(monkeypatch) -> None:
     assert registry["dot"] is nn.Linear
 
 
-def test_an_entry_point_that_cannot_be_imported(monkeypatch) -> None:
-    registry = points_of(monkeypatch, ("mine", "no_such_module:A"))
-
-    with pytest.raises(ConfigError, match=r"'mine' cannot .*_module:A .ModuleNotFoundError"):
-        registry["mine"]
-
-
-def test_two_packages_with_one_name(monkeypatch) -> None:
-    registry = points_of(monkeypatch, ("mine", "two:A"), ("mine", "one:A"))
-
-    assert [*registry] == ["dot", "mine"]
-    with pytest.raises(ConfigError, match=r"several packages \(one:A, two:A\); uninstall all but"):
-        registry["mine"]
-
-
-def test_an_entry_point_that_is_no_scorer(monkeypatch) -> None:
-    points_of(monkeypatch, ("mine", "torch.nn:Linear"))
-
-    with pytest.raises(ConfigError, match=r"scorer 'mine' is .*Linear.*; give a subclass of"):
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["no_such_module:A"], r"'mine' cannot .*_module:A .ModuleNotFoundError"),
+        (["two:A", "one:A"], r"several packages \(one:A, two:A\); uninstall all but one"),
+        (["torch.nn:Linear"], r"'mine' is .*Linear.*; give a subclass of"),
+    ],
+)
+def test_entry_points_that_cannot_be_used(monkeypatch, values: list[str], expected: str) -> None:
+    points_of(monkeypatch, *(("mine", value) for value in values))
+    with pytest.raises(ConfigError, match=expected):
         build_attention(DecoderConfig(attention="mine"), Sizes(5, 6, 7, 4))
 
 
