@@ -156,8 +156,10 @@ def continued(
         done = f"{finished} of {len(names)} photos are finished and kept in {path}"
         return done if finished else ""
 
-    if kept:
-        warn(f"{target}: {counted(finished, 'finished photo')} kept")
+    if known:
+        gone = len(known.keys() - set(map(str, names)))
+        left = f"; {counted(gone, 'photo')} of an earlier run left out" if gone else ""
+        warn(f"{target}: {counted(finished, 'finished photo')} kept{left}")
     old = [[["", written, {}]], *([[name, *found]] for name, found in known.items())]
     with continue_journal(path, settings, old) as append:
         try:

@@ -196,7 +196,7 @@ def test_resume_captions_what_is_new_or_changed(
     code, _, err = caption(*arguments)
 
     assert (code, sorted(opened)) == (OK, ["20.png", "3.png", "4.png"])
-    assert "x.csv: 9 finished photos kept" in err
+    assert "x.csv: 9 finished photos kept; 1 photo of an earlier run left out\n" in err
     assert caption(photos, "-o", tmp_path / "whole.csv") == (OK, "", "")
     assert (tmp_path / "x.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert caption(tiny.photos, *arguments[1:])[0] == OK  # other photos
