@@ -170,11 +170,13 @@ def _occurrences(caption: Caption, query: str) -> list[tuple[int, ...]]:
     pieces = tuple(piece.casefold() for piece in caption.pieces)
     text = text_of(words, pieces)
     spans = [
-        (len(text_of(words[:n], pieces[:n])), n) for n in range(1, len(words) + 1) if words[n - 1]
+        (len(text_of(words[:n], pieces[:n])), n)
+        for n in range(1, len(words) + 1)
+        if (pieces or words)[n - 1].strip()
     ]
     ends = dict(spans)
     starts = [(end - len(words[n - 1]), n - 1) for end, n in spans]
-    for spelling in (" ".join(normalize(query).split()), join_words(tokenize(query))):
+    for spelling in (join_words(normalize(query).split()), join_words(tokenize(query))):
         wanted = spelling.casefold()
         found = [
             tuple(range(first, ends.get(start + len(wanted), 0)))

@@ -28,6 +28,7 @@ from captioner.drawing.heatmap import attention_image, attention_map, fit_photo,
 from captioner.drawing.style import percent, probability
 from captioner.errors import ConfigError
 from captioner.geometry import Axis, Geometry
+from captioner.text.vocabulary import BLANK
 
 SVG = "{http://www.w3.org/2000/svg}"
 WORDS = ["a", "brown", "dog", "and", "a", "cat"]
@@ -195,7 +196,7 @@ def test_maps_are_drawn_at_the_regions_positions() -> None:
 
 QUERIED = make_caption(["a", "brown", "dog", "near", "a", "man", "'s", "hat"])
 PIECES = replace(
-    make_caption(["s", "now", "", "man", "now"]), pieces=("s", "now", " ", "man", " now")
+    make_caption(["s", "now", BLANK, "man", "now"]), pieces=("s", "now", " ", "man", " now")
 )
 
 
@@ -218,6 +219,7 @@ def test_find_words(query: str, positions: list[tuple[int, ...]]) -> None:
     none = make_caption([])
     assert find_words([none, QUERIED], [query, query]) == [[], positions]  # of one caption
     assert find_words([none, none], []) == [[], []]
+    assert find_words([make_caption(["a", "-lrb-", "dog"])], ["-lrb-"]) == [[(1,)]]
 
 
 @pytest.mark.parametrize(
