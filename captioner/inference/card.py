@@ -43,8 +43,14 @@ _HUB_METRICS = {"Bleu": "bleu", "METEOR": "meteor", "ROUGE": "rouge", "CIDEr": "
 """Identifiers of metrics on the hub, by how our names begin."""
 
 _PRIVATE = {
-    *("run_folder", "train_annotations", "val_annotations", "images", "features", "shards"),
-    *("workers", "trackers"),
+    "run_folder",
+    "train_annotations",
+    "val_annotations",
+    "images",
+    "features",
+    "shards",
+    "workers",
+    "trackers",
 }
 """Settings that a card leaves out: paths, and what does not matter to others."""
 
