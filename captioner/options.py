@@ -14,14 +14,7 @@ from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError, OptionError
 from captioner.hardware import Precision
-from captioner.option_fields import (
-    File,
-    Folder,
-    ModelName,
-    Shown,
-    check_options,
-    option_fields,
-)
+from captioner.option_fields import File, Folder, ModelName, Shown, check_options, option_fields
 from captioner.text.tokenizer import normalize, tokenize
 
 Positive = Annotated[int, Ge(1)]

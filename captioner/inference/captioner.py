@@ -25,12 +25,7 @@ from captioner.drawing.pages import PhotoCaption, shown_photo, with_photo
 from captioner.errors import ConfigError, ImageError, OptionError
 from captioner.hardware import Precision
 from captioner.inference.confidence import Observation, no_confidence
-from captioner.inference.engine import (
-    ATTENTION_METHODS,
-    CaptionScores,
-    Prepared,
-    open_models,
-)
+from captioner.inference.engine import ATTENTION_METHODS, CaptionScores, Prepared, open_models
 from captioner.inference.folder import (
     SHIPPED_MODEL,
     StoredModel,

@@ -18,14 +18,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from browsing import (
-    assert_as_python,
-    drawn,
-    out_of_order,
-    results,
-    saved,
-    violations,
-)
+from browsing import assert_as_python, drawn, out_of_order, results, saved, violations
 from PIL import Image
 from playwright.sync_api import Locator, Route, expect
 from playwright.sync_api import Page as Tab

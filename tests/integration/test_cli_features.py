@@ -14,14 +14,7 @@ import yaml
 from tiny_data import write_captions
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK, main
-from captioner.data.features import (
-    HEADER,
-    INDEX,
-    RECORD,
-    ROWS,
-    FeatureCache,
-    feature_fingerprint,
-)
+from captioner.data.features import HEADER, INDEX, RECORD, ROWS, FeatureCache, feature_fingerprint
 from captioner.data.images import open_image
 from captioner.training.api import build_config
 from captioner.training.data import read_data

@@ -11,12 +11,7 @@ import pytest
 import torch
 
 from captioner.errors import CaptionerError, ConfigError
-from captioner.hardware import (
-    autocast,
-    memory_errors,
-    pick_device,
-    pick_precision,
-)
+from captioner.hardware import autocast, memory_errors, pick_device, pick_precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -14,14 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
-from captioner.data.batches import (
-    Augmentation,
-    EncodedImage,
-    Item,
-    PhotoReader,
-    Request,
-    collate,
-)
+from captioner.data.batches import Augmentation, EncodedImage, Item, PhotoReader, Request, collate
 from captioner.data.sources import epoch_batches
 from captioner.model.kernels.packing import pack
 from captioner.model.preprocessing import Preprocessing

@@ -23,11 +23,7 @@ from captioner.model.losses import (
 )
 from captioner.options import TrainingConfig
 from captioner.text.vocabulary import END, NEVER_GENERATED, PAD, START, UNKNOWN
-from captioner.training.objectives import (
-    photo_words_loss,
-    policy_gradient_loss,
-    scheduled_inputs,
-)
+from captioner.training.objectives import photo_words_loss, policy_gradient_loss, scheduled_inputs
 
 L, D, V = 3, 4, 8
 
