@@ -104,8 +104,9 @@ def _caption(
 ) -> Iterator[Sentence]:
     inputs, crop_boxes, seeds = zip(*given, strict=True)
     model, device, vocabulary = captioner.model, captioner.device, captioner.stored.vocabulary
+    photos = upload(torch.stack(inputs), device)  # not under autocast, which allows one type only
     with torch.inference_mode(), autocast(captioner.precision, device):
-        features = model.to_features(upload(torch.stack(inputs), device))
+        features = model.to_features(photos)
     captions = captioner.caption_features(features, crop_boxes, options, seeds)
     encoded = encode_captions(images, tokenized(images, vocabulary), vocabulary, sys.maxsize)
     starts = [vocabulary.start(options.style)] * len(encoded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,18 @@ def test_captions_equal_those_of_the_captioner(setup: Setup, configure: Any):
         for sentence in sentences:
             alone = captioner.caption(sentence.image.path, max_length=6, **changes)
             assert sentence.caption.words == alone.words
+
+
+def test_cached_features_of_another_type_than_that_of_autocast(setup: Setup, configure: Any):
+    """float16 is what ``prepare features`` writes by default, bf16 what many processors use."""
+    captioner = Captioner(setup.stored, device="cpu", precision="bf16")
+    model = setup.stored.model.eval()
+    pixels = {i.image_id: model.preprocessing.pixels(open_image(i.path)) for i in setup.val}
+    with torch.no_grad():
+        rows = {i: model.encode(torch.tensor(p)[None]).half() for i, p in pixels.items()}
+    cache: Any = SimpleNamespace(read=lambda photos: rows[photos[0][0]])
+    for sentence in decode(captioner, setup.val, configure().search, cache):
+        assert sentence.caption.words == captioner.caption(sentence.image.path, max_length=6).words
 
 
 def test_an_unreadable_photo_stops_validation(setup: Setup, configure: Any, tmp_path: Path):
