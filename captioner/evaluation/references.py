@@ -116,11 +116,14 @@ class DocumentFrequencies:
         """
         try:
             content = json.loads(gzip.decompress(data).decode("utf-8", "surrogatepass"))
-            if content["format_version"] != FORMAT_VERSION:
+            documents, counts = content["documents"], content["counts"]
+            numbers = {1, *counts.values(), documents}
+            possible = (min(numbers), max(numbers)) == (1, documents)
+            if content["format_version"] != FORMAT_VERSION or not possible:
                 raise ValueError("not of this version")
-            return cls(content["documents"], content["counts"])
-        except (EOFError, zlib.error, OSError, ValueError, LookupError, TypeError, RecursionError,
-                ) as error:  # fmt: skip
+            return cls(documents, counts)
+        except (EOFError, zlib.error, OSError, ValueError, LookupError, TypeError, AttributeError,
+                RecursionError) as error:  # fmt: skip
             raise DataError(
                 f"{path} is damaged, or no document frequencies file that this release reads; "
                 "count the frequencies again"

@@ -119,8 +119,9 @@ GOOD = {"format_version": 1, "documents": 7, "counts": {"a": 2}}
         b"{}",
         gzip.compress(b"[" * 200_000),
         gzip.compress(json.dumps(GOOD | {"format_version": 2}).encode()),
+        *(gzip.compress(json.dumps(GOOD | {"counts": c}).encode()) for c in ({"a": 8}, [2])),
     ],
-    ids=["cut off", "not compressed", "deep", "other version"],
+    ids=["cut off", "not compressed", "deep", "other version", "impossible count", "a list"],
 )
 def test_invalid_content(data: bytes) -> None:
     with pytest.raises(DataError, match="f is damaged, or no document"):
