@@ -125,7 +125,7 @@ def _read_flickr8k(path: Path, _: Columns) -> Iterator[ImportedPhoto]:
     photos that are in none of them are left out.
     """
     captions: dict[str, list[str]] = {}
-    for number, line in _lines(_read_text(path)):
+    for number, line in _lines(read_text(path)):
         if not (fields := re.fullmatch(r"(.+)#\d+\t(.*)", line)):
             raise DataError(
                 f"{path}:{number}: expected 'name.jpg#0<tab>caption', got {line[:40]!r}"
@@ -135,7 +135,7 @@ def _read_flickr8k(path: Path, _: Columns) -> Iterator[ImportedPhoto]:
         name: path.with_name(f"Flickr_8k.{name}Images.txt") for name in ("train", "dev", "test")
     }
     lists = {
-        _SPLITS[name]: [line.strip() for _, line in _lines(_read_text(file))]
+        _SPLITS[name]: [line.strip() for _, line in _lines(read_text(file))]
         for name, file in files.items()
         if file.is_file()
     }
@@ -163,7 +163,7 @@ def _read_csv(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
     With comma and semicolon, quotes work as in RFC 4180; with tab and ``|`` they matter only around
     a whole field, as in Flickr30k's results.csv.
     """
-    text = _read_text(path)
+    text = read_text(path)
     separator, _ = _header(text, columns)
     quoting: Any = csv.QUOTE_NONE if separator in "\t|" else csv.QUOTE_MINIMAL
     clean = _unquote if separator in "\t|" else str.strip
@@ -196,7 +196,7 @@ def _header(text: str, columns: Columns) -> tuple[str, list[str]]:
 
 def _read_jsonl(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
     """One object per photo or caption; the caption may be a list of captions."""
-    for number, line in _lines(_read_text(path)):
+    for number, line in _lines(read_text(path)):
         try:
             record = dict(json.loads(line))
         except (TypeError, ValueError) as error:
@@ -270,7 +270,7 @@ def _unquote(text: str) -> str:
     return fields[1].replace('""', '"') if fields else text
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: str | Path) -> str:
     """The text of a UTF-8 file, with or without a byte order mark."""
     try:
         text = read_input(path, "the file with the captions").decode("utf-8-sig")
@@ -333,7 +333,7 @@ def detect_layout(path: Path, columns: Columns = USUAL) -> str:
     """
     if path.is_dir() or path.suffix.lower() == ".jsonl":
         return "imagefolder" if path.is_dir() else "jsonl"
-    text = _read_text(path)
+    text = read_text(path)
     if text.lstrip().startswith(("{", "[")):
         data = read_json(path)
         if "images" in data and "annotations" in data:

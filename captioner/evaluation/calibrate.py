@@ -20,6 +20,7 @@ from captioner.caption import DOUBTFUL
 from captioner.data.coco import CaptionedImage, locate_photos, read_dataset
 from captioner.data.folders import find_images
 from captioner.data.images import open_image
+from captioner.data.importers import read_text
 from captioner.data.reading import photo_bar, read_batches
 from captioner.errors import ConfigError, DataError, ImageError, OptionError, counted
 from captioner.evaluation.api import model_frequencies
@@ -37,7 +38,7 @@ from captioner.evaluation.calibration import (
 from captioner.evaluation.options import CalibrateOptions, OnError
 from captioner.evaluation.references import DocumentFrequencies, cider_d, ngrams, split
 from captioner.evaluation.report import ends, table
-from captioner.files import FREQUENCIES, atomic_write, read_input
+from captioner.files import FREQUENCIES, atomic_write
 from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import Calibrator, Observation, PhraseTable, search_key
 from captioner.inference.engine import Prepared
@@ -136,7 +137,7 @@ def read_judgements(
     """
     grades: dict[str, dict[tuple[str, str], list[float]]] = {}
     for path in files:
-        rows = csv.DictReader(io.StringIO(read_input(path, "judged captions").decode("utf-8-sig")))
+        rows = csv.DictReader(io.StringIO(read_text(path)))
         for number, row in enumerate(rows, 2):
             try:
                 if not row["grade"]:
