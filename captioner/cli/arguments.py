@@ -321,11 +321,15 @@ def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOpt
 
     Reads the model's config only, so that an error does not have to wait for torch and the model.
     """
-    from captioner.inference.folder import read_search
+    from captioner.inference.folder import KEYWORDS, find_model, read_search
     from captioner.search.words import encode_search_words
 
-    own, vocabulary = read_search(model_folders(models)[0])
+    folder = find_model(model_folders(models)[0])
+    own, vocabulary = read_search(folder)
     search = own.changed(**given)
+    if search.keywords and not (folder / KEYWORDS).is_file():
+        why = "has no keywords; fit some with scripts/fit_keywords.py"
+        raise ConfigError(f"--keywords: {folder} {why}")
     encode_search_words(search, vocabulary)
     vocabulary.start(search.style)
     return search

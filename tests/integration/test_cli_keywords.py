@@ -97,11 +97,12 @@ def test_figures_and_pages_have_their_maps(own, run, tmp_path) -> None:
     assert '"keywords":[{"word":"' in (tmp_path / "x.html").read_text().replace(": ", ":")
 
 
-def test_where_there_are_none_the_option_is_refused(own, tiny, run) -> None:
+def test_where_there_are_none_the_option_is_refused(own, tiny, run, tmp_path) -> None:
     photo = own.folder / "photos" / "1.jpg"
     for model, options, problem in (
         (own.model, ("--format", "coco"), "--format coco has no keywords"),
         (tiny.model, (), "has no keywords; fit some with scripts/fit_keywords.py"),
+        (tiny.model, ("--engine", "ray", "-o", tmp_path / "parts"), "captioner: --keywords: "),
     ):
         code, _, err = run("caption", photo, "--model", model, "--keywords", 2, *options)
         assert code in (USAGE, FAILED)
