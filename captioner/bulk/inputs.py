@@ -185,9 +185,10 @@ def _inspect_parquet(name: str, image: str | None, key: str | None) -> tuple[int
 
     with_bytes = [one.name for one in schema if is_bytes(one.type)]
     with_names = [one.name for one in schema if str(one.type) in ("string", "large_string")]
-    for column, columns in ((image, with_bytes + with_names), (key, schema.names)):
+    choices = (image, " of bytes or text", with_bytes + with_names), (key, "", schema.names)
+    for column, kind, columns in choices:
         if column is not None and column not in columns:
-            raise ConfigError(f"{name} has no such column {column}; it has {', '.join(columns)}")
+            raise ConfigError(f"{name} has no column {column}{kind}; it has {', '.join(columns)}")
     if image is not None:
         return rows, image
     found = with_bytes or [column for column in _NAMES if column in with_names]

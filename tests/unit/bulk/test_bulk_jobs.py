@@ -68,14 +68,14 @@ def test_columns_of_parquet(tmp_path) -> None:
 
     hugging_face = write([{"image": {"bytes": b"x", "path": "x.jpg"}, "label": 1}])
     assert names(divide([hugging_face], size=9)) == [[f"{hugging_face}/0"]]
-    with pytest.raises(ConfigError, match="no such column label; it has image"):
+    with pytest.raises(ConfigError, match="no column label of bytes or text; it has image"):
         divide([hugging_face], size=9, image_column="label")
     paths = write([{"file_name": "x.jpg", "text": "a dog"}])
     assert names(divide([paths], size=9)) == [["x.jpg"]]
     two = write([{"left": b"x", "right": b"y"}])
     with pytest.raises(ConfigError, match="could be left or right; give --image-column"):
         divide([two], size=9)
-    with pytest.raises(ConfigError, match="no such column middle; it has left, right"):
+    with pytest.raises(ConfigError, match="no column middle of bytes or text; it has left, right"):
         divide([two], size=9, image_column="middle")
     Path(two).write_bytes(b"no parquet")
     with pytest.raises(DataError, match="cannot be read"):
