@@ -165,7 +165,7 @@ def _measure(folder: Path, stored: StoredModel, options: argparse.Namespace) -> 
         json.dumps(measured), parse_float=lambda digits: round(float(digits), 4)
     )
     for name, report in reports.items():
-        report["groups"] = count_groups(report, read_captions([sets[name][0]])[1])
+        report["groups"] = count_groups(report, read_captions([sets[name][0]]))
     return reports | {
         "looks": looks,
         "varied": varied,

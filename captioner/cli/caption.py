@@ -373,10 +373,10 @@ def _names(
         return {photo: str(photo) for photo in photos}, 0
     known: dict[str, int] = {}
     if options.annotations is not None:
-        from captioner.data.coco import read_captions
+        from captioner.data.coco import read_photos
 
-        names, _ = read_captions([options.annotations])
-        known = {Path(name).name: image_id for image_id, name in names.items()}
+        listed = read_photos([options.annotations]).values()
+        known = {one.path.name: one.image_id for one in listed}
     owners: dict[int, Path] = {}
     unknown = 0
     for photo in photos:

@@ -102,7 +102,7 @@ def frequencies(options: FrequenciesOptions, _: Any) -> int:
     elif options.output.endswith("/"):
         raise ConfigError(f"{options.output} does not exist; give a model folder, or a file name")
     refuse_overwrite(target, options.force)
-    references = read_captions(options.annotations, renumber=True)[1]
+    references = read_captions(options.annotations, renumber=True)
     found = count_frequencies(references)
     atomic_write(target, found.to_bytes())
     print(f"{target}: {len(found.counts)} n-grams of {found.documents} photos")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -62,9 +62,9 @@ def read_coco(
     return data
 
 
-def read_captions(
+def read_photos(
     annotations: Sequence[str | Path], *, renumber: bool = False
-) -> tuple[dict[int, str], dict[int, list[str]]]:
+) -> dict[int, CaptionedImage]:
     """Read COCO captions files; a file given twice is read once.
 
     ``renumber`` gives an image a new id if its own is that of another image in an earlier file: the
@@ -72,28 +72,13 @@ def read_captions(
     results, refers to the ids. Otherwise, such a clash is an error.
 
     Returns:
-        File name by image id, and captions by image id (every image has an entry).
+        All photos by image id, in the files' order, also those without captions. Paths are the file
+        names.
 
     Raises:
         DataError: A file is missing or not COCO captions, or two files give different file names
             for an image id.
     """
-    found = _read_files(annotations, renumber)
-    names = {image_id: photo.name for image_id, photo in found.items()}
-    return names, {image_id: photo.captions for image_id, photo in found.items()}
-
-
-@dataclass
-class _Photo:
-    """See `CaptionedImage`."""
-
-    name: str
-    source: int
-    captions: list[str] = field(default_factory=list)
-    labels: tuple[int | str, ...] = ()
-
-
-def _read_files(annotations: Sequence[str | Path], renumber: bool) -> dict[int, _Photo]:
     files: dict[Path, int] = {}
     for index, path in enumerate(annotations):
         files.setdefault(Path(path).resolve(), index)
@@ -101,22 +86,24 @@ def _read_files(annotations: Sequence[str | Path], renumber: bool) -> dict[int, 
     following = 1 + max(
         (image["id"] for data in contents.values() for image in data["images"]), default=0
     )
-    found: dict[int, _Photo] = {}
+    found: dict[int, CaptionedImage] = {}
+    captions = defaultdict[int, list[str]](list)
     for path, data in contents.items():
         ids: dict[int, int] = {}  # from those of this file
         for image in data["images"]:
-            image_id, name = image["id"], image["file_name"]
-            if image_id in found and found[image_id].name != name:
+            image_id, name = image["id"], Path(image["file_name"])
+            if image_id in found and found[image_id].path != name:
                 if not renumber:
                     raise DataError(
-                        f"{path}: image id {image_id} is {name} here but {found[image_id].name} "
+                        f"{path}: image id {image_id} is {name} here but {found[image_id].path} "
                         "in an earlier file; give files whose ids agree (captioner prepare dataset "
                         "has --first-id)"
                     )
                 image_id, following = following, following + 1
             ids[image["id"]] = image_id
-            photo = found.setdefault(image_id, _Photo(name, files[path]))
-            photo.labels = photo.labels or _labels(image)
+            new = CaptionedImage(image_id, name, (), "", files[path], _labels(image))
+            if not found.setdefault(image_id, new).labels:
+                found[image_id] = replace(found[image_id], labels=new.labels)
         for entry in data["annotations"]:
             # The images may be listed in an earlier file.
             image_id = ids.get(entry["image_id"], entry["image_id"])
@@ -126,8 +113,16 @@ def _read_files(annotations: Sequence[str | Path], renumber: bool) -> dict[int, 
                     "file; remove the caption or add the image"
                 )
             if caption := entry["caption"].strip():
-                found[image_id].captions.append(caption)
-    return found
+                captions[image_id].append(caption)
+    return {i: replace(photo, captions=tuple(captions[i])) for i, photo in found.items()}
+
+
+def read_captions(
+    annotations: Sequence[str | Path], *, renumber: bool = False
+) -> dict[int, tuple[str, ...]]:
+    """The captions of `read_photos` by image id; an image without captions has none."""
+    photos = read_photos(annotations, renumber=renumber)
+    return {image_id: photo.captions for image_id, photo in photos.items()}
 
 
 def read_dataset(
@@ -140,11 +135,11 @@ def read_dataset(
     """Join the captions of COCO files with the photos on disk.
 
     Args:
-        annotations: See `read_captions`.
+        annotations: See `read_photos`.
         images: Image folders, searched in order. None: the photos are in shards, and their paths
             are their file names.
         ids: Image ids to keep; None: all.
-        renumber: See `read_captions`.
+        renumber: See `read_photos`.
 
     Returns:
         The photos that have captions, sorted by image id.
@@ -154,26 +149,14 @@ def read_dataset(
     """
     if not annotations:
         raise DataError("no annotations were given; give at least one COCO captions file")
-    found = dict(sorted(_read_files(annotations, renumber).items()))
-    names = {
-        image_id: photo.name
-        for image_id, photo in found.items()
-        if photo.captions and (ids is None or image_id in ids)
-    }
+    found = sorted(read_photos(annotations, renumber=renumber).items())
+    photos = [one for i, one in found if one.captions and (ids is None or i in ids)]
     source = ", ".join(Path(path).name for path in annotations)
-    if not names:
+    if not photos:
         if ids is not None:
             raise DataError(f"no captioned photo of {source} is in this part of karpathy_split")
         raise DataError(f"{source} has no captioned photos; give a COCO captions file")
-    if images is None:
-        paths = {image_id: Path(name) for image_id, name in names.items()}
-    else:
-        paths = locate_photos(names, images, source)
-    photos = ((image_id, path, found[image_id]) for image_id, path in paths.items())
-    return [
-        CaptionedImage(image_id, path, tuple(one.captions), "", one.source, one.labels)
-        for image_id, path, one in photos
-    ]
+    return photos if images is None else locate_photos(photos, images, source)
 
 
 def _labels(image: Mapping[str, Any]) -> tuple[int | str, ...]:
@@ -184,11 +167,11 @@ def _labels(image: Mapping[str, Any]) -> tuple[int | str, ...]:
 
 
 def locate_photos(
-    names: Mapping[int, str], images: Sequence[str | Path], source: str
-) -> dict[int, Path]:
-    """Find photos in image folders, searched in order, by their file names by image id.
+    photos: Sequence[CaptionedImage], images: Sequence[str | Path], source: str
+) -> list[CaptionedImage]:
+    """The photos with their paths in image folders, searched in order, in place of file names.
 
-    The result has the order of the names; ``source`` is the annotation file, for error messages.
+    ``source`` is the annotation file, for error messages.
 
     Raises:
         DataError: A folder is missing, or photos are missing from the folders.
@@ -201,16 +184,19 @@ def locate_photos(
             raise DataError(
                 f"the image folder {folder} cannot be read ({error.strerror}); check its name"
             ) from error
-    found: dict[int, Path] = {}
-    for image_id, name in names.items():
+    found, missing = [], []
+    for photo in photos:
+        name = str(photo.path)
         for folder, files in folders:
             if name in files if "/" not in name else (folder / name).is_file():
-                found[image_id] = folder / name
+                found.append(replace(photo, path=folder / name))
                 break
-    if missing := [name for image_id, name in names.items() if image_id not in found]:
+        else:
+            missing.append(name)
+    if missing:
         searched = ", ".join(map(str, images)) or "no folders"
         raise DataError(
-            f"{len(missing)} of {len(names)} photos of {source} are not in {searched} "
+            f"{len(missing)} of {len(photos)} photos of {source} are not in {searched} "
             f"(first: {missing[0]}); give the image folders"
         )
     return found

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from captioner.data.coco import read_captions
+from captioner.data.coco import read_photos
 from captioner.data.images import image_size
 from captioner.data.importers import UNSPLIT, USUAL, Columns, ImportedPhoto, import_captions
 from captioner.errors import ConfigError, DataError, ImageError, counted
@@ -149,10 +149,11 @@ def write_coco(
     for split in ("train", "val", "test"):
         file = Path(folder, f"captions_{split}.json")
         try:
-            names = {} if split in splits else read_captions([file])[0]
+            held = {} if split in splits else read_photos([file])
         except DataError:
             continue  # missing, or not captions
-        if shared := sorted({photo.file_name for photo in photos}.intersection(names.values())):
+        names = {Path(photo.file_name) for photo in photos}
+        if shared := sorted(names.intersection(photo.path for photo in held.values())):
             raise DataError(
                 f"{file} exists and holds {len(shared)} of these photos (first: {shared[0]}); "
                 "remove it, or give another folder"

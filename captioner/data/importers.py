@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from captioner.data.coco import read_captions, read_json
+from captioner.data.coco import read_json, read_photos
 from captioner.errors import ConfigError, DataError
 from captioner.files import read_input
 
@@ -91,9 +91,8 @@ def import_captions(
 
 
 def _read_coco(path: Path, _: Columns) -> Iterator[ImportedPhoto]:
-    names, captions = read_captions([path])
-    for image_id, name in names.items():
-        yield ImportedPhoto(name, captions[image_id], image_id)
+    for image_id, photo in read_photos([path]).items():
+        yield ImportedPhoto(str(photo.path), [*photo.captions], image_id)
 
 
 def _read_karpathy(path: Path, _: Columns) -> Iterator[ImportedPhoto]:

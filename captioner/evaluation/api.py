@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.caption import Caption
-from captioner.data.coco import locate_photos, read_captions, read_dataset
+from captioner.data.coco import CaptionedImage, locate_photos, read_captions, read_dataset
 from captioner.data.folders import find_images
 from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, DataError, OptionError, either, first_of
@@ -110,7 +110,7 @@ class Evaluation:
         if judge is not None and options.compare is not None:
             others = self._within(judge, options.compare)
         if options.train_annotations:
-            training = read_captions(options.train_annotations, renumber=True)[1]
+            training = read_captions(options.train_annotations, renumber=True)
             known = [text for texts in training.values() for text in texts]
         found: dict[int, Caption] = {}
         if judge is not None and options.results is not None:
@@ -161,7 +161,7 @@ class Evaluation:
         """The references and how captions are scored against them; None without references."""
         if self.options.annotations is None:
             return None
-        references = read_captions([self.options.annotations])[1]
+        references = read_captions([self.options.annotations])
         frequencies = read_frequencies(self.options.frequencies)
         objects = None
         if self.instances is not None or self.options.chair:
@@ -212,40 +212,45 @@ class Evaluation:
         name = options.model[0] if self.model else options.model or "the shipped model"
         return model, {"model": name, "search": ", ".join(shown), "precision": model.precision}
 
-    def _caption(self, model: Captioner, photos: Mapping[int, Path]) -> dict[int, Caption]:
+    def _caption(self, model: Captioner, photos: list[CaptionedImage]) -> dict[int, Caption]:
         """Captions of the photos that can be read."""
         captions: dict[int, Caption] = {}
-        results = model.stream(photos.values(), batch_size=self.options.batch_size, **self.search)
+        paths = (photo.path for photo in photos)
+        results = model.stream(paths, batch_size=self.options.batch_size, **self.search)
         bar = photo_bar(results, shown=self.progress, total=len(photos))
-        for image_id, result in zip(photos, bar, strict=True):
+        for photo, result in zip(photos, bar, strict=True):
             if result.error is not None:
                 self.on_error(result.error)
                 continue
             best = result.captions[0]
             # The maps of all photos would fill the memory.
-            if self.instances is None or image_id not in self.instances.images:
+            if self.instances is None or photo.image_id not in self.instances.images:
                 best = dataclasses.replace(best, alphas=best.alphas[:0].copy())
-            captions[image_id] = best
+            captions[photo.image_id] = best
         return captions
 
-    def _photos(self) -> dict[int, Path]:
+    def _photos(self) -> list[CaptionedImage]:
         """The photos of the annotations, and of the instances: of both, those in the folder."""
-        options, paths = self.options, dict[int, Path]()
-        folders = [options.images or ""]
+        options, photos = self.options, dict[int, CaptionedImage]()
+        folder = Path(options.images or "")
         if self.instances is not None:
-            names = {i: image["file_name"] for i, image in self.instances.images.items()}
+            listed = [
+                CaptionedImage(i, Path(image["file_name"]), ())
+                for i, image in self.instances.images.items()
+            ]
             if options.annotations is not None:
-                names = {i: name for i, name in names.items() if Path(*folders, name).is_file()}
-            paths |= locate_photos(names, folders, str(options.instances))
+                listed = [one for one in listed if (folder / one.path).is_file()]
+            located = locate_photos(listed, [folder], str(options.instances))
+            photos = {photo.image_id: photo for photo in located}
         if options.annotations is not None:
-            for image in read_dataset([options.annotations], folders):
-                path = paths.setdefault(image.image_id, image.path)
-                if path != image.path:
+            for image in read_dataset([options.annotations], [folder]):
+                other = photos.setdefault(image.image_id, image)
+                if other.path != image.path:
                     raise DataError(
-                        f"image {image.image_id} is {path.name} in {options.instances} but "
+                        f"image {image.image_id} is {other.path.name} in {options.instances} but "
                         f"{image.path.name} in {options.annotations}; give files whose ids agree"
                     )
-        return paths
+        return [*photos.values()]
 
     def _faithfulness(self) -> Report:
         """Measure the explanations of generated or reference captions."""
@@ -255,11 +260,10 @@ class Evaluation:
 
         from captioner.evaluation import faithfulness  # imports torch
 
-        photos: dict[Path, str | None]
         if annotations is None:
-            photos = dict.fromkeys(find_images(folders))
+            photos = [CaptionedImage(0, path, ()) for path in find_images(folders)]
         else:
-            photos = {one.path: one.captions[0] for one in read_dataset([annotations], folders)}
+            photos = read_dataset([annotations], folders)
             report["search"] = f"none; the captions of {annotations}"
         found = faithfulness.measure(
             model, photos, self.how, model.options(**self.search),
@@ -288,5 +292,5 @@ def read_frequencies(given: str | None) -> DocumentFrequencies | None:
             )
         path /= FREQUENCIES
     if path.is_file() and path.read_bytes()[:2] != GZIP:
-        return count_frequencies(read_captions([path])[1])
+        return count_frequencies(read_captions([path]))
     return DocumentFrequencies.load(path)

@@ -239,8 +239,8 @@ class _Work:
 
         def judged(style: str, grades: Mapping[tuple[str, str], float]) -> _Task:
             names = [*dict.fromkeys(image for image, _ in grades)]
-            paths = locate_photos(dict(enumerate(names)), given.images, given.judged[0])
-            photos = [CaptionedImage(n, path, ()) for n, path in paths.items()]
+            listed = [CaptionedImage(n, Path(name), ()) for n, name in enumerate(names)]
+            photos = locate_photos(listed, given.images, given.judged[0])
             return _Task(
                 style, style, photos, lambda one, text: grades.get((names[one.image_id], text))
             )

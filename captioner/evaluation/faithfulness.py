@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,6 +33,7 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 from captioner.caption import CropBox
+from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.reading import photo_bar
 from captioner.errors import DataError, ImageError, OptionError
@@ -267,7 +267,7 @@ def measure_photo(
 
 def measure(
     model: Captioner,
-    photos: Mapping[Path, str | None],
+    photos: Sequence[CaptionedImage],
     options: FaithfulnessOptions,
     search: SearchOptions,
     *,
@@ -276,7 +276,7 @@ def measure(
 ) -> dict[str, Any]:
     """Measure the content words of the captions of several photos; see `summarize`.
 
-    Of the model, which is not an exported one; or of the captions given with the photos.
+    Of the model, which is not an exported one; or of the photos that have some, the first.
     ``on_error`` is called with the error of a photo that cannot be read.
 
     Raises:
@@ -287,20 +287,18 @@ def measure(
         raise OptionError("{faithfulness} is that of a single model, not of an ensemble; give one")
     if not photos:
         raise DataError("there are no photos to measure; give a folder with photos")
-    chosen = _spread(list(photos), options.max_photos)
+    chosen = _spread(photos, options.max_photos)
     words: list[Word] = []
     read = 0
-    for number, path in enumerate(photo_bar(chosen, shown=progress)):
+    for number, photo in enumerate(photo_bar(chosen, shown=progress)):
         try:
-            image = open_image(path)
+            image = open_image(photo.path)
         except ImageError as error:
             on_error(error)
             continue
         read += 1
-        reference = photos[path]
-        words += measure_photo(
-            model, image, options, search, reference=reference, number=number, name=path.name
-        )
+        how: Any = {"reference": next(iter(photo.captions), None), "name": photo.path.name}
+        words += measure_photo(model, image, options, search, number=number, **how)
     return summarize(words, read, options.steps, math.prod(model.engine.grid))
 
 

@@ -30,7 +30,7 @@ def read_data(
 ) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
     """Read the captions of the training and the validation photos, and locate the photos.
 
-    Training photos have at least ``min_captions`` captions. ``renumber`` as for ``read_captions``.
+    Training photos have at least ``min_captions`` captions. ``renumber`` as for ``read_photos``.
     Without ``validation``, there may be no validation photos.
     """
 

@@ -67,7 +67,7 @@ def test_a_report_is_printed_and_written(tiny, scored, tmp_path, run) -> None:
 
     report = json.loads(target.read_text())
     captions = {1: "a dog runs", 2: "a man runs", 3: "a man's hat", 4: "the the dog on"}
-    expected = CaptionEvaluator(read_captions([tiny.captions])[1]).score(captions)
+    expected = CaptionEvaluator(read_captions([tiny.captions])).score(captions)
     assert (code, err) == (OK, "")
     assert report["metrics"] == pytest.approx(expected.corpus)
     assert {one["image_id"]: one["caption"] for one in report["per_image"]} == captions

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from captioner.data.coco import CaptionedImage
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation import faithfulness
 from captioner.evaluation.faithfulness import (
@@ -228,7 +229,7 @@ def test_photos_are_sampled_evenly_and_broken_ones_reported(
     for number in range(6):
         image.save(tmp_path / f"{number}.png")
     (tmp_path / "2.png").write_bytes(b"no photo")
-    photos = dict.fromkeys(sorted(tmp_path.iterdir()), "a dog runs")
+    photos = [CaptionedImage(0, path, ("a dog runs",)) for path in sorted(tmp_path.iterdir())]
     options = FaithfulnessOptions(max_photos=3, max_words=1, steps=1, level="grid")
     errors: list[ImageError] = []
 
@@ -237,7 +238,7 @@ def test_photos_are_sampled_evenly_and_broken_ones_reported(
     assert {one["photo"] for one in found["per_word"]} == {"0.png", "4.png"}
     assert (found["photos"], len(errors)) == (2, 1)
     with pytest.raises(DataError, match="no photos to measure"):
-        measure(captioner, {}, options, captioner.options(), on_error=errors.append)
+        measure(captioner, [], options, captioner.options(), on_error=errors.append)
     monkeypatch.setattr(captioner.ensemble, "engines", captioner.ensemble.engines * 2)
     with pytest.raises(ConfigError, match="faithfulness is that of a single model"):
         measure(captioner, photos, options, captioner.options(), on_error=errors.append)

@@ -254,7 +254,7 @@ def test_a_second_stage_counts_its_own_captions(
         init_from=first_stage, data={"train_annotations": files}, training={"epochs": 1}
     )
     train(config, tmp_path / "second")
-    expected = count_frequencies(read_captions(files)[1])
+    expected = count_frequencies(read_captions(files))
     assert expected.documents == 4
     assert DocumentFrequencies.load(tmp_path / "second" / "best" / FREQUENCIES) == expected
 
