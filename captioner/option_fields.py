@@ -233,6 +233,11 @@ def check_options(options: Any, section: str = "") -> None:
         check_option(field, getattr(options, field.name), section)
 
 
+def taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Remove the options of a dataclass from those given, and return them."""
+    return {name: given.pop(name) for name in option_fields(kind) if name in given}
+
+
 def check_option(field: OptionField, value: object, section: str = "") -> None:
     """Check one value, as `check_options` does."""
     if field.allows(value):

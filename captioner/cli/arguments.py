@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 from captioner.bulk.cluster import CaptionRayOptions, RayOptions
 from captioner.errors import ConfigError
 from captioner.hardware import require_extra
-from captioner.option_fields import OptionField, build_options, option_fields, similar
+from captioner.option_fields import OptionField, build_options, option_fields, similar, taken
 from captioner.options import SearchOptions
 
 Options = TypeVar("Options")
@@ -289,11 +289,6 @@ def _entries(field: OptionField, text: str) -> list[str]:
 
 
 # --- what several commands do with their options -------------------------------------------------
-
-
-def taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Remove the options of a dataclass from those given, and return them."""
-    return {name: given.pop(name) for name in option_fields(kind) if name in given}
 
 
 def flags_given(options: Any, *names: str) -> list[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Interval
 
 from captioner.caption import END_NAME, Caption
-from captioner.cli.arguments import checked_search, command, flag, flags_given, refuse, taken
+from captioner.cli.arguments import checked_search, command, flag, flags_given, refuse
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, refuse_overwrite, require_parent, warn
 from captioner.cli.photos import PICTURE_MARK, STDIN, PhotoOptions, Photos, find_photos
@@ -38,7 +38,7 @@ from captioner.drawing.options import (
 from captioner.drawing.pages import Entry, gallery
 from captioner.drawing.style import lacks_letters
 from captioner.errors import ConfigError, ImageError, printable
-from captioner.option_fields import File, ModelName, Shown, option_fields
+from captioner.option_fields import File, ModelName, Shown, option_fields, taken
 from captioner.options import METHOD_TITLES, ExplanationMethod, ModelOptions, SearchOptions
 
 if TYPE_CHECKING:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from captioner.cli.arguments import checked_search, command, flag, taken
+from captioner.cli.arguments import checked_search, command, flag
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import new_file, warn
 from captioner.errors import CaptionerError, ConfigError, ProgramError, either
 from captioner.evaluation.options import CalibrateOptions, EvaluateOptions
+from captioner.option_fields import taken
 from captioner.options import FaithfulnessOptions, SearchOptions
 
 

@@ -12,13 +12,13 @@ from captioner.bulk.cluster import RayOptions
 from captioner.cli.arguments import check_engine, command
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, refuse_overwrite, warn
-from captioner.cli.train import ConfigOptions
+from captioner.cli.train import read_config
 from captioner.data.importers import Layout
 from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, DataError, counted
 from captioner.option_fields import Folder, Shown
 from captioner.options import Positive, TrainConfig
-from captioner.training.own_data import ColumnOptions
+from captioner.training.own_data import ColumnOptions, ConfigOptions
 
 OutputFolder = Annotated[str, Shown("FOLDER", ("-o", "--output"))]
 CONFIG_USAGE = "[CONFIG.yaml] -o FOLDER [options]"
@@ -134,7 +134,7 @@ SHARDS_SHOWN = ["data.images", "data.train_annotations", "training.seed"]
 @command("prepare shards", CONFIG_USAGE, ShardsOptions, TrainConfig, shown=SHARDS_SHOWN)
 def shards(options: ShardsOptions, given: dict[str, Any]) -> int:
     """Write the shards, and print the photos that were skipped."""
-    config = options.read(given)
+    config = read_config(options, given)
 
     from captioner.data.shards import write_shards
     from captioner.training.data import read_data
@@ -193,7 +193,7 @@ FEATURES_SHOWN = [
 @command("prepare features", CONFIG_USAGE, FeaturesOptions, TrainConfig, shown=FEATURES_SHOWN)
 def features(options: FeaturesOptions, given: dict[str, Any]) -> int:
     """Encode the photos that are missing."""
-    config = options.read(given)
+    config = read_config(options, given)
     folder, batch_size = Path(options.output), options.batch_size
     on_ray = check_engine(options)
     device = options.worker_device(options.device) if on_ray else options.device

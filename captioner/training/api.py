@@ -7,18 +7,27 @@ import dataclasses
 import logging
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.errors import ConfigError, ModelError, OptionError
+from tqdm import tqdm
+
+from captioner.errors import ConfigError, ModelError, OptionError, counted
 from captioner.files import read_input
 from captioner.hardware import require_extra
 from captioner.inference.folder import read_settings
-from captioner.option_fields import build_options, checked_settings, option_fields
+from captioner.option_fields import build_options, checked_settings, taken
 from captioner.options import TrainConfig
-from captioner.training.own_data import OwnDataOptions, check_replaced, prepared
+from captioner.training.own_data import (
+    IS_MAIN,
+    OwnDataOptions,
+    TrainOptions,
+    check_replaced,
+    prepared,
+)
 
 if TYPE_CHECKING:  # importing torch takes a second
     from captioner.training.setup import Setup
@@ -44,6 +53,8 @@ class TrainingResult:
     """Its epoch, from 1."""
     metrics: list[dict[str, Any]]
     """All validations, oldest first: the rows of ``metrics.jsonl`` in the run folder."""
+    problem: str = ""
+    """Why the model is of no use, and what to do; empty if it is of use."""
 
 
 def train(
@@ -71,30 +82,49 @@ def train(
             the state cannot be saved.
         KeyboardInterrupt: By Ctrl-C or a termination signal; ``resume`` continues.
     """
-    own = {name: changes.pop(name) for name in option_fields(OwnDataOptions) if name in changes}
-    data = build_options(OwnDataOptions, own)
+    own = {"resume": resume, "force": force, **taken(changes, OwnDataOptions)}
+    options = build_options(TrainOptions, own)
     settings = build_config(config, **changes)
-    check_replaced(data, changes)
-    folder = Path(settings.run_folder)
+    check_replaced(options, changes)
     require_extra("train")
-    resume = check_run_folder(folder, resume=resume, force=force)
+    with Path(os.devnull).open("w") as null, contextlib.ExitStack() as stack:
+        if not progress:
+            stack.enter_context(contextlib.redirect_stderr(null))
+        result = run(settings, options)
+    assert isinstance(result, TrainingResult)
+    if result.problem:
+        logging.getLogger(__name__).warning("%s", result.problem)
+    return result
 
+
+def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
+    """Train for `train` and the command line; of a dry run, return its estimates instead."""
+    folder = Path(config.run_folder)
+    options = replace(options, resume=_resumes(folder, options))
+
+    from captioner.training import checks
     from captioner.training.loop import start
     from captioner.training.run import METRICS, read_rows
     from captioner.training.setup import prepare
 
-    with Path(os.devnull).open("w") as null, contextlib.ExitStack() as stack:
-        if not progress:
-            stack.enter_context(contextlib.redirect_stderr(null))
-        setup = prepare(stack.enter_context(prepared(settings, data, resume=resume)))
-        found = start(setup, folder, resume=resume)
+    with prepared(config, options) as complete:
+        setup = prepare(complete)
+        if IS_MAIN:
+            tqdm.write(
+                f"{counted(len(setup.train), 'training photo')}, "
+                f"{counted(len(setup.val), 'validation photo')}, "
+                f"{len(setup.stored.vocabulary)} words, run folder {folder}",
+                file=sys.stderr,
+            )
+        if options.dry_run:
+            return checks.dry_run(setup, folder)
+        found = start(setup, folder, options.resume)
     metrics = read_rows(folder / METRICS)
-    if problem := why_useless(setup, found, metrics):
-        logging.getLogger(__name__).warning("%s", problem)
-    return TrainingResult(folder / "best", found.best, found.best_epoch + 1, metrics)
+    problem = _why_useless(setup, found, metrics)
+    return TrainingResult(folder / "best", found.best, found.best_epoch + 1, metrics, problem)
 
 
-def why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str, Any]]) -> str:
+def _why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str, Any]]) -> str:
     """Why the best model of a finished run is of no use, and what to do; empty if it is of use."""
     from captioner.training.state import NO_SCORE
 
@@ -118,11 +148,11 @@ def why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str,
     )
 
 
-def check_run_folder(folder: Path, *, resume: bool, force: bool) -> bool:
+def _resumes(folder: Path, options: TrainOptions) -> bool:
     """Return whether there is a checkpoint to resume from; refuse to overwrite another run."""
-    resuming = resume and (folder / "state.safetensors").exists()
+    resuming = options.resume and (folder / "state.safetensors").exists()
     used = any((folder / name).exists() for name in RUN_FILES)
-    if used and not (resuming or force):
+    if used and not (resuming or options.force or options.dry_run):
         raise OptionError(
             "{folder} already contains a run; give {resume} to continue it, {force} to start over, "
             "or another {run_folder}",

@@ -72,7 +72,8 @@ class Interrupted(KeyboardInterrupt):
     """The run was interrupted; its state is saved."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(f"the state is saved in {folder}; continue with resume=True")
+        command = f"captioner train --config {folder / 'config.yaml'} --resume"
+        super().__init__(f"interrupted; state saved, resume with: {command}")
 
 
 class Forward(nn.Module):

@@ -21,8 +21,11 @@ from captioner.data.dataset import prepare_dataset
 from captioner.data.importers import Columns, find_source
 from captioner.errors import DataError, OptionError
 from captioner.files import atomic_write
-from captioner.option_fields import Folder, Shown
+from captioner.option_fields import File, Folder, Shown
 from captioner.options import TrainConfig
+
+IS_MAIN = os.environ.get("RANK", "0") == "0"
+"""Whether this is the process of a run that prints and writes: the first one of torchrun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,31 @@ class OwnDataOptions(ColumnOptions):
                 raise OptionError(f"{{{name}}} needs captions; give {{captions}} too{also}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConfigOptions:
+    """The training config."""
+
+    settings: Annotated[str, Shown("CONFIG.yaml", positional=True)] | None = None
+    """YAML file with settings, which options override."""
+    config: File | None = None
+    """The same as an option."""
+    print_config: bool = False
+    """Print all settings as YAML, options included, and exit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(OwnDataOptions, ConfigOptions):
+    """Train a model. Settings come from the config file; options override them."""
+
+    dry_run: bool = False
+    """Check settings, data and disk space, run a few steps, estimate time and memory, and write
+    nothing."""
+    resume: bool = False
+    """Continue the run in the run folder, or start one if there is none."""
+    force: bool = False
+    """Start over and replace the run in the run folder."""
+
+
 def check_replaced(data: OwnDataOptions, given: Mapping[str, Any]) -> None:
     """Raise OptionError if settings are ``given`` beside captions that replace them."""
     for name in ("train_annotations", "val_annotations", "images", "karpathy_split"):
@@ -70,21 +98,15 @@ def check_replaced(data: OwnDataOptions, given: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def prepared(
-    config: TrainConfig, data: OwnDataOptions, *, resume: bool, dry_run: bool = False
-) -> Iterator[TrainConfig]:
+def prepared(config: TrainConfig, data: TrainOptions) -> Iterator[TrainConfig]:
     """Prepare captions for the run, and return the config that reads them.
 
-    Args:
-        config: Settings of the run.
-        data: What to prepare.
-        resume: Continue a run; its captions must be the same.
-        dry_run: Do not write into the run folder; the files exist only within the context.
+    Those of a run that is resumed must be the same. A dry run writes nothing into the run folder:
+    the files exist only within the context.
     """
     if data.captions is None:
         yield config
         return
-    main = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
     source = find_source(data.captions)
     images = data.images or (source if source.is_dir() else source.parent)
     with tempfile.TemporaryDirectory(prefix="captioner-") as folder:
@@ -98,14 +120,14 @@ def prepared(
                 "{file} has no validation photos; give {val} a fraction of the photos such as 0.1",
                 file=data.captions,
             )
-        if main:
+        if IS_MAIN:
             for line in str(summary).splitlines():
                 tqdm.write(f"{data.captions}: {line}", file=sys.stderr)
         files = [summary.files["train"], summary.files["val"]]
-        if main and not dry_run:
+        if IS_MAIN and not data.dry_run:
             own = {Path(config.run_folder, "data", file.name): file for file in files}
             for file, made in own.items():
-                if resume and file.exists() and file.read_bytes() != made.read_bytes():
+                if data.resume and file.exists() and file.read_bytes() != made.read_bytes():
                     raise DataError(
                         f"{file} was prepared from other captions or photos; use those to resume, "
                         "or another --run-folder"
