@@ -1,24 +1,19 @@
-"""Atomic writes of files and folders, a lock for what is written in place, and a journal.
+"""Atomic writes of files and folders, and a lock for what is written in place.
 
 A file is written beside the old one, synced to disk and renamed over it, which is atomic. A folder
 cannot be replaced by one rename: the new one is written beside the old one, the old one is renamed
 away, the new one renamed in, and the old one removed. Several processes may write the same file at
 once (the last one wins), but only one may write a folder.
-
-A journal is what an interrupted run has finished: JSON Lines, a header and then one entry per line,
-which is synced to disk before the run goes on. A line that a kill has cut short is dropped, with
-what follows it.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -161,35 +156,6 @@ def named_after(path: str | Path) -> Iterator[None]:
         if not error.filename or ".tmp" in str(error.filename):
             error.filename, error.filename2 = str(path), None
         raise
-
-
-def read_journal(path: Path) -> tuple[Any, list[Any]]:
-    """Header and entries of a journal; None and no entries if there is none."""
-    lines: list[Any] = []
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    for line in text.splitlines(keepends=True):
-        try:
-            lines.append(json.loads(line if line.endswith("\n") else ""))
-        except ValueError:
-            break
-    return (lines[0], lines[1:]) if lines else (None, [])
-
-
-@contextmanager
-def continue_journal(
-    path: Path, header: Mapping[str, Any], entries: Sequence[Any]
-) -> Iterator[Callable[[Any], None]]:
-    """Start a journal, or continue one after these entries; yield what appends an entry."""
-    atomic_write(path, "".join(json.dumps(line) + "\n" for line in [header, *entries]))
-    with path.open("a", encoding="utf-8") as file:
-
-        def append(entry: Any) -> None:
-            with named_after(path):
-                file.write(json.dumps(entry) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-
-        yield append
 
 
 def check_same(name: object, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

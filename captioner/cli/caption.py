@@ -37,7 +37,6 @@ from captioner.cli.outputs import (
     entry,
     hint,
     new_file,
-    output,
     warn,
 )
 from captioner.cli.photos import STDIN, PhotoOptions, find_photos, read_names
@@ -45,6 +44,7 @@ from captioner.cli.sidecars import SidecarOptions, Store, choose_store
 from captioner.data.formats import FORMATS, VIDEO
 from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, DataError, counted
+from captioner.files import atomic_open
 from captioner.hardware import require_extra
 from captioner.inference.folder import find_model, fingerprint
 from captioner.option_fields import File, Shown, option_fields
@@ -121,7 +121,7 @@ def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
                 )
             else:  # a pipe or a device, or a photo from one, or videos: cannot be continued
                 entries = captioned([*names])
-            file = stack.enter_context(output(target))
+            file = sys.stdout if target is None else stack.enter_context(atomic_open(target))
             failures += _write(file, kind, entries, options)
     photos.report_skipped()
     return FAILED if failures else OK

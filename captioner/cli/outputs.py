@@ -1,13 +1,13 @@
 """What the commands write: formats of captions, files that are complete or not there, warnings.
 
-``captioner caption -o FILE`` keeps finished captions in a journal (`captioner.files`),
-``FILE.resume``. Its header are the settings, its entries batches of photos, and FILE itself, as "",
-whenever it was written:
+``captioner caption -o FILE`` keeps finished captions in a journal, ``FILE.resume``: JSON Lines, the
+settings and then each photo, and FILE itself, as "", whenever it was written:
 
-    [["a.jpg", [81234, 1700000000000000000], {"image": "a.jpg", "captions": [...]}], ...]
-    [["", [7123, 1700000001000000000], {}]]
+    ["a.jpg", [81234, 1700000000000000000], {"image": "a.jpg", "captions": [...]}]
+    ["", [7123, 1700000001000000000], {}]
 
-Sizes (bytes) and times of change (ns) show whether a photo, or FILE, is still the same.
+Sizes (bytes) and times of change (ns) show whether a photo, or FILE, is still the same. A line that
+a kill has cut short is dropped.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import html
 import json
 import shlex
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from captioner.errors import ConfigError, clock, counted, printable
-from captioner.files import check_same, continue_journal, read_journal
+from captioner.files import atomic_write, check_same, named_after
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
@@ -63,18 +63,6 @@ def new_file(name: str | Path | None, force: bool) -> Path | None:
     require_parent(path)
     refuse_overwrite(path, force)
     return path
-
-
-@contextmanager
-def output(path: Path | None) -> Iterator[IO[str]]:
-    """Open standard output, or a file that is renamed to ``path`` once it is complete."""
-    if path is None:
-        yield sys.stdout
-        return
-    from captioner.files import atomic_open
-
-    with atomic_open(path) as file:
-        yield file
 
 
 def warn(message: str) -> None:
@@ -133,24 +121,20 @@ def continued(
             kept[photo] = one
     finished = len(kept)
 
-    def entries() -> Generator[Entry, None, None]:
+    def append(name: str, stamp: list[int], one: Entry) -> None:
+        with named_after(path):
+            print(json.dumps([name, stamp, one]), file=file, flush=True)
+
+    def entries() -> Iterator[Entry]:
         nonlocal finished
-        batch: list[Any] = []
         new = captioned([photo for photo in names if photo not in kept])
-        try:
-            for photo, name in names.items():
-                one = kept.get(photo)
-                if one is None:
-                    one = next(new)
-                    finished += "captions" in one
-                    batch.append([str(photo), stamps[photo], one])
-                    if len(batch) == options.batch_size:
-                        append(batch)
-                        batch.clear()
-                yield one | {"image": name}  # may be another than before, by --annotations
-        finally:
-            if batch:
-                append(batch)
+        for photo, name in names.items():
+            one = kept.get(photo)
+            if one is None:
+                one = next(new)
+                append(str(photo), stamps[photo], one)
+                finished += "captions" in one
+            yield one | {"image": name}  # may be another than before, by --annotations
 
     def progress() -> str:
         done = f"{finished} of {len(names)} photos are finished and kept in {path}"
@@ -160,16 +144,17 @@ def continued(
         gone = len(known.keys() - set(map(str, names)))
         left = f"; {counted(gone, 'photo')} of an earlier run left out" if gone else ""
         warn(f"{target}: {counted(finished, 'finished photo')} kept{left}")
-    old = [[["", written, {}]], *([[name, *found]] for name, found in known.items())]
-    with continue_journal(path, settings, old) as append:
+    lines = [settings, ["", written, {}], *([name, *found] for name, found in known.items())]
+    atomic_write(path, "".join(json.dumps(line) + "\n" for line in lines))
+    with path.open("a", encoding="utf-8") as file:
         try:
-            with hint(progress, "with --resume"), closing(entries()) as found:
-                yield found
+            with hint(progress, "with --resume"):
+                yield entries()
         except BaseException:
             if not (known or finished):
                 path.unlink()
             raise
-        append([["", _stamp(target), {}]])
+        append("", _stamp(target), {})
     if not options.resume:
         path.unlink()
 
@@ -178,9 +163,13 @@ def _read(
     target: Path, settings: Entry, options: CaptionOptions
 ) -> tuple[dict[str, tuple[list[int], Entry]], list[int]]:
     """What an earlier run knew, by photo, and the stamp of the file that it wrote."""
-    path = journal_path(target)
-    before, batches = read_journal(path)
-    known = {name: (state, one) for batch in batches for name, state, one in batch}
+    path, before = journal_path(target), None
+    known: dict[str, tuple[list[int], Entry]] = {}
+    with suppress(FileNotFoundError, ValueError), path.open(encoding="utf-8") as file:
+        before = json.loads(next(file, ""))
+        for line in file:
+            name, stamp, one = json.loads(line)
+            known[name] = stamp, one
     written = known.pop("", ([], {}))[0]
     done = sum("captions" in one for _, one in known.values())
     if not done or (options.force and not (options.resume and before == settings)):
@@ -191,7 +180,7 @@ def _read(
             "or --force to start over"
         )
     else:
-        check_same(path, before, settings)
+        check_same(path, before or {}, settings)
     if not options.force and target.exists() and _stamp(target) != written:
         raise ConfigError(
             f"{target} exists, and is not as a run with --resume left it; give --force to "
