@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
 import re
 import shlex
@@ -18,10 +17,11 @@ from captioner.cli.arguments import checked_search, command
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import as_sentence, new_file, warn
 from captioner.data.html_images import HtmlImage, HtmlPage
+from captioner.data.importers import read_table
 from captioner.data.reading import photo_bar
 from captioner.drawing.pages import review_page
 from captioner.errors import ConfigError, DataError, counted
-from captioner.files import atomic_write, read_input
+from captioner.files import atomic_open, atomic_write
 from captioner.option_fields import File, Shown
 from captioner.options import ModelOptions, SearchOptions
 
@@ -79,12 +79,11 @@ def _suggest(site: Path, options: AltOptions, given: dict[str, Any]) -> int:
     rows.sort(key=lambda row: (not row["alt"], float(row["confidence"] or 0), row["image"]))
     for row in {row["image"] or row["tag"]: row for row in rows if row["note"]}.values():
         warn(f"{row['page']}:{row['line']}: {row['image'] or row['tag']}: {row['note']}")
-    file = io.StringIO()
-    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    # Spreadsheets need the byte order mark to read UTF-8. File names may be invalid UTF-8.
-    atomic_write(table, f"\ufeff{file.getvalue()}".encode(errors="backslashreplace"))
+    with atomic_open(table) as file:
+        file.write("\ufeff")  # spreadsheets need it to read UTF-8
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     atomic_write(review, review_page(site, table.name, rows))
     inside = sum(bool(row["link"]) for row in rows)
     warn(f"{summary}; {inside} in links or buttons, whose text has to name where the link leads")
@@ -162,17 +161,12 @@ def _add_texts(site: Path, rows: Sequence[Row], options: AltOptions, search: Sea
 
 def _reviewed(table: Path) -> dict[str, list[Row]]:
     """The reviewed rows of a table by page."""
-    try:
-        text = read_input(table, "the reviewed table").decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError(f"{table}: not UTF-8; save it as CSV UTF-8") from None
-    separator = max(",;\t", key=text.partition("\n")[0].count)
     found: dict[str, list[Row]] = {}
-    for number, line in enumerate(csv.DictReader(io.StringIO(text, ""), delimiter=separator), 2):
-        row = {name: line.get(name) or "" for name in COLUMNS}
-        mark = row["reviewed"].strip().lower()
+    for where, line in read_table(table):
+        row = dict.fromkeys(COLUMNS, "") | line
+        mark = row["reviewed"].lower()
         if mark not in ("", "no", "yes"):
-            raise DataError(f"{table}: row {number}: reviewed is {mark!r}; give yes or nothing")
+            raise DataError(f"{where}: reviewed is {mark!r}; give yes or nothing")
         if mark == "yes":
             found.setdefault(row["page"], []).append(row)
     if not found:

@@ -157,7 +157,13 @@ _SPLITS = {
 
 
 def _read_csv(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
-    """A table with one caption per row.
+    """A table with one caption per row."""
+    for where, row in read_table(path, columns):
+        yield _photo(where, row, columns)
+
+
+def read_table(path: str | Path, columns: Columns = USUAL) -> Iterator[tuple[str, dict[str, str]]]:
+    """The rows of a table by column in lower case, each after its place, ``captions.csv:12``.
 
     With comma and semicolon, quotes work as in RFC 4180; with tab and ``|`` they matter only around
     a whole field, as in Flickr30k's results.csv.
@@ -171,7 +177,6 @@ def _read_csv(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
     rows = (row for row in reader if any(cell.strip() for cell in row))
     try:
         names = [clean(name).lower() for name in next(rows)]
-        found = _find(names, columns, f"{path}:{reader.line_num}")
         for row in rows:
             where = f"{path}:{reader.line_num}"
             if separator == "|" and len(row) == len(names) - 1:  # once in Flickr30k's results.csv
@@ -181,7 +186,7 @@ def _read_csv(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
                     f"{where}: {len(row)} fields, but the header has {len(names)}; put quotes "
                     f"around a field that holds {separator!r}"
                 )
-            yield _photo(where, dict(zip(names, map(clean, row), strict=True)), found)
+            yield where, dict(zip(names, map(clean, row), strict=True))
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}: not valid CSV ({error})") from error
 
@@ -200,8 +205,7 @@ def _read_jsonl(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
             record = dict(json.loads(line))
         except (TypeError, ValueError) as error:
             raise DataError(f"{path}:{number}: not a JSON object ({error})") from error
-        where = f"{path}:{number}"
-        yield _photo(where, record, _find(record, columns, where))
+        yield _photo(f"{path}:{number}", record, columns)
 
 
 def _read_imagefolder(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
@@ -227,8 +231,9 @@ def _metadata_files(folder: Path) -> list[Path]:
     return files[:1] or [file for file in sorted(of_splits) if file.parent.name.lower() in _SPLITS]
 
 
-def _photo(where: str, record: dict[str, Any], found: dict[str, str]) -> ImportedPhoto:
-    """The photo of a row, from its values by column, and the columns that were found."""
+def _photo(where: str, record: dict[str, Any], columns: Columns) -> ImportedPhoto:
+    """The photo of a row, from its values by column."""
+    found = _find(record, columns, where)
     name, caption = record[found["file"]], record[found["caption"]]
     texts = caption if isinstance(caption, list) else [caption]
     if not isinstance(name, str) or not all(isinstance(text, str) for text in texts):

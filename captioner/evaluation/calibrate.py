@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from captioner.caption import DOUBTFUL
 from captioner.data.coco import CaptionedImage, locate_photos, read_dataset
 from captioner.data.folders import find_images
 from captioner.data.images import open_image
-from captioner.data.importers import read_text
+from captioner.data.importers import read_table
 from captioner.data.reading import photo_bar, read_batches
 from captioner.errors import ConfigError, DataError, ImageError, OptionError, counted
 from captioner.evaluation.api import model_frequencies
@@ -137,15 +136,14 @@ def read_judgements(
     """
     grades: dict[str, dict[tuple[str, str], list[float]]] = {}
     for path in files:
-        rows = csv.DictReader(io.StringIO(read_text(path)))
-        for number, row in enumerate(rows, 2):
+        for where, row in read_table(path):
             try:
                 if not row["grade"]:
                     continue
                 grade, image, text = GRADES[row["grade"]], row["image"], row["caption"]
             except KeyError as error:
                 raise DataError(
-                    f"{path}:{number}: {error} is missing or no grade; give the columns image, "
+                    f"{where}: {error} is missing or no grade; give the columns image, "
                     f"caption and grade ({', '.join(GRADES)})"
                 ) from error
             if neutral:

@@ -177,7 +177,7 @@ def test_an_image_folder_of_hugging_face(tmp_path: Path):
         (
             "csv",
             "a,b\n1,2\n",
-            r"a:1: no column .file. or .caption.; the columns are a, b: .*--file-column",
+            r"a:2: no column .file. or .caption.; the columns are a, b: .*--file-column",
         ),
         ("csv", "file,caption\na.jpg,one, two\n", r"a:2: 3 fields, but the header has 2; put"),
         ("csv", 'file,caption\na.jpg,"one\n', r"a:2: not valid CSV"),
