@@ -168,13 +168,10 @@ class Caption:
             min_confidence: Include ``unsure``, see the method.
 
         Returns:
-            ``text``, ``words``, ``log_prob``, ``log_probs``; ``confidence``, or None; ``unsure`` on
-            request; ``doubtful``, positions of words; ``alternatives``, if any, one list
-            per word; ``keywords``, if requested; with attention their ``map`` (Gh, Gw), and
-            ``gates``, ``alphas`` (T, Gh, Gw), ``region``, the crop box
-            (left, top, right, bottom), and ``geometry``: the centre of the region in row i and
-            column j is (``x.first + j * x.pitch``, ``y.first + i * y.pitch``), as fractions of the
-            photo's width and height; and ``method``, if it is not ``attention``.
+            The attributes of these names: ``text``, ``words``, ``log_prob``, ``log_probs``,
+            ``confidence``, ``doubtful``, and if there are any ``alternatives`` and ``keywords``.
+            With attention also the ``map`` of keywords, ``gates``, ``alphas``, ``region``, which is
+            the crop box, ``geometry`` (`Geometry.as_dict`), and a ``method`` that is another.
         """
         data: dict[str, Any] = {
             "text": self.text,
@@ -212,9 +209,6 @@ class Caption:
     def __repr__(self) -> str:  # arrays would fill the screen
         sure = "" if self.confidence is None else f", confidence {self.confidence:.2f}"
         return f"<{type(self).__name__} {self.text!r}, log_prob {self.log_prob:.2f}{sure}>"
-
-    def __dir__(self) -> list[str]:  # for tab completion
-        return [name for name in super().__dir__() if not name.startswith("_")]
 
 
 def _rounded(values: NDArray[np.float32], decimals: int) -> list[Any]:

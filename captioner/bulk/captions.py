@@ -18,9 +18,9 @@ In a pipeline of your own, `Captions` is a callable class for ``Dataset.map_batc
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import tee
 from typing import Any, NamedTuple
 
 from captioner.bulk.inputs import Part, RemoteFile, read_part
@@ -28,7 +28,7 @@ from captioner.bulk.job import Output, Row, decode_rows, encode_rows, row_schema
 from captioner.errors import DataError
 from captioner.hardware import Precision
 from captioner.inference.captioner import Captioner, Result, load
-from captioner.inference.folder import SHIPPED_MODEL, fingerprint
+from captioner.inference.folder import fingerprints
 from captioner.options import ModelOptions, SearchOptions
 
 
@@ -120,23 +120,17 @@ class WritePart:
         """Caption a part and write it, unless it is there."""
         name, output = self.output.part_name(part.number), self.output
         held = output.read(name)
-        rows = list(self._rows(part)) if held is None else decode_rows(held, output.format)
+        rows = self._rows(part) if held is None else decode_rows(held, output.format)
         if held is None:
             output.write(name, encode_rows(rows, output.format))
         errors = [one["error"] for one in rows if one.get("error") is not None]
         return Finished(part.number, len(rows), len(errors), next(iter(errors), ""))
 
-    def _rows(self, part: Part) -> Iterator[Row]:
-        names: list[str] = []
-
-        def sources() -> Iterator[Any]:
-            for name, source in read_part(part):
-                names.append(name)
-                yield source
-
+    def _rows(self, part: Part) -> list[Row]:
+        named, photos = tee(read_part(part))
         options = {"batch_size": self.model.batch_size, **vars(self.search)}
-        for number, result in enumerate(self.captioner.stream(sources(), **options)):
-            yield row(names[number], result)
+        results = self.captioner.stream((source for _, source in photos), **options)
+        return [row(name, result) for (name, _), result in zip(named, results, strict=True)]
 
     @cached_property
     def captioner(self) -> Captioner:
@@ -148,8 +142,3 @@ class WritePart:
                 "install the same captioner, and give models in a shared folder"
             )
         return load(*model.model, device=model.device, precision=model.precision)
-
-
-def fingerprints(folders: Sequence[str]) -> list[str]:
-    """Of models, or of the shipped one."""
-    return [fingerprint(folder) for folder in folders or [str(SHIPPED_MODEL)]]

@@ -304,22 +304,15 @@ def refuse(options: Any, names: Iterable[str], why: str) -> None:
         raise ConfigError(f"{name} {why}")
 
 
-def model_folders(models: Sequence[str]) -> list[str | Path]:
-    """The models of ``--model``: those given, or the shipped one."""
-    from captioner.inference.folder import SHIPPED_MODEL
-
-    return [*models] or [SHIPPED_MODEL]
-
-
 def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOptions:
     """The model's search options with those of the command line.
 
     Reads the model's config only, so that an error does not have to wait for torch and the model.
     """
-    from captioner.inference.folder import KEYWORDS, find_model, read_search
+    from captioner.inference.folder import KEYWORDS, SHIPPED_MODEL, find_model, read_search
     from captioner.search.words import encode_search_words
 
-    folder = find_model(model_folders(models)[0])
+    folder = find_model(models[0] if models else SHIPPED_MODEL)
     own, vocabulary = read_search(folder)
     search = own.changed(**given)
     if search.keywords and not (folder / KEYWORDS).is_file():

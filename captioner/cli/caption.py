@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -23,14 +22,12 @@ from captioner.cli.arguments import (
     command,
     flag,
     flags_given,
-    model_folders,
     refuse,
 )
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import (
     WRITERS,
     Entry,
-    IfUnsure,
     Name,
     choose_format,
     continued,
@@ -46,7 +43,7 @@ from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, DataError, counted
 from captioner.files import atomic_open
 from captioner.hardware import require_extra
-from captioner.inference.folder import find_model, fingerprint
+from captioner.inference.folder import find_model, fingerprints
 from captioner.option_fields import File, Shown, option_fields
 from captioner.options import ModelOptions, SearchOptions
 from captioner.version import __version__
@@ -69,7 +66,7 @@ class CaptionOptions(CaptionRayOptions, ModelOptions, SidecarOptions, PhotoOptio
     min_confidence: Annotated[float, Interval(ge=0, le=1), Shown("P")] | None = None
     """Captions with a confidence below P (0 to 1) are unsure, see if_unsure (default: 0.5 with
     --if-unsure); requires a calibrated model (the shipped model is)."""
-    if_unsure: IfUnsure | None = None
+    if_unsure: Literal["mark", "skip", "hedge"] | None = None
     """What to do with unsure captions: mark them in text, JSON and CSV (the default), skip them, or
     hedge: write "perhaps a dog ..."."""
     sentence_case: bool = False
@@ -193,7 +190,7 @@ def _entries(
         if result.error is None:
             yield entry(name, result.captions, options)
         else:
-            yield {"image": name, "error": str(result.error)}
+            yield {"error": str(result.error)}
 
 
 def settings_of(options: CaptionOptions, search: SearchOptions) -> dict[str, Any]:
@@ -201,7 +198,7 @@ def settings_of(options: CaptionOptions, search: SearchOptions) -> dict[str, Any
     text = ("device", "precision", "batch_size", "min_confidence", "if_unsure", "sentence_case")
     given = {name: getattr(options, name) for name in text} | dataclasses.asdict(search)
     return {
-        "--model": [fingerprint(folder) for folder in model_folders(options.model)],
+        "--model": fingerprints(options.model),
         **{flag(name): value for name, value in given.items()},
         "captioner's version": __version__,
     }
@@ -260,22 +257,21 @@ def _video_entries(
         video = Video(path, every, side)
         results = model.stream(video.frames(), batch_size=options.batch_size, **vars(search))
         bar = photo_bar(results, unit="frame", desc=path.name)
-        found = (entry(name, one.captions, options) for one in bar)
-        for one in merged(found, video.times):
+        found = (one.photo.info | entry(name, one.captions, options) for one in bar)
+        for one in merged(found):
             bar.total = every and int(video.duration / every) + 1
             yield one
         if video.problem:
-            yield {"image": name, "error": video.problem}
+            yield {"error": video.problem}
 
 
-def merged(entries: Iterable[Entry], times: deque[tuple[float, float]]) -> Iterator[Entry]:
-    """The entries with times; of neighbours with equal captions, the most confident."""
+def merged(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """The entries; of neighbours with equal captions, the most confident, from first to last."""
     for _, group in groupby(entries, lambda one: [c["text"] for c in one["captions"]]):
         same = list(group)
-        spans = [times.popleft() for _ in same]
-        start, end = round(spans[0][0], 3), round(spans[-1][1], 3)
         best = max(same, key=lambda one: [c["confidence"] or 0.0 for c in one["captions"]])
-        yield {"image": "", "start": start, "end": end} | best
+        span = {"start": same[0]["start"], "end": same[-1]["end"]}
+        yield {"image": best["image"], **span, "captions": best["captions"]}
 
 
 # --- photos by the million -----------------------------------------------------------------------
@@ -297,7 +293,7 @@ def _caption_on_ray(options: CaptionOptions, search: SearchOptions) -> int:
     if kind not in _RAY_FORMATS:
         raise ConfigError(f"--engine ray writes {' or '.join(_RAY_FORMATS)}, not {kind}")
 
-    from captioner.bulk.captions import WritePart, fingerprints
+    from captioner.bulk.captions import WritePart
     from captioner.bulk.cluster import cluster, run_on_cluster
     from captioner.bulk.inputs import divide
     from captioner.bulk.job import DONE, Output, open_job

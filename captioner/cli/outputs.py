@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError, clock, counted, printable
 from captioner.files import atomic_write, check_same, named_after
@@ -34,8 +34,6 @@ Name = str | int
 
 Entry = dict[str, Any]
 """A photo's name in the output and its captions, or why there are none: ``error``."""
-
-IfUnsure = Literal["mark", "skip", "hedge"]
 
 
 def refuse_overwrite(path: Path, force: bool) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from captioner.cli.arguments import flags_given, refuse
-from captioner.cli.outputs import Entry, Name, require_parent, warn
+from captioner.cli.outputs import Entry, require_parent, warn
 from captioner.data.images import open_image
 from captioner.data.metadata import (
     HEAD,
@@ -86,32 +86,26 @@ class Store:
             return photo
         return self.folder / self.subfolders.get(photo, "") / photo.name
 
-    def captioned(self, photo: Path) -> Path | None:
-        """The file whose caption would be replaced, if any.
-
-        Raises:
-            DataError: The photo cannot be written to.
-        """
+    def captioned(self, photo: Path) -> bool:
+        """Whether a caption would be replaced; DataError: the photo cannot be written to."""
         target, sidecar = self.target(photo), self.options.sidecar
         if sidecar and target == photo:
             raise DataError("not a photo, but what would be written beside it")
-        if sidecar == "txt":
-            return target if target.exists() else None
-        if sidecar == "xmp":
-            found = target.exists() and read_description(target.read_bytes())
-            return target if found else None
+        if sidecar:
+            is_text = sidecar == "txt"
+            return target.exists() and (is_text or bool(read_description(target.read_bytes())))
         if self.folder is not None and target.exists():
             if target.samefile(photo):
                 raise ConfigError(
                     f"--embed {self.folder} is the photos' own folder; give another folder, or "
                     "--in-place to change the originals"
                 )
-            return target
+            return True
         data = b"" if photo.is_fifo() else photo.read_bytes()
         if not can_embed(data[:HEAD]):
             with open_image(photo):  # raises an error if it is none
                 raise DataError("descriptions are embedded in JPEG and PNG only; use --sidecar xmp")
-        return photo if embedded_description(data) else None
+        return bool(embedded_description(data))
 
     def write(self, photo: Path, text: str, keywords: Sequence[str]) -> None:
         """Write a caption and keywords; DataError or OSError: this photo cannot be written to."""
@@ -155,19 +149,16 @@ class Store:
 
     def write_all(
         self,
-        names: Mapping[Path, Name],
+        photos: Iterable[Path],
         captioned: Callable[[Sequence[Path]], Iterable[Entry]],
     ) -> Iterator[Entry]:
         """Check all photos, and write the captions of those that need one as they are found.
 
-        Yields the captions with the photos' names, and why others cannot be written.
+        Yields the captions, and why others cannot be written.
         """
-        needed, existing, problems = self._check(names)
-        for photo in existing:
-            if problem := self._keep(photo, None):
-                problems[photo] = problem
-        for photo, problem in problems.items():
-            yield {"image": names[photo], "error": problem}
+        needed, existing, problems = self._check(photos)
+        problems += filter(None, (self._keep(photo, None) for photo in existing))
+        yield from ({"error": problem} for problem in problems)
         for photo, one in zip(needed, captioned(needed), strict=True):
             problem = ""
             if one.get("captions"):
@@ -175,25 +166,23 @@ class Store:
                 words = [keyword["word"] for keyword in best.get("keywords", ())]
                 problem = self._keep(photo, best["text"], words)
                 self.written += not problem
-            yield {"image": names[photo], "error": problem} if problem else one
+            yield {"error": problem} if problem else one
 
-    def _check(
-        self, photos: Iterable[Path]
-    ) -> tuple[list[Path], dict[Path, Path], dict[Path, str]]:
+    def _check(self, photos: Iterable[Path]) -> tuple[list[Path], list[Path], list[str]]:
         """Check every photo before a caption is written.
 
-        Returns the photos to caption, those that have a caption to keep, with its file, and those
-        that cannot be written to, with the reason.
+        Returns the photos to caption, those that have a caption to keep, and why others cannot be
+        written to.
         """
         owners: dict[Path, Path] = {}
-        existing: dict[Path, Path] = {}
-        problems: dict[Path, str] = {}
+        existing: list[Path] = []
+        problems: list[str] = []
         for photo in photos:
             try:
-                if (found := self.captioned(photo)) and self.existing in (None, "skip"):
-                    existing[photo] = found
+                if self.captioned(photo) and self.existing in (None, "skip"):
+                    existing.append(photo)
             except (DataError, OSError) as error:
-                problems[photo] = self._problem(photo, error)
+                problems.append(self._problem(photo, error))
                 continue
             other = owners.setdefault(self.target(photo), photo)
             if other is not photo:
@@ -203,16 +192,18 @@ class Store:
                     "separately, or rename one" + ", or give --sidecar-name photo.jpg.xmp" * xmp
                 )
         if existing and self.existing is None:
-            photo, found = next(iter(existing.items()))
-            where = "a description" if found == photo else f"a caption in {found}"
+            target = self.target(existing[0])
+            beside = target != existing[0] and target.exists()
+            where = f"a caption in {target}" if beside else "a description"
             raise ConfigError(
-                f"{first_of([*existing])} already has {where}; give --skip-existing to keep it, or "
+                f"{first_of(existing)} already has {where}; give --skip-existing to keep it, or "
                 "--force to replace it"
             )
         if existing:
             done = "copied as they are" if self.folder else "skipped"
             warn(f"{len(existing)} of {len(owners)} photos already have a caption; {done}")
-        return [photo for photo in owners.values() if photo not in existing], existing, problems
+        kept = {*existing}
+        return [photo for photo in owners.values() if photo not in kept], existing, problems
 
     def _keep(self, photo: Path, text: str | None, keywords: Sequence[str] = ()) -> str:
         """Write a caption, or copy a photo that keeps its own (None) to the folder, if any.

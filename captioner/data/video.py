@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain, pairwise
@@ -35,8 +34,6 @@ class Video:
     def __init__(self, path: str | Path, every: float | None, min_side: int) -> None:
         """Take the interval (seconds; None: shots), and the shorter side of frames (pixels)."""
         self.path, self.every, self.min_side = path, every, min_side
-        self.times = deque[tuple[float, float]]()
-        """Start and end of frames (seconds)."""
         self.problem = ""
         """What could not be read; a line that starts with the path."""
         self.duration = 0.0
@@ -45,14 +42,15 @@ class Video:
         self._damage = math.inf  # where the first damage is
 
     def frames(self) -> Iterator[Image.Image]:
-        """Each frame as an upright RGB image; its start and end are appended to ``times``."""
+        """Each frame as an upright RGB image, whose ``info`` has its start and end (seconds)."""
         end_of_last = ((self._end, None) for _ in range(1))  # known after it
         try:
             with open_file(self.path) as file, self._opened(file):
                 found = self._shots() if self.every is None else self._sampled()
                 for (start, frame), (end, _) in pairwise(chain(found, end_of_last)):
-                    self.times.append((start, max(start, end)))
-                    yield self._image(frame)
+                    image = self._image(frame)
+                    image.info |= {"start": round(start, 3), "end": round(max(start, end), 3)}
+                    yield image
         except ImageError as error:
             self.problem = f"{self.path}: {error}"
             return

@@ -252,12 +252,9 @@ class Captioner:
                 not support the method.
         """
         words = self.known_words(text)
-        self._check(method, alternatives)
         prepared, shown = self._read(photo)
-        explained = self.explain_batch(
-            [prepared], [words], alternatives=alternatives, method=method, style=style
-        )
-        return with_photo(explained, shown)[0]
+        how: Any = {"alternatives": alternatives, "method": method, "style": style}
+        return with_photo(self.explain_batch([prepared], [words], **how), shown)[0]
 
     def stream(
         self,
@@ -374,8 +371,6 @@ class Captioner:
         vocabulary = self.stored.vocabulary
         captions = [vocabulary.encode(words) for words in sentences]
         start = vocabulary.start(self.stored.search.style if style is None else style)
-        if not photos:
-            return []
         encoded = self._encode(photos, method)
         scores = self.ensemble.score(encoded.memories, [[one] for one in captions], start)
         found = [[scores.hypothesis(row, tokens)] for row, tokens in enumerate(captions)]

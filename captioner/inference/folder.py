@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -352,6 +352,11 @@ def fingerprint(folder: str | Path) -> str:
         if (path / name).exists():  # else: without sub-words, confidence or keywords
             digest.update((path / name).read_bytes())
     return digest.hexdigest()[:12]
+
+
+def fingerprints(folders: Sequence[str | Path]) -> list[str]:
+    """Of models, or of the shipped one."""
+    return [fingerprint(folder) for folder in folders or [SHIPPED_MODEL]]
 
 
 # --- write ---------------------------------------------------------------------------------------

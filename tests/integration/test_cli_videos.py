@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,11 +56,11 @@ def test_equal_neighbours_are_merged():
         captions = [{"text": text, "confidence": confidence}] if text else []
         return {"image": "a", "captions": captions}
 
-    entries = [one("dog", 0.4), one("dog", 0.9), one("dog"), one(""), one("dog")]
-    times = deque((float(start), start + 1.0) for start in range(5))
+    given = [one("dog", 0.4), one("dog", 0.9), one("dog"), one(""), one("dog")]
+    entries = [e | {"start": start, "end": start + 1} for start, e in enumerate(given)]
     best = one("dog", 0.9) | {"start": 0, "end": 3}
     expected = [best, one("") | {"start": 3, "end": 4}, one("dog") | {"start": 4, "end": 5}]
-    assert list(merged(entries, times)) == expected
+    assert list(merged(entries)) == expected
 
 
 def test_folders_are_searched_for_videos_only_with_every(caption: Run, tiny: SimpleNamespace):

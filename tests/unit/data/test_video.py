@@ -24,8 +24,8 @@ def read(
 ) -> tuple[list[tuple[float, str]], str]:
     """Times and colours of the frames, and the problem."""
     opened = video.Video(path, every, min_side)
-    found = [(colour(image), opened.times.popleft()) for image in opened.frames()]
-    return [(round(start, 2), name) for name, (start, _) in found], opened.problem
+    found = [(round(image.info["start"], 2), colour(image)) for image in opened.frames()]
+    return found, opened.problem
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi", "a.mov", "a.ts"])
