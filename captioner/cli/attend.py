@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,19 +22,11 @@ from captioner.data.images import open_image
 from captioner.data.reading import photo_bar
 from captioner.drawing.animation import Animation, animate
 from captioner.drawing.archive import MapArchive
-from captioner.drawing.figure import overlay
-from captioner.drawing.options import (
-    ANIMATIONS,
-    ARCHIVES,
-    FIGURES,
-    PAGES,
-    AnimationOptions,
-    FigureOptions,
-    PageOptions,
-)
-from captioner.drawing.pages import Entry, gallery
+from captioner.drawing.figure import Figure, overlay
+from captioner.drawing.options import AnimationOptions, Drawing, FigureOptions, PageOptions
+from captioner.drawing.pages import Entry, Page, gallery
 from captioner.drawing.style import lacks_letters
-from captioner.errors import ConfigError, ImageError, printable
+from captioner.errors import ConfigError, ImageError, either, printable
 from captioner.option_fields import File, ModelName, Shown, option_fields, taken
 from captioner.options import METHOD_TITLES, ExplanationMethod, ModelOptions, SearchOptions
 
@@ -46,13 +35,13 @@ if TYPE_CHECKING:
     from captioner.inference.captioner import Captioner
 
 _FIGURE = ("instances", "compare", "alternatives", "blocks")
-_KINDS: dict[str, tuple[str, type | None, Sequence[str]]] = {
-    **dict.fromkeys(FIGURES, ("a figure", FigureOptions, _FIGURE)),
-    **dict.fromkeys(ANIMATIONS, ("an animation", AnimationOptions, ("blocks",))),
-    **dict.fromkeys(PAGES, ("a page", PageOptions, _FIGURE[1:])),
-    **dict.fromkeys(ARCHIVES, ("an archive", None, ())),
+_KINDS: dict[type[Drawing], tuple[type | None, Sequence[str]]] = {
+    Figure: (FigureOptions, _FIGURE),
+    Animation: (AnimationOptions, ("blocks",)),
+    Page: (PageOptions, _FIGURE[1:]),
+    MapArchive: (None, ()),
 }
-"""What a file extension is, its options, and those of `AttendOptions` that only some have."""
+"""What can be made, its options, and those of `AttendOptions` that only some have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,17 +97,6 @@ class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
 )  # fmt: skip
 def attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
     """Draw all photos; report those that failed."""
-    if options.output != str(STDIN):
-        return _attend(options, drawing)
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        file = Path(folder, f"picture.{options.format or 'png'}")
-        code = _attend(replace(options, output=str(file), format=None), drawing)
-        written = file.read_bytes() if file.is_file() else b""
-    sys.stdout.buffer.write(written)
-    return code
-
-
-def _attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
     search = taken(drawing, SearchOptions)
     if options.words and (refused := search.keys() - {"style"}):
         raise ConfigError(
@@ -129,13 +107,13 @@ def _attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
     jobs = _targets(photos, options)
     failures = photos.failures
     if jobs:
-        suffix = jobs[photos.paths[0]].suffix.lower()  # the same for all
-        _check(suffix, options, drawing, found)
+        kind = _kind(jobs[photos.paths[0]].suffix.lower())  # the same for all
+        _check(kind, options, drawing, found)
         jobs = _checked_outputs(jobs, options)
         if options.alternatives is None:
-            options = replace(options, alternatives=5 if suffix in PAGES else 0)
+            options = replace(options, alternatives=5 if kind is Page else 0)
         if jobs:
-            failures += _draw(jobs, options, search, drawing | {"smooth": not options.blocks})
+            failures += _draw(jobs, kind, options, search, drawing | {"smooth": not options.blocks})
     photos.report_skipped()
     return FAILED if failures else OK
 
@@ -145,19 +123,17 @@ def _attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
 
 def _targets(photos: Photos, options: AttendOptions) -> dict[Path, Path]:
     """The output file of each photo; the same one for all if it is a page or an archive."""
-    output = None if options.output is None else Path(options.output)
-    file = output if output is not None and output.suffix and not output.is_dir() else None
-    suffix = file.suffix.lower() if file else f".{options.format or 'png'}".lower()
-    if suffix not in _KINDS:
-        raise ConfigError(
-            f"cannot write {suffix}; use a figure ({', '.join(FIGURES)}), an animation "
-            f"({', '.join(ANIMATIONS)}), a page (.html) or an archive of maps (.npz)"
-        )
-    if suffix in ANIMATIONS:
-        Animation.check_suffix(f"animation{suffix}")  # .mp4 needs a library
+    output, file = None if options.output is None else Path(options.output), None
+    suffix = f".{options.format or 'png'}".lower()
+    if output == STDIN:
+        file = Path(f"{STDIN}{suffix}")  # not written, see _draw
+    elif output is not None and output.suffix and not output.is_dir():
+        refuse(options, ("format",), f"is for output folders; {output} is a file, so omit it")
+        file, suffix = output, output.suffix.lower()
+    kind = _kind(suffix)
+    kind.check_suffix(f"photo{suffix}")  # .mp4 needs a library
     if file:
-        refuse(options, ("format",), f"is for output folders; {file} is a file, so omit it")
-        if len(photos.paths) > 1 and suffix not in (*PAGES, *ARCHIVES):
+        if len(photos.paths) > 1 and kind not in (Page, MapArchive):
             raise ConfigError(
                 f"cannot write {len(photos.paths)} photos to one {suffix}; give -o a folder (no "
                 "file extension), a page (.html) or an archive of maps (.npz)"
@@ -177,24 +153,33 @@ def _targets(photos: Photos, options: AttendOptions) -> dict[Path, Path]:
     return {photo: path for path, photo in names.items()}
 
 
+def _kind(suffix: str) -> type[Drawing]:
+    """What has this file extension."""
+    for kind in _KINDS:
+        if suffix in kind.suffixes:
+            return kind
+    allowed = either(f"{kind.kind} ({', '.join(kind.suffixes)})" for kind in _KINDS)
+    raise ConfigError(f"cannot write {suffix}; use {allowed}")
+
+
 def _check(
-    suffix: str, options: AttendOptions, drawing: Mapping[str, Any], search: SearchOptions
+    kind: type[Drawing], options: AttendOptions, drawing: Mapping[str, Any], search: SearchOptions
 ) -> None:
     """Refuse options that the output format does not have, and captions that it cannot show."""
-    kind, schema, own = _KINDS[suffix]
+    schema, own = _KINDS[kind]
     has = {*own, *(option_fields(schema) if schema else ())}
     wrong = flags_given(options, *(name for name in _FIGURE if name not in has))
     wrong += [flag(name) for name in drawing if name not in has]
-    wrong += ["--keywords"] if search.keywords and suffix not in (*FIGURES, *PAGES) else []
+    wrong += ["--keywords"] if search.keywords and kind not in (Figure, Page) else []
     if wrong:
-        raise ConfigError(f"{', '.join(wrong)}: not supported for {kind} ({suffix}); leave it out")
+        raise ConfigError(f"{', '.join(wrong)}: not supported for {kind.kind}; leave it out")
     if "combine" in drawing and not drawing.get("only"):
         raise ConfigError("--combine needs --only; give both")
     several = len(options.methods) > 1 or bool(options.compare)
     captions = len(options.words) or search.num_captions
-    if suffix in ANIMATIONS and several:
+    if kind is Animation and several:
         raise ConfigError(f"an animation shows one method, not {len(options.methods)}")
-    if captions > 1 and (several or suffix in ANIMATIONS):
+    if captions > 1 and (several or kind is Animation):
         raise ConfigError(
             f"--compare, several --method and an animation show one caption, not {captions}; give "
             "--num-captions 1 or one --words"
@@ -203,6 +188,8 @@ def _check(
 
 def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Path, Path]:
     """Check that the files can be written; leave out the photos to skip."""
+    if options.output == str(STDIN):
+        return jobs
     given = {photo.resolve() for photo in jobs}
     for path in jobs.values():
         if path.resolve() in given:
@@ -283,22 +270,15 @@ def _names(options: AttendOptions) -> list[str]:
     )
 
 
-def _print_captions(photo: Path, captions: Sequence[Caption], options: AttendOptions) -> None:
-    names = cycle(f" ({name})" if name else "" for name in _names(options))
-    for caption, name in zip(captions[:: len(options.methods)], names, strict=False):
-        print(printable(f"{photo}: {caption.text}{name}"), flush=True)  # once, not for every method
-        if options.words:
-            end = caption.log_prob - float(caption.log_probs.sum())
-            each = [*zip(caption.words, caption.log_probs, strict=True), (END_NAME, end)]
-            parts = ", ".join(f"{word} {log_prob:.2f}" for word, log_prob in each)
-            print(f"  log-probability {caption.log_prob:.2f} ({parts})", flush=True)
-
-
 # --- drawing -------------------------------------------------------------------------------------
 
 
 def _draw(
-    jobs: dict[Path, Path], options: AttendOptions, search: dict[str, Any], drawing: dict[str, Any]
+    jobs: dict[Path, Path],
+    kind: type[Drawing],
+    options: AttendOptions,
+    search: dict[str, Any],
+    drawing: dict[str, Any],
 ) -> int:
     """Draw a file per photo, or all in one; return the number of failures."""
     instances = None
@@ -330,7 +310,7 @@ def _draw(
             if not group:
                 continue
             try:
-                _picture(group, path.suffix.lower(), options, drawing, instances).save(path)
+                _save(_picture(group, kind, options, drawing, instances), path, group, options)
             except ConfigError as error:  # e.g. --only with a word that this caption lacks
                 if len(groups) == 1:
                     raise
@@ -338,34 +318,31 @@ def _draw(
                 warn(f"{photos[0]}: {error}")
                 continue
             saved += len(group)
-            for photo, one in group.items():
-                _print_captions(photo, one.captions, options)
-                boxes |= any(lacks_letters(caption.text) for caption in one.captions)
-            print(f"  saved as {printable(str(path))}", flush=True)
+            boxes |= any(lacks_letters(c.text) for one in group.values() for c in one.captions)
         next(captioned, None)  # ends the bar
-    if boxes and path.suffix.lower() not in (".svg", *PAGES, *ARCHIVES):
+    if boxes and kind in (Figure, Animation) and path.suffix.lower() != ".svg":
         warn("the font of pictures lacks letters of the captions; write .svg or .html instead")
     return failures
 
 
 def _picture(
     group: Mapping[Path, Entry],
-    suffix: str,
+    kind: type[Drawing],
     options: AttendOptions,
     drawing: dict[str, Any],
     instances: Instances | None,
-) -> Any:
+) -> Drawing:
     """The picture of one photo, or a page or archive of several."""
     [(photo, one), *others] = group.items()
-    if suffix in ARCHIVES:
+    if kind is MapArchive:
         archive = MapArchive()
         for name, each in group.items():
             read = open_image(each.photo).size if name == STDIN else None
             archive.add(name, each.captions, read)
         return archive
-    if suffix in ANIMATIONS:
+    if kind is Animation:
         return animate(one.photo, one.captions[0], **drawing)
-    if suffix in PAGES:
+    if kind is Page:
         size = {} if others else {"panel_size": PageOptions.panel_size}
         return gallery(group.values(), **size | drawing)
     return overlay(
@@ -376,6 +353,24 @@ def _picture(
         alternatives=options.alternatives or 0,
         **drawing,
     )
+
+
+def _save(made: Drawing, path: Path, group: Mapping[Path, Entry], options: AttendOptions) -> None:
+    """Write the file and print its captions, each once, not for every method."""
+    if options.output == str(STDIN):
+        sys.stdout.buffer.write(made.encode(path.suffix))
+        return
+    made.save(path)
+    for photo, entry in group.items():
+        names = cycle(f" ({name})" if name else "" for name in _names(options))
+        for caption, name in zip(entry.captions[:: len(options.methods)], names, strict=False):
+            print(printable(f"{photo}: {caption.text}{name}"), flush=True)
+            if options.words:
+                end = caption.log_prob - float(caption.log_probs.sum())
+                each = [*zip(caption.words, caption.log_probs, strict=True), (END_NAME, end)]
+                parts = ", ".join(f"{word} {log_prob:.2f}" for word, log_prob in each)
+                print(f"  log-probability {caption.log_prob:.2f} ({parts})", flush=True)
+    print(f"  saved as {printable(str(path))}", flush=True)
 
 
 def _outlines(photo: Path, captions: Sequence[Caption], instances: Instances) -> Any:

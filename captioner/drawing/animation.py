@@ -29,7 +29,6 @@ from captioner.caption import Caption
 from captioner.data.images import Photo, open_image
 from captioner.drawing import heatmap, style
 from captioner.drawing.options import (
-    ANIMATIONS,
     AnimationOptions,
     Drawing,
     base64_uri,
@@ -86,7 +85,7 @@ class Animation(Drawing):
     loop; ``.mp4`` (H.264) is the smallest and requires PyAV.
     """
 
-    kind, suffixes = "an animation", ANIMATIONS
+    kind, suffixes = "an animation", (".gif", ".webp", ".mp4")
 
     def __init__(self, photo: Image.Image, caption: Caption, options: AnimationOptions) -> None:
         self.photo, self.caption, self.options = photo, caption, options

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from captioner.caption import Caption
 from captioner.data.images import image_size
-from captioner.drawing.options import ARCHIVES, Drawing, check_captions
+from captioner.drawing.options import Drawing, check_captions
 from captioner.errors import ConfigError
 
 FORMAT_VERSION = 1
@@ -26,7 +26,7 @@ FORMAT_VERSION = 1
 class MapArchive(Drawing):
     """Captions and their attention maps, to be saved as ``.npz``."""
 
-    kind, suffixes = "an archive of maps", ARCHIVES
+    kind, suffixes = "an archive of maps", (".npz",)
 
     def __init__(self) -> None:
         self._rows: list[tuple[str, tuple[int, int], Caption]] = []

@@ -12,7 +12,6 @@ from captioner.caption import BRACKETS, Caption, join_words, text_of
 from captioner.data.images import Photo, open_image
 from captioner.drawing.heatmap import MIN_PANEL, attention_map, fit_photo
 from captioner.drawing.options import (
-    FIGURES,
     Drawing,
     FigureOptions,
     check_captions,
@@ -37,7 +36,7 @@ _POSITIONS = re.compile(r"\s*(\d+)(?:\s*[-–]\s*(\d+))?\s*")
 class Figure(Drawing):
     """A figure: ``.png``, ``.jpg``, or with text and lines as vectors ``.svg`` and ``.pdf``."""
 
-    kind, suffixes = "a figure", FIGURES
+    kind, suffixes = "a figure", (".png", ".jpg", ".jpeg", ".svg", ".pdf")
 
     def __init__(self, figure: matplotlib.figure.Figure, title: str) -> None:
         self.figure = figure
@@ -77,6 +76,7 @@ def overlay(
     labels: Sequence[str] = (),
     outlines: Sequence[Masks] = (),
     ax: matplotlib.axes.Axes | None = None,
+    max_pixels: int = _MAX_PIXELS,
     **options: Any,
 ) -> Figure:
     """Draw where the model looked for each word of one or several captions.
@@ -91,6 +91,7 @@ def overlay(
         ax: Axes of a figure of your own: the photo and over it, as images, the mean map of the
             words of ``only`` (none: of all words) of one caption. Options are ``only``,
             ``panel_size``, ``smooth`` and those of ``Axes.imshow``, such as ``cmap`` and ``alpha``.
+        max_pixels: A larger figure is a ConfigError before it is drawn.
         **options: Fields of ``FigureOptions``, e.g. ``only=["dog"]`` or ``theme="dark"``.
 
     Returns:
@@ -135,7 +136,7 @@ def overlay(
         for (one, label, masks), positions in zip(entries, found, strict=True)
     ]
     layout = choose_layout(resized.size, blocks, wanted.columns, wanted.width)
-    check_size("figure", layout.width, layout.min_height, _MAX_SIDE, _MAX_PIXELS)
+    check_size("figure", layout.width, layout.min_height, _MAX_SIDE, max_pixels)
     with matplotlib_settings():
         figure = Sheet(layout, blocks, resized, wanted).draw()
     texts = (

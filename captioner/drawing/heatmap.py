@@ -247,7 +247,7 @@ def _blend(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Im
     return Image.merge("RGB", bands)
 
 
-def palette(colormap: str = "inferno") -> str:
+def palette(colormap: str) -> str:
     """The 256 colours of a colormap as concatenated ``rrggbb``, from no attention to the most.
 
     Empty for ``photo``, which has none.

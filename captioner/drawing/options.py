@@ -20,12 +20,6 @@ from captioner.option_fields import Shown, check_options
 if TYPE_CHECKING:
     from PIL import Image
 
-# File extensions
-FIGURES = (".png", ".jpg", ".jpeg", ".svg", ".pdf")
-ANIMATIONS = (".gif", ".webp", ".mp4")
-PAGES = (".html", ".htm")
-ARCHIVES = (".npz",)
-
 Colormap = Literal["photo", "inferno", "magma", "plasma", "viridis", "cividis", "gray"]
 """The photo's own colours, or matplotlib's perceptually uniform colormaps of rising luminance."""
 
@@ -157,7 +151,7 @@ def check_size(kind: str, width: int, height: int, max_side: int, max_pixels: in
     if max(width, height) > max_side or width * height > max_pixels:
         raise ConfigError(
             f"the {kind} would have {width} x {height} pixels (limits: {max_pixels:,} pixels, "
-            f"{max_side:,} per side); use a smaller panel_size or fewer words"
+            f"{max_side:,} per side); use a smaller panel_size, fewer words or captions"
         )
 
 

@@ -27,19 +27,14 @@ from captioner.caption import DOUBTFUL, Caption
 from captioner.data.images import Photo, open_image
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, fit_photo, palette
 from captioner.drawing.options import (
-    PAGES,
     Drawing,
     PageOptions,
     base64_uri,
     check_captions,
-    check_size,
     encoded,
 )
 from captioner.errors import ConfigError
 from captioner.option_fields import build_options
-
-MAX_SIDE = 65_500
-"""Largest side of a JPEG picture in pixels."""
 
 WEB = Path(__file__).parent / "web"
 
@@ -67,7 +62,7 @@ class Entry:
 class Page(Drawing):
     """An HTML document."""
 
-    kind, suffixes = "a page", PAGES
+    kind, suffixes = "a page", (".html", ".htm")
     html: str
 
     def encode(self, suffix: str = ".html") -> bytes:  # noqa: ARG002 - there is only one format
@@ -101,8 +96,8 @@ def page(
         ConfigError: An option or a caption is invalid, or labels and captions differ in number.
         ImageError: The photo cannot be read.
     """
-    wanted = build_options(PageOptions, options)
-    return _page([Entry(photo, check_captions(captions), wanted.title, labels)], wanted)
+    entry = Entry(photo, check_captions(captions), options.get("title", ""), labels)
+    return gallery([entry], **{"panel_size": PageOptions.panel_size} | options)
 
 
 def gallery(entries: Iterable[Entry], **options: Any) -> Page:
@@ -116,49 +111,31 @@ def gallery(entries: Iterable[Entry], **options: Any) -> Page:
         ConfigError: An entry or option is invalid, or there are no entries.
         ImageError: A photo cannot be read.
     """
-    return _page(entries, build_options(PageOptions, {"panel_size": 800}, options))
-
-
-def _page(entries: Iterable[Entry], options: PageOptions) -> Page:
+    wanted = build_options(PageOptions, {"panel_size": 800}, options)
     items: list[str] = []
     data: list[dict[str, Any]] = []
     for number, entry in enumerate(entries, 1):
         captions = check_captions(entry.captions, entry.labels)
-        items.append(_item(entry, number, options.panel_size))
+        items.append(_item(entry, number, wanted.panel_size))
         shown = [caption.as_dict(attention=True) for caption in captions]
         data.append({"title": entry.title, "labels": list(entry.labels), "captions": shown})
     if not items:
         raise ConfigError("a page needs at least one photo")
-    heading = options.title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
-    only_attention = all(c.get("method") is None for entry in data for c in entry["captions"])
-    look = viewer_look(options)
+    heading = wanted.title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
     parts = {
         "kind": "single" if len(items) == 1 else "many",
         "title": escaped(heading or "captioner"),
         "items": "\n".join(items),
-        "data": embedded({"entries": data, "look": look}),
-        "footer": FOOTERS[0 if only_attention else 1],
+        "data": embedded({"entries": data, "look": viewer_look(wanted)}),
     }
-    template = _template(options.theme)
+    template = gallery_template(wanted.theme)
     if not heading:
         template = template.replace("<h1>@@title@@</h1>\n", "")
     return Page(re.sub(r"@@(\w+)@@", lambda mark: parts[mark[1]], template))
 
 
-def gallery_template() -> str:
-    """A gallery page to be filled in a browser that shows a page with the viewer.
-
-    ``@@kind@@``, ``@@title@@``, ``@@items@@``, ``@@data@@`` and ``@@footer@@`` (one of ``FOOTERS``)
-    stand for what ``gallery`` puts there, and the name of each file of ``VIEWER`` for its text,
-    which the browser already has.
-    """
-    template = _template("auto")
-    for path in VIEWER:
-        template = template.replace(asset(path), f"@@{path.name}@@")
-    return template
-
-
-def _template(theme: str) -> str:
+def gallery_template(theme: str = "auto") -> str:
+    """A page with ``@@kind@@``, ``@@title@@``, ``@@items@@`` and ``@@data@@`` to be filled in."""
     body, files = asset(WEB / "page.html").rstrip("\n"), [WEB / "page.css", WEB / "page.js"]
     return with_policy(document("@@title@@", body, [*VIEWER, *files], theme=theme))
 
@@ -175,19 +152,9 @@ def viewer_look(options: PageOptions) -> dict[str, Any]:
     }
 
 
-FOOTERS = (
-    """Brighter means more attention while the word was chosen. The gate β is the
-weight of the photo for the word. Attention does not explain why the model chose a word.""",
-    """Brighter means that the region counts more for the word, by the method named.
-The gate β is the weight of the photo for the word.""",
-)
-"""Below the captions of a page with attention only, and of one with other methods."""
-
-
 def _item(entry: Entry, number: int, panel_size: int) -> str:
     """The list item of a photo, which needs no JavaScript."""
     picture = fit_photo(open_image(entry.photo), panel_size)
-    check_size("page's photo", *picture.size, MAX_SIDE, MAX_SIDE**2)
     texts = [caption.text or "no words" for caption in entry.captions]
     labels = [f"{label}: " for label in entry.labels] or [""] * len(texts)
     lines = "<br>".join(

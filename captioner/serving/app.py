@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -49,7 +49,7 @@ _HTTP_ERRORS = {
     404: "not found; captions are at POST /v1/captions, the API is described at /docs",
     405: "method not allowed; see /docs",
 }
-MAX_FIGURE = 24_000_000  # pixels of a figure's panels, each of 30 bytes while it is drawn
+MAX_FIGURE = 24_000_000  # pixels of a figure, each of 30 bytes while it is drawn
 
 
 def _look(options: Any, kind: type) -> dict[str, Any]:
@@ -61,15 +61,8 @@ def _look(options: Any, kind: type) -> dict[str, Any]:
 def _figure(suffix: str, photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
     """A figure in the format of a file name extension."""
     assert photo.picture is not None
-    width, height = photo.picture.size
-    words = [len(options.only or (*one.words, *(one.keywords or ()))) for one in captions]
-    panels = sum(words) + 2 * len(captions)
-    if panels * width * height > MAX_FIGURE:
-        raise ConfigError(
-            f"the figure would have {panels} panels of {width} x {height} pixels (limit: "
-            f"{MAX_FIGURE:,} pixels); give a smaller panel_size, fewer captions, or only=WORD"
-        )
-    return overlay(photo.picture, captions, **_look(options, FigureOptions)).encode(suffix)
+    look = _look(options, FigureOptions)
+    return overlay(photo.picture, captions, max_pixels=MAX_FIGURE, **look).encode(suffix)
 
 
 def _page(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
@@ -90,14 +83,13 @@ def _maps(_: Decoded, captions: Sequence[Caption], __: Any) -> bytes:
     return file.getvalue()
 
 
-# Sandboxed: an opened document cannot send requests in the name of this server's page.
-def _svg_policy(_: bytes) -> str:
-    allowed = "style-src 'unsafe-inline'; img-src data:; font-src data:"
-    return f"default-src 'none'; {allowed}; frame-ancestors 'none'; sandbox"
-
-
-def _page_policy(html: bytes) -> str:
-    return pages.policy(html.decode()) + "; frame-ancestors 'none'; sandbox allow-scripts"
+# Sandboxed: an opened document cannot send requests in the name of this server's page. The rest of
+# a page's policy is in the page.
+_PAGE_POLICY = "frame-ancestors 'none'; sandbox allow-scripts"
+_SVG_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
+    "frame-ancestors 'none'; sandbox"
+)
 
 
 class Output(NamedTuple):
@@ -113,7 +105,7 @@ class Output(NamedTuple):
     options: tuple[type, ...]
     """Dataclasses, beside that of the search."""
     render: Render
-    policy: Callable[[bytes], str] | None = None
+    policy: str | None = None
     """Content-Security-Policy of the body, for opening it in a browser."""
 
 
@@ -129,8 +121,8 @@ CAPTIONS = Output(
 OUTPUTS = (
     CAPTIONS,
     Output("/v1/overlay.png", f"{_LOOKED} PNG", "image/png", _FIGURE, _PNG),
-    Output("/v1/overlay.svg", f"{_LOOKED} SVG", "image/svg+xml", _FIGURE, _SVG, _svg_policy),
-    Output("/v1/overlay.html", _HTML, "text/html", _PAGE, _page, _page_policy),
+    Output("/v1/overlay.svg", f"{_LOOKED} SVG", "image/svg+xml", _FIGURE, _SVG, _SVG_POLICY),
+    Output("/v1/overlay.html", _HTML, "text/html", _PAGE, _page, _PAGE_POLICY),
     Output("/v1/maps.npy", _ARRAY, "application/octet-stream", (schema.WordOptions,), _maps),
 )
 
@@ -201,7 +193,7 @@ def _add_output(app: FastAPI, service: Service, output: Output, checks: list[Any
 
     async def endpoint(request: Request) -> Response:
         body = await service.caption(request, query, output.render)
-        headers = {"Content-Security-Policy": output.policy(body)} if output.policy else {}
+        headers = {"Content-Security-Policy": output.policy} if output.policy else {}
         return Response(body, media_type=output.media_type, headers=headers)
 
     if output is CAPTIONS:

@@ -52,10 +52,7 @@ LINES = [
     ("caption PHOTOS --engine ray -o x --sidecar txt", "--sidecar cannot be combined with --engi"),
     ("caption no*.tar --engine ray -o x", "no file matches this pattern"),
     # Pictures.
-    (
-        "attend PHOTO -o x.tiff",
-        "cannot write .tiff; use a figure (.png, .jpg, .jpeg, .svg",
-    ),
+    ("attend PHOTO -o x.tiff", "cannot write .tiff; use a figure (.png, .jpg, .jpeg, .svg"),
     ("attend PHOTO -o x.gif --only dog --columns 2", "--only, --columns"),
     ("attend PHOTO -o x.gif --num-captions 2", "one caption"),
     ("attend PHOTO -o x.gif --method attention --method grad_cam", "shows one method"),
@@ -68,7 +65,7 @@ LINES = [
     ("attend PHOTO -o x.png --words dog --no-guard-endings", "guard-endings"),
     ("attend PHOTO PHOTOS -o x.png", ".html"),
     ("attend PHOTOS -o - --format gif", "cannot write 4 photos to one .gif"),
-    ("attend PHOTO -o x.npz --only dog", "--only: not supported for an archive (.npz)"),
+    ("attend PHOTO -o x.npz --only dog", "--only: not supported for an archive of maps;"),
     # Scores and confidence; no photo is captioned before.
     ("evaluate", "--results"),
     ("evaluate --results RESULTS", "--annotations"),

@@ -25,12 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from PIL import Image
-
 from captioner.caption import BRACKETS, CLITICS, DOUBTFUL, END_NAME, join_words
-from captioner.drawing.heatmap import palette
-from captioner.drawing.options import encoded
 from captioner.drawing.pages import asset, policy, with_policy
 from captioner.errors import ConfigError
 from captioner.files import atomic_folder
@@ -105,7 +100,7 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
         names[kind] = {"api": script, "loader": loader, "binary": binary}
         files |= {script: runtime[f"{api}.mjs"], loader: runtime[f"{wasm}.mjs"]}
         files[binary] = _compressed(runtime[f"{wasm}.wasm"])
-    files |= {f"icons/{side}.png": _icon(side) for side in (192, 512)}
+    files |= {f"icons/{path.name}": path.read_bytes() for path in (_WEB / "icons").glob("*.png")}
     files |= {f"code/{name}.js": asset(_WEB / f"{name}.js").encode() for name in _WORKER}
     files["manifest.json"] = asset(_WEB / "manifest.json").encode()
     device = {
@@ -117,11 +112,10 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
     page = caption_page(
         model,
         ATTENTION_METHODS,
-        max_beam=MAX_BEAM,
         intro=asset(_WEB / "intro.html").rstrip(),
         files=[_WEB / "device.js", _WEB / "site.css"],
-        data={"device": device},
-        own_words=model.vocabulary.subwords is None,
+        fields=["words"] if model.vocabulary.subwords is None else [],
+        data={"device": device, "maxBeam": MAX_BEAM},
         head=asset(_WEB / "head.html").splitlines(),
     )
     # The page's own files only, and no other host.
@@ -195,16 +189,6 @@ def _calibrated(model: StoredModel) -> bool:
     # The beam size may change on the page, which then decides itself.
     options = replace(model.search, beam_size=calibrator.search["beam_size"], num_captions=1)
     return no_confidence(calibrator, options, model.vocabulary.styles) is None
-
-
-def _icon(side: int) -> bytes:
-    """A heatmap of four regions' width, whose middle fits into the circle of a maskable icon."""
-    colours = np.frombuffer(bytes.fromhex(palette()), np.uint8).reshape(256, 3)
-    y, x = np.mgrid[:side, :side] / side - 0.5
-    heat = np.exp(-(((x - 0.06) / 0.22) ** 2 + ((y + 0.06) / 0.22) ** 2))
-    heat = np.maximum(heat, 0.55 * np.exp(-(((x + 0.16) / 0.1) ** 2 + ((y - 0.2) / 0.1) ** 2)))
-    image = Image.fromarray(colours[np.rint(30 + 215 * heat).astype(np.uint8)])
-    return encoded(image, "PNG", optimize=True)
 
 
 def _service_worker(files: Mapping[str, bytes], rules: str) -> bytes:

@@ -39,7 +39,7 @@ function captionsJson(photos) {
 }
 
 /** Photos as an interactive page, as `captioner attend -o all.html` makes it. */
-async function galleryPage(photos, { template, viewerAssets, look, footers }) {
+async function galleryPage(photos, { template, look }) {
   const side = photos.length === 1 ? 1280 : 800;
   const [items, entries] = [[], []];
   for (const photo of photos) {
@@ -54,17 +54,9 @@ async function galleryPage(photos, { template, viewerAssets, look, footers }) {
     kind: photos.length === 1 ? "single" : "many",
     title: title.innerHTML.replaceAll('"', "&quot;"),
     items: items.join("\n"),
-    footer: footers[entries.every(({ captions }) => captions.every(({ method }) => !method)) ? 0 : 1],
     data: element("script", block, embeddedJson({ entries, look })).outerHTML,
   };
-  // This page begins with the viewer's styles and scripts.
-  const styles = [...document.querySelectorAll("style")];
-  const scripts = [...document.querySelectorAll("script:not([type])")];
-  for (const name of viewerAssets) {
-    parts[name] = (name.endsWith(".css") ? styles : scripts).shift().textContent;
-  }
-  const filled = template.replace(/@@([\w.]+)@@/g, (_, name) => parts[name]);
-  return textFile(filled, "text/html");
+  return textFile(template.replace(/@@(\w+)@@/g, (_, name) => parts[name]), "text/html");
 }
 
 /** JSON that no text in it can end the element that contains it; drawing/pages.py's `embedded`. */

@@ -1,15 +1,23 @@
 "use strict";
-/* The options of the form as query parameters. */
+/* The options of the form as query parameters; empty fields show the model's own. */
 class OptionsForm {
-  constructor(form) {
+  constructor(form, { fields, search, styles, maxBeam }) {
     this.fields = form.elements;
+    for (const field of form.querySelectorAll("[name]")) {
+      if (field.type === "number") field.placeholder = search[field.name];
+      if (!fields.includes(field.name)) field.closest("label").remove();
+    }
+    for (const name of ["beam_size", "num_captions"]) this.fields[name].max = maxBeam;
+    const option = (style) => element("option", { selected: style === search.style }, style);
+    this.fields.style?.append(...styles.map(option));
+    this.fields.neutral?.toggleAttribute("checked", search.neutral);
     this.note = form.querySelector("#beam-note");
     this.widened = false; // whether the page set the beam size
     form.addEventListener("change", () => this.adjust());
   }
 
   get words() {
-    return this.fields.words.value.trim();
+    return this.fields.words?.value.trim() ?? "";
   }
 
   /** A field's name and value, unless it is empty or the page does not have it. */
@@ -41,7 +49,7 @@ class OptionsForm {
 
   /** A beam holds at least as many sentences as there are captions; widen it if necessary. */
   adjust() {
-    const { beam_size: beam, num_captions: captions, words } = this.fields;
+    const { beam_size: beam, num_captions: captions } = this.fields;
     if (this.widened && document.activeElement !== beam) beam.value = "";
     this.widened = false;
     this.note.textContent = "";
@@ -51,6 +59,6 @@ class OptionsForm {
       this.widened = true;
       this.note.textContent = `The beam size is now ${wanted}, which ${wanted} captions need.`;
     }
-    beam.disabled = captions.disabled = words.value.trim() !== "";
+    beam.disabled = captions.disabled = this.words !== "";
   }
 }

@@ -6,7 +6,7 @@
   const settings = JSON.parse(document.getElementById("captioner-data").textContent);
   const find = (selector) => document.querySelector(selector);
   const [form, errors, cards, status, result] = [".options", ".errors", ".cards", ".status", ".result"].map(find);
-  const options = new OptionsForm(form);
+  const options = new OptionsForm(form, settings);
   const correction = find(".correct");
   const field = correction.querySelector("input");
   const pool = new Pool(nextJob, (seconds) => {

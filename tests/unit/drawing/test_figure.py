@@ -518,6 +518,8 @@ def test_nothing_overlaps_or_leaves_the_figure(size: tuple[int, int], options: A
 def test_a_figure_too_large_to_draw_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"would have \d+ x \d+ pixels \(.*use a smaller panel"):
         overlay(flat((12000, 2)), make_caption(["a"] * 5), panel_size=0, columns=6)
+    with pytest.raises(ConfigError, match="limits: 9 pixels"):
+        overlay(flat((40, 30)), make_caption(["a"]), max_pixels=9)
 
 
 def test_an_empty_caption_is_the_photo_and_a_note() -> None:

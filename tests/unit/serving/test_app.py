@@ -158,9 +158,7 @@ async def test_opened_documents_are_sandboxed(serve):
     words = {"words": "<script>alert(1)</script> </svg> dog"}
     page = await server.post(PHOTO, path="/v1/overlay.html", title="<b>", **words).response()
     policy = page.headers["content-security-policy"]
-    assert policy.endswith("; frame-ancestors 'none'; sandbox allow-scripts")
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
+    assert policy == "frame-ancestors 'none'; sandbox allow-scripts"
     assert b"<script>alert" not in page.body
     assert b"<b>" not in page.body
     svg = await server.post(PHOTO, path="/v1/overlay.svg", **words).response()
