@@ -159,11 +159,15 @@ def named_after(path: str | Path) -> Iterator[None]:
 
 
 def check_same(name: object, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a setting is not that of the run that is to be continued."""
-    for option, new in now.items():
-        if (old := before.get(option)) != new:
-            was, is_ = ("not set" if value in (None, "", []) else value for value in (old, new))
-            raise ConfigError(
-                f"cannot resume {name}: {option} was {was} and is now {is_}; give the same "
-                "options, or start over with --force"
-            )
+    """Raise ConfigError if settings are not those of the run that is to be continued."""
+    changed = []
+    for option in {**before, **now}:
+        values = before.get(option), now.get(option)
+        if values[0] != values[1]:
+            old, new = ("not set" if value in (None, "", []) else value for value in values)
+            changed.append(f"{option} was {old} and is now {new}")
+    if changed:
+        raise ConfigError(
+            f"cannot resume {name}: {'; '.join(changed)}; give the same options and inputs, or "
+            "start over with --force"
+        )

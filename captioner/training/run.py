@@ -67,12 +67,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Create the folder, and refuse a second run in it meanwhile."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot create {self.path} ({error.strerror}); give another --run-folder"
-            ) from error
+        self.path.mkdir(parents=True, exist_ok=True)
         with write_lock(self.path):
             yield
 

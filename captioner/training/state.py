@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from captioner.data.shards import read_manifest
 from captioner.errors import CheckpointError
-from captioner.files import atomic_write
+from captioner.files import atomic_write, check_same
 from captioner.inference.folder import fingerprint
 from captioner.inference.weights import unshared
 from captioner.options import TrainingConfig
 from captioner.training.optim import RunningAverage
 from captioner.training.setup import Setup
-from captioner.training.validation import describe_selection
 
 NO_SCORE = 5e-4
 """A lower CIDEr or BLEU-4 is printed as 0.0 points: the captions have nothing in common with the
@@ -115,11 +114,9 @@ class Progress:
             )
         since_best = self.epoch - 1 - self.best_epoch
         if 0 < config.patience <= since_best and self.epoch > 0:
-            best = describe_selection(config.select, self.best)
             return (
-                f"stopped early after epoch {self.epoch} of {config.epochs}: no better model "
-                f"in {since_best} epochs after {best} in epoch {self.best_epoch + 1}; to "
-                f"continue, give a --training.patience above {since_best}, or 0"
+                f"stopped early after epoch {self.epoch} of {config.epochs}: no better model in "
+                f"{since_best} epochs; to continue, give a --training.patience above that, or 0"
             )
         return ""
 
@@ -178,7 +175,7 @@ class TrainingState:
             raise CheckpointError(
                 f"cannot read the checkpoint {path} ({error}); start over with --force"
             ) from error
-        check_resume(path, progress.settings, self.progress.settings)
+        check_same(path, progress.settings, self.progress.settings)
         self.progress = progress
         self.model.load_state_dict(_part(tensors, "model."))
         if self.average is not None:
@@ -253,17 +250,3 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             scalar = value is None or isinstance(value, (bool, int, float, str))
             flat[f"{prefix}{name}"] = value if scalar else json.dumps(value)
     return flat
-
-
-def check_resume(checkpoint: Path, held: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if the ``Progress.settings`` of a checkpoint differ from the run's."""
-    different = [
-        f"{name} {held.get(name)}, but now it is {given.get(name)}"
-        for name in {**held, **given}
-        if held.get(name) != given.get(name)
-    ]
-    if different:
-        raise CheckpointError(
-            f"{checkpoint} was trained with {'; with '.join(different)}; use the settings and data "
-            "of that run, or another --run-folder"
-        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import yaml
 from PIL import Image
 from tiny_data import write_captions
 
-from captioner.cli.main import FAILED, OK
+from captioner.cli.main import FAILED, INTERRUPTED, OK
+from captioner.training.loop import Trainer
 
 Train = Callable[..., tuple[int, str, str]]
 
@@ -76,3 +79,11 @@ def test_resuming_a_finished_run_repeats_its_result(train: Train, tmp_path: Path
     assert (code, "already complete" in err) == (OK, False)
     for rows in ("metrics.jsonl", "steps.jsonl"):  # epochs of two steps have a point each
         assert len((tmp_path / "run" / rows).read_text().splitlines()) == 16
+
+
+def test_ctrl_c_prints_how_to_continue(train: Train, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(Trainer, "step", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    code, _, err = train()
+    saved = f"captioner: the state is saved in {tmp_path / 'run'}; to continue, run the same"
+    assert code == INTERRUPTED
+    assert err.endswith(f"{saved} command with --resume\ncaptioner: interrupted\n")

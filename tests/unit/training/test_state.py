@@ -17,14 +17,15 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
-from captioner.errors import CheckpointError
+from captioner.errors import CheckpointError, ConfigError
+from captioner.files import check_same
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig, TrainConfig, TrainingConfig
 from captioner.training.optim import RunningAverage, make_optimizer
 from captioner.training.setup import prepare
-from captioner.training.state import Progress, TrainingState, check_resume, flatten, resume_settings
+from captioner.training.state import Progress, TrainingState, flatten, resume_settings
 
 PROGRESS = Progress(3, 2, 17, 0.1 + 0.2, 1, {"loss": 1 / 3}, 0.5, 12, settings={"seed": 0})
 
@@ -183,14 +184,14 @@ def test_every_setting_must_match_or_may_change(configure: Any):
 def test_all_differences_are_named_in_one_line(configure: Any):
     setup = prepare(configure())
     held = json.loads(json.dumps(resume_settings(setup, 1)))  # as in a checkpoint
-    check_resume(Path("state"), held, resume_settings(setup, 1))
+    check_same("state", held, resume_settings(setup, 1))
     setup.config.decoder.attention, setup.config.encoder.image_size = "scaled_dot", 256
-    with pytest.raises(CheckpointError) as caught:
-        check_resume(Path("state"), held, resume_settings(setup, 1))
+    with pytest.raises(ConfigError) as caught:
+        check_same("state", held, resume_settings(setup, 1))
     assert str(caught.value) == (
-        "state was trained with encoder.image_size 48, but now it is 256; with decoder.attention "
-        "additive, but now it is scaled_dot; use the settings and data of that run, or another "
-        "--run-folder"
+        "cannot resume state: encoder.image_size was 48 and is now 256; decoder.attention was "
+        "additive and is now scaled_dot; give the same options and inputs, or start over with "
+        "--force"
     )
 
 
@@ -199,8 +200,8 @@ def test_other_captions_are_refused(configure: Any):
     held = resume_settings(setup, 1)
     for part in ("train", "val"):
         other = dataclasses.replace(setup, **{part: getattr(setup, part)[:-1]})
-        with pytest.raises(CheckpointError, match=r"captions \w+, but now it is \w+; use"):
-            check_resume(Path("state"), held, resume_settings(other, 1))
+        with pytest.raises(ConfigError, match=r"captions was \w+ and is now \w+; give"):
+            check_same("state", held, resume_settings(other, 1))
 
 
 @pytest.mark.parametrize("name", ["initial_share", "default teacher", "teacher"])
@@ -217,8 +218,8 @@ def test_another_model_to_read_again_is_refused(
     held = resume_settings(setup, 1)
     weights = tmp_path / "first" / "model.safetensors"
     save_file({"other": np.zeros(2)}, weights)
-    with pytest.raises(CheckpointError, match=r"models \w+, but now it is \w+; use"):
-        check_resume(Path("state"), held, resume_settings(setup, 1))
+    with pytest.raises(ConfigError, match=r"models was \w+ and is now \w+; give"):
+        check_same("state", held, resume_settings(setup, 1))
 
 
 # --- Which model is the best ---
