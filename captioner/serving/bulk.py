@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -60,18 +60,17 @@ class BulkResponse(Response):
         self._request = Request(request.scope, receive)
         self._client = request
 
-    async def _client_left(self) -> None:
+    async def _client_left(self) -> NoReturn:
         await self._received.wait()
         await disconnected(self._client)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the results; errors of the request as a whole have a status of their own."""
-        left = schema.client_closed()
         work = self._send_lines(send) if self._lines else self._send_document(scope, receive, send)
         try:
-            await within(None, work, left, [(self._client_left(), left)])
-        except RequestError as error:
-            if error is not left or not self._started:
+            await within(None, TimeoutError(), work, self._client_left())
+        except RequestError:
+            if not self._started:  # otherwise the client has left
                 raise
 
     async def _send_document(self, scope: Scope, receive: Receive, send: Send) -> None:

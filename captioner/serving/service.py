@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from fastapi import Request
 from PIL.Image import Image
@@ -39,8 +39,6 @@ from captioner.serving.schema import CaptionRequest, RequestError
 from captioner.serving.security import client_of
 
 T = TypeVar("T")
-Ends = list[tuple[Awaitable[Any], RequestError]]
-"""Events that end a request, each with its error."""
 
 DECODERS = 2  # photos decoded in parallel, beside a large one
 LARGE_PIXELS = 24_000_000  # larger ones are decoded one at a time: 27 bytes per pixel at most
@@ -207,7 +205,7 @@ class Service:
         seconds = self.options.timeout
         message = f"{what} was not received within {seconds:g} s; try again"
         late = RequestError(408, "slow_upload", message)
-        return await within(seconds, work, late, [(self._closing.wait(), schema.closing())])
+        return await within(seconds, late, work, self._closed())
 
     async def captioned(
         self, work: Awaitable[T], request: Request | None = None, photos: int = 1
@@ -217,10 +215,12 @@ class Service:
         message = f"captioning took longer than {seconds:g} s: the server is busy, or the options "
         message += "costly (beam_size, num_captions, max_length, method); try again"
         late = RequestError(503, "time", message)
-        ends: Ends = [(self._closing.wait(), schema.closing())]
-        if request is not None:
-            ends.append((disconnected(request), schema.client_closed()))
-        return await within(photos * seconds, work, late, ends)
+        left = [] if request is None else [disconnected(request)]
+        return await within(photos * seconds, late, work, self._closed(), *left)
+
+    async def _closed(self) -> NoReturn:
+        await self._closing.wait()
+        raise schema.closing()
 
     @contextmanager
     def slots(self, count: int, client: str) -> Iterator[None]:
@@ -248,27 +248,25 @@ class Service:
             self._held += Counter()  # forgets those without any
 
 
-async def disconnected(request: Request) -> None:
-    """Wait until the client disconnects."""
+async def disconnected(request: Request) -> NoReturn:
+    """Wait until the client disconnects, which ends its request."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    raise schema.client_closed()
 
 
 async def within(
-    seconds: float | None,
-    work: Awaitable[T],
-    late: RequestError,
-    stops: Ends,
+    seconds: float | None, late: Exception, work: Awaitable[T], *ends: Awaitable[NoReturn]
 ) -> T:
-    """Await work with a timeout, unless one of the events comes first."""
-    task = asyncio.ensure_future(work)
-    ends = {asyncio.ensure_future(stop): error for stop, error in stops}
+    """Await work, unless it is late or one of the others, which only raise, comes first."""
+    tasks = [asyncio.ensure_future(one) for one in (work, *ends)]
     try:
-        await asyncio.wait({task, *ends}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise next((error for end, error in ends.items() if end.done()), late)
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                return task.result()
+        raise late
     finally:
-        for one in (task, *ends):
-            one.cancel()
-        await asyncio.gather(task, *ends, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
