@@ -293,10 +293,9 @@ def _caption_on_ray(options: CaptionOptions, search: SearchOptions) -> int:
     if kind not in _RAY_FORMATS:
         raise ConfigError(f"--engine ray writes {' or '.join(_RAY_FORMATS)}, not {kind}")
 
-    from captioner.bulk.captions import WritePart
+    from captioner.bulk.captions import DONE, Output, WritePart, open_job
     from captioner.bulk.cluster import cluster, run_on_cluster
     from captioner.bulk.inputs import divide
-    from captioner.bulk.job import DONE, Output, open_job
     from captioner.inference.hub import is_hub_name
 
     output = Output(folder, kind)
@@ -317,8 +316,8 @@ def _caption_on_ray(options: CaptionOptions, search: SearchOptions) -> int:
     model = ModelOptions(
         model=models, device=device, precision=precision, batch_size=options.batch_size
     )
-    task = WritePart(output, model, fingerprints(models), search)
     settings = settings_of(options, search) | {"--format": kind, "--part-photos": size}
+    task = WritePart(output, model, settings["--model"], search)
     sizes = [part.photos for part in parts]
     bar = photo_bar(total=None if None in sizes else sum(filter(None, sizes)))
     photos = failed = 0

@@ -15,8 +15,8 @@ pytest.importorskip("fsspec")
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
+from captioner.bulk.captions import JOB, Output, decode_rows, encode_rows, open_job  # noqa: E402
 from captioner.bulk.inputs import divide, read_part  # noqa: E402
-from captioner.bulk.job import JOB, Output, decode_rows, encode_rows, open_job  # noqa: E402
 from captioner.caption import Caption, Keyword  # noqa: E402
 from captioner.errors import ConfigError, DataError  # noqa: E402
 
