@@ -135,7 +135,7 @@ def _report(error: BaseException) -> int:
         cause = cause.__cause__ or cause.__context__
     if cause is None:
         raise error
-    return _fail(str(cause) or "interrupted", INTERRUPTED)
+    return _fail("interrupted", INTERRUPTED)
 
 
 def _fail(message: str, code: int) -> int:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from captioner.cli.arguments import command
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import warn
+from captioner.cli.outputs import hint, warn
 from captioner.data.importers import detect_layout, find_source
 from captioner.errors import ConfigError, DataError
 from captioner.options import TrainConfig
-from captioner.training.api import build_config, run
+from captioner.training.api import STATE, build_config, run
 from captioner.training.own_data import IS_MAIN, ConfigOptions, TrainOptions, check_replaced
 
 
@@ -62,18 +61,14 @@ SHOWN = [
 ]  # fmt: skip
 
 
-def read(argv: Sequence[str]) -> tuple[TrainConfig, TrainOptions]:
-    """Parse the command line."""
-    options, given = train.parser().parse(argv)
-    return read_config(options, given), options
-
-
 @command("train", "[CONFIG.yaml] [options]", TrainOptions, TrainConfig, shown=SHOWN)
 def train(options: TrainOptions, given: dict[str, Any]) -> int:
     """Train to the end, or until interrupted; fails if the best model captions nothing."""
     check_replaced(options, given)
     config = read_config(options, given)
-    found = run(config, options)
+    state = Path(config.run_folder, STATE)
+    with hint(lambda: f"the state is saved in {state.parent}" * state.exists(), "with --resume"):
+        found = run(config, options)
     if not IS_MAIN:
         return OK
     if isinstance(found, str):

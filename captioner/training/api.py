@@ -33,8 +33,9 @@ if TYPE_CHECKING:  # importing torch takes a second
     from captioner.training.setup import Setup
     from captioner.training.state import Progress
 
+STATE = "state.safetensors"
 RUN_FILES = (
-    "state.safetensors", "metrics.jsonl", "steps.jsonl", "config.yaml", "best", "samples",
+    STATE, "metrics.jsonl", "steps.jsonl", "config.yaml", "best", "samples",
     "tensorboard", "kept", "average",
 )  # fmt: skip
 """Files and folders of a run, which ``force`` replaces."""
@@ -101,13 +102,12 @@ def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
     """Train for `train` and the command line; of a dry run, return its estimates instead."""
     folder = Path(config.run_folder)
     options = replace(options, resume=_resumes(folder, options))
-
-    from captioner.training import checks
-    from captioner.training.loop import start
-    from captioner.training.run import METRICS, read_rows
-    from captioner.training.setup import prepare
-
     with prepared(config, options) as complete:
+        from captioner.training import checks
+        from captioner.training.loop import start
+        from captioner.training.run import METRICS, read_rows
+        from captioner.training.setup import prepare
+
         setup = prepare(complete)
         if IS_MAIN:
             tqdm.write(
@@ -150,7 +150,7 @@ def _why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str
 
 def _resumes(folder: Path, options: TrainOptions) -> bool:
     """Return whether there is a checkpoint to resume from; refuse to overwrite another run."""
-    resuming = options.resume and (folder / "state.safetensors").exists()
+    resuming = options.resume and (folder / STATE).exists()
     used = any((folder / name).exists() for name in RUN_FILES)
     if used and not (resuming or options.force or options.dry_run):
         raise OptionError(

@@ -68,14 +68,6 @@ MIN_SCALE = 2.0**-14
 """Smallest scale of the loss in fp16; where gradients overflow even so, the run has diverged."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """The run was interrupted; its state is saved."""
-
-    def __init__(self, folder: Path) -> None:
-        command = f"captioner train --config {folder / 'config.yaml'} --resume"
-        super().__init__(f"interrupted; state saved, resume with: {command}")
-
-
 class Forward(nn.Module):
     """The losses of a task as a forward pass, which DistributedDataParallel wraps."""
 
@@ -133,7 +125,7 @@ class Trainer:
         """Train to the end.
 
         Raises:
-            Interrupted: By Ctrl-C or a termination signal; the state is saved.
+            KeyboardInterrupt: By Ctrl-C or a termination signal; the state is saved.
             CheckpointError: The state cannot be saved, or the loss or gradient is not finite.
         """
         progress, training, folder = self.progress, self.training, self.folder
@@ -181,14 +173,14 @@ class Trainer:
                         self.collect()
                         self.save()
                     if stopping:
-                        raise Interrupted(self.folder.path)
+                        raise KeyboardInterrupt
                 self.collect()
                 self.save()  # before validation, which may take long
                 if self._any_process(stop):
-                    raise Interrupted(self.folder.path)
+                    raise KeyboardInterrupt
                 self.validate(trackers)
                 if self._any_process(stop) and not progress.ending(training):
-                    raise Interrupted(self.folder.path)
+                    raise KeyboardInterrupt
         if progress.epoch < training.epochs:
             self._print(progress.ending(training))
 

@@ -17,10 +17,10 @@ from tiny_data import noise_photos, write_captions, write_dogs
 
 from captioner import evaluate
 from captioner.cli.main import FAILED, OK, main
-from captioner.cli.train import read
 from captioner.inference.export import digest
 from captioner.inference.folder import WEIGHTS, load_model, read_config
 from captioner.options import SearchOptions
+from captioner.training.api import build_config
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "assets" / "examples"
@@ -124,7 +124,7 @@ def test_each_stage_of_the_recipe_starts_from_the_previous_one() -> None:
     [line] = [line for line in script.splitlines() if line.startswith("stages=")]
     before = None
     for stage in line.removeprefix("stages=(").removesuffix(")").split():
-        config = read([str(ROOT / "configs" / f"{stage}.yaml")])[0]
+        config = build_config(ROOT / "configs" / f"{stage}.yaml")
         assert config.run_folder == f"runs/{stage}"
         assert config.init_from == before
         before = f"runs/{stage}/best"

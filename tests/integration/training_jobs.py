@@ -15,7 +15,8 @@ from typing import Any
 from safetensors.torch import save_file
 
 from captioner.cli.main import OK, main
-from captioner.cli.train import read
+from captioner.cli.train import read_config
+from captioner.cli.train import train as command
 from captioner.training.loop import Trainer
 from captioner.training.run import RunFolder
 from captioner.training.setup import prepare
@@ -31,7 +32,7 @@ def train(target: str, arguments: list[str]) -> None:
 
 def double(target: str, arguments: list[str]) -> Trainer:
     """A trainer in double precision."""
-    config = read([*arguments, "--run-folder", target])[0]
+    config = read_config(*command.parser().parse([*arguments, "--run-folder", target]))
     setup = prepare(config)
     setup.stored.model.double()
     return Trainer(setup, RunFolder(target, config))

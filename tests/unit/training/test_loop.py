@@ -26,7 +26,7 @@ from captioner.evaluation.references import DocumentFrequencies, count_frequenci
 from captioner.files import FREQUENCIES
 from captioner.inference.folder import StoredModel
 from captioner.options import TrainConfig
-from captioner.training.loop import Interrupted, Trainer, start
+from captioner.training.loop import Trainer, start
 from captioner.training.run import METRICS, STEPS, RunFolder, read_rows
 from captioner.training.setup import prepare
 
@@ -147,7 +147,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     train(config, straight)
     assert [row["epoch"] for row in rows(straight)] == [1, 2, 3]
     for number, steps in enumerate(stops):
-        with signal_in_step(steps), pytest.raises(Interrupted):
+        with signal_in_step(steps), pytest.raises(KeyboardInterrupt):
             train(config, stopped, resume=number > 0)
         assert progress_of(stopped)["step"] == sum(stops[: number + 1])
     train(config, stopped, resume=True)
@@ -189,7 +189,7 @@ def test_a_finished_run_is_not_changed(configure: Any, tmp_path: Path):
 
 def test_a_signal_stops_between_two_steps(configure: Any, tmp_path: Path):
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with signal_in_step(2, signal.SIGTERM), pytest.raises(Interrupted):
+    with signal_in_step(2, signal.SIGTERM), pytest.raises(KeyboardInterrupt):
         train(configure(), tmp_path)
     assert progress_of(tmp_path)["step"] == 2  # the running step is completed and saved
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
@@ -205,7 +205,7 @@ def test_a_signal_during_validation_stops_after_it(
         return whole(self, stored)
 
     monkeypatch.setattr(Trainer, "_score", validate)
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         train(configure(), tmp_path)
     assert (progress_of(tmp_path)["epoch"], progress_of(tmp_path)["step"]) == (1, 3)
     assert len(rows(tmp_path)) == 1
@@ -284,7 +284,7 @@ def test_training_curves_have_a_point_every_few_steps(configure: Any, tmp_path: 
     norms = [point["gradient_norm"] for point in single]
     assert points[1]["gradient_norm"] == pytest.approx((norms[2] + norms[3]) / 2)
     assert points[1]["lr"] == single[3]["lr"]
-    with signal_in_step(5), pytest.raises(Interrupted):  # between two points
+    with signal_in_step(5), pytest.raises(KeyboardInterrupt):  # between two points
         train(config, tmp_path / "stopped")
     train(config, tmp_path / "stopped", resume=True)
     assert read_rows(tmp_path / "stopped" / STEPS) == points
