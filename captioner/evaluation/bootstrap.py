@@ -10,7 +10,7 @@ a corpus metric).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,16 +26,21 @@ RESAMPLES = 1000
 """Default number of resamples, as in Koehn 2004."""
 
 
-def too_few(count: int, unit: str, purpose: str) -> str:
-    """The note of a report without intervals."""
-    return f"{count} {unit} are too few for {purpose} (needs {MIN_IMAGES})"
+def too_few(count: int, unit: str, purpose: str) -> dict[str, str]:
+    """The ``warning`` of a report without intervals; empty if there are enough."""
+    if count >= MIN_IMAGES:
+        return {}
+    return {"warning": f"{count} {unit} are too few for {purpose} (needs {MIN_IMAGES})"}
 
 
-def resample_weights(count: int, resamples: int = RESAMPLES, seed: int = 0) -> NDArray[np.uint8]:
+def resample_weights(count: int, resamples: int | None = None, seed: int = 0) -> NDArray[np.uint8]:
     """How often each of N images is drawn in each of R resamples of N with replacement: (R, N).
 
-    The same count and seed give the same weights. A row does not depend on the number of rows.
+    By default ``RESAMPLES``, or none of fewer than ``MIN_IMAGES`` images. The same count and seed
+    give the same weights. A row does not depend on the number of rows.
     """
+    if resamples is None:
+        resamples = RESAMPLES if count >= MIN_IMAGES else 0
     generator = np.random.default_rng(seed)
     rows = np.empty((resamples, count), dtype=np.uint8)  # P(256 or more) < 1e-500
     for row in rows:
@@ -43,53 +48,58 @@ def resample_weights(count: int, resamples: int = RESAMPLES, seed: int = 0) -> N
     return rows
 
 
-class PhotoMeans:
+def weighted_sums(weights: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Sums of what was counted for each image, (N, ...), under weights, (R, N): (R, ...)."""
+    # As float64, all rows of many images would take a gigabyte.
+    blocks = [weights[start : start + 40] for start in range(0, max(1, len(weights)), 40)]
+    return np.concatenate([block.astype(np.float64) @ counts for block in blocks])
+
+
+def resampled_means(
+    photos: Sequence[Any], owners: Sequence[Any], columns: Mapping[str, NDArray[np.float64]]
+) -> dict[str, NDArray[np.float64]]:
     """Means of values that belong to photos, in resamples of the photos.
 
     Args:
         photos: What identifies each photo, sorted, (N,).
         owners: The photo of each value, (V,).
+        columns: Values by name, (V,), of which NaN is ignored.
+
+    Returns:
+        The means by name, (R,), NaN for a resample without values; none, (0,), of values of fewer
+        than ``MIN_IMAGES`` photos.
     """
-
-    def __init__(self, photos: Sequence[Any], owners: Sequence[Any]) -> None:
-        self._index = np.searchsorted(photos, owners)
-        self._weights: NDArray[np.float64] | None = None
-        if len(photos) >= MIN_IMAGES:
-            self._weights = resample_weights(len(photos)).astype(np.float64)
-
-    def resampled(self, values: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """The mean in each resample, (R,), of values, (V,), of which NaN is ignored.
-
-        None if fewer than `MIN_IMAGES` photos have values; NaN for a resample without values.
-        """
-        images, values = self._index[~np.isnan(values)], values[~np.isnan(values)]
-        if self._weights is None or len(np.unique(images)) < MIN_IMAGES:
-            return None
-        count = self._weights.shape[1]
-        sums = self._weights @ np.bincount(images, values, count)
-        totals = self._weights @ np.bincount(images, minlength=count)
-        means: NDArray[np.float64] = np.full(len(totals), np.nan)
-        return np.divide(sums, totals, out=means, where=totals > 0)
+    weights, index = resample_weights(len(photos)), np.searchsorted(photos, owners)
+    means = {}
+    for name, values in columns.items():
+        of_photos, known = index[~np.isnan(values)], values[~np.isnan(values)]
+        numbers = np.bincount(of_photos, minlength=len(photos))
+        counts = np.stack([np.bincount(of_photos, known, len(photos)), numbers], axis=1)
+        enough = np.count_nonzero(numbers) >= MIN_IMAGES
+        sums, totals = weighted_sums(weights if enough else weights[:0], counts).T
+        with np.errstate(invalid="ignore"):
+            means[name] = sums / totals
+    return means
 
 
-def interval(values: ArrayLike) -> list[float]:
-    """The 95% percentile interval of the score of each resample, (R,).
+def interval(values: ArrayLike) -> list[float] | None:
+    """The 95% percentile interval of the score of each resample, (R,), of which NaN is ignored.
 
-    NaN is ignored; without values the ends are NaN.
+    None without values.
     """
     array = np.asarray(values, dtype=np.float64)
     array = array[~np.isnan(array)]
-    return np.percentile(array, (2.5, 97.5)).tolist() if array.size else [np.nan, np.nan]
+    return np.percentile(array, (2.5, 97.5)).tolist() if array.size else None
 
 
 class Significance(NamedTuple):
-    """Whether one system scores higher than another."""
+    """Whether one system scores higher than another; all None without resamples."""
 
-    interval: list[float]
+    interval: list[float] | None = None
     """95% interval of the difference."""
-    p_value: float
+    p_value: float | None = None
     """Two-sided; from 2 / (resamples + 1) to 1."""
-    significant: bool
+    significant: bool | None = None
     """Whether the interval excludes 0. At the border the p-value may be just above 0.05."""
 
 
@@ -110,7 +120,9 @@ def compare(differences: NDArray[np.floating[Any]]) -> Significance:
     """
     found = differences[~np.isnan(differences)]
     found = np.where(np.abs(found) < SAME, 0, found)  # BLEU without a match is a smoothing constant
-    low, high = interval(found)
+    ends = interval(found)
+    if ends is None:
+        return Significance()
     hits = int(min(np.count_nonzero(found <= 0), np.count_nonzero(found >= 0)))
-    p_value = min(1.0, 2 * (1 + hits) / (1 + len(found))) if len(found) else float("nan")
-    return Significance([low, high], p_value, low > 0 or high < 0)
+    p_value = min(1.0, 2 * (1 + hits) / (1 + len(found)))
+    return Significance(ends, p_value, ends[0] > 0 or ends[1] < 0)

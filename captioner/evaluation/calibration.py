@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.errors import DataError
-from captioner.evaluation.bootstrap import interval, resample_weights
+from captioner.evaluation.bootstrap import RESAMPLES, interval, resample_weights
 from captioner.inference.confidence import (
     Calibrator,
     Observation,
@@ -414,7 +414,7 @@ def measure(judged: Judged) -> dict[str, Any]:
         `coverage_gain`, and its interval; ``coverage``, the gain by share; ``bins``.
     """
     count = len(judged.scores)
-    times = resample_weights(count)
+    times = resample_weights(count, RESAMPLES)
     resamples = (judged.take(np.repeat(np.arange(count), row)) for row in times)
     errors, halves = zip(
         *((calibration_error(one), coverage_gain(one, 0.5)) for one in resamples), strict=True

@@ -37,7 +37,7 @@ from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.reading import photo_bar
 from captioner.errors import DataError, ImageError, OptionError
-from captioner.evaluation.bootstrap import MIN_IMAGES, PhotoMeans, compare, interval, too_few
+from captioner.evaluation.bootstrap import compare, interval, resampled_means, too_few
 from captioner.evaluation.options import OnError, raise_error
 from captioner.geometry import Geometry
 from captioner.inference.captioner import Captioner
@@ -316,7 +316,8 @@ def summarize(words: Sequence[Word], photos: int, steps: int, regions: int) -> d
         (``difference``, positive is better) with its paired ``interval`` and ``significant``.
         Intervals are None for fewer than 30 photos. ``per_word`` lists the areas of every word.
     """
-    names = sorted({one.photo for one in words})
+    owners = [one.photo for one in words]
+    names = sorted(set(owners))
     found: dict[str, Any] = {
         "photos": photos,
         "photos_with_words": len(names),
@@ -327,13 +328,12 @@ def summarize(words: Sequence[Word], photos: int, steps: int, regions: int) -> d
     if not words:
         return found
     found["log_prob"] = float(np.mean([one.log_prob for one in words]))
-    means = PhotoMeans(names, [one.photo for one in words])
     rows = [dict[str, Any](photo=one.photo, word=one.word, log_prob=one.log_prob) for one in words]
     for level in words[0].curves:
         curves = np.stack([one.curves[level] for one in words])  # (W, curves, orders, S + 1)
         areas: Array = (curves[..., 1:] + curves[..., :-1]).mean(axis=-1) / 2  # trapezoidal rule
         found[level] = {
-            curve: _compare_orders(curves[:, n], areas[:, n], means, sign=1 if inserts else -1)
+            curve: _compare_orders(curves[:, n], areas[:, n], owners, sign=1 if inserts else -1)
             for n, (curve, (_, inserts)) in enumerate(CURVES.items())
         }
         for row, of_word in zip(rows, np.round(areas, 4).tolist(), strict=True):
@@ -342,36 +342,32 @@ def summarize(words: Sequence[Word], photos: int, steps: int, regions: int) -> d
                 for curve, of_curve in zip(CURVES, of_word, strict=True)
             }
     found["per_word"] = rows
-    if len(names) < MIN_IMAGES:
-        purpose = "confidence intervals"
-        found["warning"] = too_few(len(names), "photos with content words", purpose)
-    return found
+    return found | too_few(len(names), "photos with content words", "confidence intervals")
 
 
 def _compare_orders(
-    curves: Array, areas: Array, means: PhotoMeans, *, sign: int
+    curves: Array, areas: Array, owners: Sequence[str], *, sign: int
 ) -> dict[str, dict[str, Any]]:
-    """The results of every order, from curves (W, orders, S + 1) and areas (W, orders)."""
-    resampled = {order: means.resampled(areas[:, n]) for n, order in enumerate(ORDERS)}
-    average = dict(zip(ORDERS, areas.mean(axis=0).tolist(), strict=True))
+    """The results of every order, from curves (W, orders, S + 1) and areas (W, orders) of words.
 
-    def over(order: str, baseline: str) -> dict[str, Any]:
-        this, other = resampled[order], resampled[baseline]
-        test = None if this is None or other is None else compare(sign * (this - other))
-        return {
-            "difference": sign * (average[order] - average[baseline]),
-            "interval": test and test.interval,
-            "significant": test and test.significant,
-        }
-
+    ``owners`` are the photos of the words.
+    """
+    columns = dict(zip(ORDERS, areas.T, strict=True))
+    resampled = resampled_means(sorted(set(owners)), owners, columns)
     found: dict[str, dict[str, Any]] = {}
-    for number, (order, drawn) in enumerate(resampled.items()):
+    for number, (order, area) in enumerate(columns.items()):
         found[order] = {
-            "area": average[order],
-            "interval": None if drawn is None else interval(drawn),
+            "area": float(area.mean()),
+            "interval": interval(resampled[order]),
             "curve": curves[:, number].mean(axis=0).tolist(),
         }
-        if order in METHODS:
-            others = [name for name in ("attention", *BASELINES) if name != order]
-            found[order] |= {f"over_{name}": over(order, name) for name in others}
+        others = ("attention", *BASELINES) if order in METHODS else ()
+        for other in others:
+            if other != order:
+                test = compare(sign * (resampled[order] - resampled[other]))
+                found[order][f"over_{other}"] = {
+                    "difference": sign * float(area.mean() - columns[other].mean()),
+                    "interval": test.interval,
+                    "significant": test.significant,
+                }
     return found

@@ -34,7 +34,7 @@ from numpy.typing import ArrayLike, NDArray
 from captioner.caption import Caption
 from captioner.data.coco import Fields, read_coco
 from captioner.errors import ConfigError, DataError
-from captioner.evaluation.bootstrap import MIN_IMAGES, PhotoMeans, interval, too_few
+from captioner.evaluation.bootstrap import interval, resampled_means, too_few
 from captioner.evaluation.objects import Name, find_names
 from captioner.geometry import Axis, Geometry
 from captioner.hardware import is_installed
@@ -225,10 +225,8 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> dict[str, 
     columns["over_before"] = shifts[:, 1] - shifts[:, 0]
     columns["over_after"] = shifts[:, 1] - shifts[:, 2]
     owners = [one["image_id"] for one in names]
-    means = PhotoMeans(sorted(captions), owners)
-    drawn = {key: means.resampled(column) for key, column in columns.items()}
-    above, below = drawn["correctness"], drawn["uniform"]
-    drawn["ratio"] = None if above is None or below is None else above / below
+    drawn = resampled_means(sorted(captions), owners, columns)
+    drawn["ratio"] = drawn["correctness"] / drawn["uniform"]
     alphas = [caption.alphas for caption in captions.values() if len(caption.words)]
     found: dict[str, Any] = {
         **{key: _mean(column) for key, column in columns.items()},
@@ -241,7 +239,7 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> dict[str, 
             **dict(zip(("-1", "0", "+1"), map(_mean, shifts.T), strict=True)),
             "names": int((~np.isnan(shifts[:, 0])).sum()),
         },
-        "intervals": {key: None if one is None else interval(one) for key, one in drawn.items()},
+        "intervals": {key: interval(one) for key, one in drawn.items()},
         "photos": len(captions),
         "photos_with_names": len(set(owners)),
         "names": len(names) + counts.total(),
@@ -259,8 +257,7 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> dict[str, 
             "uniform": uniform,
             "ratio": correctness / uniform,
         }
-    if len(set(owners)) < MIN_IMAGES:
-        found["warning"] = too_few(len(set(owners)), "photos with names", "confidence intervals")
+    found |= too_few(len(set(owners)), "photos with names", "confidence intervals")
     return found | {"per_name": names}
 
 

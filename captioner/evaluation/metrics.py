@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from captioner.errors import DataError, ProgramError
+from captioner.evaluation.bootstrap import weighted_sums
 from captioner.evaluation.java import PROGRAMS, meteor_from_counts
 from captioner.evaluation.objects import chair_i, count_mentions
 from captioner.evaluation.options import OnError, raise_error
@@ -79,12 +80,7 @@ class Scores:
             R scores of each metric.
         """
         rows = np.asarray(weights)
-        # As float64, all rows of many images would take a gigabyte.
-        blocks = [rows[start : start + 40] for start in range(0, len(rows), 40)]
-        sums = {
-            name: np.concatenate([block.astype(np.float64) @ counts for block in blocks])
-            for name, counts in self.counts.items()
-        }
+        sums = {name: weighted_sums(rows, counts) for name, counts in self.counts.items()}
         return _scores(sums, rows.sum(axis=1, dtype=np.float64))
 
 

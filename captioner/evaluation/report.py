@@ -17,15 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from captioner.errors import DataError
-from captioner.evaluation.bootstrap import (
-    MIN_IMAGES,
-    RESAMPLES,
-    Significance,
-    compare,
-    interval,
-    resample_weights,
-    too_few,
-)
+from captioner.evaluation.bootstrap import compare, interval, resample_weights, too_few
 from captioner.evaluation.metrics import CaptionEvaluator, Scores
 from captioner.files import read_input
 from captioner.options import METHOD_TITLES
@@ -70,17 +62,13 @@ def build(
         warnings.append(
             f"CIDEr {noisy}, as its document frequencies come from the scored images; {hint}"
         )
-    intervals: dict[str, Any] = dict.fromkeys(scores.corpus)
-    if count < MIN_IMAGES:
-        warnings.append(too_few(count, "images", "confidence intervals"))
-    else:
-        resampled = scores.resample(resample_weights(count))
-        intervals = {name: interval(resampled[name]) for name in scores.corpus}
+    warnings += too_few(count, "images", "confidence intervals").values()
+    weights = resample_weights(count)
     references = [text for image_id in captions for text in evaluator.references[image_id]]
     report: Report = {
         "metrics": scores.corpus,
-        "intervals": intervals,
-        "resamples": 0 if count < MIN_IMAGES else RESAMPLES,
+        "intervals": {name: interval(one) for name, one in scores.resample(weights).items()},
+        "resamples": len(weights),
         "statistics": {**describe(captions, known), "references": describe_texts(references)},
         "signature": evaluator.signature(captions),
         "images": count,
@@ -118,22 +106,20 @@ def difference(
     if scores is None or len(shared) < len(captions):
         scores = evaluator.score({i: captions[i] for i in shared})
     other_scores = evaluator.score({i: others[i] for i in shared})
-    found: dict[str, Any] = {"images": len(shared), "metrics": {}}
-    if len(shared) < MIN_IMAGES:
-        found["warning"] = too_few(len(shared), "images", "a significance test")
-        tests = dict.fromkeys(scores.corpus, dict.fromkeys(Significance._fields))
-    else:
-        weights = resample_weights(len(shared))
-        this, other = scores.resample(weights), other_scores.resample(weights)
-        tests = {
-            name: compare(this[name] - other[name])._asdict() for name in this if name in other
+    ours, theirs, weights = scores.corpus, other_scores.corpus, resample_weights(len(shared))
+    this, other = scores.resample(weights), other_scores.resample(weights)
+    metrics = {
+        name: {
+            "this": ours[name],
+            "other": theirs[name],
+            "difference": ours[name] - theirs[name],
+            **compare(this[name] - other[name])._asdict(),
         }
-    for name, two in other_scores.corpus.items():
-        if name in scores.corpus:  # else a program failed
-            one = scores.corpus[name]
-            scored = {"this": one, "other": two, "difference": one - two}
-            found["metrics"][name] = scored | tests[name]
-    return found
+        for name in ours
+        if name in theirs  # else a program failed
+    }
+    warning = too_few(len(shared), "images", "a significance test")
+    return {"images": len(shared), "metrics": metrics, **warning}
 
 
 def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
