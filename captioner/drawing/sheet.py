@@ -1,16 +1,15 @@
 """Layout and drawing of a figure.
 
-    ┌──────────────────────────┬──────────────────────────┐
-    │ label                    │ label                    │  header of a block (one per caption)
-    │ the sentence             │ the sentence             │
-    │ photo   word 1   word 2  │ photo   word 1   word 2  │  cells: above a panel its word with the
-    │ ▒▒▒▒▒   ▓▒▒▒▒▒   ▒▒▓▒▒▒  │ ▒▒▒▒▒   ▓▒▒▒▒▒   ▒▒▓▒▒▒  │  probability p, gate β and focus; below
-    │         ▸ dog ▬▬ ▸ on ▬  │         ▸ cat ▬▬ ▸ on ▬  │  it the alternatives
-    ├──────────────────────────┴──────────────────────────┤
-    │ 0 ▒▒▓▓ …      β …   p …                             │  legend
-    └─────────────────────────────────────────────────────┘
+    ┌──────────────────────────────────────────┐
+    │ label                                    │  header of a block (one per caption, below
+    │ the sentence                             │  each other)
+    │ photo   word 1   word 2   word 3  word 4 │  cells: above a panel its word with the
+    │ ▒▒▒▒▒   ▓▒▒▒▒▒   ▒▒▓▒▒▒   ▒▒▒▒▓▒  ▒▓▓▒▒▒ │  probability p, gate β and focus; below
+    │         ▸ dog ▬▬ ▸ on ▬   …       …      │  it the alternatives
+    │ 0 ▒▒▓▓ …      β …   p …                  │  legend
+    └──────────────────────────────────────────┘
 
-Blocks with the same words, such as those of several methods, are rows whose words are columns.
+Blocks with the same words, such as those of several methods, have one row if it is readable.
 
 All lengths are multiples of the text size, which follows from the size of a panel and the width of
 the figure, so that no text is smaller than 6 points where the figure is printed.
@@ -35,7 +34,7 @@ from captioner.drawing.options import FigureOptions
 from captioner.options import METHOD_TITLES
 
 _ASPECT = 1.5  # target width / height
-_MAX_COLUMNS = 8  # over all blocks, unless columns is given
+_MAX_COLUMNS = 8  # unless columns is given
 _MIN_TEXT = 14  # pixels
 _SMALL = 0.82  # size of numbers and notes, in text sizes
 _MOST_TEXT = 0.092  # text size / width of a cell, which has room for its numbers
@@ -107,18 +106,18 @@ def panels_of(
 
 
 class Layout:
-    """Lengths of a figure in pixels, with ``across`` blocks of ``columns`` panels side by side."""
+    """Lengths of a figure in pixels, with ``columns`` panels side by side."""
 
     def __init__(
-        self, panel: tuple[int, int], blocks: list[Block], across: int, columns: int, inches: float
+        self, panel: tuple[int, int], blocks: list[Block], columns: int, inches: float
     ) -> None:
         panels = [one for block in blocks for one in block.panels]
         self.columns, self.inches = columns, inches
         cell = max(panel[0], heatmap.MIN_PANEL)
         # Text of this part of the figure's width is readable; the gaps grow with it.
         part = _READABLE / _SMALL / inches
-        gaps = (0.9 * columns - 0.9 + 2.4) * across
-        readable = part * cell * columns * across / max(1 - part * gaps, 0.1)
+        gaps = 0.9 * columns - 0.9 + 2.4
+        readable = part * cell * columns / max(1 - part * gaps, 0.1)
         fitting = max(0.06 * math.sqrt(math.prod(panel)), readable)
         self.text = max(_MIN_TEXT, math.ceil(min(fitting, _MOST_TEXT * cell)))
         em = self.em
@@ -129,13 +128,11 @@ class Layout:
         self.below = em(0.35) + lines * self.line if lines else 0
         self.cell_width, self.cell_height = cell, self.title + panel[1] + self.below
         self.gap, self.block_gap, self.margin = em(0.9), em(2.4), em(1.2)
-        self.block_width = columns * (cell + self.gap) - self.gap
-        self.inner = across * (self.block_width + self.block_gap) - self.block_gap
+        self.inner = columns * (cell + self.gap) - self.gap
         self.width = self.inner + 2 * self.margin
-        self.bands = [blocks[start : start + across] for start in range(0, len(blocks), across)]
-        self.rows = [max(-(-len(b.panels) // columns) for b in band) for band in self.bands]
+        self.rows = [-(-len(block.panels) // columns) for block in blocks]
         self.min_height = sum(self.rows) * (self.title + panel[1])  # without headers and legend
-        self.empty = sum(self.rows) - len(panels) / (columns * across)  # rows of cells
+        self.empty = sum(self.rows) - len(panels) / columns  # rows of cells
 
     def em(self, factor: float) -> int:
         """A multiple of the text size in whole pixels."""
@@ -152,17 +149,11 @@ class Layout:
 def choose_layout(
     panel: tuple[int, int], blocks: list[Block], columns: int | None, inches: float
 ) -> Layout:
-    """The arrangement with the lowest penalty.
-
-    Blocks with the same words are below each other, each in as few rows as are readable.
-    """
-    count, most = len(blocks), max(len(block.panels) for block in blocks)
-    same = count > 1 and len({block.caption.words for block in blocks}) == 1
-    layouts = []
-    for across in range(1, 2 if same else min(count, 4) + 1):
-        widest = max(1, min(most, _MAX_COLUMNS // across))
-        for n in [columns] if columns else range(1, widest + 1):
-            layouts.append(Layout(panel, blocks, across, n, inches))
+    """The arrangement with the lowest penalty; of equal words, with as few rows as are readable."""
+    most = min(max(len(block.panels) for block in blocks), _MAX_COLUMNS)
+    same = len(blocks) > 1 and len({block.caption.words for block in blocks}) == 1
+    numbers = [columns] if columns else range(1, most + 1)
+    layouts = [Layout(panel, blocks, number, inches) for number in numbers]
     return min(layouts, key=lambda layout: layout.penalty() + 10 * same * max(layout.rows))
 
 
@@ -189,42 +180,34 @@ class Sheet(Canvas):
     def draw(self) -> Figure:
         """Draw everything, from top to bottom."""
         layout, y = self.layout, self.layout.margin - self.layout.block_gap
-        for band, rows in zip(layout.bands, layout.rows, strict=True):
-            y = self._band(band, rows, y + layout.block_gap)
+        for block in self.blocks:
+            y = self._block(block, y + layout.block_gap)
         if self.grids:
             y = self._legend(y + round(1.3 * layout.gap))
         self.set_size(layout.width, y + layout.margin)
         return self.figure
 
-    def _band(self, band: list[Block], rows: int, top: int) -> int:
-        """Draw the blocks side by side; returns the y at which they end."""
+    def _block(self, block: Block, top: int) -> int:
+        """Draw a block; returns the y at which it ends."""
         layout, columns = self.layout, self.layout.columns
-        step = layout.block_width + layout.block_gap
-        placed = [(block, layout.margin + number * step) for number, block in enumerate(band)]
-        y = layout.gap + max(self._header(block, left, top) for block, left in placed)
-        tops = []
-        for row in range(rows):
-            tops.append(y)
-            shown = [p for block in band for p in block.panels[row * columns :][:columns]]
-            y += layout.cell_height + layout.gap
-            y -= 0 if any(panel.alternatives for panel in shown) else layout.below
-        bottom = y - layout.gap
-        for block, left in placed:
-            if block is not band[0]:
-                middle, half = left - layout.block_gap // 2, max(1, layout.em(0.03))
-                self.box(middle - half, top, middle + half, bottom, self.theme.track)
-            for index, panel in enumerate(block.panels):
-                x = left + index % columns * (layout.cell_width + layout.gap)
-                self._cell(block.caption, panel, x, tops[index // columns])
-        return bottom
+        y = self._header(block, top)
+        for start in range(0, len(block.panels), columns):
+            y += layout.gap
+            row = block.panels[start : start + columns]
+            for number, panel in enumerate(row):
+                x = layout.margin + number * (layout.cell_width + layout.gap)
+                self._cell(block.caption, panel, x, y)
+            y += layout.cell_height
+            y -= 0 if any(panel.alternatives for panel in row) else layout.below
+        return y
 
-    def _header(self, block: Block, left: int, y: int) -> int:
-        """Draw label, sentence and confidence, wrapped to the block; returns their bottom.
+    def _header(self, block: Block, y: int) -> int:
+        """Draw label, sentence and confidence, wrapped; returns their bottom.
 
         The sentence of several methods stands above the first.
         """
         layout, muted, caption = self.layout, self.theme.muted, block.caption
-        text, small, width = layout.text, layout.small, layout.block_width
+        text, small, left, width = layout.text, layout.small, layout.margin, layout.inner
         if block.label:
             label = style.truncate(style.printable(block.label), text, width, bold=True)
             self.text(left, y + text, label, text, muted, bold=True)
