@@ -84,7 +84,7 @@ def _suggest(site: Path, options: AltOptions, given: dict[str, Any]) -> int:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    atomic_write(review, review_page(site, table.name, rows))
+    atomic_write(review, review_page(site, table.name, rows).encode(errors="replace"))
     inside = sum(bool(row["link"]) for row in rows)
     warn(f"{summary}; {inside} in links or buttons, whose text has to name where the link leads")
     again = shlex.join(["captioner", "alt", str(site), "--apply", str(table)])

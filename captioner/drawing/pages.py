@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,13 @@ class Page(Drawing):
     html: str
 
     def encode(self, suffix: str = ".html") -> bytes:  # noqa: ARG002 - there is only one format
-        """The content of the file."""
-        return self.html.encode()
+        """The content of the file; ? for what UTF-8 lacks, such as bytes of a file name."""
+        return self.html.encode(errors="replace")
 
     def _repr_html_(self) -> str:
         """In an iframe, so that styles and scripts do not affect the notebook."""
         return (
-            f'<iframe srcdoc="{escaped(self.html)}" sandbox="allow-scripts" loading="lazy" '
+            f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" loading="lazy" '
             'style="width:100%;height:720px;border:0" title="attention viewer"></iframe>'
         )
 
@@ -124,7 +124,7 @@ def gallery(entries: Iterable[Entry], **options: Any) -> Page:
     heading = wanted.title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
     parts = {
         "kind": "single" if len(items) == 1 else "many",
-        "title": escaped(heading or "captioner"),
+        "title": escape(heading or "captioner"),
         "items": "\n".join(items),
         "data": embedded({"entries": data, "look": viewer_look(wanted)}),
     }
@@ -158,11 +158,11 @@ def _item(entry: Entry, number: int, panel_size: int) -> str:
     texts = [caption.text or "no words" for caption in entry.captions]
     labels = [f"{label}: " for label in entry.labels] or [""] * len(texts)
     lines = "<br>".join(
-        f'<span class="text">{escaped(label + text)}</span>'
+        f'<span class="text">{escape(label + text)}</span>'
         for label, text in zip(labels, texts, strict=True)
     )
-    name = f'<span class="name">{escaped(entry.title)}</span>' if entry.title else ""
-    alt = escaped(texts[0])
+    name = f'<span class="name">{escape(entry.title)}</span>' if entry.title else ""
+    alt = escape(texts[0])
     size = f'width="{picture.width}" height="{picture.height}"'
     image = f'<img src="{data_uri(picture)}" alt="{alt}" {size} decoding="async">'
     return (
@@ -206,7 +206,7 @@ def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
     """
     names = {row["image"] for row in rows if row["alt"]}
     pictures = {name: data_uri(fit_photo(open_image(site / name), 320)) for name in names}
-    values = {"title": escaped(str(site)), "file": escaped(file)}
+    values = {"title": escape(str(site)), "file": escape(file)}
     data = embedded({"rows": rows, "pictures": pictures})
     body = asset(WEB / "review.html").rstrip().format(data=data, **values)
     files = [*VIEWER, *(WEB / name for name in ("page.css", "review.css", "review.js"))]
@@ -235,7 +235,7 @@ def document(
         '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         *(head or ['<link rel="icon" href="data:,">']),
-        f"<title>{escaped(title)}</title>",
+        f"<title>{escape(title)}</title>",
         *(f"<style>{style}</style>" for style in styles),
     ]
     code = "".join(f"<script>{script}</script>" for script in scripts)
@@ -245,7 +245,7 @@ def document(
 
 def with_policy(page: str, rules: str | None = None) -> str:
     """Add a policy (default: that of ``policy``), for files, which have no server to send it."""
-    content = escaped(rules or policy(page))
+    content = escape(rules or policy(page))
     rule = f'<meta http-equiv="Content-Security-Policy" content="{content}">'
     return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{rule}', 1)
 
@@ -280,22 +280,12 @@ def asset(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def escaped(text: str) -> str:
-    """Escape text for elements and quoted attributes."""
-    return html.escape(_printable(text), quote=True)
-
-
 def embedded(data: Any) -> str:
     """Embed data as JSON for the scripts, escaped so that no text in it can close the element."""
-    text = _printable(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return f'<script type="application/json" id="captioner-data">{text}</script>'
-
-
-def _printable(text: str) -> str:
-    """Replace what UTF-8 cannot encode, such as undecodable bytes of a file name, by ``?``."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def data_uri(image: Image.Image) -> str:

@@ -67,7 +67,7 @@ def _figure(suffix: str, photo: Decoded, captions: Sequence[Caption], options: A
 
 def _page(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
     assert photo.picture is not None
-    return pages.page(photo.picture, captions, **_look(options, PageOptions)).html.encode()
+    return pages.page(photo.picture, captions, **_look(options, PageOptions)).encode()
 
 
 def _maps(_: Decoded, captions: Sequence[Caption], __: Any) -> bytes:
