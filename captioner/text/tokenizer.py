@@ -45,7 +45,8 @@ from pathlib import Path
 
 # --- building blocks ---------------------------------------------------------------------------
 
-# Ranges of characters, and words before which or after which a period is special.
+# Ranges of characters, words before which or after which a period is special, and the tokens that
+# the jar writes for single characters.
 _LISTS = json.loads(Path(__file__).with_name("ptb.json").read_text(encoding="utf-8"))
 
 # Letters in the jar: Unicode letters of the basic plane, without the number-like characters that
@@ -213,25 +214,7 @@ _REWRITTEN = str.maketrans(
         **dict.fromkeys("\u0094\u201d\u00bb", "''"),
     }
 )
-_WHOLE_TOKENS = {
-    "\u00a2": "cents",
-    "\u00a3": "#",
-    "\u00a4": "$",
-    "\u0080": "$",
-    "\u20a0": "$",
-    "\u20ac": "$",
-    "\u00bc": "1/4",
-    "\u00bd": "1/2",
-    "\u00be": "3/4",
-    "\u2153": "1/3",
-    "\u2154": "2/3",
-    "(": "-lrb-",
-    ")": "-rrb-",
-    "[": "-lsb-",
-    "]": "-rsb-",
-    "{": "-lcb-",
-    "}": "-rcb-",
-}
+_WHOLE_TOKENS: dict[str, str] = _LISTS["whole_tokens"]
 _DROPPED = frozenset(("", "'", "''", "`", "``"))
 
 _COMPILED = tuple((first, re.compile(pattern), token) for first, pattern, token in _RULES)

@@ -50,12 +50,6 @@ BLANK = "\N{OPEN BOX}"
 """Shown for a piece that is a space."""
 
 
-def frequent_words(counts: Counter[str], threshold: int) -> list[str]:
-    """Words that occur at least ``threshold`` times; most frequent first, then alphabetical."""
-    kept = [word for word, count in counts.items() if count >= threshold]
-    return sorted(kept, key=lambda word: (-counts[word], word))
-
-
 @dataclass(repr=False)
 class Vocabulary:
     """Maps words to token ids and back.
@@ -87,7 +81,7 @@ class Vocabulary:
     @classmethod
     def count(
         cls,
-        captions: Iterable[Sequence[str]],
+        captions: Iterable[Iterable[str]],
         threshold: int = 5,
         styles: Sequence[str] = (),
     ) -> Vocabulary:
@@ -96,7 +90,8 @@ class Vocabulary:
         Most frequent words first, ties in alphabetical order.
         """
         counts = Counter(word for words in captions for word in words)
-        return cls(frequent_words(counts, threshold), styles)
+        kept = [word for word, count in counts.items() if count >= threshold]
+        return cls(sorted(kept, key=lambda word: (-counts[word], word)), styles)
 
     def extended(self, words: Iterable[str], styles: Iterable[str] = ()) -> Vocabulary:
         """A vocabulary with more words and styles; those that it has already keep their rank."""
@@ -119,8 +114,7 @@ class Vocabulary:
 
     def tokenize(self, text: str) -> list[str]:
         """Split a caption into words, or pieces, whether the vocabulary has them or not."""
-        text = normalize(text)
-        return tokenize(text) if self.subwords is None else self.subwords.tokenize(text)
+        return self.subwords.tokenize(text) if self.subwords else tokenize(normalize(text))
 
     def known_words(self, text: str) -> list[str]:
         """The words of a text, spelled as in the vocabulary.

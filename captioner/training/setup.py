@@ -30,7 +30,7 @@ from captioner.model.encoder import Encoder, build_encoder
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig, EncoderConfig, TrainConfig
 from captioner.search.words import encode_search_words
-from captioner.text.vocabulary import UNKNOWN, Vocabulary, frequent_words
+from captioner.text.vocabulary import UNKNOWN, Vocabulary
 from captioner.training.data import (
     check_images,
     check_spaces,
@@ -242,7 +242,8 @@ def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]
     old, data = stored.model, config.data
     # The pieces of a sub-word tokenizer are fixed.
     extend = data.extend_vocabulary and stored.vocabulary.subwords is None
-    words = frequent_words(counts, data.vocabulary_threshold) if extend else []
+    known = [counts.elements()] if extend else []
+    words = Vocabulary.count(known, data.vocabulary_threshold).words
     vocabulary = stored.vocabulary.extended(words, data.styles)
     encoder, preprocessing = _inherited(stored, config.encoder)
     new = _model(encoder, preprocessing, config.decoder, vocabulary)
