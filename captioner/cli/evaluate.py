@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from captioner.cli.arguments import checked_search, command, flag
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import new_file, warn
-from captioner.errors import CaptionerError, ConfigError, ProgramError, either
+from captioner.errors import CaptionerError, ConfigError, ProgramError
 from captioner.evaluation.options import CalibrateOptions, EvaluateOptions
 from captioner.option_fields import taken
 from captioner.options import FaithfulnessOptions, SearchOptions
@@ -80,26 +79,27 @@ def calibrate(options: CalibrateOptions, search: dict[str, Any]) -> int:
     report_file = new_file(options.output, options.force)
     diagram = new_file(options.diagram, options.force)
 
-    from captioner.evaluation.calibrate import FIGURES, as_text, check, save_figure
-    from captioner.evaluation.calibrate import calibrate as fit
+    from captioner.drawing.figure import Figure
+    from captioner.evaluation import calibrate as calibration
+    from captioner.evaluation.report import as_json
     from captioner.files import atomic_write
     from captioner.inference.captioner import load
 
-    if diagram is not None and diagram.suffix.lower() not in FIGURES:
-        raise ConfigError(f"--diagram is {diagram}; use a name that ends with {either([*FIGURES])}")
+    if diagram is not None:
+        Figure.check_suffix(diagram)
     errors = _Errors()
     model = load(folder, device=options.device, precision=options.precision)
     report: Any
     if options.check:
-        report = check(model, options, search, errors)
+        report = calibration.check(model, options, search, errors)
     else:
-        calibrator, report = fit(model, options, search, errors)
+        calibrator, report = calibration.calibrate(model, options, search, errors)
         atomic_write(target, calibrator.to_bytes())
-    print(as_text(report))
+    print(calibration.as_text(report))
     if report_file is not None:
-        atomic_write(report_file, json.dumps(report, indent=2) + "\n")
+        atomic_write(report_file, as_json(report, indent=2))
     if diagram is not None:
-        save_figure(report, diagram)
+        calibration.diagram(report).save(diagram)
     if not options.check:
         print(f"\nsaved as {target}")
     return errors.code

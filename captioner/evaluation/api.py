@@ -19,7 +19,7 @@ from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.objects import by_confidence, photo_objects
 from captioner.evaluation.options import EvaluateOptions, OnError, changed, raise_error
 from captioner.evaluation.references import GZIP, DocumentFrequencies, count_frequencies
-from captioner.evaluation.report import Report, build, difference, per_image, read_captions_of
+from captioner.evaluation.report import Report, build, difference, read_captions_of
 from captioner.files import FREQUENCIES
 from captioner.inference.captioner import Captioner, load
 from captioner.inference.folder import find_model
@@ -149,7 +149,8 @@ class Evaluation:
         if others is not None:
             compared = difference(captions, others, judge, scores)
             report["compare"] = {"with": options.compare, **compared}
-        report["per_image"] = per_image(captions, scores)
+        of_images = scores.images.items()
+        report["per_image"] = [{"image_id": i, "caption": captions[i], **s} for i, s in of_images]
         return report
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -21,6 +20,7 @@ from captioner.data.folders import find_images
 from captioner.data.images import open_image
 from captioner.data.importers import read_table
 from captioner.data.reading import photo_bar, read_batches
+from captioner.drawing.figure import Figure
 from captioner.errors import ConfigError, DataError, ImageError, OptionError, counted
 from captioner.evaluation.api import model_frequencies
 from captioner.evaluation.calibration import (
@@ -37,7 +37,7 @@ from captioner.evaluation.calibration import (
 from captioner.evaluation.options import CalibrateOptions, OnError
 from captioner.evaluation.references import DocumentFrequencies, cider_d, ngrams, split
 from captioner.evaluation.report import ends, table
-from captioner.files import FREQUENCIES, atomic_write
+from captioner.files import FREQUENCIES
 from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import Calibrator, Observation, PhraseTable, search_key
 from captioner.inference.engine import Prepared
@@ -94,7 +94,11 @@ def calibrate(
     if kinds:
         report["other_kinds"] = measure_kinds(examples, recipe)
     kept = {
-        group: {n: np.round(part[n], 4).tolist() for n in _KEPT if part[n] is not None}
+        group: {
+            name: np.round(part[name], 4).tolist()
+            for name in _KEPT  # a gain of scores that are all 0 is NaN
+            if part[name] is not None and np.isfinite(part[name]).all()
+        }
         for group, part in report["groups"].items()
     }
     return replace(calibrator, report=kept), report
@@ -403,21 +407,17 @@ def as_text(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-FIGURES = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-"""File extensions of the figure, and what keeps the date out of the file."""
-
-
-def save_figure(report: Mapping[str, Any], path: Path) -> None:
-    """Draw a report of `calibrate`; the file's extension, one of ``FIGURES``, selects the format.
+def diagram(report: Mapping[str, Any]) -> Figure:
+    """The figure of a report of `calibrate`.
 
     Left, for each group of photos: the share of right captions by confidence; on the diagonal,
     confidence is calibrated. Right: the mean score of the most confident captions.
     """
-    from matplotlib.figure import Figure
+    from matplotlib import figure
 
     groups = report["groups"]
-    figure = Figure(figsize=(4 * (len(groups) + 1), 4), dpi=100, layout="constrained")
-    *panels, last = figure.subplots(1, len(groups) + 1)
+    drawn = figure.Figure(figsize=(4 * (len(groups) + 1), 4), dpi=100, layout="constrained")
+    *panels, last = drawn.subplots(1, len(groups) + 1)
     for axes, (name, part) in zip(panels, groups.items(), strict=True):
         photos, x, y = (
             np.array([one[key] for one in part["bins"]])
@@ -445,7 +445,4 @@ def save_figure(report: Mapping[str, Any], path: Path) -> None:
         xlim=(0, 102),
     )
     last.legend(frameon=False)
-    buffer = io.BytesIO()
-    kind = path.suffix.lower()
-    figure.savefig(buffer, format=kind[1:], metadata=FIGURES[kind])
-    atomic_write(path, buffer.getvalue())
+    return Figure(drawn, "calibration and coverage")

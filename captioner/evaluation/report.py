@@ -32,10 +32,10 @@ MIN_IMAGES_FOR_CIDER = 100
 """Fewest images for useful document frequencies in CIDEr."""
 
 
-def as_json(report: Report) -> str:
-    """The report as JSON text; NaN becomes null."""
+def as_json(report: Report, indent: int = 1) -> str:
+    """A report as JSON text; NaN becomes null."""
     plain = json.loads(json.dumps(report), parse_constant=lambda _: None)
-    text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(plain, indent=indent, ensure_ascii=False) + "\n"
     # Lone surrogates, which UTF-8 cannot encode, become JSON escapes.
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -75,11 +75,6 @@ def build(
         "warnings": warnings,
     }
     return report, scores
-
-
-def per_image(captions: Mapping[int, str], scores: Scores) -> list[dict[str, Any]]:
-    """Caption and scores of each image, by id."""
-    return [{"image_id": i, "caption": captions[i], **scores.images[i]} for i in sorted(captions)]
 
 
 def difference(

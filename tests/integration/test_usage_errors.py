@@ -82,7 +82,7 @@ LINES = [
     ("calibrate", "--model is missing; give the model folder to calibrate"),
     ("calibrate --model MODEL --style coco", "--style is not used here; give --styles"),
     (f"{CALIBRATE} --styles x --styles y", "--styles has 2 names"),
-    (f"{CALIBRATE} --diagram x.gif", "use a name that ends with .png, .svg"),
+    (f"{CALIBRATE} --diagram x.gif", "cannot write .gif as a figure; use .png"),
     (f"{CALIBRATE} --check", "the model is not calibrated; run captioner"),
     # Models.
     ("export MODEL -o MODEL", "exists; give --force to replace it"),
