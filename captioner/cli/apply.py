@@ -11,10 +11,14 @@ from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import warn
 from captioner.cli.sidecars import SidecarOptions, choose_store
 from captioner.data.dataset import EMPTY
-from captioner.data.importers import find_source, import_captions
+from captioner.data.importers import (
+    ColumnOptions,
+    find_source,
+    import_captions,
+    photo_folder,
+)
 from captioner.errors import ConfigError, DataError, counted
 from captioner.option_fields import Folder, Shown
-from captioner.training.own_data import ColumnOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ def apply(options: ApplyOptions, _: Any) -> int:
     if store is None:
         raise ConfigError("nowhere to write to; give --sidecar txt|xmp, --embed or --in-place")
     captions = _read(options)
-    images = Path(options.images or find_source(options.captions).parent)
+    images = photo_folder(find_source(options.captions), options.images)
     photos = {images / name: name for name in captions}
     missing = [photo for photo in photos if not photo.is_file()]
     if len(missing) == len(photos):
@@ -67,7 +71,7 @@ def apply(options: ApplyOptions, _: Any) -> int:
 
 def _read(options: ApplyOptions) -> dict[str, str]:
     """The first caption of each photo; those without one are left out and counted."""
-    photos = import_captions(options.captions, columns=options.columns)
+    photos = import_captions(options.captions, columns=options)
     captions = {p.file_name: p.captions[0].strip() for p in photos if p.captions}
     found = {name: text for name, text in captions.items() if text.lower() not in EMPTY}
     if left := len(photos) - len(found):

@@ -13,12 +13,12 @@ from captioner.cli.arguments import check_engine, command
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, refuse_overwrite, warn
 from captioner.cli.train import read_config
-from captioner.data.importers import Layout
+from captioner.data.dataset import DatasetOptions, prepare_dataset
 from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, DataError, counted
-from captioner.option_fields import Folder, Shown
+from captioner.option_fields import Shown
 from captioner.options import Positive, TrainConfig
-from captioner.training.own_data import ColumnOptions, ConfigOptions
+from captioner.training.own_data import ConfigOptions
 
 OutputFolder = Annotated[str, Shown("FOLDER", ("-o", "--output"))]
 CONFIG_USAGE = "[CONFIG.yaml] -o FOLDER [options]"
@@ -27,45 +27,12 @@ CONFIG_USAGE = "[CONFIG.yaml] -o FOLDER [options]"
 # --- captions of other formats -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class DatasetOptions(ColumnOptions):
-    """Convert captions from another format to COCO captions files.
-
-    One per split: captions_train.json, captions_val.json, captions_test.json.
-    """
-
-    source: Annotated[str, Shown(positional=True)]
-    """File or folder with the captions."""
-    output: OutputFolder
-    """Folder for the COCO files."""
-    layout: Layout = "auto"
-    """Format of the source; auto detects it."""
-    images: Folder | None = None
-    """Folder with the photos, to leave out captions of missing photos and to record the sizes of
-    the others."""
-    val: float = 0.1
-    """Fraction of the training photos for validation, if the source has no validation photos."""
-    test: float = 0.0
-    """Fraction of the training photos for testing, if it has neither."""
-    seed: int = 0
-    """Random seed of the split."""
-    first_id: int = 1
-    """First image id for photos without ids; files that are trained on together must not share
-    ids."""
-    force: bool = False
-    """Overwrite existing files."""
-
-
 @command(
     "prepare dataset", "SOURCE -o FOLDER [--images FOLDER] [--val 0.1 --test 0.1]", DatasetOptions
 )
 def dataset(options: DatasetOptions, _: Any) -> int:
     """Convert and print a summary."""
-    from captioner.data.dataset import prepare_dataset
-
-    names = ("layout", "columns", "images", "test", "seed", "first_id", "force")
-    settings = {name: getattr(options, name) for name in names}
-    print(prepare_dataset(options.source, options.output, validation=options.val, **settings))
+    print(prepare_dataset(options))
     return OK
 
 

@@ -12,13 +12,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from captioner.data.coco import read_photos
 from captioner.data.images import image_size
-from captioner.data.importers import UNSPLIT, USUAL, Columns, ImportedPhoto, import_captions
+from captioner.data.importers import UNSPLIT, ColumnOptions, ImportedPhoto, Layout, import_captions
 from captioner.errors import ConfigError, DataError, ImageError, counted
 from captioner.files import atomic_write
+from captioner.option_fields import Folder, Shown
 
 EMPTY = ("", "nan")
 """Captions that are missing, as pandas writes them, in lower case."""
@@ -54,32 +55,49 @@ class ImportSummary:
         return "\n".join(lines)
 
 
-def prepare_dataset(
-    source: str | Path,
-    folder: str | Path,
-    *,
-    layout: str = "auto",
-    columns: Columns = USUAL,
-    images: str | Path | None = None,
-    validation: float = 0.1,
-    test: float = 0.0,
-    seed: int = 0,
-    first_id: int = 1,
-    force: bool = False,
-) -> ImportSummary:
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions(ColumnOptions):
+    """Convert captions from another format to COCO captions files.
+
+    One per split: captions_train.json, captions_val.json, captions_test.json.
+    """
+
+    source: Annotated[str, Shown(positional=True)]
+    """File or folder with the captions."""
+    output: Annotated[str, Shown("FOLDER", ("-o", "--output"))]
+    """Folder for the COCO files."""
+    layout: Layout = "auto"
+    """Format of the source; auto detects it."""
+    images: Folder | None = None
+    """Folder with the photos, to leave out captions of missing photos and to record the sizes of
+    the others."""
+    val: float = 0.1
+    """Fraction of the training photos for validation, if the source has no validation photos."""
+    test: float = 0.0
+    """Fraction of the training photos for testing, if it has neither."""
+    seed: int = 0
+    """Random seed of the split."""
+    first_id: int = 1
+    """First image id for photos without ids; files that are trained on together must not share
+    ids."""
+    force: bool = False
+    """Overwrite existing files."""
+
+
+def prepare_dataset(options: DatasetOptions) -> ImportSummary:
     """Convert captions in another layout to COCO captions files.
 
     See `import_captions`, `write_coco` and, for a source without validation photos,
     `split_randomly`, which splits its training photos.
     """
-    photos = import_captions(source, layout, columns)
+    photos = import_captions(options.source, options.layout, options)
     splits = {photo.split for photo in photos}
     whole = [photo for photo in photos if photo.split in (UNSPLIT, "train")]
     if whole and "val" not in splits:
-        test = 0.0 if "test" in splits else test
+        test = 0.0 if "test" in splits else options.test
         photos = [photo for photo in photos if photo.split not in (UNSPLIT, "train")]
-        photos += split_randomly(whole, validation=validation, test=test, seed=seed)
-    return write_coco(photos, folder, images=images, force=force, first_id=first_id)
+        photos += split_randomly(whole, validation=options.val, test=test, seed=options.seed)
+    return write_coco(photos, options)
 
 
 def split_randomly(
@@ -116,38 +134,23 @@ def split_randomly(
     return sorted(found, key=lambda one: (("train", "val", "test").index(one.split), one.file_name))
 
 
-def write_coco(
-    photos: Sequence[ImportedPhoto],
-    folder: str | Path,
-    *,
-    images: str | Path | None = None,
-    force: bool = False,
-    first_id: int = 1,
-) -> ImportSummary:
+def write_coco(photos: Sequence[ImportedPhoto], options: DatasetOptions) -> ImportSummary:
     """Write captions_SPLIT.json for each split, in the format that pycocotools reads.
 
     Image ids of the source are kept; other photos are numbered from ``first_id``, or from the
     largest id of the source + 1 if that is greater. Captions are stripped. The folder may already
     hold other splits, but not with any of these photos: the test set must not leak into training.
 
-    Args:
-        photos: From an importer.
-        folder: Created if missing.
-        images: Image folder; photos that are not in it are left out, the others get their width and
-            height in pixels (upright).
-        force: Replace existing files.
-        first_id: Data sets used together need distinct ids.
-
     Raises:
         DataError: A file exists, a photo is in an existing split, or no photo is left.
         OSError: A file cannot be written.
     """
     splits = dict.fromkeys(photo.split for photo in photos)
-    files = {split: Path(folder, f"captions_{split}.json") for split in splits}
-    if existing := [str(file) for file in files.values() if file.exists() and not force]:
+    files = {split: Path(options.output, f"captions_{split}.json") for split in splits}
+    if existing := [str(file) for file in files.values() if file.exists() and not options.force]:
         raise DataError(f"{existing[0]} exists; give another folder or --force")
     for split in ("train", "val", "test"):
-        file = Path(folder, f"captions_{split}.json")
+        file = Path(options.output, f"captions_{split}.json")
         try:
             held = {} if split in splits else read_photos([file])
         except DataError:
@@ -159,16 +162,16 @@ def write_coco(
                 "remove it, or give another folder"
             )
     summary = ImportSummary()
-    kept = [found for photo in photos if (found := _usable(photo, images, summary))]
+    kept = [found for photo in photos if (found := _usable(photo, options.images, summary))]
     if not kept:
         if not (missing := summary.missing_photos):
             raise DataError("no photo has a caption; check the captions")
         raise DataError(
-            f"{images}: none of the {len(missing)} photos is in this folder (first: {missing[0]}); "
-            "give the folder that their names are relative to"
+            f"{options.images}: none of the {len(missing)} photos is in this folder (first: "
+            f"{missing[0]}); give the folder that their names are relative to"
         )
     ids = [photo.image_id for photo, _ in kept if photo.image_id is not None]
-    new_ids, numbers = itertools.count(max([first_id - 1, *ids]) + 1), itertools.count(1)
+    new_ids, numbers = itertools.count(max([options.first_id - 1, *ids]) + 1), itertools.count(1)
     for split, file in files.items():
         entries: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []

@@ -22,24 +22,29 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from captioner.data.coco import read_json, read_photos
 from captioner.errors import ConfigError, DataError
 from captioner.files import read_input
+from captioner.option_fields import Shown
 
 UNSPLIT = "all"
 """Split name for photos without a split."""
 
 
-class Columns(NamedTuple):
-    """Names of a table's columns; None: the usual names, in any case."""
+@dataclass(frozen=True, kw_only=True)
+class ColumnOptions:
+    """Columns of a CSV or JSON Lines file."""
 
-    file: str | None = None
-    caption: str | None = None
+    file_column: Annotated[str, Shown("NAME")] | None = None
+    """Column with the file names, relative to the folder with the photos (default: file, filename,
+    file_name, image, image_name or path)."""
+    caption_column: Annotated[str, Shown("NAME")] | None = None
+    """Column with the captions (default: caption, text, sentence or comment)."""
 
 
-USUAL = Columns()
+USUAL = ColumnOptions()
 
 
 @dataclass
@@ -57,11 +62,11 @@ class ImportedPhoto:
     """For messages, such as ``captions.csv:12``."""
 
 
-Reader: TypeAlias = Callable[[Path, Columns], Iterator[ImportedPhoto]]
+Reader: TypeAlias = Callable[[Path, ColumnOptions], Iterator[ImportedPhoto]]
 
 
 def import_captions(
-    source: str | Path, layout: str = "auto", columns: Columns = USUAL
+    source: str | Path, layout: str = "auto", columns: ColumnOptions = USUAL
 ) -> list[ImportedPhoto]:
     """Read the captions of a file or folder (see `find_source`) in a layout of `IMPORTERS`.
 
@@ -71,7 +76,8 @@ def import_captions(
     """
     path = find_source(source, layout)
     layout = detect_layout(path, columns) if layout == "auto" else layout
-    if columns != USUAL and layout not in ("kaggle", "csv", "jsonl", "imagefolder"):
+    named = columns.file_column or columns.caption_column
+    if named and layout not in ("kaggle", "csv", "jsonl", "imagefolder"):
         raise ConfigError(
             f"{path} ({layout}) has no columns; leave out --file-column and --caption-column"
         )
@@ -90,12 +96,12 @@ def import_captions(
 # --- JSON files -----------------------------------------------------------------------------------
 
 
-def _read_coco(path: Path, _: Columns) -> Iterator[ImportedPhoto]:
+def _read_coco(path: Path, _: ColumnOptions) -> Iterator[ImportedPhoto]:
     for image_id, photo in read_photos([path]).items():
         yield ImportedPhoto(str(photo.path), [*photo.captions], image_id)
 
 
-def _read_karpathy(path: Path, _: Columns) -> Iterator[ImportedPhoto]:
+def _read_karpathy(path: Path, _: ColumnOptions) -> Iterator[ImportedPhoto]:
     """The splits of Karpathy and Fei-Fei (2015); ``restval`` is for training, as is usual."""
     for number, image in enumerate(read_json(path).get("images") or [None]):
         where = f"{path}: images[{number}]"
@@ -117,7 +123,7 @@ _TOKEN_FILES = (".token.txt", ".token")
 _DUPLICATE = re.compile(r"(\.jpe?g)\.\d+$", re.IGNORECASE)
 
 
-def _read_flickr8k(path: Path, _: Columns) -> Iterator[ImportedPhoto]:
+def _read_flickr8k(path: Path, _: ColumnOptions) -> Iterator[ImportedPhoto]:
     """Flickr8k as published; Flickr30k's .token file has the same format.
 
     A duplicate file (``2258277193_586949ec62.jpg.1``) is its photo. If there are split lists,
@@ -156,13 +162,15 @@ _SPLITS = {
 }
 
 
-def _read_csv(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
+def _read_csv(path: Path, columns: ColumnOptions) -> Iterator[ImportedPhoto]:
     """A table with one caption per row."""
     for where, row in read_table(path, columns):
         yield _photo(where, row, columns)
 
 
-def read_table(path: str | Path, columns: Columns = USUAL) -> Iterator[tuple[str, dict[str, str]]]:
+def read_table(
+    path: str | Path, columns: ColumnOptions = USUAL
+) -> Iterator[tuple[str, dict[str, str]]]:
     """The rows of a table by column in lower case, each after its place, ``captions.csv:12``.
 
     With comma and semicolon, quotes work as in RFC 4180; with tab and ``|`` they matter only around
@@ -191,14 +199,14 @@ def read_table(path: str | Path, columns: Columns = USUAL) -> Iterator[tuple[str
         raise DataError(f"{path}:{reader.line_num}: not valid CSV ({error})") from error
 
 
-def _header(text: str, columns: Columns) -> tuple[str, list[str]]:
+def _header(text: str, columns: ColumnOptions) -> tuple[str, list[str]]:
     """What splits the header into a file and a caption column, or else into most; the columns."""
     header = text.lstrip("\n").split("\n", 1)[0].split("\0", 1)[0][: csv.field_size_limit()]
     splits = [(one, next(csv.reader([header], delimiter=one))) for one in "\t|;,"]
     return max(splits, key=lambda split: (len(_find(split[1], columns)), len(split[1])))
 
 
-def _read_jsonl(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
+def _read_jsonl(path: Path, columns: ColumnOptions) -> Iterator[ImportedPhoto]:
     """One object per photo or caption; the caption may be a list of captions."""
     for number, line in _lines(read_text(path)):
         try:
@@ -208,7 +216,7 @@ def _read_jsonl(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
         yield _photo(f"{path}:{number}", record, columns)
 
 
-def _read_imagefolder(path: Path, columns: Columns) -> Iterator[ImportedPhoto]:
+def _read_imagefolder(path: Path, columns: ColumnOptions) -> Iterator[ImportedPhoto]:
     """An image folder of Hugging Face ``datasets``: its metadata, or that of its split folders."""
     files = _metadata_files(path)
     if not files:
@@ -231,7 +239,7 @@ def _metadata_files(folder: Path) -> list[Path]:
     return files[:1] or [file for file in sorted(of_splits) if file.parent.name.lower() in _SPLITS]
 
 
-def _photo(where: str, record: dict[str, Any], columns: Columns) -> ImportedPhoto:
+def _photo(where: str, record: dict[str, Any], columns: ColumnOptions) -> ImportedPhoto:
     """The photo of a row, from its values by column."""
     found = _find(record, columns, where)
     name, caption = record[found["file"]], record[found["caption"]]
@@ -248,17 +256,17 @@ def _split(where: str, name: Any) -> str:
     return known
 
 
-def _find(names: Iterable[str], columns: Columns, where: str = "") -> dict[str, str]:
+def _find(names: Iterable[str], columns: ColumnOptions, where: str = "") -> dict[str, str]:
     """The names of the file and of the caption column; with ``where``, both must be there."""
     lower = {name.strip().lower(): name for name in reversed(list(names))}
     found = {}
     for kind, usual in _USUAL_NAMES.items():
-        given = getattr(columns, kind)
+        given = getattr(columns, f"{kind}_column")
         accepted = usual if given is None else (given.strip().lower(),)
         if present := [lower[name] for name in accepted if name in lower]:
             found[kind] = present[0]
     if where and (missing := [kind for kind in _USUAL_NAMES if kind not in found]):
-        wanted = (repr(getattr(columns, kind) or kind) for kind in missing)
+        wanted = (repr(getattr(columns, f"{kind}_column") or kind) for kind in missing)
         options = " and ".join(f"--{kind}-column" for kind in missing)
         raise DataError(
             f"{where}: no column {' or '.join(wanted)}; the columns are {', '.join(names)[:200]}: "
@@ -329,7 +337,12 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
     return found[0]
 
 
-def detect_layout(path: Path, columns: Columns = USUAL) -> str:
+def photo_folder(source: Path, given: str | None) -> Path:
+    """The folder with the photos of a captions file or image folder; by default its own."""
+    return Path(given or (source if source.is_dir() else source.parent))
+
+
+def detect_layout(path: Path, columns: ColumnOptions = USUAL) -> str:
     """Detect the layout of a file or an image folder, a key of `IMPORTERS`, by name and content.
 
     Columns that are named make a text file a table. If the layout is unknown, or the file cannot be
@@ -347,7 +360,8 @@ def detect_layout(path: Path, columns: Columns = USUAL) -> str:
     elif path.name.endswith(_TOKEN_FILES) or re.match(r".+#\d+\t", text):
         return "flickr8k"
     elif (
-        columns != USUAL
+        columns.file_column
+        or columns.caption_column
         or path.suffix.lower() in {".csv", ".tsv"}
         or len(_find(_header(text, USUAL)[1], USUAL)) == 2
     ):

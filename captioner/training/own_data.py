@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 from tqdm import tqdm
 
-from captioner.data.dataset import prepare_dataset
-from captioner.data.importers import Columns, find_source
+from captioner.data.dataset import DatasetOptions, prepare_dataset
+from captioner.data.importers import ColumnOptions, find_source, photo_folder
 from captioner.errors import DataError, OptionError
 from captioner.files import atomic_write
 from captioner.option_fields import File, Folder, Shown
@@ -26,22 +26,6 @@ from captioner.options import TrainConfig
 
 IS_MAIN = os.environ.get("RANK", "0") == "0"
 """Whether this is the process of a run that prints and writes: the first one of torchrun."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ColumnOptions:
-    """Columns of a CSV or JSON Lines file."""
-
-    file_column: Annotated[str, Shown("NAME")] | None = None
-    """Column with the file names, relative to the folder with the photos (default: file, filename,
-    file_name, image, image_name or path)."""
-    caption_column: Annotated[str, Shown("NAME")] | None = None
-    """Column with the captions (default: caption, text, sentence or comment)."""
-
-    @property
-    def columns(self) -> Columns:
-        """The columns, for importers."""
-        return Columns(self.file_column, self.caption_column)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +92,13 @@ def prepared(config: TrainConfig, data: TrainOptions) -> Iterator[TrainConfig]:
         yield config
         return
     source = find_source(data.captions)
-    images = data.images or (source if source.is_dir() else source.parent)
+    images = str(photo_folder(source, data.images))
     with tempfile.TemporaryDirectory(prefix="captioner-") as folder:
-        summary = prepare_dataset(
-            source, folder, columns=data.columns, images=images, validation=data.val
+        columns: Any = {name: getattr(data, name) for name in vars(ColumnOptions())}
+        how = DatasetOptions(
+            source=str(source), output=folder, images=images, val=data.val, **columns
         )
+        summary = prepare_dataset(how)
         if "train" not in summary.files:
             raise DataError(f"{data.captions} has no training photos; change its splits")
         if "val" not in summary.files:
@@ -138,7 +124,7 @@ def prepared(config: TrainConfig, data: TrainOptions) -> Iterator[TrainConfig]:
             config.data,
             train_annotations=[str(files[0])],
             val_annotations=[str(files[1])],
-            images=[str(images)],
+            images=[images],
             karpathy_split=None,
         )
         yield replace(config, data=of_run)

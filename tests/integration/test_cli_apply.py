@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from captioner.cli.main import FAILED, OK, USAGE, main
-from captioner.data.dataset import prepare_dataset
+from captioner.data.dataset import DatasetOptions, prepare_dataset
 from captioner.data.metadata import embedded_description, read_description
 
 
@@ -44,10 +44,18 @@ def test_corrected_captions_reach_photos_and_training(tiny) -> None:
         for written in (Path(photo), Path("copies", photo)):
             assert embedded_description(written.read_bytes()) == caption
 
-    summary = prepare_dataset("captions.csv", "data", images=".", validation=0.4)  # of train --data
+    options = DatasetOptions(source="captions.csv", output="data", images=".", val=0.4)
+    summary = prepare_dataset(options)  # of train --data
     found = [json.loads(file.read_text())["annotations"] for file in summary.files.values()]
     assert text in [one["caption"] for part in found for one in part]
     assert sum(summary.captions.values()) == len(photos)
+
+
+@pytest.mark.usefixtures("album")
+def test_names_in_an_image_folder_are_relative_to_it() -> None:
+    Path("holiday/metadata.csv").write_text("file_name,text\na.jpg,one\n")
+    assert main(["apply", "holiday", "--sidecar", "txt"]) == OK
+    assert Path("holiday/a.txt").read_text() == "one\n"
 
 
 @pytest.mark.usefixtures("album")

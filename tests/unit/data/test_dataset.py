@@ -6,12 +6,13 @@ import contextlib
 import io
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from captioner.data.dataset import prepare_dataset, split_randomly, write_coco
+from captioner.data.dataset import DatasetOptions, prepare_dataset, split_randomly, write_coco
 from captioner.data.importers import UNSPLIT, ImportedPhoto, import_captions
 from captioner.errors import DataError
 
@@ -25,6 +26,10 @@ def photo(
     name: str, *captions: str, image_id: int | None = None, split: str = UNSPLIT
 ) -> ImportedPhoto:
     return ImportedPhoto(name, [*captions] or ["a dog ."], image_id, split)
+
+
+def write(photos: list[ImportedPhoto], folder: Path, **options: Any) -> Any:
+    return write_coco(photos, DatasetOptions(source="", output=str(folder), **options))
 
 
 def names_of(photos: list[ImportedPhoto], split: str) -> list[str]:
@@ -54,10 +59,12 @@ def test_training_photos_are_split_where_there_are_none_for_validation(tmp_path:
     table = tmp_path / "captions.csv"
     rows = [f"{n}.jpg,A dog.,{'test' if n > 9 else 'train'}" for n in range(12)]
     table.write_text("\n".join(["file,caption,split", *rows]))
-    found = prepare_dataset(table, tmp_path / "out", validation=0.2, test=0.5)
+    given: Any = {"source": str(table), "val": 0.2, "test": 0.5}
+    found = prepare_dataset(DatasetOptions(output=str(tmp_path / "out"), **given))
     assert found.photos == {"test": 2, "train": 8, "val": 2}
     table.write_text("file,caption,split\na.jpg,A dog.,test\n")
-    assert prepare_dataset(table, tmp_path / "only").photos == {"test": 1}
+    found = prepare_dataset(DatasetOptions(output=str(tmp_path / "only"), **given))
+    assert found.photos == {"test": 1}
 
 
 def test_pycocotools_reads_the_files(tmp_path: Path):
@@ -66,7 +73,7 @@ def test_pycocotools_reads_the_files(tmp_path: Path):
         photo("c.jpg", split="val"),
         photo("b.jpg", split="train"),
     ]
-    summary = write_coco(photos, tmp_path / "out")
+    summary = write(photos, tmp_path / "out")
     train, val = (load(tmp_path / "out" / f"captions_{split}.json") for split in ("train", "val"))
     assert summary.files == {s: tmp_path / "out" / f"captions_{s}.json" for s in ("train", "val")}
     assert [image["file_name"] for image in train.loadImgs([1, 2])] == ["ä.jpg", "b.jpg"]
@@ -79,12 +86,12 @@ def test_pycocotools_reads_the_files(tmp_path: Path):
 
 def test_written_files_can_be_imported_again(tmp_path: Path):
     photos = [photo("a.jpg", "one", "two", image_id=7), photo("b.jpg", "three", image_id=2)]
-    write_coco(photos, tmp_path)
+    write(photos, tmp_path)
     assert import_captions(tmp_path / "captions_all.json", "coco") == photos
 
 
 def test_ids_are_kept_and_missing_ones_follow_the_largest(tmp_path: Path):
-    write_coco(
+    write(
         [
             photo("a", image_id=0, split="train"),
             photo("b", split="train"),
@@ -99,7 +106,7 @@ def test_ids_are_kept_and_missing_ones_follow_the_largest(tmp_path: Path):
 @pytest.mark.parametrize("photos", [[photo("a", " ")], []])
 def test_photos_without_captions_are_refused(tmp_path: Path, photos: list[ImportedPhoto]):
     with pytest.raises(DataError, match="no photo has a caption"):
-        write_coco(photos, tmp_path)
+        write(photos, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -112,7 +119,7 @@ def test_dropped_photos_and_captions_are_counted(tmp_path: Path):
     (folder / "1.jpg").write_text("no picture")
     photos = [photo(f"{number}.jpg", "one", "", "NaN") for number in range(5)]
     photos += [photo("empty.jpg", " "), photo("x", "")]
-    summary = write_coco(photos, tmp_path, images=folder)
+    summary = write(photos, tmp_path, images=folder)
     (image,) = load(tmp_path / "captions_all.json").dataset["images"]
     assert image == {"id": 1, "file_name": "0.jpg", "width": 4, "height": 6}
     assert (summary.empty_captions, summary.photos_without_captions) == (12, 2)
@@ -129,22 +136,22 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path):
     (tmp_path / "captions_val.json").write_text("mine")
     photos = [photo("a", split="train"), photo("b", split="val")]
     with pytest.raises(DataError, match=r"captions_val.json exists; .* --force"):
-        write_coco(photos, tmp_path)
+        write(photos, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["captions_val.json"]
-    write_coco(photos, tmp_path, force=True)
+    write(photos, tmp_path, force=True)
     assert len(load(tmp_path / "captions_val.json").imgs) == 1
 
 
 def test_an_existing_split_may_not_share_photos(tmp_path: Path):
     a, b = photo("a", split="train"), photo("b", split="train")
-    write_coco([photo("b", split="test"), photo("c", split="test")], tmp_path)
+    write([photo("b", split="test"), photo("c", split="test")], tmp_path)
     before = (tmp_path / "captions_test.json").read_bytes()
-    write_coco([a], tmp_path)  # splits may be written one at a time
+    write([a], tmp_path)  # splits may be written one at a time
     with pytest.raises(
         DataError, match=r"captions_test.json .* holds 1 of these photos \(first: b\)"
     ):
-        write_coco([a, b], tmp_path, force=True)
+        write([a, b], tmp_path, force=True)
     assert (tmp_path / "captions_test.json").read_bytes() == before
     assert list(load(tmp_path / "captions_train.json").imgs) == [1]
     (tmp_path / "captions_test.json").write_text("mine")  # not a captions file
-    write_coco([a, b], tmp_path, force=True)
+    write([a, b], tmp_path, force=True)

@@ -10,7 +10,7 @@ import pytest
 
 from captioner.data.importers import (
     UNSPLIT,
-    Columns,
+    ColumnOptions,
     ImportedPhoto,
     detect_layout,
     find_source,
@@ -110,7 +110,7 @@ def test_csv_by_header_and_separator(tmp_path: Path, separator: str, header: tup
     one = 'One, a|b;c\td "x"'.replace(separator, " ")
     assert read(file) == {UNSPLIT: {"a.jpg": [one, 'two "x"']}}
     renamed = put(tmp_path / "b.csv", file.read_text().replace(header[1], "legend"))
-    (photo,) = import_captions(renamed, columns=Columns(caption="Legend"))
+    (photo,) = import_captions(renamed, columns=ColumnOptions(caption_column="Legend"))
     assert photo.captions == [one, 'two "x"']
 
 
@@ -202,7 +202,7 @@ def test_invalid_files(tmp_path: Path, layout: str, content: Any, expected: str)
 
 def test_columns_of_a_layout_without_columns(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"\(coco\) has no columns; leave out --file-column"):
-        import_captions(put(tmp_path / "a.json", coco()), columns=Columns("name"))
+        import_captions(put(tmp_path / "a.json", coco()), columns=ColumnOptions(file_column="name"))
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with byte order mark"])
