@@ -98,42 +98,26 @@ def open_image(
         name: Name in error messages; default: the path or the open file's name.
         max_pixels: Files with more pixels are refused before decoding; at most ``MAX_PIXELS``.
         formats: Formats to accept, by Pillow's names; None: all that Pillow supports.
-        min_side: Decode a large JPEG at a reduced size, as `open_reduced` does; None: never.
+        min_side: Decode a large JPEG at a half, a quarter or an eighth of its size, with a shorter
+            side of at least this (pixels), which takes less time and memory. With twice the size
+            that the image is scaled to later, that hardly differs from the whole image scaled
+            down. None: never.
 
     Returns:
-        A new RGB image without metadata.
+        A new RGB image without metadata; ``info["size"]`` has the width and height of the whole
+        image, upright.
 
     Raises:
         NotAnImageError: The source is not an image, or its format or type is unsupported.
         LargeImageError: It has more than ``max_pixels`` pixels.
         ImageError: It cannot be read. The message is one line that starts with the name.
     """
-    how: Any = {"max_pixels": max_pixels, "formats": formats}
-    return open_reduced(source, min_side=min_side, name=name, **how)[0]
-
-
-def open_reduced(
-    source: Photo,
-    *,
-    min_side: int | None,
-    name: str | None = None,
-    max_pixels: int = MAX_PIXELS,
-    formats: tuple[str, ...] | None = None,
-) -> tuple[Image.Image, tuple[int, int]]:
-    """Read an image like `open_image`, a large JPEG at a half, a quarter or an eighth of its size.
-
-    The JPEG decoder then computes fewer pixels, which takes less time and memory. ``min_side`` is
-    the lower bound of the shorter side (pixels): with twice the size that the image is scaled to
-    later, that hardly differs from the whole image scaled down.
-
-    Returns:
-        The image, and the width and height of the whole image, both upright.
-    """
     called = name or _name_of(source)
     with _named(called):
         if isinstance(source, Image.Image | np.ndarray):
             plain = _plain(image_from_array(source) if isinstance(source, np.ndarray) else source)
-            return plain, plain.size
+            plain.info["size"] = plain.size
+            return plain
         with _opened(source) as file:
             image = _identify(file, max_pixels, formats, called)
             size = image.size
@@ -147,9 +131,10 @@ def open_reduced(
             reduced = image.size != size  # before loading, by which Pillow rotates some TIFFs
             rotated = reduced and _orientation(image) >= 5
             plain = _plain(image)
-    if reduced:
-        return plain, size[::-1] if rotated else size
-    return plain, plain.size
+    if not reduced:
+        size = plain.size
+    plain.info["size"] = size[::-1] if rotated else size
+    return plain
 
 
 def reduced_side(image_size: int) -> int:

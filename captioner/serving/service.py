@@ -25,7 +25,7 @@ from PIL.Image import Image
 from pydantic import BaseModel
 
 from captioner.caption import Caption
-from captioner.data.images import USUAL_FORMATS, header_work, open_reduced, reduced_side
+from captioner.data.images import USUAL_FORMATS, header_work, open_image, reduced_side
 from captioner.drawing.heatmap import fit_photo
 from captioner.errors import ImageError, LargeImageError, NotAnImageError
 from captioner.inference.captioner import Captioner
@@ -145,10 +145,10 @@ class Service:
 
     def _decode(self, data: Any, side: int | None, *, large: bool = False) -> Decoded | None:
         """None: the photo is large, and not meant to be."""
-        with suppress(ImageError):  # which open_reduced raises again
+        with suppress(ImageError):  # which open_image raises again
             if not large and header_work(data, USUAL_FORMATS) > LARGE_PIXELS:
                 return None
-        image, size = open_reduced(
+        image = open_image(
             data,
             min_side=max(reduced_side(self.model.ensemble.image_size), side or 0),
             name="the photo",
@@ -156,7 +156,7 @@ class Service:
             formats=USUAL_FORMATS,
         )
         picture = None if side is None else fit_photo(image, side)
-        return Decoded(size, self.model.prepare(image), picture)
+        return Decoded(image.info["size"], self.model.prepare(image), picture)
 
     def wanted(self, options: Any) -> CaptionRequest:
         """How to caption a photo with the options of a request."""

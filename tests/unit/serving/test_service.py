@@ -77,7 +77,7 @@ async def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeyp
     started, gate = threading.Semaphore(0), threading.Event()
     active: set[int] = set()
     parallel: list[int] = []
-    real = service_module.open_reduced
+    real = service_module.open_image
 
     def slow(*given, **named):
         active.add(threading.get_ident())
@@ -87,7 +87,7 @@ async def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeyp
         active.remove(threading.get_ident())
         return real(*given, **named)
 
-    monkeypatch.setattr(service_module, "open_reduced", slow)
+    monkeypatch.setattr(service_module, "open_image", slow)
 
     server = await serve()
     exchanges = [server.post(png((n, n, n))) for n in range(1, 7)]
