@@ -250,10 +250,7 @@ def _open(photo: Photo) -> Photo:
         return photo
     try:
         with fsspec.open(source, "rb") as file:
-            data = file.read(MAX_STREAM_BYTES + 1)
-            if len(data) > MAX_STREAM_BYTES:
-                raise ValueError(f"more than {MAX_STREAM_BYTES:,} bytes")
-            return name, RemoteFile(name, data)
+            return name, RemoteFile(name, file.read(MAX_STREAM_BYTES + 1))  # at most that is read
     except Exception as error:  # each protocol has its own
         return name, RemoteFile(name, first_line(error))
 

@@ -18,7 +18,7 @@ from captioner.cli.arguments import checked_search, command, flag, flags_given, 
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import hint, refuse_overwrite, require_parent, warn
 from captioner.cli.photos import PICTURE_MARK, STDIN, PhotoOptions, Photos, find_photos
-from captioner.data.images import open_image
+from captioner.data.images import MAX_STREAM_BYTES, open_image
 from captioner.data.reading import photo_bar
 from captioner.drawing.animation import Animation, animate
 from captioner.drawing.archive import MapArchive
@@ -214,7 +214,6 @@ def _captioned(
     photos: Sequence[Path], options: AttendOptions, search: dict[str, Any]
 ) -> Iterator[Entry | ImageError]:
     """Every photo with its captions by all models and methods, or the error."""
-    from captioner.data.images import MAX_STREAM_BYTES
     from captioner.inference.captioner import load
 
     folders = [options.model, *([folder] for folder in options.compare)]

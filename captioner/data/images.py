@@ -249,12 +249,12 @@ def _plain(image: Image.Image) -> Image.Image:
         # After loading: PNG may store EXIF after the pixels, and Pillow rotates TIFF itself.
         orientation = _orientation(image)
         rgb = to_rgb(image)
+        rgb.info.clear()  # EXIF left here would rotate the image twice
+        if orientation > 1:
+            rgb.getexif()[ExifTags.Base.Orientation] = orientation
+            ImageOps.exif_transpose(rgb, in_place=True)
     except Exception as error:  # broken data makes decoders raise nearly anything
         raise _undecodable(error) from error
-    rgb.info.clear()  # EXIF left here would rotate the image twice
-    if orientation > 1:
-        rgb.getexif()[ExifTags.Base.Orientation] = orientation
-        ImageOps.exif_transpose(rgb, in_place=True)
     return rgb
 
 

@@ -49,8 +49,8 @@ def read_batches(
 ) -> Generator[list[tuple[T, R | ImageError]], None, None]:
     """Call a function on items, such as photos, in batches; while one is used, the next is read.
 
-    An ``ImageError`` is the result of its item, and so is a lack of memory. See `read_ahead`; the
-    last batch may have fewer items than ``size``.
+    An ``ImageError`` is the result of its item. See `read_ahead`; the last batch may have fewer
+    items than ``size``.
     """
 
     def call(item: T) -> tuple[T, R | ImageError]:
@@ -58,10 +58,6 @@ def read_batches(
             return item, function(item)
         except ImageError as error:
             return item, error
-        except MemoryError:
-            path = getattr(item, "path", item)
-            name = path if isinstance(path, str | os.PathLike) else "the photo"
-            return item, ImageError(f"{name}: out of memory; make the image smaller")
 
     with closing(read_ahead(call, items, ahead=size + threads - 1, threads=threads)) as results:
         while batch := list(islice(results, size)):

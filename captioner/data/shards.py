@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from captioner.data.coco import CaptionedImage
-from captioner.errors import ConfigError, DataError
+from captioner.data.images import open_file
+from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_open, atomic_write, unreadable, write_lock
 
 MANIFEST, UNFINISHED = "shards.json", "unfinished.json"
@@ -241,12 +242,10 @@ def _write_shard(
             extension = photo.path.suffix
             extension = extension if extension.lower() not in ("", ".json") else ".img"
             try:
-                if photo.path.is_fifo():
-                    raise OSError("not a regular file")
-                data = photo.path.read_bytes()
-            except OSError as error:
-                reason = error.strerror or error
-                skipped.append(f"{photo.path}: cannot be read ({reason}); skipped")
+                with open_file(photo.path) as opened:
+                    data = opened.read()
+            except (ImageError, OSError) as error:
+                skipped.append(f"{photo.path}: {error}; skipped")
             else:
                 _add(tar, f"{photo.image_id:012d}{extension}", data)
                 _add(tar, f"{photo.image_id:012d}.json", _fields(photo))

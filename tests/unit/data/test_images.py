@@ -346,6 +346,8 @@ def test_bytes_and_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(images, "MAX_STREAM_BYTES", 100)
     with pytest.raises(LargeImageError, match=r"more than .* bytes; give"):
         open_image(Pipe(content))
+    monkeypatch.setattr(images, "to_rgb", lambda _: bytearray(1 << 60))
+    assert "out of memory; make the image smaller" in failure(content)
 
 
 RGB = np.random.default_rng(0).integers(256, size=(5, 7, 3), dtype=np.uint8)

@@ -71,14 +71,11 @@ def test_batches_hold_items_with_their_results_or_image_errors() -> None:
     def read(number: int) -> str:
         if number == 2:
             raise damaged
-        if number == 4:
-            raise MemoryError
         return str(number)
 
-    first, second, [(item, error)] = read_batches(read, range(5), 2)
+    first, second, third = read_batches(read, range(5), 2)
     assert first == [(0, "0"), (1, "1")]
     assert second == [(2, damaged), (3, "3")]
-    assert item == 4
-    assert str(error) == "the photo: out of memory; make the image smaller"
+    assert third == [(4, "4")]
     with pytest.raises(ZeroDivisionError):
         next(read_batches(lambda number: 1 // number, [0], 2))
