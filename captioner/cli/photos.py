@@ -55,23 +55,19 @@ class Photos:
     skipped: Skipped = field(default_factory=Skipped)
     formats: tuple[PhotoFormat, ...] = FORMATS
     """What folders are searched for."""
-    pictures: int = 0
-    """Pictures that ``captioner attend`` saved beside these photos."""
 
     @property
     def failures(self) -> int:
         """Number of inputs that cannot be captioned, photos of unsupported formats included."""
-        return self.problems + len(self.skipped.unlisted) + self.skipped.photos.total()
+        photos = sum(extensions.total() for extensions in self.skipped.photos.values())
+        return self.problems + len(self.skipped.unlisted) + photos
 
     def report_skipped(self) -> None:
         """Print what else the folders have: a line per unsupported format, one for the rest."""
         skipped = self.skipped
         for problem in skipped.unlisted:
             warn(problem)
-        by_format: dict[Any, Counter[str]] = {}
-        for (kind, extension), count in skipped.photos.items():
-            by_format.setdefault(kind, Counter())[extension] += count
-        for kind, extensions in by_format.items():
+        for kind, extensions in skipped.photos.items():
             photos = counted(extensions.total(), "photo")
             warn(f"skipped {photos} ({_by_extension(extensions)}): {kind.problem}")
         for extension in OWN:
@@ -86,13 +82,7 @@ class Photos:
             f"{others} {files} ({_by_extension(skipped.others)})": others,
             f"{counted(videos, 'video')} (captioner caption --every 5s captions their frames)":
                 videos,
-            f"{counted(self.pictures, 'picture')} made by captioner attend": self.pictures,
-            f"{counted(skipped.twins, 'camera RAW file')} beside a photo of the same name":
-                skipped.twins,
-            counted(skipped.hidden, "hidden photo"): skipped.hidden,
-            f"{counted(skipped.subfolders, 'subfolder')} (give --recursive to search them)":
-                skipped.subfolders,
-            f"{counted(skipped.links, 'link')} to folders": skipped.links,
+            **{f"{counted(n, noun)}{more}": n for (noun, more), n in skipped.rest.items()},
         }  # fmt: skip
         if any(rest.values()):
             warn(f"skipped {'; '.join(text for text, count in rest.items() if count)}")
@@ -116,7 +106,7 @@ class Photos:
             source = photo.stem.removesuffix(PICTURE_MARK)
             sources = {(photo.parent, s) for s in (source, re.sub(r"_\d+$", "", source))}
             if source != photo.stem and sources & known:
-                self.pictures += 1
+                self.skipped.rest["picture", " made by captioner attend"] += 1
             else:
                 self.paths.append(photo)
                 self.subfolders[photo] = photo.parent.relative_to(path)

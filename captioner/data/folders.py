@@ -18,18 +18,13 @@ from captioner.errors import DataError
 class Skipped:
     """Files of folders that are not captioned."""
 
-    photos: Counter[tuple[PhotoFormat, str]] = field(default_factory=Counter)
+    photos: dict[PhotoFormat, Counter[str]] = field(default_factory=dict)
     """Photos that cannot be decoded here, by format and extension."""
     others: Counter[str] = field(default_factory=Counter)
     """Files that are not photos, by extension in lower case; empty: no extension."""
-    twins: int = 0
-    """Camera RAW files beside a photo of the same name."""
-    hidden: int = 0
-    """Hidden photos; other hidden files are not counted."""
-    subfolders: int = 0
-    """Subfolders of a search that is not recursive, hidden ones excluded."""
-    links: int = 0
-    """Links to folders in a recursive search."""
+    rest: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """The rest, by a noun and what follows it: hidden photos, but no other hidden files; subfolders
+    of a search that is not recursive, or else links to folders; camera RAW beside its photo."""
     unlisted: list[str] = field(default_factory=list)
     """A message for each subfolder that cannot be listed."""
 
@@ -91,20 +86,22 @@ def _search(
         skipped.unlisted.append(problem)  # the rest can be read
 
     for parent, folders, names in os.walk(folder, onerror=report):
+        hidden = [n for n in names if n.startswith(".") and format_by_name(n)]
+        skipped.rest["hidden photo", ""] += len(hidden)
         visible = [name for name in folders if not name.startswith(".")]
         links = [name for name in visible if Path(parent, name).is_symlink()]
         if not recursive:
-            skipped.subfolders += len(visible)
+            skipped.rest["subfolder", " (give --recursive to search them)"] += len(visible)
             visible, links = [], []
-        skipped.links += len(links)
+        skipped.rest["link", " to folders"] += len(links)
         folders[:] = sorted(set(visible) - set(links), key=natural)
         files = [name for name in names if not name.startswith(".")]
-        skipped.hidden += sum(format_by_name(n) is not None for n in names if n.startswith("."))
         raws = [n for n in files if RAW in formats and format_by_name(n) is RAW]
         kept = [n for n in set(files).difference(raws) if _is_photo(n, skipped, formats)]
         stems = {Path(name).stem for name in kept}
         alone = [name for name in raws if Path(name).stem not in stems]
-        skipped.twins += len(raws) - len(alone)
+        twins = len(raws) - len(alone)
+        skipped.rest["camera RAW file", " beside a photo of the same name"] += twins
         kept += [name for name in alone if _is_photo(name, skipped, formats)]
         found += [Path(parent, name) for name in sorted(kept, key=natural)]
     return found
@@ -154,7 +151,7 @@ def _is_photo(name: str, skipped: Skipped, formats: tuple[PhotoFormat, ...]) -> 
         skipped.others[extension if re.fullmatch(r"\.\w{1,10}", extension) else ""] += 1
         return False
     if not kind.decodable:
-        skipped.photos[kind, extension] += 1
+        skipped.photos.setdefault(kind, Counter())[extension] += 1
         return False
     return True
 
