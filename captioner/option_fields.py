@@ -1,7 +1,7 @@
 """The schema of options: what a dataclass declares is all that any interface knows of an option.
 
     @dataclass(kw_only=True)
-    class DeviceOptions:
+    class DeviceOptions(Checked):
         \"\"\"Where the model runs.\"\"\"
 
         batch_size: Annotated[int, Ge(1)] = 32
@@ -9,8 +9,8 @@
 
 The annotation gives type, bounds and choices, the docstring under the field its help. Python, YAML
 files, the command line (`captioner.cli.arguments`), HTTP and the tables of the documentation read
-them from `option_fields`. A dataclass calls `check_options` in its ``__post_init__``;
-`build_options` makes one from settings by name.
+them from `option_fields`. A `Checked` dataclass checks its values; `build_options` makes one from
+settings by name.
 """
 
 from __future__ import annotations
@@ -223,14 +223,15 @@ def _classes(path: str) -> dict[str, list[ast.stmt]]:
 # --- checking values -----------------------------------------------------------------------------
 
 
-def check_options(options: Any, section: str = "") -> None:
-    """Raise ConfigError if a field of a dataclass has the wrong type or is out of bounds.
+class Checked:
+    """A dataclass whose fields are checked when one is made.
 
-    ``section`` is its name in a config file, put before the fields' names in messages.
+    ConfigError: One has the wrong type, or is out of bounds.
     """
-    kind: type = type(options)
-    for field in option_fields(kind).values():
-        check_option(field, getattr(options, field.name), section)
+
+    def __post_init__(self) -> None:
+        for field in option_fields(type(self)).values():
+            check_option(field, getattr(self, field.name))
 
 
 def taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
@@ -238,8 +239,14 @@ def taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
     return {name: given.pop(name) for name in option_fields(kind) if name in given}
 
 
+def changed(options: Any) -> list[str]:
+    """The options of a dataclass that do not have their defaults."""
+    fields = option_fields(type(options))  # type: ignore[arg-type]
+    return [name for name, field in fields.items() if getattr(options, name) != field.default]
+
+
 def check_option(field: OptionField, value: object, section: str = "") -> None:
-    """Check one value, as `check_options` does."""
+    """Raise ConfigError if a value has the wrong type, or is out of bounds."""
     if field.allows(value):
         return
     if section:

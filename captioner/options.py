@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError, OptionError
 from captioner.hardware import Precision
-from captioner.option_fields import File, Folder, ModelName, Shown, check_options, option_fields
+from captioner.option_fields import Checked, File, Folder, ModelName, Shown, option_fields
 from captioner.text.tokenizer import normalize, tokenize
 
 Positive = Annotated[int, Ge(1)]
@@ -53,7 +53,7 @@ def _refuse(problems: Mapping[str, object]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions:
+class DeviceOptions(Checked):
     """Where and how precisely the model runs."""
 
     device: str = "auto"
@@ -64,9 +64,6 @@ class DeviceOptions:
     GPUs with tensor cores, else fp32; tf32: on NVIDIA GPUs since Ampere."""
     batch_size: Positive = 32
     """Number of photos per batch."""
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +90,7 @@ class CardOptions:
 
 
 @dataclass
-class DataConfig:
+class DataConfig(Checked):
     """Photos and captions in COCO format."""
 
     train_annotations: list[File] = field(default_factory=list)
@@ -145,7 +142,7 @@ class DataConfig:
     saves padding; 1: random batches. Ignored with shards."""
 
     def __post_init__(self) -> None:
-        check_options(self, "data")
+        super().__post_init__()
         for name, files in (
             ("styles", "train_annotations"),
             ("repeats", "train_annotations"),
@@ -170,7 +167,7 @@ class DataConfig:
 
 
 @dataclass
-class EncoderConfig:
+class EncoderConfig(Checked):
     """The CNN that turns a photo into a grid of features, and its preprocessing."""
 
     name: str | None = None
@@ -197,14 +194,14 @@ class EncoderConfig:
     less memory, slower steps."""
 
     def __post_init__(self) -> None:
-        check_options(self, "encoder")
+        super().__post_init__()
         for name, value in (("mean", self.mean), ("std", self.std)):
             count = 3 if value is None else len(value)
             _refuse({f"encoder.{name} has {count} numbers; give 3": count != 3})
 
 
 @dataclass
-class DecoderConfig:
+class DecoderConfig(Checked):
     """The LSTM that attends over the grid at every word."""
 
     embed_dim: Size = 512
@@ -235,16 +232,13 @@ class DecoderConfig:
     layer_norm: bool = False
     """Apply layer normalization to the LSTM's gates and cell (Ba et al. 2016)."""
 
-    def __post_init__(self) -> None:
-        check_options(self, "decoder")
-
 
 _BEAM_ONLY = ("beam_size", "beam_groups", "diversity", "forced_words")
 _SAMPLING_ONLY = ("temperature", "top_k", "top_p", "seed")
 
 
 @dataclass(frozen=True)
-class FaithfulnessOptions:
+class FaithfulnessOptions(Checked):
     """How the faithfulness of explanations is measured."""
 
     max_photos: Annotated[int, Interval(ge=1, le=100_000)] = 100
@@ -257,12 +251,9 @@ class FaithfulnessOptions:
     """What is deleted. grid: features, which is fast; pixels: regions of the photo, about 60 runs
     of the encoder per word."""
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(frozen=True)
-class SearchOptions:
+class SearchOptions(Checked):
     """How captions are generated: by greedy or beam search, or by sampling."""
 
     beam_size: Positive = 5
@@ -317,7 +308,7 @@ class SearchOptions:
     def __post_init__(self) -> None:
         for name in ("forced_words", "banned_words"):
             object.__setattr__(self, name, _words(name, getattr(self, name)))
-        check_options(self)
+        super().__post_init__()
         self._check()
 
     def changed(self, **changes: Any) -> SearchOptions:
@@ -410,7 +401,7 @@ def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 @dataclass
-class TrainingConfig:
+class TrainingConfig(Checked):
     """The training loop: duration, optimizer, precision, checkpoints."""
 
     epochs: Positive = 20
@@ -489,12 +480,9 @@ class TrainingConfig:
     """Experiment trackers: tensorboard, or any installed one that accelerate supports (wandb,
     mlflow, ...). [] for none."""
 
-    def __post_init__(self) -> None:
-        check_options(self, "training")
-
 
 @dataclass
-class SelfCriticalConfig:
+class SelfCriticalConfig(Checked):
     """The reward of training.objective self_critical."""
 
     samples: Positive = 5
@@ -517,7 +505,7 @@ class SelfCriticalConfig:
     """Maximum length of sampled captions in tokens, end token included."""
 
     def __post_init__(self) -> None:
-        check_options(self, "self_critical")
+        super().__post_init__()
         _refuse({
             "self_critical.samples is 1, but baseline leave_one_out compares several; give 2 or "
             "more, or baseline greedy": self.baseline == "leave_one_out" and self.samples == 1,
@@ -527,7 +515,7 @@ class SelfCriticalConfig:
 
 
 @dataclass
-class DistillationConfig:
+class DistillationConfig(Checked):
     """Word probabilities to learn in place of the words of the reference captions."""
 
     models: list[ModelName] = field(default_factory=list)
@@ -552,9 +540,6 @@ class DistillationConfig:
             return values[source if len(values) > 1 else 0] if values else 0.0
 
         return of(self.guidance), of(self.rare_words)
-
-    def __post_init__(self) -> None:
-        check_options(self, "distillation")
 
 
 @dataclass

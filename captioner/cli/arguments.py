@@ -20,7 +20,14 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 from captioner.bulk.cluster import CaptionRayOptions, RayOptions
 from captioner.errors import ConfigError
 from captioner.hardware import require_extra
-from captioner.option_fields import OptionField, build_options, option_fields, similar, taken
+from captioner.option_fields import (
+    OptionField,
+    build_options,
+    changed,
+    option_fields,
+    similar,
+    taken,
+)
 from captioner.options import SearchOptions
 
 Options = TypeVar("Options")
@@ -293,9 +300,7 @@ def _entries(field: OptionField, text: str) -> list[str]:
 
 def flags_given(options: Any, *names: str) -> list[str]:
     """Those of these options that do not have their defaults, as they are typed."""
-    kind: type = type(options)
-    known = option_fields(kind)
-    return [flag(n) for n in names if n in known and getattr(options, n) != known[n].default]
+    return [flag(name) for name in changed(options) if name in names]
 
 
 def refuse(options: Any, names: Iterable[str], why: str) -> None:

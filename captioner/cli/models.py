@@ -15,7 +15,7 @@ from captioner.cli.main import OK
 from captioner.cli.outputs import require_parent
 from captioner.data.folders import find_images
 from captioner.errors import ConfigError, printable
-from captioner.option_fields import ModelName, Shown
+from captioner.option_fields import ModelName, Shown, changed
 from captioner.options import CardOptions, SearchOptions
 
 # --- info ----------------------------------------------------------------------------------------
@@ -91,8 +91,7 @@ def _summary(facts: dict[str, Any]) -> dict[str, str]:
     """The main facts in words; empty: not known."""
     decoder, grid, graphs = facts["decoder"], facts["grid"], facts.get("exported")
     search, data = SearchOptions(**facts["search"]), facts.get("data")
-    defaults = dataclasses.asdict(SearchOptions())
-    own = [f"{n} {v}" for n, v in dataclasses.asdict(search).items() if v != defaults[n]]
+    own = [f"{name} {getattr(search, name)}" for name in changed(search)]
     sizes = [f"{part} {count:,}" for part, count in facts.get("parameters", {}).items()]
     measured = facts.get("scores", {}) | {"validation": facts.get("training", {})}
     scores = [

@@ -15,7 +15,7 @@ from annotated_types import Ge, Interval
 from captioner.caption import Caption
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
-from captioner.option_fields import Shown, check_options
+from captioner.option_fields import Checked, Shown
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -27,7 +27,7 @@ Combine = Literal["mean", "max"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawingOptions:
+class DrawingOptions(Checked):
     """Options of every picture."""
 
     panel_size: Annotated[int, Ge(0)] = 640
@@ -42,9 +42,6 @@ class DrawingOptions:
     """Colours of the maps: photo dims the photo where there is no attention; the others add a
     heatmap, perceptually uniform with increasing luminance. All are readable in greyscale and by
     colour-blind readers."""
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,13 @@ from captioner.errors import ConfigError, DataError, OptionError, either, first_
 from captioner.evaluation.grounding import Instances, measure, read_instances
 from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.objects import by_confidence, photo_objects
-from captioner.evaluation.options import EvaluateOptions, OnError, changed, raise_error
+from captioner.evaluation.options import EvaluateOptions, OnError, raise_error
 from captioner.evaluation.references import GZIP, DocumentFrequencies, count_frequencies
 from captioner.evaluation.report import Report, build, difference, read_captions_of
 from captioner.files import FREQUENCIES
 from captioner.inference.captioner import Captioner, load
 from captioner.inference.folder import find_model
-from captioner.option_fields import build_options, option_fields, similar
+from captioner.option_fields import build_options, changed, option_fields, similar
 from captioner.options import FaithfulnessOptions, SearchOptions
 from captioner.search.words import neutral_caption
 
@@ -205,11 +205,8 @@ class Evaluation:
             model = model.in_torch()
         search = model.options(**self.search)
         always = ("beam_size", "max_length", "length_penalty")
-        shown = [
-            f"{field.name} {getattr(search, field.name)}"
-            for field in dataclasses.fields(search)
-            if field.name in always or getattr(search, field.name) != field.default
-        ]
+        named = {*always, *changed(search)}
+        shown = [f"{name} {value}" for name, value in vars(search).items() if name in named]
         name = options.model[0] if self.model else options.model or "the shipped model"
         return model, {"model": name, "search": ", ".join(shown), "precision": model.precision}
 

@@ -10,7 +10,7 @@ from annotated_types import Interval
 
 from captioner.errors import CaptionerError, OptionError
 from captioner.evaluation.java import PROGRAMS, unavailable
-from captioner.option_fields import File, Folder, ModelName, Shown, option_fields
+from captioner.option_fields import File, Folder, ModelName, Shown, changed, option_fields
 from captioner.options import DeviceOptions, ModelOptions
 
 OnError = Callable[[CaptionerError], None]
@@ -110,13 +110,6 @@ class EvaluateOptions(ModelOptions):
         for metric in self.java:  # before photos are captioned
             if reason := unavailable(metric):
                 raise OptionError(f"{{given}}, or omit {{{metric.lower()}}}", given=reason)
-
-
-def changed(options: DeviceOptions) -> list[str]:
-    """The options that do not have their defaults."""
-    kind: type = type(options)
-    known = option_fields(kind)
-    return [name for name, field in known.items() if getattr(options, name) != field.default]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,9 @@ from annotated_types import Ge, Interval
 
 from captioner.data.images import MAX_PIXELS
 from captioner.errors import OptionError
-from captioner.option_fields import File, Shown, check_options
-from captioner.options import ModelOptions
+from captioner.option_fields import File, Shown
+from captioner.options import ModelOptions, Positive
 
-Positive = Annotated[int, Ge(1)]
 HOST_NAME = r"(\[[0-9a-f:.]+\]|[^:\[\]/@?#*\s]+)"  # in a regular expression
 
 
@@ -85,7 +84,7 @@ class ServeOptions(ModelOptions, Limits):
     """Format of the log on stderr; json: one object per line."""
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
         origins = [origin.lower().removesuffix("/") for origin in self.allow_origin]
         object.__setattr__(self, "allow_origin", origins)

@@ -41,6 +41,7 @@ from captioner.inference.folder import (
     load_model,
     read_config,
 )
+from captioner.option_fields import changed
 from captioner.options import SearchOptions
 from captioner.search.words import encode_search_words, people_tokens
 from captioner.serving.page import caption_page
@@ -133,12 +134,11 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
 
 def check_search(options: SearchOptions) -> None:
     """Raise ConfigError unless the page's search supports a model's search defaults."""
-    default = SearchOptions()
-    for name, value in vars(options).items():
-        if name not in (*_SEARCH, *_OTHERS) and value != getattr(default, name):
+    for name in changed(options):
+        if name not in (*_SEARCH, *_OTHERS):
             raise ConfigError(
-                f"the model's search default {name} is {value!r}, which the page does not support; "
-                f"export a copy of the model whose config.json lacks it"
+                f"the model's search default {name} is {getattr(options, name)!r}, which the page "
+                "does not support; export a copy of the model whose config.json lacks it"
             )
 
 
