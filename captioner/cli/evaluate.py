@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from captioner.cli.arguments import checked_search, command, flag
@@ -13,16 +14,11 @@ from captioner.option_fields import taken
 from captioner.options import FaithfulnessOptions, SearchOptions
 
 
-class _Errors:
-    """Prints the errors of single photos and metrics, while the others go on."""
-
-    def __init__(self) -> None:
-        self.code = OK
-
-    def __call__(self, error: CaptionerError) -> None:
-        self.code = FAILED
-        program = isinstance(error, ProgramError)
-        warn(f"{error}; continuing with the other metrics" if program else str(error))
+def _warn(errors: list[CaptionerError], error: CaptionerError) -> None:
+    """Print and count the error of a single photo or metric, while the others go on."""
+    errors.append(error)
+    program = isinstance(error, ProgramError)
+    warn(f"{error}; continuing with the other metrics" if program else str(error))
 
 
 @command(
@@ -44,13 +40,13 @@ def evaluate(options: EvaluateOptions, search: dict[str, Any]) -> int:
     from captioner.evaluation.report import as_json, as_text
     from captioner.files import atomic_write
 
-    errors = _Errors()
+    errors: list[CaptionerError] = []
     how = FaithfulnessOptions(**measured)
-    report = Evaluation(options, search, how, on_error=errors).run()
+    report = Evaluation(options, search, how, on_error=partial(_warn, errors)).run()
     print(as_text(report))
     if target is not None:
         atomic_write(target, as_json(report))
-    return errors.code
+    return FAILED if errors else OK
 
 
 @command(
@@ -87,13 +83,13 @@ def calibrate(options: CalibrateOptions, search: dict[str, Any]) -> int:
 
     if diagram is not None:
         Figure.check_suffix(diagram)
-    errors = _Errors()
+    errors: list[CaptionerError] = []
     model = load(folder, device=options.device, precision=options.precision)
     report: Any
     if options.check:
-        report = calibration.check(model, options, search, errors)
+        report = calibration.check(model, options, search, partial(_warn, errors))
     else:
-        calibrator, report = calibration.calibrate(model, options, search, errors)
+        calibrator, report = calibration.calibrate(model, options, search, partial(_warn, errors))
         atomic_write(target, calibrator.to_bytes())
     print(calibration.as_text(report))
     if report_file is not None:
@@ -102,4 +98,4 @@ def calibrate(options: CalibrateOptions, search: dict[str, Any]) -> int:
         calibration.diagram(report).save(diagram)
     if not options.check:
         print(f"\nsaved as {target}")
-    return errors.code
+    return FAILED if errors else OK

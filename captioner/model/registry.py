@@ -62,12 +62,6 @@ class Registry(Mapping[str, T], Generic[T]):
             if name in known:
                 return known[name]
         point = self._points()[name]
-        values = sorted({one.value for one in self._points().select(name=name)})
-        if len(values) > 1:
-            raise ConfigError(
-                f"{self.kind} {name!r} is provided by several packages ({', '.join(values)}); "
-                "uninstall all but one"
-            )
         try:
             implementation: T = point.load()
         except Exception as error:  # the package's own code runs here
