@@ -230,7 +230,7 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        for field in option_fields(type(self)).values():
+        for field in option_fields(type(self)).values():  # type: ignore[arg-type]
             check_option(field, getattr(self, field.name))
 
 

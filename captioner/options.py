@@ -45,11 +45,11 @@ def check_method(method: object) -> None:
         raise OptionError("{method} is {given!r}; give one of {known}", given=method, known=known)
 
 
-def _refuse(problems: Mapping[str, object]) -> None:
-    """Raise ConfigError with the first message whose condition holds."""
+def _refuse(problems: Mapping[str, object], given: object = None) -> None:
+    """Raise an error with the first message whose condition holds; with ``given`` OptionError."""
     for message, found in problems.items():
         if found:
-            raise ConfigError(message)
+            raise ConfigError(message) if given is None else OptionError(message, given=given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,14 +340,15 @@ class SearchOptions(Checked):
     def _check(self) -> None:
         """Raise an error for the first contradiction of several options."""
         sampling, groups = self.temperature > 0, self.beam_groups
-        for name in ("top_k", "top_p", "seed"):
-            if not sampling and (value := getattr(self, name)) != getattr(SearchOptions, name):
-                message = f"{{{name}}} {{given}} is for sampling; give a {{temperature}} too"
-                raise OptionError(message, given=value)
         more = "a larger {beam_size}, or a {temperature} to sample"
         # A word forced in one spelling and banned in another is found too: these are tokens.
         both = sorted(set(self.forced_words) & set(self.banned_words))
-        problems = {
+        _refuse({
+            **{
+                f"{{{name}}} {{given.{name}}} is for sampling; give a {{temperature}} too":
+                    not sampling and getattr(self, name) != getattr(SearchOptions, name)
+                for name in ("top_k", "top_p", "seed")
+            },
             "{temperature} {given.temperature} is for sampling, {beam_size} {given.beam_size} for "
             "beam search; give one of the two ({num_captions} is the number of samples)":
                 sampling and self.beam_size != 1,
@@ -374,10 +375,7 @@ class SearchOptions(Checked):
                 len(self.forced_words) >= self.max_length,
             f"{{forced_words}} and {{banned_words}} both contain {', '.join(both)}; remove it from "
             "one": both,
-        }  # fmt: skip
-        for message, found in problems.items():
-            if found:
-                raise OptionError(message, given=self)
+        }, given=self)  # fmt: skip
 
 
 def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:

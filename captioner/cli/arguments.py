@@ -324,7 +324,6 @@ def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOpt
         why = "has no keywords; fit some with scripts/fit_keywords.py"
         raise ConfigError(f"--keywords: {folder} {why}")
     encode_search_words(search, vocabulary)
-    vocabulary.start(search.style)
     return search
 
 

@@ -283,7 +283,6 @@ class Captioner:
         """
         options = self.options(**search)
         encode_search_words(options, self.stored.vocabulary)
-        self.stored.vocabulary.start(options.style)
         self._check(method, alternatives, options)
         if not isinstance(batch_size, int) or batch_size < 1:
             raise OptionError("{batch_size} is {given!r}; give an integer >= 1", given=batch_size)

@@ -105,7 +105,11 @@ class SearchTokens(NamedTuple):
 
 
 def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> SearchTokens:
-    """Look up the words of the search options; banned words outside the vocabulary are ignored."""
+    """Look up the words of the search options; banned words outside the vocabulary are ignored.
+
+    ConfigError: the model does not know another word, or the style, or has no whole words.
+    """
+    vocabulary.start(options.style)
     for name in ("forced_words", "banned_words", "block_repeats", "rare_words", "neutral"):
         if getattr(options, name):
             check_whole_words(vocabulary, f"{{{name}}}")

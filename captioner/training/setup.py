@@ -105,7 +105,6 @@ def prepare(config: TrainConfig) -> Setup:
             energy.data.mul_(factor)
     stored.search = config.search
     encode_search_words(config.search, stored.vocabulary)  # fail on unknown words now
-    stored.vocabulary.start(config.search.style)  # and on an unknown style
     model, settings = stored.model, config.encoder
     size, frozen = model.preprocessing.image_size, settings.freeze_depthwise
     model.encoder.finetune_from(settings.finetune_from, size, freeze_depthwise=frozen)
