@@ -9,6 +9,8 @@ decoder.order       bahdanau (attend, then the LSTM), luong (the LSTM, then atte
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from captioner.errors import ConfigError, first_line
@@ -65,20 +67,11 @@ def register_scorer(name: str, scorer: type[Scorer]) -> None:
     instead, which the command line finds too; see docs/attention.md.
 
     Raises:
-        ConfigError: The name is taken, or it is not a subclass.
+        ConfigError: The name is taken.
     """
-    _check_class(name, scorer)
     if name in WITHOUT_SCORER:
         raise ConfigError(f"scorer {name!r} is built in; choose another name")
     SCORERS.register(name, scorer)
-
-
-def _check_class(name: str, scorer: object) -> None:
-    if not (isinstance(scorer, type) and issubclass(scorer, Scorer)):
-        raise ConfigError(
-            f"scorer {name!r} is {scorer!r:.60}; give a subclass of "
-            "captioner.model.attention.Scorer"
-        )
 
 
 def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
@@ -90,8 +83,12 @@ def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
         return FixedVector()
     if config.query != "hidden":
         sizes = sizes._replace(query=sizes.features)
-    scorer_class = SCORERS[config.attention]
-    _check_class(config.attention, scorer_class)  # of an entry point
+    scorer_class: Any = SCORERS[config.attention]
+    if not (isinstance(scorer_class, type) and issubclass(scorer_class, Scorer)):
+        raise ConfigError(
+            f"scorer {config.attention!r} is {scorer_class!r:.60}; give a subclass of "
+            "captioner.model.attention.Scorer"
+        )
     if scorer_class.equal_sizes and sizes.features != sizes.query:
         raise ConfigError(
             f"decoder.attention {config.attention!r} needs features ({sizes.features}) and hidden "
