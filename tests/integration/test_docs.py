@@ -54,7 +54,7 @@ def test_commands_are_valid(page, monkeypatch) -> None:
     for words in commands(*examples(page.read_text("utf-8"), "bash")):
         program, what, *arguments = (word for word in words if not re.match("[A-Z_]+=", word))
         if program == "captioner" and what == "train":
-            train.read(arguments)
+            train.read_config(*train.train.parser().parse(arguments))
         elif program == "captioner":
             kind = [arguments.pop(0)] if what == "prepare" else []
             parser_of(" ".join([what, *kind])).parse(arguments)

@@ -210,7 +210,7 @@ def test_each_interface_spells_options_but_not_values() -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_every_config_file_loads(path) -> None:
-    config, _ = train.read([str(path)])
+    config = train.read_config(*train.train.parser().parse([str(path)]))
 
     written = yaml.safe_load(path.read_text(encoding="utf-8"))
     for section, settings in written.items():  # no setting is ignored
@@ -232,6 +232,6 @@ def test_an_error_in_a_config_file_names_it(tmp_path) -> None:
     ):
         path.write_text(text)
         with pytest.raises(ConfigError) as caught:
-            train.read([str(path)])
+            train.read_config(*train.train.parser().parse([str(path)]))
         assert expected in str(caught.value)
         assert "\n" not in str(caught.value)

@@ -12,6 +12,7 @@ from captioner.cli import train
 from captioner.cli.arguments import Parser, flag
 from captioner.cli.main import COMMANDS, USAGE, main, parser_of
 from captioner.option_fields import OptionField
+from captioner.options import TrainConfig
 
 EXAMPLES: dict[Any, tuple[str, Any]] = {
     bool: ("true", True), int: ("7", 7), float: ("0.5", 0.5), str: ("text", "text"),
@@ -69,10 +70,14 @@ def test_help_shows_every_option_as_it_is_typed(command, capsys) -> None:
         assert "_" not in option, option
 
 
+def read(*arguments: str) -> TrainConfig:
+    return train.read_config(*train.train.parser().parse(arguments))
+
+
 def test_help_of_training_shows_sections_one_by_one(capsys) -> None:
     def help_of(*arguments: str) -> str:
         with pytest.raises(SystemExit):
-            train.read(arguments)
+            read(*arguments)
         return capsys.readouterr().out
 
     overview, section = help_of("--help"), help_of("config.yaml", "--help", "self-critical")
@@ -132,18 +137,18 @@ def test_lists_of_settings_replace_those_of_the_file(tmp_path) -> None:
         (["--data.images", "[]"], []),
     ):
         for line in ([str(path), *given], [*given, "--config", str(path)]):
-            config, _ = train.read(line)
+            config = read(*line)
             assert config.data.images == expected
             assert (config.training.epochs, config.training.lr) == (3, 5e-4)
-    config, _ = train.read(["--encoder.mean", "null", "--search.forced-words", "dog, cat"])
+    config = read("--encoder.mean", "null", "--search.forced-words", "dog, cat")
     assert (config.encoder.mean, config.search.forced_words) == (None, ("dog", "cat"))
 
 
 def test_print_config_is_a_config_file(tmp_path, capsys) -> None:
     with pytest.raises(SystemExit):
-        train.read(["--training.lr", "1", "--search.forced-words", "dog", "--print-config"])
+        read("--training.lr", "1", "--search.forced-words", "dog", "--print-config")
     printed = capsys.readouterr().out
     (tmp_path / "again.yaml").write_text(printed)
 
     assert yaml.safe_load(printed)["training"]["lr"] == 1.0
-    assert train.read([str(tmp_path / "again.yaml")])[0].search.forced_words == ("dog",)
+    assert read(str(tmp_path / "again.yaml")).search.forced_words == ("dog",)
