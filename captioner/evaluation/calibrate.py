@@ -93,15 +93,19 @@ def calibrate(
     calibrator = fit(examples, recipe)
     if kinds:
         report["other_kinds"] = measure_kinds(examples, recipe)
-    kept = {
+    return replace(calibrator, report=stored_figures(report["groups"])), report
+
+
+def stored_figures(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What is stored of `measure_groups`: without what is undefined (a gain over scores of 0)."""
+    return {
         group: {
             name: np.round(part[name], 4).tolist()
-            for name in _KEPT  # a gain of scores that are all 0 is NaN
+            for name in _KEPT
             if part[name] is not None and np.isfinite(part[name]).all()
         }
-        for group, part in report["groups"].items()
+        for group, part in groups.items()
     }
-    return replace(calibrator, report=kept), report
 
 
 def check(

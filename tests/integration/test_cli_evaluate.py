@@ -115,13 +115,10 @@ def test_all_sources_of_frequencies_are_equal(tiny, scored, tmp_path, run, repor
 
     reports = [reported(*scored, "--frequencies", source) for source in sources]
 
-    plain = reported(*scored)
-    assert list(plain["metrics"]) == METRICS
+    assert list(reported(*scored)["metrics"]) == METRICS
     for report in reports:
         assert report["metrics"] == reports[0]["metrics"]
         assert "CIDEr_D: document frequencies of 4 images" in report["signature"]
-        # Counted over the references, they are those of CIDEr.
-        assert report["metrics"]["CIDEr_D"] == pytest.approx(plain["metrics"]["CIDEr"])
 
     others = count_frequencies({n: ["a dog", "the hat"] for n in range(9)})
     (best / FREQUENCIES).write_bytes(others.to_bytes())

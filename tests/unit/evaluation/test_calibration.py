@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from captioner.evaluation.calibrate import read_judgements
+from captioner.evaluation.calibrate import read_judgements, stored_figures
 from captioner.evaluation.calibration import (
     Example,
     Judged,
@@ -118,6 +118,15 @@ def test_intervals_contain_the_gain_and_groups_are_separate() -> None:
     low, high = found["all"]["half_gain_interval"]
     assert low < found["all"]["half_gain"] < high
     assert sum(one["photos"] for one in found["all"]["bins"]) == 300
+
+
+def test_undefined_figures_are_not_stored() -> None:
+    nothing_right = measure_groups(judgements(np.linspace(0, 1, 40), np.zeros(40)), ["one"] * 40)
+
+    assert stored_figures(nothing_right)["one"].keys() == {
+        "photos", "right", "score", "calibration_error", "calibration_error_interval",
+        "calibration_error_by_chance",
+    }  # fmt: skip
 
 
 def test_auroc_counts_equal_values_half() -> None:
