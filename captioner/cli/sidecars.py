@@ -18,7 +18,6 @@ from captioner.cli.arguments import flags_given, refuse
 from captioner.cli.outputs import Entry, require_parent, warn
 from captioner.data.images import open_image
 from captioner.data.metadata import (
-    HEAD,
     can_embed,
     embed_description,
     embedded_description,
@@ -102,7 +101,7 @@ class Store:
                 )
             return True
         data = b"" if photo.is_fifo() else photo.read_bytes()
-        if not can_embed(data[:HEAD]):
+        if not can_embed(data):
             with open_image(photo):  # raises an error if it is none
                 raise DataError("descriptions are embedded in JPEG and PNG only; use --sidecar xmp")
         return bool(embedded_description(data))

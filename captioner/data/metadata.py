@@ -29,8 +29,6 @@ from captioner.errors import DataError
 
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
-HEAD = len(_PNG)
-"""First bytes of a file that decide whether its format is supported."""
 
 _APP0, _APP1, _APP13 = 0xE0, 0xE1, 0xED
 _SCAN, _END = 0xDA, 0xD9
@@ -81,9 +79,8 @@ def set_description(packet: bytes | None, text: str, keywords: Sequence[str] = (
     packet = _EMPTY.encode() if packet is None else packet
     elements = _parse(packet)
     items = [f'<rdf:li xml:lang="x-default">{escape(text, quote=False)}</rdf:li>'.encode()]
-    for item in _items(elements, "description"):
-        if item.language not in ("x-default", ""):
-            items.append(packet[item.start : item.end])
+    others = [i for i in _items(elements, "description") if i.language not in ("x-default", "")]
+    items += [packet[item.start : item.end] for item in others]
     packet = _with_property(packet, "description", "Alt", items)
     old = [item.text.strip() for item in _items(elements, "subject")]
     if new := new_keywords(old, keywords):
@@ -94,12 +91,9 @@ def set_description(packet: bytes | None, text: str, keywords: Sequence[str] = (
 
 def new_keywords(old: Iterable[str], keywords: Iterable[str]) -> list[str]:
     """The keywords that are not among the old ones, each once, whatever their case."""
-    known, new = {word.casefold() for word in old}, []
-    for word in keywords:
-        if word.casefold() not in known:
-            known.add(word.casefold())
-            new.append(word)
-    return new
+    known = {word.casefold() for word in old}
+    new = {word.casefold(): word for word in keywords}
+    return [word for folded, word in new.items() if folded not in known]
 
 
 def _with_property(packet: bytes, name: str, kind: str, items: Sequence[bytes]) -> bytes:
@@ -193,9 +187,9 @@ def _parse(packet: bytes) -> list[_Element]:
 # --- Photos ---------------------------------------------------------------------------------------
 
 
-def can_embed(head: bytes) -> bool:
-    """Whether the format of a file that begins with these ``HEAD`` bytes is supported."""
-    return head.startswith((_JPEG, _PNG))
+def can_embed(data: bytes) -> bool:
+    """Whether the format of a file is supported."""
+    return data.startswith((_JPEG, _PNG))
 
 
 def embedded_description(data: bytes) -> str:
