@@ -115,9 +115,7 @@ def open_image(
     called = name or _name_of(source)
     with _named(called):
         if isinstance(source, Image.Image | np.ndarray):
-            plain = _plain(image_from_array(source) if isinstance(source, np.ndarray) else source)
-            plain.info["size"] = plain.size
-            return plain
+            return _plain(image_from_array(source) if isinstance(source, np.ndarray) else source)
         with _opened(source) as file:
             image = _identify(file, max_pixels, formats, called)
             size = image.size
@@ -131,10 +129,9 @@ def open_image(
             reduced = image.size != size  # before loading, by which Pillow rotates some TIFFs
             rotated = reduced and _orientation(image) >= 5
             plain = _plain(image)
-    if not reduced:
-        size = plain.size
-    plain.info["size"] = size[::-1] if rotated else size
-    return plain
+            if reduced:
+                plain.info["size"] = size[::-1] if rotated else size
+            return plain
 
 
 def reduced_side(image_size: int) -> int:
@@ -243,7 +240,7 @@ def _reason(error: Exception) -> str:
 
 
 def _plain(image: Image.Image) -> Image.Image:
-    """RGB, upright, without metadata."""
+    """RGB, upright, without metadata but its size."""
     try:
         image.load()
         # After loading: PNG may store EXIF after the pixels, and Pillow rotates TIFF itself.
@@ -253,6 +250,7 @@ def _plain(image: Image.Image) -> Image.Image:
         if orientation > 1:
             rgb.getexif()[ExifTags.Base.Orientation] = orientation
             ImageOps.exif_transpose(rgb, in_place=True)
+        rgb.info["size"] = rgb.size
     except Exception as error:  # broken data makes decoders raise nearly anything
         raise _undecodable(error) from error
     return rgb
