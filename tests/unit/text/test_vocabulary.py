@@ -30,17 +30,6 @@ def test_rare_words_are_excluded() -> None:
     assert Vocabulary.count(iter(CAPTIONS), threshold=3) == Vocabulary(["a"])
 
 
-@given(st.data())
-def test_the_order_of_the_captions_does_not_matter(data) -> None:
-    words = st.sampled_from(["a", "b", "c", "dog", "é"])
-    captions = data.draw(st.lists(st.lists(words, max_size=5), max_size=8))
-    shuffled = data.draw(st.permutations(captions))
-
-    first = Vocabulary.count(captions, threshold=2)
-
-    assert Vocabulary.count(shuffled, threshold=2).words == first.words
-
-
 @given(st.lists(st.text(min_size=1), unique=True))
 def test_decode_undoes_encode(words) -> None:
     vocabulary = Vocabulary(words)
