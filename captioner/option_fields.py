@@ -25,7 +25,7 @@ import math
 import operator
 import os
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -239,10 +239,32 @@ def taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
     return {name: given.pop(name) for name in option_fields(kind) if name in given}
 
 
+def different(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], omitted: Container[str] = ()
+) -> dict[str, Any]:
+    """Settings, in sections or not, that are not the default, without those ``omitted``."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        default = defaults.get(name)
+        if isinstance(value, dict):
+            if inner := different(value, default or {}, omitted):
+                found[name] = inner
+        elif name not in omitted and value != default:
+            found[name] = value
+    return found
+
+
 def changed(options: Any) -> list[str]:
     """The options of a dataclass that do not have their defaults."""
     fields = option_fields(type(options))  # type: ignore[arg-type]
     return [name for name, field in fields.items() if getattr(options, name) != field.default]
+
+
+def forbid(problems: Mapping[str, object], given: object = None) -> None:
+    """Raise an error with the first message whose condition holds; with ``given`` OptionError."""
+    for message, found in problems.items():
+        if found:
+            raise ConfigError(message) if given is None else OptionError(message, given=given)
 
 
 def check_option(field: OptionField, value: object, section: str = "") -> None:

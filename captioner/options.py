@@ -6,7 +6,7 @@ See `captioner.option_fields` for who reads them. The text under a field is its 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError, OptionError
 from captioner.hardware import Precision
-from captioner.option_fields import Checked, File, Folder, ModelName, Shown, option_fields
+from captioner.option_fields import Checked, File, Folder, ModelName, Shown, forbid, option_fields
 from captioner.text.tokenizer import normalize, tokenize
 
 Positive = Annotated[int, Ge(1)]
@@ -43,13 +43,6 @@ def check_method(method: object) -> None:
     if method not in METHOD_TITLES:
         known = ", ".join(METHOD_TITLES)
         raise OptionError("{method} is {given!r}; give one of {known}", given=method, known=known)
-
-
-def _refuse(problems: Mapping[str, object], given: object = None) -> None:
-    """Raise an error with the first message whose condition holds; with ``given`` OptionError."""
-    for message, found in problems.items():
-        if found:
-            raise ConfigError(message) if given is None else OptionError(message, given=given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,11 +142,11 @@ class DataConfig(Checked):
             ("val_styles", "val_annotations"),
         ):
             given, expected = len(getattr(self, name)), len(getattr(self, files))
-            _refuse({
+            forbid({
                 f"data.{name} has {given} entries and data.{files} {expected} files; give one "
                 "entry per file, or none": given not in (0, expected),
             })  # fmt: skip
-        _refuse({
+        forbid({
             f"data.val_styles is {self.val_styles}, data.styles {self.styles}; validate on styles "
             "that are trained on": set(self.val_styles) - set(self.styles),
             "data.karpathy_split splits all files together; omit data.styles and data.repeats":
@@ -197,7 +190,7 @@ class EncoderConfig(Checked):
         super().__post_init__()
         for name, value in (("mean", self.mean), ("std", self.std)):
             count = 3 if value is None else len(value)
-            _refuse({f"encoder.{name} has {count} numbers; give 3": count != 3})
+            forbid({f"encoder.{name} has {count} numbers; give 3": count != 3})
 
 
 @dataclass
@@ -343,7 +336,7 @@ class SearchOptions(Checked):
         more = "a larger {beam_size}, or a {temperature} to sample"
         # A word forced in one spelling and banned in another is found too: these are tokens.
         both = sorted(set(self.forced_words) & set(self.banned_words))
-        _refuse({
+        forbid({
             **{
                 f"{{{name}}} {{given.{name}}} is for sampling; give a {{temperature}} too":
                     not sampling and getattr(self, name) != getattr(SearchOptions, name)
@@ -504,7 +497,7 @@ class SelfCriticalConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _refuse({
+        forbid({
             "self_critical.samples is 1, but baseline leave_one_out compares several; give 2 or "
             "more, or baseline greedy": self.baseline == "leave_one_out" and self.samples == 1,
             "self_critical.cider and bleu are both 0; give one of them a weight > 0":
@@ -567,7 +560,7 @@ class TrainConfig:
         unused = [n for n in ("label_smoothing", "scheduled_sampling") if getattr(training, n)]
         files = 1 if self.data.karpathy_split else len(self.data.train_annotations)
         several = {name: len(getattr(distillation, name)) for name in ("guidance", "rare_words")}
-        _refuse({
+        forbid({
             "run_folder is empty; give a folder": not self.run_folder,
             "training.photo_words is a term of objective cross_entropy; give 0 with self_critical":
                 training.photo_words and self_critical,

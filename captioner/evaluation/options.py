@@ -10,7 +10,7 @@ from annotated_types import Interval
 
 from captioner.errors import CaptionerError, OptionError
 from captioner.evaluation.java import PROGRAMS, unavailable
-from captioner.option_fields import File, Folder, ModelName, Shown, changed, option_fields
+from captioner.option_fields import File, Folder, ModelName, Shown, changed, forbid, option_fields
 from captioner.options import DeviceOptions, ModelOptions
 
 OnError = Callable[[CaptionerError], None]
@@ -79,10 +79,14 @@ class EvaluateOptions(ModelOptions):
         Raises:
             OptionError: Two contradict each other, or one or a program is missing.
         """
-        if (self.images is None) == (self.results is None):
-            raise OptionError(
-                "give either {images} (a folder of photos) or {results} (a file of captions)"
-            )
+        wanted = search.get("num_captions", 1)
+        forbid({
+            "give either {images} (a folder of photos) or {results} (a file of captions)":
+                (self.images is None) == (self.results is None),
+            "give {annotations} (to score captions), {instances} (attention) or {faithfulness}":
+                not (self.faithfulness or self.annotations or self.instances),
+            f"{{num_captions}} is {wanted}, but only one per photo is scored; omit it": wanted != 1,
+        }, given=self)  # fmt: skip
         given = {*changed(self), *search}
         of_model = {"faithfulness", *option_fields(ModelOptions), *search.keys() - {"neutral"}}
         for applies, why, others in (
@@ -96,17 +100,8 @@ class EvaluateOptions(ModelOptions):
         ):
             if applies and (unused := sorted(given & others)):
                 raise OptionError(f"{why}; omit {{{unused[0]}}}")
-        if not (self.faithfulness or self.annotations or self.instances):
-            raise OptionError(
-                "give {annotations} (to score captions), {instances} (attention) or {faithfulness}"
-            )
         if self.annotations is None and (scored := sorted(given & {*_SCORING, "results"})):
             raise OptionError(f"{{{scored[0]}}} needs references; give {{annotations}} too")
-        if search.get("num_captions", 1) != 1:
-            raise OptionError(
-                "{num_captions} is {given}, but only one per photo is scored; omit it",
-                given=search["num_captions"],
-            )
         for metric in self.java:  # before photos are captioned
             if reason := unavailable(metric):
                 raise OptionError(f"{{given}}, or omit {{{metric.lower()}}}", given=reason)
@@ -158,15 +153,12 @@ class CalibrateOptions(DeviceOptions):
         Raises:
             OptionError: One is missing, or the number of styles is not that of files.
         """
-        for name in ("images",) if self.judged else ("annotations", "images"):
-            if not getattr(self, name):
-                raise OptionError(f"{{{name}}} is missing; give photos with reference captions")
-        if self.judged and self.styles:
-            raise OptionError("{styles} is {given}; {judged} has the styles", given=self.styles)
-        if self.styles and len(self.styles) != len(self.annotations):
-            raise OptionError(
-                "{styles} has {given} names for {files} files; give one style for each file in "
-                "{annotations}",
-                given=len(self.styles),
-                files=len(self.annotations),
-            )
+        styles, files = len(self.styles), len(self.annotations)
+        missing = "{%s} is missing; give photos with reference captions"
+        forbid({
+            missing % "annotations": not (self.annotations or self.judged),
+            missing % "images": not self.images,
+            "{styles} is {given.styles}; {judged} has the styles": self.judged and styles,
+            f"{{styles}} has {styles} names for {files} files; give one style for each file in "
+            "{annotations}": styles not in (0, files),
+        }, given=self)  # fmt: skip

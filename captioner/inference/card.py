@@ -28,6 +28,7 @@ from captioner.inference.folder import (
     read_config,
     weight_files,
 )
+from captioner.option_fields import different
 from captioner.options import CardOptions, TrainConfig
 
 if TYPE_CHECKING:
@@ -330,7 +331,7 @@ def _settings(run: Path | None) -> str:
 
     given = yaml.safe_load((run / RUN_CONFIG).read_text(encoding="utf-8"))
     defaults = dataclasses.asdict(TrainConfig())
-    found = _different(given, json.loads(json.dumps(defaults)))  # with lists for tuples
+    found = different(given, json.loads(json.dumps(defaults)), _PRIVATE)  # with lists for tuples
     encoder, distillation = found.get("encoder", {}), found.get("distillation", {})
     if str(encoder.get("weights", "")).endswith((".safetensors", ".pth")):
         encoder["weights"] = "(a file of the author)"
@@ -344,15 +345,3 @@ def _settings(run: Path | None) -> str:
 def _public_name(model: str) -> str:
     """The name of a model without the path of a folder."""
     return model if model == "shipped" or model.startswith("hf:") else "(a model of the author)"
-
-
-def _different(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        default = defaults.get(name)
-        if isinstance(value, dict):
-            if inner := _different(value, default or {}):
-                found[name] = inner
-        elif name not in _PRIVATE and value != default:
-            found[name] = value
-    return found

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from captioner.errors import ConfigError, ModelError, OptionError, counted
 from captioner.files import read_input
 from captioner.hardware import require_extra
 from captioner.inference.folder import read_settings
-from captioner.option_fields import build_options, checked_settings, taken
+from captioner.option_fields import build_options, checked_settings, different, taken
 from captioner.options import TrainConfig
 from captioner.training.own_data import (
     IS_MAIN,
@@ -174,7 +173,7 @@ def build_config(
     """
     given: Any = _read_yaml(Path(config)) if isinstance(config, str | Path) else config
     if isinstance(given, TrainConfig):
-        given = _changed(given, TrainConfig())
+        given = different(asdict(given), asdict(TrainConfig()))
     try:
         given = checked_settings(TrainConfig, given)
     except ConfigError as error:
@@ -189,15 +188,6 @@ def build_config(
         return build_options(TrainConfig, TrainConfig(), inherited, given, changes)
     except OptionError as error:
         raise ConfigError(error.spelled(lambda name: f"search.{name}")) from error
-
-
-def _changed(options: Any, default: Any) -> dict[str, Any]:
-    """The settings that are not the default, by name."""
-    changed = {}
-    for name, value in vars(options).items():
-        if value != (usual := getattr(default, name)):
-            changed[name] = _changed(value, usual) if dataclasses.is_dataclass(value) else value
-    return changed
 
 
 def _read_yaml(path: Path) -> Any:
