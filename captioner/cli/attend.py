@@ -32,7 +32,6 @@ from captioner.options import METHOD_TITLES, ExplanationMethod, ModelOptions, Se
 
 if TYPE_CHECKING:
     from captioner.evaluation.grounding import Instances
-    from captioner.inference.captioner import Captioner
 
 _FIGURE = ("instances", "compare", "alternatives", "blocks")
 _KINDS: dict[type[Drawing], tuple[type | None, Sequence[str]]] = {
@@ -226,38 +225,19 @@ def _captioned(
     ):
         title = METHOD_TITLES[method] if options.methods != ["attention"] else ""
         labels.append(": ".join(filter(None, [name, title])))
-        results.append(_results(model, sources, method, options, search))
+        how = search | {"method": method, "alternatives": options.alternatives or 0}
+        found = model.stream(sources, batch_size=options.batch_size, words=options.words, **how)
+        results.append(result.error or result.captions for result in found)
     names = Counter(photo.name for photo in photos)
-    for photo, source, *found in zip(photos, sources, *results, strict=True):
-        if isinstance(found[0], ImageError):
-            yield ImageError(str(found[0]).replace("the given bytes", "<stdin>", 1))
+    for photo, source, *each in zip(photos, sources, *results, strict=True):
+        if isinstance(each[0], ImageError):
+            yield ImageError(str(each[0]).replace("the given bytes", "<stdin>", 1))
             continue
-        pairs = [(one, label) for some, label in zip(found, labels, strict=True) for one in some]
+        pairs = [(one, label) for some, label in zip(each, labels, strict=True) for one in some]
         captions, of = map(list, zip(*pairs, strict=True))
         # With the folder only if two names are the same: pages may be published.
         title = photo.name if names[photo.name] == 1 else "/".join(photo.absolute().parts[-2:])
         yield Entry(source, captions, "" if photo == STDIN else title, of if any(of) else [])
-
-
-def _results(
-    model: Captioner,
-    photos: Sequence[Path | bytes],
-    method: ExplanationMethod,
-    options: AttendOptions,
-    search: dict[str, Any],
-) -> Iterator[Sequence[Caption] | ImageError]:
-    """The captions of every photo: those found, or the given words."""
-    how: Any = {"alternatives": options.alternatives or 0, "method": method}
-    if not options.words:
-        for result in model.stream(photos, batch_size=options.batch_size, **how, **search):
-            yield result.error or result.captions
-        return
-    style = search.get("style")
-    for photo in photos:
-        try:
-            yield [model.explain(photo, text, **how, style=style) for text in options.words]
-        except ImageError as error:
-            yield error
 
 
 def _names(options: AttendOptions) -> list[str]:

@@ -263,6 +263,7 @@ class Captioner:
         alternatives: int = 0,
         method: ExplanationMethod = "attention",
         batch_size: int = 32,
+        words: Sequence[str] = (),
         **search: Any,
     ) -> Iterator[Result]:
         """Caption any number of photos in batches, in order and in constant memory.
@@ -276,6 +277,7 @@ class Captioner:
             method: How the maps are computed: ``attention``, ``attention_gate``,
                 ``gradient_input``, ``grad_cam`` or ``occlusion``; see ``model.explanations``.
             batch_size: Photos that are captioned together.
+            words: Captions to explain in place of a search, of whose options they have ``style``.
             **search: Fields of ``SearchOptions`` to change, e.g. ``beam_size=1``.
 
         Raises:
@@ -284,18 +286,28 @@ class Captioner:
         options = self.options(**search)
         encode_search_words(options, self.stored.vocabulary)
         self._check(method, alternatives, options)
+        texts = [self.known_words(text) for text in words]
+        if texts and (refused := sorted(search.keys() - {"style"})):
+            raise OptionError(f"words are given, so there is no search; omit {{{refused[0]}}}")
         if not isinstance(batch_size, int) or batch_size < 1:
             raise OptionError("{batch_size} is {given!r}; give an integer >= 1", given=batch_size)
         several = cast("Iterable[Photo]", [photos] if is_photo(photos) else photos)
         on_cpu = str(self.device).startswith("cpu")  # which is busy encoding
         threads = 2 if on_cpu else reader_threads()
 
+        def captioned(good: Sequence[Prepared]) -> Iterable[Sequence[Caption]]:
+            how: Any = {"alternatives": alternatives, "method": method}
+            if not texts:
+                return self.caption_batch(good, options, **how)
+            how["style"] = options.style
+            each = [self.explain_batch(good, [text] * len(good), **how) for text in texts]
+            return zip(*each, strict=True)
+
         def results() -> Iterator[Result]:
             with closing(read_batches(self._read, several, batch_size, threads=threads)) as batches:
                 for batch in batches:
                     good = [read[0] for _, read in batch if not isinstance(read, ImageError)]
-                    how: Any = {"alternatives": alternatives, "method": method}
-                    captions = iter(self.caption_batch(good, options, **how))
+                    captions = iter(captioned(good))
                     for photo, read in batch:
                         if isinstance(read, ImageError):
                             yield Result(photo, [], read)

@@ -237,11 +237,13 @@ def test_a_stream_consumes_photos_lazily(captioner: Captioner):
         {"batch_size": 2.5},
         {"alternatives": True},
         {"method": "lime"},
+        {"words": ["a zeppelin"]},
+        {"words": ["a dog"], "beam_size": 2},
     ],
     ids=str,
 )
 def test_a_stream_checks_its_options_immediately(captioner: Captioner, given: dict[str, Any]):
-    ((name, value),) = given.items()
+    *_, (name, value) = given.items()
     with pytest.raises(ConfigError, match=f"{name}|{value}") as caught:
         captioner.stream(["never read"], **given)
     assert "\n" not in str(caught.value)
@@ -324,6 +326,11 @@ def test_explain_batch_equals_explaining_single_photos(captioner: Captioner, pho
 
     for photo, text, caption in zip(photos, texts, explained, strict=False):
         assert_same(caption, captioner.explain(photo, text))
+    first, broken, last = captioner.stream([photos[0], b"", photos[1]], words=texts[1:])
+    assert broken.error is not None
+    for result in (first, last):
+        for text, caption in zip(texts[1:], result.captions, strict=True):
+            assert_same(caption, captioner.explain(result.photo, text))
 
 
 @pytest.mark.parametrize("strategy", [{}, {"beam_size": 1}, {"num_captions": 3}], ids=str)

@@ -122,6 +122,9 @@ def test_a_caption_has_the_confidence_of_torch(pair, style) -> None:
     confidences = [best.confidence for best, *_ in expected]
     assert len({round(value, 3) for value in confidences}) > 1
     assert [best.confidence for best, *_ in found] == pytest.approx(confidences, abs=1e-4)
+    [words] = one.stream(photos(1), words=["w1 w2"], style=style)
+    explained = other.explain(photos(1)[0], "w1 w2", style=style)
+    assert words.captions[0].log_prob == pytest.approx(explained.log_prob, abs=1e-4)
     prepared = [one.prepare(photo) for photo in photos()]
     np.testing.assert_allclose(
         other.photo_vectors(prepared), one.photo_vectors(prepared), atol=1e-4
