@@ -299,9 +299,6 @@ def _caption_on_ray(options: CaptionOptions, search: SearchOptions) -> int:
     from captioner.inference.hub import is_hub_name
 
     output = Output(folder, kind)
-    if options.resume and not options.force and (done := output.read(DONE)) is not None:
-        warn(f"{folder} is complete; --force captions the photos again")
-        return FAILED if json.loads(done)["failed"] else OK
     size = options.part_photos or 1000
     parts = divide(
         _ray_inputs(options),
@@ -319,24 +316,26 @@ def _caption_on_ray(options: CaptionOptions, search: SearchOptions) -> int:
     settings = settings_of(options, search) | {"--format": kind, "--part-photos": size}
     task = WritePart(output, model, settings["--model"], search)
     sizes = [part.photos for part in parts]
-    bar = photo_bar(total=None if None in sizes else sum(filter(None, sizes)))
     photos = failed = 0
 
     def finished() -> str:
         return f"{len(output.parts())} of {len(parts)} parts are finished"
 
-    with (
-        open_job(output, parts, settings, resume=options.resume, force=options.force),
-        cluster(options),
-        bar,
-        hint(finished, "with --resume", DataError),  # the cluster is lost
-    ):
-        for found in run_on_cluster(task, parts, options):
-            photos, failed = photos + found.photos, failed + found.failed
-            bar.update(found.photos)
-            if found.failed:
-                more = f" (and {found.failed - 1} more)" if found.failed > 1 else ""
-                warn(f"{output.part_name(found.part)}: {found.error}{more}")
+    with open_job(output, parts, settings, resume=options.resume, force=options.force):
+        if (done := output.read(DONE)) is not None:
+            warn(f"{folder} is complete; --force captions the photos again")
+            return FAILED if json.loads(done)["failed"] else OK
+        with (
+            cluster(options),
+            photo_bar(total=None if None in sizes else sum(filter(None, sizes))) as bar,
+            hint(finished, "with --resume", DataError),  # the cluster is lost
+        ):
+            for found in run_on_cluster(task, parts, options):
+                photos, failed = photos + found.photos, failed + found.failed
+                bar.update(found.photos)
+                if found.failed:
+                    more = f" (and {found.failed - 1} more)" if found.failed > 1 else ""
+                    warn(f"{output.part_name(found.part)}: {found.error}{more}")
         totals = {"parts": len(parts), "photos": photos, "failed": failed}
         output.write(DONE, json.dumps(totals).encode() + b"\n")
     failures = f'; {failed} failed (rows with "error")' if failed else ""

@@ -128,6 +128,7 @@ def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, worker
         FAILED,
         f"captioner: {out} is complete; --force captions the photos again\n",
     )
+    assert caption(*same, "--resume", "--num-captions", 2)[0] == USAGE
 
     assert caption(*same, "--force", "--format", "parquet")[0] == FAILED
     assert read_rows(out) == rows
