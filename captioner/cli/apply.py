@@ -11,12 +11,7 @@ from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import warn
 from captioner.cli.sidecars import SidecarOptions, choose_store
 from captioner.data.dataset import EMPTY
-from captioner.data.importers import (
-    ColumnOptions,
-    find_source,
-    import_captions,
-    photo_folder,
-)
+from captioner.data.importers import ColumnOptions, find_source, import_captions, photo_folder
 from captioner.errors import ConfigError, DataError, counted
 from captioner.option_fields import Folder, Shown
 

@@ -16,14 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Interval
 
 from captioner.bulk.cluster import CaptionRayOptions
-from captioner.cli.arguments import (
-    check_engine,
-    checked_search,
-    command,
-    flag,
-    flags_given,
-    refuse,
-)
+from captioner.cli.arguments import check_engine, checked_search, command, flag, flags_given, refuse
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import (
     WRITERS,

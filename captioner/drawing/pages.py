@@ -26,13 +26,7 @@ from PIL import Image
 from captioner.caption import DOUBTFUL, Caption
 from captioner.data.images import Photo, open_image
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, fit_photo, palette
-from captioner.drawing.options import (
-    Drawing,
-    PageOptions,
-    base64_uri,
-    check_captions,
-    encoded,
-)
+from captioner.drawing.options import Drawing, PageOptions, base64_uri, check_captions, encoded
 from captioner.errors import ConfigError
 from captioner.option_fields import build_options
 

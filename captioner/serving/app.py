@@ -28,7 +28,7 @@ from captioner.serving import schema, security
 from captioner.serving.bulk import NDJSON, BulkResponse
 from captioner.serving.observe import REQUEST_ID, AccessLog, route_path
 from captioner.serving.options import ServeOptions
-from captioner.serving.page import index_page, policy
+from captioner.serving.page import index_page
 from captioner.serving.protocols import IGNORED, add_protocols, error_body
 from captioner.serving.schema import RequestError
 from captioner.serving.service import Decoded, Render, Service, captions_json
@@ -160,7 +160,8 @@ def create_app(
     add_protocols(app, service, checks, model_name)
     _add_api_pages(app, keys=keys is not None)
     html = index_page(options, model)
-    _add_file(app, "/", HTMLResponse(html, headers={"Content-Security-Policy": policy(html)}))
+    policy = pages.policy(html, connect="'self'") + "; frame-ancestors 'none'"
+    _add_file(app, "/", HTMLResponse(html, headers={"Content-Security-Policy": policy}))
     _add_file(app, "/favicon.ico", Response(status_code=204))
     _add_probes(app, service, model_name)
     _add_error_handlers(app, service)

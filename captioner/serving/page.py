@@ -7,16 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from captioner.drawing import pages
 from captioner.drawing.options import PageOptions
-from captioner.drawing.pages import (
-    VIEWER,
-    asset,
-    document,
-    embedded,
-    gallery_template,
-    viewer_look,
-)
+from captioner.drawing.pages import VIEWER, asset, document, embedded, gallery_template, viewer_look
 from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
 from captioner.inference.folder import StoredModel
@@ -98,8 +90,3 @@ def caption_page(
     own = ("form.js", "cards.js", "figure.js", "downloads.js", "page.js")
     every = [*VIEWER, *(_WEB / name for name in base), *files, *(_WEB / name for name in own)]
     return document("captioner", body, every, head=head)
-
-
-def policy(page: str) -> str:
-    """The page's Content-Security-Policy: inline scripts by hash, requests to this server only."""
-    return pages.policy(page, connect="'self'") + "; frame-ancestors 'none'"

@@ -20,7 +20,6 @@ from PIL import Image
 from captioner.caption import DOUBTFUL, Caption
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
 from captioner.drawing.pages import Entry, embedded, gallery, page, shown_photo, with_photo
-from captioner.errors import ConfigError
 
 EVIL = '</script><script>bad()</script><img src=x onerror="bad()">\u2028&amp;'
 
@@ -137,17 +136,6 @@ def test_embedded_data_round_trip_and_cannot_close_the_element(text: str) -> Non
     inside = inside.removesuffix("</script>")
     assert json.loads(inside) == {"a": [text]}
     assert not set("<>&\u2028\u2029") & set(inside)
-
-
-def test_a_page_needs_an_html_extension(tmp_path: Path) -> None:
-    made = page(photo(), make())
-
-    made.save(tmp_path / "x.html")
-
-    assert (tmp_path / "x.html").read_text(encoding="utf-8") == made.html
-    with pytest.raises(ConfigError, match=r"x\.png.*\.html"):
-        made.save(tmp_path / "x.png")
-    assert [p.name for p in tmp_path.iterdir()] == ["x.html"]
 
 
 def test_an_undecodable_name_is_shown_with_a_question_mark(tmp_path: Path) -> None:
