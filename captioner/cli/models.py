@@ -59,15 +59,15 @@ def info(options: InfoOptions, _: Any) -> int:
 def _facts(folder: Path) -> dict[str, Any]:
     """What is known of a model, whether it is exported or not."""
     from captioner.hardware import is_installed
-    from captioner.inference.folder import load_model, read_config, weight_files
+    from captioner.inference.folder import EXPORTED, GRAPHS, WEIGHTS, load_model
 
-    stored, config = load_model(folder), read_config(folder)
-    described, vocabulary = stored.graphs or stored.model, stored.vocabulary
-    size = sum((folder / name).stat().st_size for name in weight_files(folder, config))
-    facts: dict[str, Any] = {"folder": str(folder), "size_mb": round(size / 1e6, 1)}
-    if stored.graphs is not None:
-        facts["exported"] = {name: stored.graphs.exported[name] for name in ("opset", "precision")}
-    facts |= {"encoder": config["encoder"]["name"], "grid": list(described.grid)}
+    stored = load_model(folder)
+    config, vocabulary = stored.config, stored.vocabulary
+    sizes = [(folder / n).stat().st_size for n in (*GRAPHS, WEIGHTS) if (folder / n).is_file()]
+    facts: dict[str, Any] = {"folder": str(folder), "size_mb": round(sum(sizes) / 1e6, 1)}
+    if stored.has_graphs:
+        facts["exported"] = {name: config[EXPORTED][name] for name in ("opset", "precision")}
+    facts |= {"encoder": config["encoder"]["name"], "grid": config["encoder"]["grid"]}
     if stored.has_weights and is_installed("torch"):
         parts = {"encoder": stored.model.encoder, "decoder": stored.model.decoder}
         facts["parameters"] = {
@@ -76,7 +76,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     calibrator = stored.calibrator
     return {
         **facts,
-        "preprocessing": dataclasses.asdict(described.preprocessing),
+        "preprocessing": config["preprocessing"],
         "decoder": dataclasses.asdict(stored.decoder),
         "search": dataclasses.asdict(stored.search),
         "vocabulary": len(vocabulary),

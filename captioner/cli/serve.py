@@ -13,7 +13,7 @@ from captioner.cli.arguments import command
 from captioner.cli.main import INTERRUPTED, OK
 from captioner.cli.outputs import warn
 from captioner.hardware import keep_freed_memory
-from captioner.inference.folder import SHIPPED, find_model, fingerprint
+from captioner.inference.folder import SHIPPED, fingerprint
 from captioner.serving.options import ServeOptions
 
 
@@ -45,7 +45,6 @@ def serve(options: ServeOptions, _: Any) -> NoReturn:
 
 def _model_name(folders: Sequence[str]) -> str:
     """Names of the models as in an HTTP header, with fingerprints: ``best@0123456789ab``."""
-    paths = [(Path(folder), find_model(folder)) for folder in folders or (SHIPPED,)]
-    names = [re.sub(r"[^A-Za-z0-9._-]", "_", path.resolve().name) or "model" for path, _ in paths]
-    prints = [fingerprint(found) for _, found in paths]
-    return "+".join(f"{name}@{digest}" for name, digest in zip(names, prints, strict=True))
+    paths = [Path(folder) for folder in folders or (SHIPPED,)]
+    names = [re.sub(r"[^A-Za-z0-9._-]", "_", path.resolve().name) or "model" for path in paths]
+    return "+".join(f"{name}@{fingerprint(path)}" for name, path in zip(names, paths, strict=True))

@@ -26,13 +26,7 @@ from captioner.errors import ConfigError, ImageError, OptionError
 from captioner.hardware import Precision
 from captioner.inference.confidence import Observation, no_confidence
 from captioner.inference.engine import ATTENTION_METHODS, CaptionScores, Prepared, open_models
-from captioner.inference.folder import (
-    SHIPPED_MODEL,
-    StoredModel,
-    find_model,
-    load_model,
-    save_model,
-)
+from captioner.inference.folder import SHIPPED_MODEL, StoredModel, load_model, save_model
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
 from captioner.options import CardOptions, ExplanationMethod, SearchOptions, check_method
 from captioner.search.arrays import Array, top_k
@@ -93,8 +87,8 @@ def load(
     for folder in folders:
         if not isinstance(folder, str | Path):
             raise ConfigError(f"a model is {folder!r:.60}; give each folder by its own path")
-    paths = [find_model(folder, revision) for folder in folders or (SHIPPED_MODEL,)]
-    return Captioner(*map(load_model, paths), device=device, precision=precision)
+    models = [load_model(folder, revision) for folder in folders or (SHIPPED_MODEL,)]
+    return Captioner(*models, device=device, precision=precision)
 
 
 class Captioner:
@@ -155,8 +149,8 @@ class Captioner:
         if len(self.ensemble.engines) > 1:
             raise ConfigError("this needs a single model, not an ensemble")
         if self._torch is None:
-            weights = replace(self.stored, network=self.stored.model, graphs=None)
-            self._torch = Captioner(weights, device=str(self.device), precision="fp32")
+            self.stored.require_weights()
+            self._torch = Captioner(self.stored, device=str(self.device), precision="fp32")
         return self._torch
 
     def options(self, **changes: Any) -> SearchOptions:
@@ -564,8 +558,7 @@ class Captioner:
         name = str(pretrained_model_name_or_path)
         if not is_hub_name(name) and not Path(name).exists() and name.count("/") == 1:
             name = f"{PREFIX}{name}"
-        stored = load_model(find_model(name, revision, **download))
-        return cls(stored, device=device, precision=precision)
+        return cls(load_model(name, revision, **download), device=device, precision=precision)
 
     def save_pretrained(
         self,

@@ -20,14 +20,7 @@ from safetensors import safe_open
 from captioner.errors import ConfigError, counted
 from captioner.files import atomic_write
 from captioner.hardware import require_extra
-from captioner.inference.folder import (
-    CARD,
-    MODEL_FILES,
-    RUN_CONFIG,
-    WEIGHTS,
-    read_config,
-    weight_files,
-)
+from captioner.inference.folder import CARD, MODEL_FILES, RUN_CONFIG, WEIGHTS, read_config
 from captioner.option_fields import different
 from captioner.options import CardOptions, TrainConfig
 
@@ -71,7 +64,7 @@ def files_to_push(
     """
     options = options or CardOptions()
     config = read_config(folder)
-    if WEIGHTS not in weight_files(folder, config):
+    if not (folder / WEIGHTS).is_file():
         raise ConfigError(f"{folder} is exported; push the model folder that it was exported from")
     files: dict[str, bytes | Path] = {
         name: folder / name for name in MODEL_FILES if (folder / name).is_file()

@@ -273,7 +273,7 @@ def open_models(models: Sequence[StoredModel], device: str, precision: Precision
     if all(runs_graphs(one, device, precision) for one in models):
         from captioner.inference.onnx_engine import OnnxEngine
 
-        return Ensemble([OnnxEngine(one.graphs, device, precision) for one in models if one.graphs])
+        return Ensemble([OnnxEngine(one, device, precision) for one in models])
     if len(models) > 1 and not all(one.has_weights for one in models):
         raise ConfigError(
             "an ensemble needs models of one kind, all with weights or all exported; leave out "

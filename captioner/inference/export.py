@@ -34,7 +34,6 @@ from captioner.inference.folder import (
     StoredModel,
     find_model,
     load_model,
-    read_config,
     write_config,
 )
 from captioner.inference.onnx_engine import NEXT, STATE, SUMMARY, OnnxEngine
@@ -93,8 +92,8 @@ def export(
     """
     path = find_model(folder)
     stored = load_model(path)
-    config = _exported_config(path, stored)
     resize = stored.model.preprocessing.pixels
+    config = _exported_config(path, stored)
     photos = [Prepared((resize(open_image(photo)),), CropBox()) for photo in calibration]
     with atomic_folder(output) as new:
         attention = stored.decoder.attention
@@ -131,9 +130,7 @@ def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) 
 
 def _exported_config(folder: Path, stored: StoredModel) -> dict[str, Any]:
     """The config of a model folder, unknown entries included, with what the graphs need."""
-    model, vocabulary, config = stored.model, stored.vocabulary, read_config(folder)
-    config.pop(EXPORTED, None)
-    config["encoder"] |= {"grid": model.grid, "geometry": model.geometry.as_dict()}
+    vocabulary = stored.vocabulary
     tokens = {  # for programs without captioner's source, such as a web page
         "start": vocabulary.start(),
         "end": END,
@@ -143,7 +140,7 @@ def _exported_config(folder: Path, stored: StoredModel) -> dict[str, Any]:
     }
     source = digest(folder / WEIGHTS)
     exported = {"opset": OPSET, "precision": "fp32", "tokens": tokens, "source": source}
-    return {EXPORTED: exported, **config}
+    return {EXPORTED: exported} | {n: v for n, v in stored.config.items() if n != EXPORTED}
 
 
 def digest(path: Path) -> str:
@@ -156,9 +153,7 @@ def largest_difference(model: CaptionModel, folder: Path) -> float:
 
     Random words are fed, so that a difference in the state would add up.
     """
-    graphs = load_model(folder).graphs
-    assert graphs is not None
-    engines = (TorchEngine(model, "cpu", "fp32"), OnnxEngine(graphs, "cpu", "auto"))
+    engines = (TorchEngine(model, "cpu", "fp32"), OnnxEngine(load_model(folder), "cpu", "auto"))
     rng = np.random.default_rng(0)
     size = model.preprocessing.image_size
     pixels = rng.integers(256, size=(3, size, size, 3), dtype=np.uint8)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -58,8 +58,6 @@ MODEL_FILES = (CONFIG, WEIGHTS, *GRAPHS, TOKENIZER, FREQUENCIES, CONFIDENCE, KEY
 EXPORTED = "exported"
 """Entry of the config of a folder with graphs: opset, precision, special tokens and source, the
 digest of the weights that were exported."""
-LARGEST_IMAGE = 2048
-"""Largest height and width of an encoder's input (pixels)."""
 LARGEST_SEARCH = {"beam_size": 64, "num_captions": 64, "candidates": 64, "max_length": 256}
 """What a model's own search may be; anyone may have made the folder."""
 BEST = "best"
@@ -69,27 +67,6 @@ RUN_CONFIG = "config.yaml"
 SHIPPED = "shipped"
 """Name of the model that is included, the default."""
 SHIPPED_MODEL = Path(__file__).parents[1] / "pretrained"
-
-
-@dataclass
-class Graphs:
-    """The exported network of a model folder, which ``OnnxEngine`` runs."""
-
-    folder: Path
-    encoder: str
-    """The encoder's name."""
-    preprocessing: Preprocessing
-    grid: tuple[int, int]
-    geometry: Geometry
-    words: int
-    """Size of the vocabulary."""
-    exported: dict[str, Any]
-    """Entry of the config, see ``EXPORTED``."""
-
-    @property
-    def precision(self) -> str:
-        """``fp32`` or ``int8``."""
-        return str(self.exported["precision"])
 
 
 @dataclass
@@ -110,23 +87,28 @@ class StoredModel:
     """Estimates the confidence of captions; None: the model was not calibrated."""
     keywords: KeywordReader | None = None
     """Reads keywords from a photo's features; None: the model has none."""
-    graphs: Graphs | None = None
-    """The exported network, if there is one."""
-    read: Callable[[], CaptionModel] | None = None
-    """Reads the network from its weights, when it is first used; None: there are graphs only."""
+    folder: Path | None = None
+    """The folder that it was read from; None: a new model."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The folder's config, as it was read."""
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether its folder has the exported network."""
+        return EXPORTED in self.config
 
     @property
     def has_weights(self) -> bool:
         """Whether there is more than graphs."""
-        return self.network is not None or self.read is not None
+        if self.network is not None or self.folder is None:
+            return True
+        return (self.folder / WEIGHTS).is_file()
 
     def require_weights(self, use: str = "this") -> None:
         """Raise ConfigError if there are graphs only, or torch is not installed."""
         if not self.has_weights:
-            assert self.graphs is not None
             raise ConfigError(
-                f"{self.graphs.folder} is exported; {use} needs the model folder that it was "
-                "exported from"
+                f"{self.folder} is exported; {use} needs the model folder that it was exported from"
             )
         if self.network is None:
             require_extra("torch", use)
@@ -136,8 +118,11 @@ class StoredModel:
         """The network; ConfigError: see `require_weights`; ModelError: its weights are damaged."""
         self.require_weights()
         if self.network is None:
-            assert self.read is not None
-            self.network = self.read()
+            from captioner.inference.weights import read_network
+
+            assert self.folder is not None
+            with config_errors(self.folder):
+                self.network = read_network(self, self.folder / WEIGHTS)
         return self.network
 
 
@@ -180,8 +165,8 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
 # --- read ----------------------------------------------------------------------------------------
 
 
-def load_model(folder: str | Path) -> StoredModel:
-    """Read a model folder, or the best model of a run folder.
+def load_model(folder: str | Path, revision: str | None = None, **hub_options: Any) -> StoredModel:
+    """Read the model folder that `find_model` finds.
 
     Raises:
         ModelError: A file is missing, damaged or not from captioner, or the folder was written by
@@ -191,41 +176,27 @@ def load_model(folder: str | Path) -> StoredModel:
     from captioner.inference.confidence import read_calibrator
     from captioner.inference.keywords import read_keywords
 
-    path = find_model(folder)
-    config = read_config(path)
-    names = weight_files(path, config)
-    with config_errors(path):
-        vocabulary = read_vocabulary(path, config)
-        decoder = build_options(DecoderConfig, config["decoder"])
-        encoder = config["encoder"]
-        preprocessing = Preprocessing.from_dict(config["preprocessing"])
-        if preprocessing.image_size > LARGEST_IMAGE:
-            raise ConfigError(f"image_size is {preprocessing.image_size}; at most {LARGEST_IMAGE}")
-        geometry = Geometry.from_dict(encoder["geometry"])
-        search = _search_of(config)
-        info = dict(config.get("info", {}))
-        graphs = None
+    path = find_model(folder, revision, **hub_options)
+    config, counted = read_config(path), path / FREQUENCIES
+    with config_errors(path):  # also what is read later: an engine, a site or info relies on it
+        Preprocessing.from_dict(config["preprocessing"])
+        Geometry.from_dict(config["encoder"]["geometry"])
         if EXPORTED in config:
-            (rows, columns), exported = map(int, encoder["grid"]), dict(config[EXPORTED])
-            itemgetter("opset", "precision")(exported)  # raises an error for what is missing
-            grid, words = (rows, columns), len(vocabulary)
-            graphs = Graphs(path, encoder["name"], preprocessing, grid, geometry, words, exported)
-
-    def read() -> CaptionModel:
-        from captioner.inference.weights import read_network
-
-        with config_errors(path):
-            network = read_network(path / WEIGHTS, config, decoder, preprocessing, vocabulary)
-        network.geometry = geometry
-        return network
-
-    counted = path / FREQUENCIES
-    frequencies = counted.read_bytes() if counted.is_file() else None
-    stored = StoredModel(
-        None, decoder, vocabulary, search, info, frequencies, read_calibrator(path),
-        read_keywords(path), graphs, read if WEIGHTS in names else None,
-    )  # fmt: skip
-    if graphs is None:
+            _, _ = map(int, config["encoder"]["grid"])
+            itemgetter("opset", "precision")(config[EXPORTED])
+        stored = StoredModel(
+            None,
+            build_options(DecoderConfig, config["decoder"]),
+            read_vocabulary(path, config),
+            _search_of(config),
+            dict(config.get("info", {})),
+            counted.read_bytes() if counted.is_file() else None,
+            read_calibrator(path),
+            read_keywords(path),
+            path,
+            config,
+        )
+    if not stored.has_graphs:
         stored.require_weights(f"the model {path}, which is not exported,")
         assert stored.model
     return stored
@@ -270,19 +241,13 @@ def _require(path: Path, *names: str) -> None:
             raise ModelError(f"the model folder {path} has no {name}; copy the whole folder again")
 
 
-def weight_files(folder: Path, config: dict[str, Any]) -> tuple[str, ...]:
-    """The names of the files of a model folder that hold its network: weights, graphs or both."""
-    graphs = GRAPHS if EXPORTED in config else ()
-    return (*graphs, *([WEIGHTS] if (folder / WEIGHTS).is_file() else []))
-
-
 def runs_graphs(stored: StoredModel, device: str, precision: str) -> bool:
     """Whether a model runs as graphs: if it has no weights, and by default on a CPU.
 
     Any other choice of device or precision than ``auto`` is one of torch.
     """
-    if stored.graphs is None or not stored.has_weights:
-        return stored.graphs is not None
+    if not (stored.has_graphs and stored.has_weights):
+        return stored.has_graphs
     return precision == "auto" and (device == "cpu" or (device == "auto" and not has_gpu()))
 
 
@@ -346,10 +311,10 @@ def config_errors(folder: Path) -> Iterator[None]:
 def fingerprint(folder: str | Path) -> str:
     """A short hash of a model folder's config, tokenizer, weights, confidence and keywords."""
     path = find_model(folder)
-    config = read_config(path)  # checks that the files are there
+    read_config(path)  # checks that the files are there
     digest = hashlib.sha256()
-    for name in (CONFIG, TOKENIZER, *weight_files(path, config), CONFIDENCE, KEYWORDS):
-        if (path / name).exists():  # else: without sub-words, confidence or keywords
+    for name in (CONFIG, TOKENIZER, *GRAPHS, WEIGHTS, CONFIDENCE, KEYWORDS):
+        if (path / name).exists():  # else optional
             digest.update((path / name).read_bytes())
     return digest.hexdigest()[:12]
 
@@ -394,9 +359,10 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         CONFIDENCE: None if calibrator is None else calibrator.to_bytes(),
         KEYWORDS: None if keywords is None else keywords.to_bytes(),
     }
-    if stored.graphs is not None:
-        config[EXPORTED] = stored.graphs.exported
-        files |= {name: (stored.graphs.folder / name).read_bytes() for name in GRAPHS}
+    if stored.has_graphs:
+        assert stored.folder is not None
+        config[EXPORTED] = stored.config[EXPORTED]
+        files |= {name: (stored.folder / name).read_bytes() for name in GRAPHS}
     if subwords is not None:
         config["tokenizer"] = vocabulary.tokenizer
     try:

@@ -24,8 +24,16 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from captioner.errors import ConfigError, ModelError, first_line
+from captioner.geometry import Geometry
 from captioner.inference.engine import CaptionScores
-from captioner.inference.folder import DECODER_GRAPH, ENCODER_GRAPH, Graphs
+from captioner.inference.folder import (
+    CONFIG,
+    DECODER_GRAPH,
+    ENCODER_GRAPH,
+    EXPORTED,
+    StoredModel,
+)
+from captioner.model.preprocessing import Preprocessing
 from captioner.search.arrays import NUMPY
 from captioner.search.search import Advance
 from captioner.text.vocabulary import END, NEVER_GENERATED
@@ -41,38 +49,43 @@ Arrays = dict[str, NDArray[Any]]
 class OnnxEngine:
     """See ``inference.Engine``; a photo's grid is what the encoder's graph returns, its memory."""
 
-    def __init__(self, graphs: Graphs, device: str, precision: str) -> None:
+    def __init__(self, stored: StoredModel, device: str, precision: str) -> None:
         """Load the graphs; ModelError: one is damaged; ConfigError: wrong device or precision."""
-        self.name, self.grid = graphs.encoder, graphs.grid
-        self.preprocessing, self.geometry = graphs.preprocessing, graphs.geometry
+        folder, config = stored.folder, stored.config
+        assert folder is not None
+        encoder = config["encoder"]
+        rows, columns = map(int, encoder["grid"])
+        self.name, self.grid = encoder["name"], (rows, columns)
+        self.geometry = Geometry.from_dict(encoder["geometry"])
+        self.preprocessing = Preprocessing.from_dict(config["preprocessing"])
+        self.precision = str(config[EXPORTED]["precision"])
         self.device: Any = "cpu"
-        self.precision = graphs.precision
-        if precision not in ("auto", graphs.precision):
+        if precision not in ("auto", self.precision):
             raise ConfigError(
-                f"precision is {precision!r}, but {graphs.folder} was exported in "
-                f"{graphs.precision}; give auto, or the model folder it was exported from"
+                f"precision is {precision!r}, but {folder} was exported in {self.precision}; give "
+                "auto, or the model folder it was exported from"
             )
-        providers = _providers(device, graphs.folder)
-        self.encoder = _session(graphs.folder / ENCODER_GRAPH, providers)
-        self.decoder = _session(graphs.folder / DECODER_GRAPH, providers)
+        providers = _providers(device, folder)
+        self.encoder = _session(folder / ENCODER_GRAPH, providers)
+        self.decoder = _session(folder / DECODER_GRAPH, providers)
         self.inputs = {one.name for one in self.decoder.get_inputs()}
         self.outputs = [one.name for one in self.decoder.get_outputs()]
-        self._check(graphs)
+        if not self._fits(len(stored.vocabulary)):
+            raise ModelError(f"the graphs of {folder} do not match its {CONFIG}")
 
-    def _check(self, graphs: Graphs) -> None:
-        """Raise ModelError unless the graphs have the inputs and outputs of the config's model."""
+    def _fits(self, words: int) -> bool:
+        """Whether the graphs have the inputs and outputs of the config's model."""
         photos, made = self.encoder.get_inputs()[0], self.encoder.get_outputs()
         last = {one.name: one.shape[-1] for one in self.decoder.get_outputs()}
         size, regions = self.preprocessing.image_size, self.grid[0] * self.grid[1]
-        sizes = {"log_probs": graphs.words, "alphas": regions}
+        sizes = {"log_probs": words, "alphas": regions}
         needed = {*sizes, "gate", *(NEXT + name for name in STATE if name in self.inputs)}
-        if (
-            (photos.name, photos.shape[1:]) != ("pixels", [size, size, 3])
-            or not self.inputs <= {"tokens", *(one.name for one in made)}
-            or not needed <= last.keys()
-            or any(isinstance(last[name], int) and last[name] != n for name, n in sizes.items())
-        ):
-            raise ModelError(f"the graphs of {graphs.folder} do not match its config.json")
+        return (
+            (photos.name, photos.shape[1:]) == ("pixels", [size, size, 3])
+            and self.inputs <= {"tokens", *(one.name for one in made)}
+            and needed <= last.keys()
+            and all(last[name] == n for name, n in sizes.items() if isinstance(last[name], int))
+        )
 
     def running(self) -> AbstractContextManager[object]:
         """See ``Engine.running``."""

@@ -81,8 +81,7 @@ def _decoder_inputs(
 ) -> Iterator[dict[str, NDArray[Any]]]:
     """The decoder's inputs at every word of the photos' greedy captions, in every style."""
     stored = load_model(folder)
-    assert stored.graphs is not None
-    engine = OnnxEngine(stored.graphs, "cpu", "auto")
+    engine = OnnxEngine(stored, "cpu", "auto")
     vocabulary = stored.vocabulary
     for photo in pixels:
         memory = engine.encode(photo[None])

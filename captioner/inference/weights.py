@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from captioner.errors import ConfigError, ModelError
-from captioner.inference.folder import CONFIG
+from captioner.geometry import Geometry
+from captioner.inference.folder import CONFIG, StoredModel
 from captioner.model.backbones import ENCODERS
 from captioner.model.build import SCORERS
 from captioner.model.captioner import CaptionModel
@@ -21,7 +22,6 @@ from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
 from captioner.model.registry import Registry, what_is_missing
 from captioner.options import DecoderConfig
-from captioner.text.vocabulary import Vocabulary
 
 _LOCK = threading.Lock()
 
@@ -56,17 +56,13 @@ def required_packages(model: CaptionModel, decoder: DecoderConfig) -> dict[str, 
     return {"requires": required} if required else {}
 
 
-def read_network(
-    path: Path,
-    config: Mapping[str, Any],
-    decoder: DecoderConfig,
-    preprocessing: Preprocessing,
-    vocabulary: Vocabulary,
-) -> CaptionModel:
-    """Build the network of a config in eval mode and read its weights file, as float32.
+def read_network(stored: StoredModel, path: Path) -> CaptionModel:
+    """Build the network of a model's config in eval mode and read its weights file, as float32.
 
     ModelError: the file does not fit the config, or a scorer or encoder is not available.
     """
+    config, decoder, vocabulary = stored.config, stored.decoder, stored.vocabulary
+    preprocessing = Preprocessing.from_dict(config["preprocessing"])
     registries: dict[str, Registry[Any]] = {"encoder": ENCODERS, "scorer": SCORERS}
     for record in config.get("requires", ()):
         try:
@@ -75,7 +71,7 @@ def read_network(
             raise ModelError(f"{path.parent} needs {what_is_missing(record)}") from None
         except ConfigError as error:
             raise ModelError(f"cannot load {path.parent}: {error}") from error
-    name = config["encoder"]["name"]
+    name, geometry = config["encoder"]["name"], Geometry.from_dict(config["encoder"]["geometry"])
     tensors = _read(path)
     # Before memory is taken: the LSTM and the embedding alone would be larger than the file.
     if max(decoder.hidden_dim**2, decoder.embed_dim * len(vocabulary)) > path.stat().st_size:
@@ -92,6 +88,7 @@ def read_network(
         raise _mismatch(path, f"{len(wrong)} tensors, first: {wrong[0]}")
     tensors = {name: tensor.to(own[name].dtype, copy=True) for name, tensor in tensors.items()}
     network.load_state_dict(tensors, assign=True)
+    network.geometry = geometry
     return network.eval()
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import CropBox
+from captioner.errors import ConfigError
 from captioner.hardware import upload
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+LARGEST_IMAGE = 2048
+"""Largest height and width of an encoder's input (pixels) in a model folder."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,12 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Preprocessing:
-        """From parsed JSON, which has lists instead of tuples."""
+        """From the JSON of a model folder; ConfigError: its images are too large."""
         tuples = {name: tuple(settings[name]) for name in ("mean", "std")}
-        return cls(**settings | tuples)
+        found = cls(**settings | tuples)
+        if found.image_size > LARGEST_IMAGE:
+            raise ConfigError(f"image_size is {found.image_size}; at most {LARGEST_IMAGE}")
+        return found
 
     def crop_box(self, width: int, height: int) -> CropBox:
         """The part of a photo of this size (pixels) that the encoder receives."""

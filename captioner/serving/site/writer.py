@@ -39,7 +39,6 @@ from captioner.inference.folder import (
     EXPORTED,
     StoredModel,
     load_model,
-    read_config,
 )
 from captioner.option_fields import changed
 from captioner.options import SearchOptions
@@ -58,6 +57,7 @@ _RUNTIMES = {
     "gpu": ("ort.webgpu.min", "ort-wasm-simd-threaded.asyncify"),
 }
 _COMPRESSED = ".gzip"
+_PREPROCESSING = ("image_size", "resize", "channel_order", "mean")
 # Search options that the page's search reads.
 _SEARCH = (
     *("beam_size", "num_captions", "min_length", "max_length", "length_penalty", "guidance"),
@@ -85,14 +85,13 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
     An existing output folder is replaced once the new one is complete.
     """
     model = load_model(folder)
-    assert model.graphs is not None
-    config = site_config(model, read_config(model.graphs.folder))
+    assert model.folder is not None
+    config = site_config(model)
     graphs = [ENCODER_GRAPH, DECODER_GRAPH, *([CONFIDENCE] if config["calibrated"] else [])]
     text = json.dumps(config, ensure_ascii=False, separators=(",", ":"))
     files = {f"model/{CONFIG}": text.encode()}
     for name in graphs:
-        content = (model.graphs.folder / name).read_bytes()
-        files[f"model/{name}{_COMPRESSED}"] = _compressed(content)
+        files[f"model/{name}{_COMPRESSED}"] = _compressed((model.folder / name).read_bytes())
     names = {}
     for kind, (api, wasm) in _RUNTIMES.items():
         # .js: some hosts do not know .mjs, and browsers run no script of another type.
@@ -142,24 +141,21 @@ def check_search(options: SearchOptions) -> None:
             )
 
 
-def site_config(model: StoredModel, config: Mapping[str, Any]) -> dict[str, Any]:
+def site_config(model: StoredModel) -> dict[str, Any]:
     """What the page's JavaScript needs to know of a model."""
 
     def some(source: Any, *names: str) -> dict[str, Any]:
         return {name: getattr(source, name) for name in names}
 
     check_search(model.search)
-    vocabulary, graphs = model.vocabulary, model.graphs
-    assert graphs is not None
+    vocabulary, config = model.vocabulary, model.config
     words = encode_search_words(model.search, vocabulary)
     split = {word: caption_tokens(join_words([word])) for word in vocabulary.words}
     pieces = vocabulary.subwords is not None
     return {
-        "grid": graphs.grid,
-        "geometry": graphs.geometry.as_dict(),
-        "preprocessing": some(
-            graphs.preprocessing, "image_size", "resize", "channel_order", "mean"
-        ),
+        "grid": config["encoder"]["grid"],
+        "geometry": config["encoder"]["geometry"],
+        "preprocessing": {name: config["preprocessing"][name] for name in _PREPROCESSING},
         "search": some(model.search, *_SEARCH),
         "words": {
             **some(words, "banned", "bad_endings", "repeatable", "rarity"),

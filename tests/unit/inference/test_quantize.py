@@ -46,9 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def score(folder: Path, shown: list[np.ndarray]) -> CaptionScores:
     """Of the same caption for every photo."""
-    graphs = load_model(folder).graphs
-    assert graphs is not None
-    ensemble = Ensemble([OnnxEngine(graphs, "cpu", "auto")])
+    ensemble = Ensemble([OnnxEngine(load_model(folder), "cpu", "auto")])
     memories = ensemble.encode([Prepared((one,), CropBox()) for one in shown])
     return ensemble.score(memories, [[[5, 9, 30, 12]]] * len(shown), START)
 

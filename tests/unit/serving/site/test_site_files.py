@@ -14,6 +14,7 @@ from toy_captioner import toy_calibrator
 
 from captioner.data.images import image_size
 from captioner.errors import ConfigError
+from captioner.model.preprocessing import Preprocessing
 from captioner.options import SearchOptions
 from captioner.serving.site.onnxruntime_web import FILES
 from captioner.serving.site.writer import write_site
@@ -32,7 +33,7 @@ def write_exported(folder: Path, words: tuple[str, ...] = WORDS, **search: Any) 
         "format_version": 1,
         "encoder": {"name": "tiny", "grid": [2, 2], "geometry": {"x": axis, "y": axis}},
         "decoder": {},
-        "preprocessing": {"image_size": 64, "resize": "crop", "mean": [0.5] * 3, "std": [0.5] * 3},
+        "preprocessing": vars(Preprocessing(64)),
         "search": options,
         "vocabulary": list(words),
     }
