@@ -75,10 +75,7 @@ LINES = [
     ("evaluate --images PHOTOS --faithfulness --meteor", "measured alone; omit --meteor"),
     (f"{SCORE} -o EMPTY", "--force"),
     ("evaluate --images PHOTOS --max-photos 3", "--max-photos needs --faithfulness"),
-    (
-        f"evaluate --images PHOTOS {REFERENCES} --faithfulness --beam-size 1",
-        "--annotations gives the captions; omit --beam-size",
-    ),
+    (f"evaluate --images PHOTOS {REFERENCES} --faithfulness --beam-size 1", "gives the captions"),
     ("calibrate", "--model is missing; give the model folder to calibrate"),
     ("calibrate --model MODEL --style coco", "--style is not used here; give --styles"),
     (f"{CALIBRATE} --styles x --styles y", "--styles has 2 names"),

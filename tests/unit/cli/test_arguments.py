@@ -100,10 +100,7 @@ ERRORS = [
     ("train --decoder.layer-norm maybe", "--decoder.layer-norm: 'maybe' is not allowed; give true"),
     ("train a.yaml b.yaml", "unexpected argument 'b.yaml'"),
     ("prepare dataset", "the following arguments are required: -o/--output"),
-    (
-        "prepare datset",
-        "Unknown command 'prepare datset'. Did you mean `captioner prepare dataset`?",
-    ),
+    ("prepare datset", "'prepare datset'. Did you mean `captioner prepare dataset`?"),
     ("capton a.jpg", "Unknown command 'capton'. Did you mean `captioner caption`?"),
     ("photo.jpg", "Did you mean `captioner caption photo.jpg`?"),
 ]

@@ -201,11 +201,13 @@ def test_words_of_a_vocabulary() -> None:
     assert encode_search_words(SearchOptions(), vocabulary).people == PeopleTokens()
 
 
-def test_forced_words_with_a_sex_are_refused() -> None:
-    options = SearchOptions(neutral=True, forced_words=("woman",))
-
-    with pytest.raises(OptionError, match="woman"):
-        encode_search_words(options, Vocabulary(WORDS))
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({"neutral": True, "forced_words": ("woman",)}, "woman"), ({"style": "shy"}, "no style")],
+)
+def test_what_a_model_cannot_do_is_refused(options, expected) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        encode_search_words(SearchOptions(**options), Vocabulary(WORDS))
 
 
 def test_models_of_pieces_are_refused() -> None:
