@@ -188,6 +188,14 @@ def test_a_second_driver_and_a_changed_job_are_refused(tmp_path) -> None:
         assert output.parts() == []
 
 
+def test_another_model_on_a_worker_stops_the_job(tmp_path) -> None:
+    from captioner.bulk.captions import ModelOptions, SearchOptions, WritePart
+
+    output, [part] = Output(str(tmp_path), "jsonl"), divide(["a.jpg"], size=1)
+    with pytest.raises(DataError, match="another model than the machine that started the job"):
+        WritePart(output, ModelOptions(), ["other"], SearchOptions())(part)
+
+
 def test_errors_of_a_task_are_returned_by_its_process(tmp_path) -> None:
     ray = pytest.importorskip("ray")
     from captioner.bulk.cluster import _process
