@@ -11,13 +11,11 @@ Names are imported on first use, so that ``import captioner`` is fast.
 from __future__ import annotations
 
 import importlib
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioner.version import __version__ as __version__
 
-if TYPE_CHECKING:  # the only list of the names, which is read below
+if TYPE_CHECKING:
     from captioner.caption import Caption as Caption
     from captioner.caption import CropBox as CropBox
     from captioner.drawing.animation import animate as animate
@@ -44,8 +42,25 @@ if TYPE_CHECKING:  # the only list of the names, which is read below
     from captioner.text.tokenizer import tokenize as tokenize
     from captioner.training.api import train as train
 
-_LINES = re.findall(r"    from (\S+) import (\w+) as", Path(__file__).read_text(encoding="utf-8"))
-_MODULES = {name: module for module, name in _LINES}
+_NAMES: dict[str, tuple[str, ...]] = {
+    "captioner.caption": ("Caption", "CropBox"),
+    "captioner.drawing.animation": ("animate",),
+    "captioner.drawing.archive": ("MapArchive",),
+    "captioner.drawing.figure": ("overlay",),
+    "captioner.drawing.heatmap": ("attention_map",),
+    "captioner.drawing.pages": ("Entry", "gallery", "page"),
+    "captioner.errors": (
+        "CaptionerError", "CheckpointError", "ConfigError", "DataError", "ImageError", "ModelError",
+    ),
+    "captioner.evaluation.api": ("evaluate",),
+    "captioner.inference.captioner": ("Captioner", "load"),
+    "captioner.model.backbones": ("register_encoder",),
+    "captioner.model.build": ("register_scorer",),
+    "captioner.options": ("FaithfulnessOptions", "SearchOptions", "TrainConfig"),
+    "captioner.text.tokenizer": ("tokenize",),
+    "captioner.training.api": ("train",),
+}  # fmt: skip
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = ["__version__", *_MODULES]  # noqa: PLE0604
 
 
