@@ -97,6 +97,7 @@ async def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeyp
         exchange.disconnect()
         await exchange.task
     assert server.service.in_flight == 2
+    assert await server.metric('captioner_refused_total{reason="left"}') == 4
     assert sum(not body.closed for body in bodies) == 2
     gate.set()
     for n, exchange in enumerate(exchanges[4:], 5):
