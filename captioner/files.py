@@ -116,10 +116,16 @@ def unreadable(name: str | Path, error: Exception) -> DataError:
     return DataError(f"{name}: cannot be read ({reason}); check the name and your access to it")
 
 
-def free_space(folder: Path) -> int:
-    """Free bytes on the disk of a folder, which need not exist yet."""
+def require_space(folder: Path, needed: int) -> int:
+    """Free bytes on the disk of a folder, which need not exist yet; DataError: too few."""
     path = folder.absolute()
-    return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
+    free = shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
+    if needed > free:
+        raise DataError(
+            f"{folder}: {needed:,} bytes are needed, but {free:,} are free; free some space, or "
+            "give a folder on another disk"
+        )
+    return free
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from captioner.cli.outputs import hint, refuse_overwrite, warn
 from captioner.cli.train import read_config
 from captioner.data.dataset import DatasetOptions, prepare_dataset
 from captioner.data.reading import photo_bar
-from captioner.errors import ConfigError, DataError, counted
+from captioner.errors import ConfigError, counted
 from captioner.option_fields import Shown
 from captioner.options import Positive, TrainConfig
 from captioner.training.own_data import ConfigOptions
@@ -166,7 +166,7 @@ def features(options: FeaturesOptions, given: dict[str, Any]) -> int:
     device = options.worker_device(options.device) if on_ray else options.device
 
     from captioner.data.features import FeatureCache, FeatureWriter
-    from captioner.files import free_space
+    from captioner.files import require_space
     from captioner.training.setup import plan_features
 
     encoder, images, flipped = plan_features(config, dtype=options.dtype, device=device)
@@ -178,12 +178,7 @@ def features(options: FeaturesOptions, given: dict[str, Any]) -> int:
             f"{encoder.feature_dim} {options.dtype}: {writer.bytes:,} bytes in {folder}",
             file=sys.stderr,
         )
-        needed, free = writer.missing_bytes, free_space(folder)
-        if needed > free:
-            raise DataError(
-                f"{folder}: {needed:,} bytes are needed, but {free:,} are free; free some space, "
-                "or give a folder on another disk or a smaller --dtype"
-            )
+        require_space(folder, writer.missing_bytes)
         bar = photo_bar(total=len(images), initial=writer.done, desc="encoding")
         if on_ray:
             from captioner.bulk.cluster import cluster

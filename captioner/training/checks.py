@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from captioner.errors import ConfigError
-from captioner.files import free_space
+from captioner.files import require_space
 from captioner.hardware import memory_errors, peak_memory
 from captioner.text.vocabulary import END, UNKNOWN
 from captioner.training.optim import warmup_steps
@@ -94,19 +93,15 @@ def dry_run(setup: Setup, folder: Path) -> str:
     """Take a few steps and caption a few photos; weights change, but nothing is written.
 
     Returns estimates of time, memory and disk space, and the ``setting_warnings``. Raises whatever
-    would stop the run at its start, and ConfigError if there is not enough disk space.
+    would stop the run at its start, and DataError if there is not enough disk space.
     """
     from captioner.training.loop import Trainer
 
     config, run = setup.config, RunFolder(folder, setup.config)
     trainer = Trainer(setup, run)
     Trackers(config.training.trackers, run)
-    disk, free = disk_needed(trainer), free_space(folder)
-    if disk > free:
-        raise ConfigError(
-            f"the run needs {disk / 1e9:.2f} GB in {folder}, but only {free / 1e9:.2f} GB are "
-            "free; free some disk space, or use another --run-folder"
-        )
+    disk = disk_needed(trainer)
+    free = require_space(folder, disk)
     step, epochs = _time_step(trainer), config.training.epochs
     some, captioner = setup.validated[:PHOTOS], trainer.captioner(setup.stored)
     started = time.monotonic()
