@@ -376,6 +376,8 @@ class Captioner:
         vocabulary = self.stored.vocabulary
         captions = [vocabulary.encode(words) for words in sentences]
         start = vocabulary.start(self.stored.search.style if style is None else style)
+        if not photos:
+            return []
         encoded = self._encode(photos, method)
         scores = self.ensemble.score(encoded.memories, [[one] for one in captions], start)
         found = [[scores.hypothesis(row, tokens)] for row, tokens in enumerate(captions)]
