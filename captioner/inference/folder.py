@@ -180,7 +180,8 @@ def load_model(folder: str | Path, revision: str | None = None, **hub_options: A
     config, counted = read_config(path), path / FREQUENCIES
     with config_errors(path):  # also what is read later: an engine, a site or info relies on it
         Preprocessing.from_dict(config["preprocessing"])
-        Geometry.from_dict(config["encoder"]["geometry"])
+        _, geometry = itemgetter("name", "geometry")(config["encoder"])
+        Geometry.from_dict(geometry)
         if EXPORTED in config:
             _, _ = map(int, config["encoder"]["grid"])
             itemgetter("opset", "precision")(config[EXPORTED])

@@ -232,6 +232,7 @@ OTHERS = r"graphs of .* do not match its config\.json"
     [
         ("exported", "x", IMPOSSIBLE),
         ("exported", {"opset": 18}, IMPOSSIBLE),
+        ("encoder", {"name": None}, IMPOSSIBLE),
         ("encoder", {"grid": "ab"}, IMPOSSIBLE),
         ("encoder", {"geometry": {}}, IMPOSSIBLE),
         ("preprocessing", {"image_size": 50_000}, IMPOSSIBLE),
@@ -245,6 +246,8 @@ def test_the_config_of_other_graphs_is_refused(copied, section, value, expected)
     config = json.loads((copied / CONFIG).read_text())
     merged = section in ("encoder", "preprocessing")
     config[section] = config[section] | value if merged else value
+    if section == "encoder" and not config[section]["name"]:
+        del config[section]["name"]
     (copied / CONFIG).write_text(json.dumps(config))
 
     with pytest.raises(ModelError, match=expected):
