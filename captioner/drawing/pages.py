@@ -26,7 +26,14 @@ from PIL import Image
 from captioner.caption import DOUBTFUL, Caption
 from captioner.data.images import Photo, open_image
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, fit_photo, palette
-from captioner.drawing.options import Drawing, PageOptions, base64_uri, check_captions, encoded
+from captioner.drawing.options import (
+    Drawing,
+    PageOptions,
+    base64_uri,
+    check_captions,
+    check_size,
+    encoded,
+)
 from captioner.errors import ConfigError
 from captioner.option_fields import build_options
 
@@ -65,8 +72,9 @@ class Page(Drawing):
 
     def _repr_html_(self) -> str:
         """In an iframe, so that styles and scripts do not affect the notebook."""
+        html = escape(self.encode().decode())
         return (
-            f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" loading="lazy" '
+            f'<iframe srcdoc="{html}" sandbox="allow-scripts" loading="lazy" '
             'style="width:100%;height:720px;border:0" title="attention viewer"></iframe>'
         )
 
@@ -283,5 +291,6 @@ def embedded(data: Any) -> str:
 
 
 def data_uri(image: Image.Image) -> str:
-    """Encode a picture as a data URI."""
+    """Encode a picture as a data URI; ConfigError: a JPEG file cannot be so large."""
+    check_size("page's photo", *image.size, 65_500, 65_500**2)
     return base64_uri("jpeg", encoded(image, "JPEG", quality=_QUALITY))

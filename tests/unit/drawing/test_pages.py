@@ -20,6 +20,7 @@ from PIL import Image
 from captioner.caption import DOUBTFUL, Caption
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
 from captioner.drawing.pages import Entry, embedded, gallery, page, shown_photo, with_photo
+from captioner.errors import ConfigError
 
 EVIL = '</script><script>bad()</script><img src=x onerror="bad()">\u2028&amp;'
 
@@ -139,9 +140,16 @@ def test_embedded_data_round_trip_and_cannot_close_the_element(text: str) -> Non
 
 
 def test_an_undecodable_name_is_shown_with_a_question_mark(tmp_path: Path) -> None:
-    page(photo(), make(), title="\udcffname.jpg").save(tmp_path / "x.html")
+    made = page(photo(), make(), title="\udcffname.jpg")
+    made.save(tmp_path / "x.html")
 
+    assert "?name.jpg" in made._repr_html_()
     assert "<h1>?name.jpg</h1>" in (tmp_path / "x.html").read_text(encoding="utf-8")
+
+
+def test_a_photo_that_jpeg_cannot_hold_is_refused() -> None:
+    with pytest.raises(ConfigError, match="65501 x 1 pixels"):
+        page(photo((65_501, 1)), make(), panel_size=0)
 
 
 def test_a_caption_without_words_has_a_page() -> None:
