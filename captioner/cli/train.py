@@ -67,7 +67,8 @@ def train(options: TrainOptions, given: dict[str, Any]) -> int:
     check_replaced(options, given)
     config = read_config(options, given)
     state = Path(config.run_folder, STATE)
-    with hint(lambda: f"the state is saved in {state.parent}" * state.exists(), "with --resume"):
+    saved = f"the state is saved in {state.parent}"
+    with hint(lambda: saved if IS_MAIN and state.exists() else "", "with --resume"):
         found = run(config, options)
     if not IS_MAIN:
         return OK
