@@ -26,7 +26,7 @@ from typing import Any, Literal
 import fsspec
 from fsspec.core import url_to_fs
 
-from captioner.data.folders import expand_pattern, natural
+from captioner.data.folders import expand_pattern, natural, without_twins
 from captioner.data.formats import format_by_name
 from captioner.data.images import MAX_STREAM_BYTES
 from captioner.data.reading import read_ahead
@@ -144,6 +144,7 @@ def _find(inputs: Iterable[str], recursive: bool) -> Iterator[str]:
                 continue
             inside = [one[len(path.rstrip("/")) :] for one in found]
             usable = [one for one in inside if _kind(one) is not None and "/." not in one]
+            usable = without_twins(usable)
             if not usable:
                 subfolders = "" if recursive else "; subfolders are not searched"
                 raise DataError(f"{name}: no photos, Parquet or tar files{subfolders}")

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,15 +96,22 @@ def _search(
         skipped.rest["link", " to folders"] += len(links)
         folders[:] = sorted(set(visible) - set(links), key=natural)
         files = [name for name in names if not name.startswith(".")]
-        raws = [n for n in files if RAW in formats and format_by_name(n) is RAW]
-        kept = [n for n in set(files).difference(raws) if _is_photo(n, skipped, formats)]
-        stems = {Path(name).stem for name in kept}
-        alone = [name for name in raws if Path(name).stem not in stems]
-        twins = len(raws) - len(alone)
+        rest = without_twins(files) if RAW in formats else files
+        twins = len(files) - len(rest)
         skipped.rest["camera RAW file", " beside a photo of the same name"] += twins
-        kept += [name for name in alone if _is_photo(name, skipped, formats)]
+        kept = [name for name in rest if _is_photo(name, skipped, formats)]
         found += [Path(parent, name) for name in sorted(kept, key=natural)]
     return found
+
+
+def without_twins(files: Sequence[str]) -> list[str]:
+    """Paths or URLs of files, without camera RAW beside a photo of the same name."""
+    kinds = {name: format_by_name(name) for name in files}
+    if RAW not in kinds.values():
+        return [*files]
+    others = [name for name, kind in kinds.items() if kind and kind is not RAW and kind.decodable]
+    stems = {name.rpartition(".")[0] for name in others}
+    return [n for n, kind in kinds.items() if kind is not RAW or n.rpartition(".")[0] not in stems]
 
 
 def _unlisted(error: OSError) -> str:

@@ -27,7 +27,7 @@ def names(parts: list[Any]) -> list[list[str]]:
 
 def test_folders_lists_and_patterns(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("p/10.jpg", "p/2.jpg", "p/notes.txt", "p/.hidden.jpg", "p/sub/1.png"):
+    for name in ("p/10.jpg", "p/2.jpg", "p/2.cr2", "p/.hidden.jpg", "p/sub/1.png"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(b"x")
 
