@@ -103,7 +103,7 @@ class Captions:
             RemoteFile(name, photo) if isinstance(photo, bytes) else photo
             for name, photo in zip(names, photos, strict=True)
         ]
-        results = self.model.stream(sources, **self.options)
+        results = self.model.stream(sources, keep_photos=False, **self.options)
         rows = [row(name, result) for name, result in zip(names, results, strict=True)]
         added = pa.Table.from_pylist(rows, schema=row_schema())
         best = [found["captions"][0]["text"] if "captions" in found else None for found in rows]
@@ -293,7 +293,7 @@ class WritePart:
 
     def _rows(self, part: Part) -> list[Row]:
         named, photos = tee(read_part(part))
-        options = {"batch_size": self.model.batch_size, **vars(self.search)}
+        options = {"batch_size": self.model.batch_size, "keep_photos": False, **vars(self.search)}
         results = self.captioner.stream((source for _, source in photos), **options)
         return [row(name, result) for (name, _), result in zip(named, results, strict=True)]
 

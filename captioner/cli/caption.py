@@ -177,7 +177,9 @@ def _entries(
         yield from _video_entries(model, names, options, search)
         return
     sources = (sys.stdin.buffer if photo == STDIN else photo for photo in names)
-    results = model.stream(sources, batch_size=options.batch_size, **vars(search))
+    results = model.stream(
+        sources, batch_size=options.batch_size, keep_photos=False, **vars(search)
+    )
     bar = photo_bar(results, shown=len(names) > 1, total=len(names))
     for name, result in zip(names.values(), bar, strict=True):
         if result.error is None:
@@ -248,7 +250,9 @@ def _video_entries(
     every, side = _interval(options), reduced_side(model.ensemble.image_size)
     for path, name in names.items():
         video = Video(path, every, side)
-        results = model.stream(video.frames(), batch_size=options.batch_size, **vars(search))
+        results = model.stream(
+            video.frames(), batch_size=options.batch_size, keep_photos=False, **vars(search)
+        )
         bar = photo_bar(results, unit="frame", desc=path.name)
         found = (one.photo.info | entry(name, one.captions, options) for one in bar)
         for one in merged(found):

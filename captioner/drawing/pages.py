@@ -196,7 +196,7 @@ def shown_photo(image: Image.Image, source: Photo) -> Image.Image | Path:
     return fit_photo(image, _SHOWN_SIDE)
 
 
-def with_photo(captions: Sequence[Caption], photo: Image.Image | Path) -> list[PhotoCaption]:
+def with_photo(captions: Sequence[Caption], photo: Image.Image | Path | None) -> list[PhotoCaption]:
     """Attach what `shown_photo` returned to the captions of the photo."""
     return [PhotoCaption(**vars(caption), photo=photo) for caption in captions]
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
@@ -258,6 +259,7 @@ class Captioner:
         method: ExplanationMethod = "attention",
         batch_size: int = 32,
         words: Sequence[str] = (),
+        keep_photos: bool = True,
         **search: Any,
     ) -> Iterator[Result]:
         """Caption any number of photos in batches, in order and in constant memory.
@@ -272,6 +274,8 @@ class Captioner:
                 ``gradient_input``, ``grad_cam`` or ``occlusion``; see ``model.explanations``.
             batch_size: Photos that are captioned together.
             words: Captions to explain in place of a search, of whose options they have ``style``.
+            keep_photos: Whether captions keep their photo for notebooks. A photo that is not a path
+                is scaled down for that.
             **search: Fields of ``SearchOptions`` to change, e.g. ``beam_size=1``.
 
         Raises:
@@ -298,22 +302,23 @@ class Captioner:
             return zip(*each, strict=True)
 
         def results() -> Iterator[Result]:
-            with closing(read_batches(self._read, several, batch_size, threads=threads)) as batches:
+            read = partial(self._read, keep=keep_photos)
+            with closing(read_batches(read, several, batch_size, threads=threads)) as batches:
                 for batch in batches:
-                    good = [read[0] for _, read in batch if not isinstance(read, ImageError)]
+                    good = [found[0] for _, found in batch if not isinstance(found, ImageError)]
                     captions = iter(captioned(good))
-                    for photo, read in batch:
-                        if isinstance(read, ImageError):
-                            yield Result(photo, [], read)
+                    for photo, found in batch:
+                        if isinstance(found, ImageError):
+                            yield Result(photo, [], found)
                         else:
-                            yield Result(photo, with_photo(next(captions), read[1]), None)
+                            yield Result(photo, with_photo(next(captions), found[1]), None)
 
         return results()
 
-    def _read(self, photo: Photo) -> tuple[Prepared, Image.Image | Path]:
+    def _read(self, photo: Photo, keep: bool = True) -> tuple[Prepared, Image.Image | Path | None]:
         """A photo for the encoders, and what its captions keep of it."""
         image = open_image(photo, min_side=reduced_side(self.ensemble.image_size))
-        return self.prepare(image), shown_photo(image, photo)
+        return self.prepare(image), shown_photo(image, photo) if keep else None
 
     # --- batches ---
 

@@ -327,8 +327,9 @@ def test_explain_batch_equals_explaining_single_photos(captioner: Captioner, pho
     for photo, text, caption in zip(photos, texts, explained, strict=False):
         assert_same(caption, captioner.explain(photo, text))
     given = [photos[0], b"", photos[1]]
-    first, broken, last = captioner.stream(given, words=texts[1:], batch_size=1)
+    first, broken, last = captioner.stream(given, words=texts[1:], batch_size=1, keep_photos=False)
     assert broken.error is not None
+    assert first.captions[0].photo is None
     for result in (first, last):
         for text, caption in zip(texts[1:], result.captions, strict=True):
             assert_same(caption, captioner.explain(result.photo, text))
