@@ -291,7 +291,7 @@ class _Work:
         if not (self.given.judged and self.given.annotations):
             return None
         photos = read_dataset(self.given.annotations, self.given.images, renumber=True)
-        return np.stack([one for _, one in self._each(photos, "photos", self.model.photo_vectors)])
+        return self._vectors(photos, "photos")[0]
 
     def training_photos(self) -> tuple[NDArray[np.float32], list[set[str]]] | None:
         """Vectors of a sample of the training photos, (N, D), and the words of their references."""
@@ -307,7 +307,15 @@ class _Work:
             )
         if len(photos) > TRAINING_PHOTOS:
             photos = random.Random(0).sample(photos, TRAINING_PHOTOS)
-        read = [*self._each(photos, "training photos", self.model.photo_vectors)]
+        return self._vectors(photos, "training photos")
+
+    def _vectors(
+        self, photos: Sequence[CaptionedImage], name: str
+    ) -> tuple[NDArray[np.float32], list[set[str]]]:
+        """Vectors of the photos that can be read, (N, D), and the words of their references."""
+        read = [*self._each(photos, name, self.model.photo_vectors)]
+        if not read:
+            raise DataError(f"none of the {name} can be read; give photos that can")
         return np.stack([vector for _, vector in read]), [_words(photo) for photo, _ in read]
 
     def other_kinds(self) -> dict[str, list[Observation]]:

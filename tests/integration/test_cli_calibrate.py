@@ -140,8 +140,13 @@ def test_judged_captions_take_the_place_of_references(own, model, run, tmp_path)
 
 
 def test_what_a_model_cannot_be_calibrated_with(own, model, run) -> None:
-    """Photos that it was trained on, and another search than the one it is used with."""
+    """Training photos that are its own or cannot be read, another search than it is used with."""
+    others = {f"{number}.jpg": ["a dog"] for number in range(COUNT)}
+    broken = write_captions(model / "broken.json", others, first=COUNT)
+    for name in others:
+        (model / name).write_bytes(b"no photo")
     for options, problem in (
+        (("--train-annotations", broken, "--images", model), "none of the training photos can be"),
         (("--train-annotations", own.captions), "0 training photos that are not calibrated with"),
         (("--temperature", 1), "--temperature is 1.0; confidence is"),
     ):
