@@ -182,9 +182,9 @@ def load_model(folder: str | Path, revision: str | None = None, **hub_options: A
         Preprocessing.from_dict(config["preprocessing"])
         _, geometry = itemgetter("name", "geometry")(config["encoder"])
         Geometry.from_dict(geometry)
+        _, _ = map(int, config["encoder"]["grid"])
         if EXPORTED in config:
-            _, _ = map(int, config["encoder"]["grid"])
-            itemgetter("opset", "precision")(config[EXPORTED])
+            itemgetter("opset", "precision", "tokens")(config[EXPORTED])
         stored = StoredModel(
             None,
             build_options(DecoderConfig, config["decoder"]),

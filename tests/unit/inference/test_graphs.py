@@ -231,7 +231,7 @@ OTHERS = r"graphs of .* do not match its config\.json"
     ("section", "value", "expected"),
     [
         ("exported", "x", IMPOSSIBLE),
-        ("exported", {"opset": 18}, IMPOSSIBLE),
+        ("exported", {"opset": 18, "precision": "fp32"}, IMPOSSIBLE),
         ("encoder", {"name": None}, IMPOSSIBLE),
         ("encoder", {"grid": "ab"}, IMPOSSIBLE),
         ("encoder", {"geometry": {}}, IMPOSSIBLE),
