@@ -67,7 +67,11 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Create the folder, and refuse a second run in it meanwhile."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"cannot create {self.path} ({error.strerror})"
+            raise CheckpointError(f"{reason}; give another --run-folder") from error
         with write_lock(self.path):
             yield
 

@@ -95,8 +95,12 @@ def test_samples_with_the_same_name_do_not_overwrite_each_other(folder: RunFolde
     assert len(list((folder.path / "samples" / "epoch_001").glob("*.png"))) == 3
 
 
-def test_a_second_run_in_the_same_folder_is_refused(folder: RunFolder):
+def test_a_second_run_in_the_same_folder_is_refused(folder: RunFolder, tmp_path: Path):
     with folder.locked(), pytest.raises(DataError, match="another process is writing to"):
+        folder.locked().__enter__()
+    (tmp_path / "file").touch()
+    folder.path = tmp_path / "file" / "run"
+    with pytest.raises(CheckpointError, match="Not a directory"):
         folder.locked().__enter__()
 
 
