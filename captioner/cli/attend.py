@@ -189,9 +189,9 @@ def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Pat
     """Check that the files can be written; leave out the photos to skip."""
     if options.output == str(STDIN):
         return jobs
-    given = {photo.resolve() for photo in jobs}
+    given = {*map(os.path.realpath, jobs)}  # Path.resolve raises an error for links in a circle
     for path in jobs.values():
-        if path.resolve() in given:
+        if os.path.realpath(path) in given:
             raise ConfigError(f"{path} is the photo itself; give another output name")
     if options.output is not None:
         require_parent(Path(options.output))

@@ -163,7 +163,7 @@ def _read(
     """What an earlier run knew, by photo, and the stamp of the file that it wrote."""
     path, before = journal_path(target), None
     known: dict[str, tuple[list[int], Entry]] = {}
-    with suppress(FileNotFoundError, ValueError), path.open(encoding="utf-8") as file:
+    with suppress(FileNotFoundError, ValueError, TypeError), path.open(encoding="utf-8") as file:
         before = json.loads(next(file, ""))
         for line in file:
             name, stamp, one = json.loads(line)

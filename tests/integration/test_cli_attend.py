@@ -111,7 +111,7 @@ def test_a_word_that_one_photo_lacks_does_not_stop_the_others(tiny, tmp_path, at
 
 
 def test_a_folder_becomes_a_gallery(tiny, tmp_path, attend) -> None:
-    (tmp_path / "broken.png").write_bytes(b"no photo")
+    (tmp_path / "broken.png").symlink_to("broken.png")
 
     code, printed, err = attend(tiny.photos, tmp_path / "broken.png", to="all.html")
 
