@@ -85,7 +85,7 @@ class Caption:
     geometry: Geometry | None = None
     """Where the regions lie in the photo; None: equal cells of the crop box. See ``regions``."""
     method: str = "attention"
-    """How ``alphas`` was computed; see ``models.explanations``."""
+    """How ``alphas`` was computed; see ``model.explanations``."""
     confidence: float | None = None
     """Calibrated probability, 0 to 1, that the caption is right (docs/confidence.md). None: not the
     best caption of a search, search options that the model was not calibrated for, or a model that

@@ -26,7 +26,7 @@ Fraction = Annotated[float, Interval(ge=0, lt=1)]
 ExplanationMethod = Literal[
     "attention", "attention_gate", "gradient_input", "grad_cam", "occlusion"
 ]
-"""How the maps of a caption are computed; see ``models.explanations``."""
+"""How the maps of a caption are computed; see ``model.explanations``."""
 
 METHOD_TITLES: dict[str, str] = {
     "attention": "attention",

@@ -56,9 +56,10 @@ def build(
     if count < MIN_IMAGES_FOR_CIDER:
         noisy = "of one image is always 0" if count == 1 else f"of {count} images is noisy"
         hint = "use CIDEr_D"
-        if evaluator.frequencies is None:
+        frozen = evaluator.frequencies
+        if frozen is None or frozen.documents < MIN_IMAGES_FOR_CIDER:
             more = f"score {MIN_IMAGES_FOR_CIDER} or more images"
-            hint = f"{more}, or {hint} (captioner prepare frequencies)"
+            hint = f"{more}, or {hint} with frequencies of as many (captioner prepare frequencies)"
         warnings.append(
             f"CIDEr {noisy}, as its document frequencies come from the scored images; {hint}"
         )

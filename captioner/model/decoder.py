@@ -119,7 +119,7 @@ class Decoder(nn.Module):
         self.init_hidden = nn.Linear(self.feature_dim, hidden_dim)
         self.init_cell = nn.Linear(self.feature_dim, hidden_dim)
         # The matrix of the gates in parts, as the word's needs no state: training computes it for
-        # all steps in one product. Its one bias is here: a `StepLinear` has none.
+        # all steps at once. `StepLinear` is nn.Linear(bias=False) with its own backward pass.
         self.word_gates = nn.Linear(embed_dim, self.GATES * hidden_dim)  # U_y, b
         self.hidden_gates = StepLinear(hidden_dim, self.GATES * hidden_dim)  # U_h
         self.gate_norms, self.cell_norm = None, None
@@ -215,7 +215,7 @@ class Decoder(nn.Module):
         normed = cell if self.cell_norm is None else self.cell_norm(cell)
         return State(torch.sigmoid(o) * torch.tanh(normed), cell)
 
-    def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
+    def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
         """Advance every caption by one word; the only decode step there is.
 
         From the gate inputs of the previous word, (B, R, 4N), and the state after it.
@@ -242,8 +242,8 @@ class Decoder(nn.Module):
             return kernels.unroll(self, memory, tokens, needed)
         embedded = self.embed(tokens)
         state, steps = self.start(memory, tokens.shape[1]), []
-        for word_gates in self.word_gates(embedded).unbind(dim=2):
-            steps.append(self.step(word_gates, state, memory))
+        for word_inputs in self.word_gates(embedded).unbind(dim=2):
+            steps.append(self.step(word_inputs, state, memory))
             state = steps[-1].state
         return Unrolled.of(embedded, steps, lambda parts: torch.stack(parts, dim=2))
 
@@ -265,12 +265,12 @@ class BahdanauDecoder(Decoder):
         self.hidden_output = nn.Linear(hidden_dim, embed_dim)  # L_h
         self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)  # L_z
 
-    def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
+    def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
         """See ``Decoder.step``; outputs: hidden state (B, R, N), gated context (B, R, D)."""
         attended = self.attention(state.hidden, memory)
         gate = torch.sigmoid(widen(self.gate(state.hidden)))  # (B, R, 1)
         context = gate.to(attended.context.dtype) * attended.context
-        state = self.recur(word_gates + self.context_gates(context), state)
+        state = self.recur(word_inputs + self.context_gates(context), state)
         return Step(state, (state.hidden, context), attended.alphas, gate, attended.chosen)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:

@@ -50,11 +50,11 @@ class LuongDecoder(Decoder):
             state if self.fed_gates is None else state._replace(fed=torch.zeros_like(state.hidden))
         )
 
-    def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
+    def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
         """See ``Decoder.step``; outputs: attentional vector (B, R, N)."""
         if self.fed_gates is not None:
-            word_gates = word_gates + self.fed_gates(state.fed)
-        state = self.recur(word_gates, state)
+            word_inputs = word_inputs + self.fed_gates(state.fed)
+        state = self.recur(word_inputs, state)
         attended = self.attention(state.hidden, memory)
         mixed = self.context_output(attended.context) + self.hidden_output(state.hidden)
         attentional = torch.tanh(widen(mixed))  # (B, R, N)
@@ -82,10 +82,10 @@ class PlainDecoder(Decoder):
         """See ``Decoder.add_layers``."""
         self.hidden_output = nn.Linear(config.hidden_dim, config.embed_dim)
 
-    def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
+    def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
         """See ``Decoder.step``; outputs: hidden state (B, R, N). Uniform map, closed gate."""
         alphas = self.attention(state.hidden, memory).alphas
-        state = self.recur(word_gates, state)
+        state = self.recur(word_inputs, state)
         gate = torch.zeros_like(state.hidden[..., :1])
         return Step(state, (state.hidden,), alphas, gate, None)
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
+from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights  # only COCO's names
 
 from captioner.data.batches import Batch, EncodedImage, pad_captions
 from captioner.data.coco import CaptionedImage
@@ -228,6 +228,7 @@ def photo_words_loss(decoder: Decoder, memory: Memory, tokens: Tensor, present: 
     of Wu et al. 2016 (arXiv:1506.01144). Deviation: one softmax over the mean feature instead of a
     detector per region and word. Not for attention ``fixed_at_start``.
     """
+    # By name: `PlainDecoder` has no such layer.
     context = widen(decoder.get_submodule("context_output")(memory.summary.squeeze(1)))
     logits = widen(decoder.word_output(decoder.dropout(torch.tanh(context))))
     tokens, present = (upload(part, logits.device) for part in (tokens, present))

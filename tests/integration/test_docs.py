@@ -125,7 +125,8 @@ def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd)
     (tmp_path / "photos").symlink_to(tiny.photos)
     (tmp_path / "captions.json").symlink_to(tiny.captions)
     settings = training_settings | {"training": {"sample_images": 0, "epochs": 1}}
-    (tmp_path / "train.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/flickr8k.yaml").write_text(yaml.safe_dump(settings))
     names: dict[str, object] = {"__name__": "__main__"}
 
     for number, example in enumerate(examples(PYTHON, "python"), 1):

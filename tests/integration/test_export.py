@@ -148,7 +148,7 @@ def test_the_program_of_the_page_captions(exported, tmp_path, monkeypatch, capsy
     """With nothing but ONNX Runtime; a square photo, which is not cropped."""
     noise = np.random.default_rng(2).integers(256, size=(50, 50, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "photo.jpg")
-    (tmp_path / "small").symlink_to(exported)
+    (tmp_path / "exported").symlink_to(exported)
     monkeypatch.chdir(tmp_path)
     (program,) = examples(read("docs/export.md"), "python")
 

@@ -15,8 +15,9 @@ from pages import ROOT, commands, examples, read
 from PIL import Image
 
 from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.evaluation.references import count_frequencies
 from captioner.inference import folder as folders
-from captioner.inference.folder import load_model
+from captioner.inference.folder import FREQUENCIES, load_model
 
 
 @pytest.fixture
@@ -39,6 +40,7 @@ def own(tmp_path: Path, make_model: Any, monkeypatch: pytest.MonkeyPatch) -> Sim
 
 @pytest.mark.slow
 def test_every_command_of_the_page_runs(own, capsys) -> None:
+    (own.shipped / FREQUENCIES).write_bytes(count_frequencies({1: ["a dog"]}).to_bytes())
     blocks = examples(read("docs/finetuning.md"), "bash")
     steps = [words for words in commands(*blocks) if words[0] == "captioner"]
     assert len(steps) == 5
