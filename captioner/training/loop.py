@@ -144,6 +144,7 @@ class Trainer:
     def _train(self) -> None:
         progress, training = self.progress, self.training
         logs = Trackers(training.trackers if self.main else (), self.folder)
+        saved = KeyboardInterrupt(f"saved in {self.folder.path}; give resume to continue")
         self._start()
         with (
             tqdm(
@@ -173,14 +174,14 @@ class Trainer:
                         self.collect()
                         self.save()
                     if stopping:
-                        raise KeyboardInterrupt
+                        raise saved
                 self.collect()
                 self.save()  # before validation, which may take long
                 if self._any_process(stop):
-                    raise KeyboardInterrupt
+                    raise saved
                 self.validate(trackers)
                 if self._any_process(stop) and not progress.ending(training):
-                    raise KeyboardInterrupt
+                    raise saved
         if progress.epoch < training.epochs:
             self._print(progress.ending(training))
 

@@ -147,7 +147,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     train(config, straight)
     assert [row["epoch"] for row in rows(straight)] == [1, 2, 3]
     for number, steps in enumerate(stops):
-        with signal_in_step(steps), pytest.raises(KeyboardInterrupt):
+        with signal_in_step(steps), pytest.raises(KeyboardInterrupt, match="saved in"):
             train(config, stopped, resume=number > 0)
         assert progress_of(stopped)["step"] == sum(stops[: number + 1])
     train(config, stopped, resume=True)
