@@ -27,7 +27,8 @@ class ApplyOptions(ColumnOptions, SidecarOptions):
     """A CSV or JSON Lines file with the columns image and caption; of several captions of a photo
     the first is written."""
     images: Folder | None = None
-    """Folder that the names of the photos are relative to (default: that of the file)."""
+    """Folder that the names of the photos are relative to (default: that of the file, or the
+    current one)."""
     force: bool = False
     """Replace the captions that photos have."""
 
@@ -39,14 +40,13 @@ def apply(options: ApplyOptions, _: Any) -> int:
     if store is None:
         raise ConfigError("nowhere to write to; give --sidecar txt|xmp, --embed or --in-place")
     captions = _read(options)
-    images = photo_folder(find_source(options.captions), options.images)
+    images = photo_folder(find_source(options.captions), options.images, options)
     photos = {images / name: name for name in captions}
     missing = [photo for photo in photos if not photo.is_file()]
     if len(missing) == len(photos):
         raise DataError(
-            f"{options.captions}: none of its {counted(len(photos), 'photo')} is in the folder "
-            f"{images} (first: {photos[missing[0]]!r}); give --images, the folder that their names "
-            "are relative to"
+            f"{options.captions}: none of its photos exists (first: {missing[0]}); give --images, "
+            "the folder that their names are relative to"
         )
     for photo in missing:
         warn(f"{options.captions}: {photos.pop(photo)!r} is not in the folder {images}")
@@ -60,7 +60,6 @@ def apply(options: ApplyOptions, _: Any) -> int:
         if "error" in one:
             failed += 1
             warn(one["error"])
-    warn(f"{options.captions}: {counted(store.written, 'caption')} written")
     return FAILED if failed else OK
 
 

@@ -87,11 +87,15 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             if Path(typed).exists():
                 hint = f"; for the file of this name give ./{typed}"
+            if typed[2:] in self.fields:  # a positional argument
+                hint = f"; give its value without {typed}"
             self.error(f"unknown option {typed}{hint}")
         extra += argv[end + 1 :]
         lists = [n for n, f in self.fields.items() if f.shown.positional and f.is_list]
         if extra and not lists:
-            self.error(f"unexpected argument {extra[0]!r}")
+            known = "--model" in self._option_string_actions
+            hint = f"; did you mean --model {extra[0]}?" if known else ""
+            self.error(f"unexpected argument {extra[0]!r}{hint}")
         given: dict[str, Any] = vars(found)
         if extra:
             given[lists[0]] = [*given.get(lists[0], []), *extra]

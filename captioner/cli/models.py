@@ -79,7 +79,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "preprocessing": config["preprocessing"],
         "decoder": dataclasses.asdict(stored.decoder),
         "search": dataclasses.asdict(stored.search),
-        "vocabulary": len(vocabulary),
+        "vocabulary": len(vocabulary.words),
         "tokenizer": vocabulary.tokenizer,
         "styles": list(vocabulary.styles),
         **stored.info,

@@ -181,8 +181,8 @@ def _read(
         check_same(path, before or {}, settings)
     if not options.force and target.exists() and _stamp(target) != written:
         raise ConfigError(
-            f"{target} exists, and is not as a run with --resume left it; give --force to "
-            "overwrite it, or another name"
+            f"{target} was written without --resume, or changed since; give --force to overwrite "
+            "it, or another name"
         )
     return known, written
 

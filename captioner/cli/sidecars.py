@@ -153,7 +153,7 @@ class Store:
     ) -> Iterator[Entry]:
         """Check all photos, and write the captions of those that need one as they are found.
 
-        Yields the captions, and why others cannot be written.
+        Yields the captions, and why others cannot be written; prints how many were written.
         """
         needed, existing, problems = self._check(photos)
         problems += filter(None, (self._keep(photo, None) for photo in existing))
@@ -166,6 +166,10 @@ class Store:
                 problem = self._keep(photo, best["text"], words)
                 self.written += not problem
             yield {"error": problem} if problem else one
+        where = f"copies in {self.folder}" if self.folder else "the photos"
+        if kind := self.options.sidecar:
+            where = f".{kind} files beside {where}"
+        warn(f"{counted(self.written, 'caption')} written to {where}")
 
     def _check(self, photos: Iterable[Path]) -> tuple[list[Path], list[Path], list[str]]:
         """Check every photo before a caption is written.

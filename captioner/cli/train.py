@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -83,4 +84,5 @@ def train(options: TrainOptions, given: dict[str, Any]) -> int:
     if found.problem:
         warn(found.problem)
         return FAILED
+    print(f"to use it: captioner caption PHOTOS --model {shlex.quote(config.run_folder)}")
     return OK

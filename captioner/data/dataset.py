@@ -46,12 +46,12 @@ class ImportSummary:
             for split, count in self.photos.items()
         ]
         if self.empty_captions:
-            lines.append(f"dropped: {self.empty_captions} empty captions")
-        if self.photos_without_captions:
-            lines.append(f"dropped: {self.photos_without_captions} photos without captions")
+            lines.append(f"dropped: {counted(self.empty_captions, 'empty caption')}")
+        if count := self.photos_without_captions:
+            lines.append(f"dropped: {counted(count, 'photo')} without captions")
         if missing := self.missing_photos:
-            what = "photos missing or unreadable in the image folder"
-            lines.append(f"dropped: {len(missing)} {what} (first: {missing[0]})")
+            what = f"{counted(len(missing), 'photo')} missing or unreadable in the image folder"
+            lines.append(f"dropped: {what} (first: {missing[0]})")
         return "\n".join(lines)
 
 
@@ -127,7 +127,7 @@ def split_randomly(
     names = sorted({photo.file_name for photo in photos}, key=digest)
     first, second = (max(1, round(len(names) * part)) if part else 0 for part in (validation, test))
     if (needed := first + second + 1) > len(names):
-        raise DataError(f"{len(names)} photos are too few to split; at least {needed} are needed")
+        raise DataError(f"{counted(len(names), 'photo')} cannot be split; give {needed} or more")
     splits = ["val"] * first + ["test"] * second + ["train"] * len(names)
     split_of = dict(zip(names, splits, strict=False))
     found = [replace(photo, split=split_of[photo.file_name]) for photo in photos]
@@ -167,8 +167,8 @@ def write_coco(photos: Sequence[ImportedPhoto], options: DatasetOptions) -> Impo
         if not (missing := summary.missing_photos):
             raise DataError("no photo has a caption; check the captions")
         raise DataError(
-            f"{options.images}: none of the {len(missing)} photos is in this folder (first: "
-            f"{missing[0]}); give the folder that their names are relative to"
+            f"{options.source}: no photo can be read ({Path(options.images or '', missing[0])}); "
+            "give --images, the folder that their names are relative to"
         )
     ids = [photo.image_id for photo, _ in kept if photo.image_id is not None]
     new_ids, numbers = itertools.count(max([options.first_id - 1, *ids]) + 1), itertools.count(1)

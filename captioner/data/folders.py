@@ -96,6 +96,8 @@ def _search(
         skipped.rest["link", " to folders"] += len(links)
         folders[:] = sorted(set(visible) - set(links), key=natural)
         files = [name for name in names if not name.startswith(".")]
+        photos = {Path(name).stem for name in files if format_by_name(name)}
+        files = [n for n in files if not (n.endswith(".txt") and n[:-4] in photos)]  # sidecars
         rest = without_twins(files) if RAW in formats else files
         twins = len(files) - len(rest)
         skipped.rest["camera RAW file", " beside a photo of the same name"] += twins

@@ -337,9 +337,14 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
     return found[0]
 
 
-def photo_folder(source: Path, given: str | None) -> Path:
-    """The folder with the photos of a captions file or image folder; by default its own."""
-    return Path(given or (source if source.is_dir() else source.parent))
+def photo_folder(source: Path, given: str | None, columns: ColumnOptions = USUAL) -> Path:
+    """The folder with a source's photos: its own, or else the current one, unless it is given."""
+    own = source if source.is_dir() else source.parent
+    if given:
+        return Path(given)
+    names = [photo.file_name for photo in import_captions(source, columns=columns)]
+    found = (f for f in (own, Path()) if any((f / name).is_file() for name in names))
+    return next(found, own)
 
 
 def detect_layout(path: Path, columns: ColumnOptions = USUAL) -> str:

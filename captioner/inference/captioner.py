@@ -110,6 +110,8 @@ class Captioner:
         precision: Precision = "auto",
     ) -> None:
         """Prepare models in memory, from ``load_model``, for inference; see ``load``."""
+        if not isinstance(stored, StoredModel):
+            raise ConfigError(f"a model is {stored!r:.60}; use captioner.load(folder)")
         self.stored = stored
         """The (first) model as stored: network in float32, vocabulary, search options."""
         self.ensemble = open_models((stored, *others), device, precision)
@@ -188,7 +190,9 @@ class Captioner:
     @overload
     def caption(self, photo: Photos[P], **options: Any) -> list[PhotoCaption]: ...
 
-    def caption(self, photo: Photo | Photos[Any], **options: Any) -> Any:
+    def caption(
+        self, photo: Photo | Photos[Any], **options: Any
+    ) -> PhotoCaption | list[PhotoCaption]:
         """The best caption of a photo, or of every photo of a list; notebooks display both.
 
         A photo is a path, the bytes of an image file, an open binary file, a PIL image, or a NumPy
@@ -213,7 +217,9 @@ class Captioner:
     @overload
     def captions(self, photo: Photos[P], **options: Any) -> list[list[PhotoCaption]]: ...
 
-    def captions(self, photo: Photo | Photos[Any], **options: Any) -> Any:
+    def captions(
+        self, photo: Photo | Photos[Any], **options: Any
+    ) -> list[PhotoCaption] | list[list[PhotoCaption]]:
         """The best ``num_captions`` captions, best first: a list, or one for each photo of a list.
 
         For arguments and errors see ``caption``.

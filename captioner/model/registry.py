@@ -111,5 +111,6 @@ def what_is_missing(record: Mapping[str, Any]) -> str:
     if package and not any(package in held for held in metadata.packages_distributions().values()):
         return f"the {kind} {name} of the package {package}; run: pip install {package}"
     if not module or module == "__main__":
-        return f"the {kind} {name} of a script; call captioner.register_{kind}({name!r}, ...) first"
+        call = f"call captioner.register_{kind}({name!r}, ...) first, or install it as a package"
+        return f"the {kind} {name} of a script; {call} (docs/python.md)"
     return f"the {kind} {name}, which {module} registers; import {module} first"

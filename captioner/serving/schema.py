@@ -168,7 +168,7 @@ def _read(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
     if first["type"] == "extra_forbidden":
         problem = f"unknown parameter {shortened(name)}; give {', '.join(model.model_fields)}"
     else:
-        should = first["msg"][0].lower() + first["msg"][1:]
+        should = first["msg"][0].lower() + first["msg"][1:].partition(", unable")[0]
         problem = f"{name} is {shortened(first['input'])}; {should}"
         if name in _BEAMS and first["type"] == "less_than_equal":
             problem += " (the server's --max-beam)"

@@ -128,7 +128,7 @@ class Vocabulary:
         unknown = [word for word in words if word not in self]
         if unknown or not words:
             problem = f"the model does not know {', '.join(unknown)}" if unknown else "no words"
-            raise ConfigError(f"{text!r}: {problem}; use words from the model's vocabulary")
+            raise ConfigError(f"{text!r}: {problem}; use words from the model's config.json")
         return words
 
     def start(self, style: str = "") -> int:

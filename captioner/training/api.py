@@ -112,7 +112,7 @@ def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
             tqdm.write(
                 f"{counted(len(setup.train), 'training photo')}, "
                 f"{counted(len(setup.val), 'validation photo')}, "
-                f"{len(setup.stored.vocabulary)} words, run folder {folder}",
+                f"{len(setup.stored.vocabulary.words)} words, run folder {folder}",
                 file=sys.stderr,
             )
         if options.dry_run:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from captioner.errors import counted
 from captioner.files import require_space
 from captioner.hardware import memory_errors, peak_memory
 from captioner.text.vocabulary import END, UNKNOWN
@@ -58,8 +59,8 @@ def setting_warnings(setup: Setup, total_steps: int) -> list[str]:
     problems = {
         f"training.warmup_steps is {training.warmup_steps}, but it is at most a fifth of the run "
         f"({total_steps} steps in total); {warmup} will be used": warmup < training.warmup_steps,
-        f"training.batch_size is {training.batch_size}, but there are only {len(setup.train)} "
-        "training photos, so that an epoch is a single step; give a smaller batch size":
+        f"training.batch_size {training.batch_size} is above the number of training photos, "
+        f"{len(setup.train)}, so that an epoch is a single step; give a smaller batch size":
             len(setup.train) < training.batch_size,
         f"training.patience {training.patience} can end the run within the warm-up of {warmup} "
         f"steps ({epoch:.0f} steps per epoch); give a larger patience, or 0 for none":
@@ -110,7 +111,7 @@ def dry_run(setup: Setup, folder: Path) -> str:
     validation = each * math.ceil(len(setup.validated) / trainer.world)
     steps = trainer.total_steps
     lines = [
-        f"{steps} steps ({steps / epochs:.0f} per epoch), {step:.2f} s per step, "
+        f"{counted(steps, 'step')} ({steps / epochs:.0f} per epoch), {step:.2f} s per step, "
         f"{_duration(steps / epochs * step)} per epoch, {_duration(validation)} per validation",
         f"total time: {_duration(steps * step + epochs * validation)}",
         f"memory: {peak_memory(trainer.device) / 1e9:.1f} GB; checkpoints and models: "

@@ -36,7 +36,7 @@ class OwnDataOptions(ColumnOptions):
     """A CSV or JSON Lines file with the columns file and caption, or another source of captioner
     prepare dataset."""
     images: Folder | None = None
-    """Folder with the photos of --data (default: the folder that the captions are in)."""
+    """Folder with the photos of --data (default: that of the captions, or the current one)."""
     val: float = 0.1
     """Fraction of the training photos of --data for validation, if it has no validation photos."""
 
@@ -76,9 +76,8 @@ def check_replaced(data: OwnDataOptions, given: Mapping[str, Any]) -> None:
     """Raise OptionError if settings are ``given`` beside captions that replace them."""
     for name in ("train_annotations", "val_annotations", "images", "karpathy_split"):
         if data.captions is not None and name in given.get("data", {}):
-            raise OptionError(
-                "{captions} takes the place of {setting}; give one of them", setting=f"data.{name}"
-            )
+            instead = "give {images} instead" if name == "images" else "leave it out"
+            raise OptionError(f"data.{name} cannot be combined with a captions file; {instead}")
 
 
 @contextmanager
@@ -92,7 +91,7 @@ def prepared(config: TrainConfig, data: TrainOptions) -> Iterator[TrainConfig]:
         yield config
         return
     source = find_source(data.captions)
-    images = str(photo_folder(source, data.images))
+    images = str(photo_folder(source, data.images, data))
     with tempfile.TemporaryDirectory(prefix="captioner-") as folder:
         columns: Any = {name: getattr(data, name) for name in vars(ColumnOptions())}
         how = DatasetOptions(

@@ -4,7 +4,7 @@ config.yaml        every setting, resolved
 metrics.jsonl      one line per validation
 steps.jsonl        training curves: one line every training.log_every steps
 tensorboard/       both as curves
-samples/epoch_001/ captions of a few validation photos with their attention
+samples/epoch_001/ captions of a few validation photos with their references and attention
 state.safetensors  training state (for --resume)
 best/              the best model so far, ready for `captioner caption --model`; at the end of
                    the run with its card, README.md
@@ -127,7 +127,8 @@ class RunFolder:
                 name = f"{stem}_{len(figures) + 1}"
             figures[name] = folder / f"{name}.png"
             overlay(sentence.image.path, sentence.caption, panel_size=240).save(figures[name])
-            lines.append(f"{sentence.image.path.name}\t{sentence.caption.text}\n")
+            texts = [sentence.caption.text, *sentence.image.captions]
+            lines.append("\t".join([sentence.image.path.name, *texts]) + "\n")
         atomic_write(folder / "captions.txt", "".join(lines))
         return figures
 

@@ -92,7 +92,7 @@ def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, mo
 def test_a_pipe_costs_no_photo(folder, caption):
     os.mkfifo(folder / "holiday" / "pipe.jpg")
     for options in ((), ("--in-place",)):
-        code, photos, (problem,) = caption("holiday", *options)
+        code, photos, (problem, *_) = caption("holiday", *options)
         assert (code, photos) == (FAILED, ALL)
         assert "pipe.jpg: a pipe, socket or device" in problem
 

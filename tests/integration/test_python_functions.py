@@ -133,7 +133,7 @@ def test_train_on_a_file_of_captions(tiny, training_settings, tmp_path) -> None:
     assert result.metrics[0]["epoch"] == 1
     held = json.loads((tmp_path / "run" / "data" / "captions_val.json").read_text())
     assert len(held["images"]) == round(0.4 * len(rows))
-    with pytest.raises(ConfigError, match=r"place of data\.images"):
+    with pytest.raises(ConfigError, match=r"data\.images cannot be combined"):
         captioner.train(training_settings, captions=table, data={"images": "photos"})
 
 

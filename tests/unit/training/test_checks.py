@@ -32,7 +32,11 @@ def setup(configure: Any) -> Setup:
     [
         (1000, {}, None),
         (40, {"warmup_steps": 50}, "a fifth of the run (40 steps in total); 8 will be used"),
-        (1000, {"batch_size": 9}, "training.batch_size is 9, but there are only 8 training photos"),
+        (
+            1000,
+            {"batch_size": 9},
+            "training.batch_size 9 is above the number of training photos, 8",
+        ),
         (300, {"epochs": 30, "patience": 2, "warmup_steps": 40}, "within the warm-up of 40 steps"),
         (1000, {"limit_val": 6}, "scores of only 6 validation photos depend on chance"),
         (1000, {"select": "loss", "objective": "self_critical"}, "training.select loss compares"),

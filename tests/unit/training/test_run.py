@@ -83,7 +83,8 @@ def test_samples_are_saved_and_listed(folder: RunFolder, tmp_path: Path):
     figures = folder.add_samples(7, [red, blue])
     samples = folder.path / "samples" / "epoch_007"
     assert {file.name for file in samples.iterdir()} == {"red.png", "blue.png", "captions.txt"}
-    assert (samples / "captions.txt").read_text() == "red.png\ta red\nblue.png\ta blue\n"
+    text = (samples / "captions.txt").read_text()
+    assert text == "red.png\ta red\ta photo\nblue.png\ta blue\ta photo\n"
     assert figures == {colour: samples / f"{colour}.png" for colour in ("red", "blue")}
     with Image.open(samples / "red.png") as picture:
         assert picture.width > 100
