@@ -3,8 +3,7 @@
     python tests/golden/make.py
 
 They are what the shipped model finds in the example photos, in float32 on the CPU, and what the
-commands write about them and ``inputs/``. A restructuring must not change them: run this only if
-results are meant to change, and say why in the commit message.
+commands write about them and ``inputs/``. Run this only if results are meant to change.
 """
 
 from __future__ import annotations

@@ -237,24 +237,3 @@ def test_a_training_step_is_measured(run: Any, capsys: Any) -> None:
     small = ("--sizes", 6, 8, 5, 40, "--photos", 4, "--captions", 2, "--rounds", 1)
     run("benchmarks/training_step", *small, "--precision", "fp32")
     assert re.search(r"^\| fp32 \| [\d.,]+ \| [\d,]+ \|", capsys.readouterr().out, re.MULTILINE)
-
-
-def test_jobs_rotate_within_rounds_and_ratios_are_per_round(script: Any) -> None:
-    measuring = script("benchmarks/measuring")
-    now = 0.0
-    done = []
-
-    def job(name: str, seconds: float) -> Callable[[], None]:
-        def run_it() -> None:
-            nonlocal now
-            now += seconds * (1 + len(done) // 2)  # the machine gets slower every round
-            done.append(name)
-
-        return run_it
-
-    jobs = {"ours": job("ours", 1), "theirs": job("theirs", 3)}
-    times = measuring.measure(jobs, rounds=3, clock=lambda: now)
-
-    assert done[2:] == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]  # after the warm-up
-    assert times == {"ours": [2, 3, 4], "theirs": [6, 9, 12]}
-    assert measuring.ratios(times, "ours", "theirs") == [3, 3, 3]

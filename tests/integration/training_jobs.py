@@ -1,9 +1,7 @@
 """Training jobs of one process or of several: ``torchrun training_jobs.py JOBS``.
 
-Gradients and weights are in double precision, where another order of summation is negligible. In
-float32 the weights need not agree: the key bias has a gradient near zero, whose sign depends on
-rounding, and Adam takes a full step in either direction. In float64 rounding is far below Adam's
-epsilon.
+In double precision: in float32, the sign of a gradient near zero (that of the key bias) depends on
+rounding, and Adam takes a full step in either direction.
 """
 
 from __future__ import annotations
