@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from tiny_data import noise_photos, write_captions, write_dogs
 
-from captioner import evaluate
+from captioner import evaluate, load
 from captioner.cli.main import FAILED, OK, main
 from captioner.inference.export import digest
 from captioner.inference.folder import WEIGHTS, load_model, read_config
 from captioner.options import SearchOptions
+from captioner.text.tokenizer import tokenize
 from captioner.training.api import build_config
 
 ROOT = Path(__file__).parents[2]
@@ -152,6 +155,38 @@ def test_held_out_photos_have_five_captions_and_are_not_trained_on(
     assert all(n % 6 == 5 for n in ids[0])
     for one, kept in zip((held, train), ids, strict=True):
         assert one["annotations"] == [a for a in annotations if a["image_id"] in kept]
+
+
+def test_the_word_bias_moves_towards_the_words_of_the_target(
+    run: Any, tiny: Any, training_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    config, features = tmp_path / "config.yaml", tmp_path / "features"
+    config.write_text(
+        json.dumps(training_settings | {"init_from": str(tiny.model), "decoder": {}, "encoder": {}})
+    )
+    assert main(["prepare", "features", str(config), "-o", str(features)]) == OK
+
+    options = ["--features", features, "--target", tiny.results, "--rounds", 1, "--rate", 0.5]
+    run("fit_word_bias", tiny.model, *options, "-o", tmp_path / "fitted")
+
+    captioner, wanted = load(tiny.model), json.loads(tiny.results.read_text())
+    said = [captioner.caption(path).words for path in sorted(tiny.photos.iterdir())]
+    of_target = [tokenize(one["caption"]) for one in wanted]
+    scale = sum(map(len, said)) / sum(map(len, of_target))
+    changes = [
+        0.5 * math.log((scale * times(word, of_target) + 5 / 4) / (times(word, said) + 5 / 4))
+        for word in captioner.stored.vocabulary.words
+    ]
+    old, new = (
+        load_model(folder).model.decoder.word_output.bias.tolist()
+        for folder in (tiny.model, tmp_path / "fitted")
+    )
+    assert np.subtract(new, old) == pytest.approx([0, 0, 0, 0, *changes], abs=1e-3)
+
+
+def times(word: str, captions: Sequence[Sequence[str]]) -> float:
+    """How often captions say a word, per caption."""
+    return sum(words.count(word) for words in map(list, captions)) / len(captions)
 
 
 def test_models_of_the_hub_are_scored_on_the_same_photos(
