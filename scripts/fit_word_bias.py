@@ -1,7 +1,7 @@
 """Fit the output bias of a model, so that its search uses the words that its consensus prefers.
 
-    python scripts/fit_word_bias.py MODEL --features FOLDER --target captions.json --style coco \
-        [--keep other.json --keep-style flickr8k --weight 5] [--photos 8000] [--rounds 5] -o OUT
+    python scripts/fit_word_bias.py MODEL --features FOLDER --target results.json --style coco \
+        [--keep captions.json --keep-style flickr8k --weight 5] [--photos 8000] [--rounds 5] -o OUT
 
 A beam finds the most probable caption, which says common words too often. Consensus captions that
 favour rare words (``captioner caption --candidates 64 --temperature 0.85 --rare-words 0.6``) say
@@ -21,20 +21,20 @@ Deviation: frequencies are those of words in the captions of a search, so that i
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 import captioner
+from captioner.data.coco import read_captions
 from captioner.data.features import FeatureCache, feature_fingerprint, read_header
-from captioner.errors import CaptionerError
-from captioner.files import read_input
+from captioner.errors import CaptionerError, DataError
+from captioner.evaluation.report import read_captions_of
 from captioner.inference.folder import StoredModel, load_model, save_model
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import SPECIAL_NAMES
@@ -52,16 +52,17 @@ def main() -> None:
     stage = read_header(options.features).get("key", {}).get("stage")
     key = feature_fingerprint(model.encoder, model.preprocessing, stage)
     cache = FeatureCache(options.features, key)
-    target = _captions(options.target, options.photos)
-    wanted = _count([tokenize(text) for text in target.values()], stored)
+    captions = read_captions_of(options.target)
+    target = _sample(captions, options.photos, cache)
+    wanted = _count([tokenize(captions[image_id]) for image_id in target], stored)
     kept: NDArray[np.float64] = np.zeros(len(vocabulary))
     if options.keep:
-        photos = [*_captions(options.keep, options.keep_photos)]
+        photos = _sample(read_captions([options.keep]), options.keep_photos, cache)
         kept = options.weight * _say(stored, cache, photos, options.keep_style)
     bias = model.decoder.word_output.bias
     first = bias.detach().clone()
     for number in range(1, options.rounds + 1):
-        said = _say(stored, cache, [*target], options.style)
+        said = _say(stored, cache, target, options.style)
         least = 5 / len(target) + kept
         goal = wanted * said.sum() / wanted.sum() + least  # as many words in all
         change = options.rate * np.log(goal / (said + least))
@@ -78,7 +79,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="model or run folder")
     parser.add_argument("--features", required=True, help="of captioner prepare features")
-    parser.add_argument("--target", type=Path, required=True, help="captions to imitate (COCO)")
+    parser.add_argument("--target", type=Path, required=True, help="COCO results to imitate")
     parser.add_argument("--style", default="", help="style of these")
     parser.add_argument("--keep", type=Path, help="captions file with photos of another style")
     parser.add_argument("--keep-style", default="", help="that style")
@@ -91,12 +92,15 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _captions(path: Path, count: int) -> dict[int, str]:
-    """A caption of each of some photos, by image id, from captions or results in COCO's format."""
-    content: Any = json.loads(read_input(path, "a JSON file"))
-    rows = content["annotations"] if isinstance(content, dict) else content
-    captions = {row["image_id"]: row["caption"] for row in rows}
-    return {i: captions[i] for i in random.Random(0).sample([*captions], min(count, len(captions)))}
+def _sample(photos: Iterable[int], count: int, cache: FeatureCache) -> list[int]:
+    """Some photos at random, all with features."""
+    known = [*photos]
+    if missing := [image_id for image_id in known if not cache.has(image_id)]:
+        raise DataError(
+            f"{len(missing)} of {len(known)} photos (first id: {missing[0]}) have no features in "
+            f"{cache.folder}; give the features of these photos"
+        )
+    return random.Random(0).sample(known, min(count, len(known)))
 
 
 def _count(captions: list[list[str]], stored: StoredModel) -> NDArray[np.float64]:
