@@ -226,7 +226,7 @@ class DecoderConfig(Checked):
     """Apply layer normalization to the LSTM's gates and cell (Ba et al. 2016)."""
 
 
-_BEAM_ONLY = ("beam_size", "beam_groups", "diversity", "forced_words")
+_BEAM_ONLY = ("beam_size", "beam_groups", "certainty", "diversity", "forced_words")
 _SAMPLING_ONLY = ("temperature", "top_k", "top_p", "seed")
 
 
@@ -282,6 +282,9 @@ class SearchOptions(Checked):
     guidance: Annotated[float, Interval(ge=0, le=10)] = 0.0
     """Search with (1 + X) log p(word | photo) - X log p(word | blank photo), which makes captions
     more specific; 0: off."""
+    certainty: Fraction = 0.0
+    """Leave out what is less probably true than this, and stop rather than say something false; 0:
+    write whole sentences. Needs a model with a reading of the photo."""
     block_repeats: bool = False
     """Never use a content word twice; words such as a, the, with and of may repeat."""
     forced_words: Annotated[tuple[str, ...], Shown("WORDS")] = ()
@@ -352,6 +355,8 @@ class SearchOptions(Checked):
             "{candidates} is {given.candidates}; give at most {beam_size} ({given.beam_size}), "
             f"{more} them": not sampling and self.candidates > self.beam_size,
             "{candidates} is 1; give 2 or more to compare, or 0 for none": self.candidates == 1,
+            "{certainty} {given.certainty} is for beam search, {temperature} {given.temperature} for "
+            "sampling; give one of the two": sampling and self.certainty,
             "{num_captions} is {given.num_captions}, but {candidates} only {given.candidates}; "
             "give at least as many {candidates} as captions":
                 0 < self.candidates < self.num_captions,

@@ -6,6 +6,7 @@
         merge     man, woman, ... become person if the options require it
         favour    the scores of rare words, and of words that a blank photo makes less probable,
                   rise if the options require it
+        weigh     the truth of each word against its probability, with a reading of the photo
         forbid    the rules mask words that must not follow
         choose    the strategy keeps some of the continuations
     rerank        by their consensus, if the options require it
@@ -38,6 +39,7 @@ from captioner.search.consensus import by_consensus
 from captioner.search.rules import Rules, guide
 from captioner.search.strategies import Beams, Choice, build_strategy
 from captioner.search.words import SearchTokens
+from captioner.search.worth import Rewards, Worth
 
 _KEPT_SAMPLES = 0.8
 """Share of the sampled candidates that are ranked and count as references: the best ones."""
@@ -130,6 +132,7 @@ def search(
     seeds: Sequence[int] | None = None,
     *,
     blank: Stepper | None = None,
+    worth: Worth | None = None,
     evidence: bool = False,
 ) -> list[list[Hypothesis]]:
     """Search for the captions of every photo.
@@ -140,6 +143,7 @@ def search(
         words: The words in the options, from ``encode_search_words``.
         seeds: A random seed per photo, combined with ``options.seed``; None: its index.
         blank: A new stepper of as many blank photos, if ``options.guidance`` is set.
+        worth: The truth of every word for these photos, if the model has a reading.
         evidence: Collect the evidence of the captions, which takes a little longer.
 
     Returns:
@@ -151,12 +155,18 @@ def search(
         return []
     if options.candidates:
         wider = replace(options, candidates=0, num_captions=options.candidates, rare_words=0.0)
-        found = search(stepper, wider, words, seeds, blank=blank, evidence=evidence)
+        found = search(
+            stepper, wider, words, seeds, blank=blank, worth=worth, evidence=evidence
+        )
         return [_most_agreed(candidates, options, words) for candidates in found]
     steppers, end = [stepper] if blank is None else [stepper, blank], stepper.end_token
     rules = Rules(options, words, end, xp, device)
     seeds = range(count) if seeds is None else seeds
     strategy = build_strategy(options, words, seeds, end_token=end, xp=xp, device=device)
+    rewards = None  # samples are drawn from the model's own probabilities
+    if worth is not None and not options.temperature:
+        rewards = Rewards(worth, options, end, xp, device)
+        strategy.gain = rewards.most
     photos = xp.arange(count, device=device)  # the photo in each row of the batch
     beams = _start(count, xp, device)
     last = on_device(stepper.start_token, xp.int64, xp, device)
@@ -168,12 +178,16 @@ def search(
         advance, *unguided = (each.advance(last) for each in steppers)
         for step in (advance, *unguided):
             rules.merge_people(step.log_probs)
+            if rewards is not None:
+                rewards.widen(step.log_probs, beams.tokens)
         # Before words are forbidden.
         entropies = [entropy(advance.log_probs)] if evidence else []
         scores = advance.log_probs
         for without_photo in unguided:
             scores = guide(scores, without_photo.log_probs, options.guidance)
         scores = rules.favour_rare_words(scores)
+        if rewards is not None:
+            scores = rewards.add(scores, beams.tokens, photos)
         rules.forbid(scores, beams.tokens)
         choice = strategy.choose(_totals(beams, scores, end), beams, photos)
         beams = _extend(beams, choice, advance.log_probs, end)
@@ -202,7 +216,7 @@ def search(
                 each.keep(remaining)
         last = beams.tokens[:, :, -1]
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
-    rescored = options.rare_words > 0 or blank is not None
+    rescored = options.rare_words > 0 or blank is not None or rewards is not None
     for photo, hypothesis in (one for each in finished for one in _trace(each, end, rescored)):
         results[photo].append(hypothesis)
     # Samples may repeat; beam groups may find the same caption, which is returned once.

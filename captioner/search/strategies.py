@@ -51,8 +51,13 @@ class Choice(NamedTuple):
 class Strategy:
     """Base class; subclasses implement ``choose``."""
 
+    gain = 0.0
+    """The score that a caption may still gain, in nats: above 0 if true words are rewarded."""
+
     def __init__(self, options: SearchOptions) -> None:
         self.options = options
+        # With a certainty, every word must be worth its own cost.
+        self.penalty = 0.0 if options.certainty else options.length_penalty
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
         """Choose the continuations to keep, for all photos together.
@@ -66,16 +71,16 @@ class Strategy:
         """Photos whose best captions, in every group of beams, can no longer be beaten, (B,).
 
         Log-probabilities only decrease, so the rank of an unfinished caption is bounded by that of
-        its present score at the maximum length.
+        its present score, and what it may still gain, at the maximum length.
         """
         xp, options = namespace(beams.scores), self.options
-        groups, penalty = options.beam_groups, options.length_penalty
+        groups, penalty = options.beam_groups, self.penalty
         # Groups may have found the same captions, so each must have enough of its own.
         count = min(options.num_captions, options.beam_size // groups)
         scores, lengths, ended = (part.reshape(len(part), groups, -1) for part in beams[:3])
         if ended.shape[2] < count:
             return xp.all(beams.ended, axis=1)
-        bounds = xp.where(ended, -xp.inf, _rank(scores, options.max_length, penalty))
+        bounds = xp.where(ended, -xp.inf, _rank(scores + self.gain, options.max_length, penalty))
         ranks = xp.where(ended, _rank(scores, lengths, penalty), -xp.inf)
         worst_returned = top_k(ranks, count)[0][..., -1]
         bound = xp.max(bounds, axis=2)
@@ -99,7 +104,7 @@ class Strategy:
 
     def ranks(self, beams: Beams) -> Array:
         """Length-normalized scores, log-probability / length ** penalty, (B, K)."""
-        return _rank(beams.scores, beams.lengths, self.options.length_penalty)
+        return _rank(beams.scores, beams.lengths, self.penalty)
 
 
 class BeamSearch(Strategy):

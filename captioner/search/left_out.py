@@ -1,0 +1,69 @@
+"""Find what a caption left out: how the decoder would have continued where the search ended it.
+
+Notation: B photos, V vocabulary, L regions, T words, U words left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from captioner.options import SearchOptions
+from captioner.search.arrays import on_device, to_numpy
+from captioner.search.rules import Rules
+from captioner.search.search import Hypothesis, Stepper
+from captioner.search.words import SearchTokens
+
+
+def continuations(
+    stepper: Stepper,
+    captions: Sequence[Sequence[int]],
+    options: SearchOptions,
+    words: SearchTokens = SearchTokens(),  # noqa: B008 - a tuple, never changed
+) -> list[Hypothesis | None]:
+    """Continue each photo's caption with the decoder's most probable words.
+
+    Args:
+        stepper: A new stepper of B photos.
+        captions: Token ids of one caption per photo, without start and end.
+        options: Search options, for the rules on words and the maximum length.
+        words: The words in the options, from ``encode_search_words``.
+
+    Returns:
+        The U words after each caption, or None where the decoder itself would have ended there.
+    """
+    xp, device, end = stepper.xp, stepper.device, stepper.end_token
+    rules = Rules(options, words, end, xp, device)
+    count, longest = len(captions), options.max_length - 1
+    tokens = np.full((count, longest), end, np.int64)
+    for row, caption in enumerate(captions):
+        tokens[row, : len(caption)] = caption[:longest]
+    lengths = np.minimum([len(caption) for caption in captions], longest)
+    stops = np.full(count, longest)  # the number of words of each with its continuation
+    found = []
+    start = on_device(stepper.start_token, xp.int64, xp, device)
+    last = xp.broadcast_to(start, (count,))[:, None]
+    for t in range(longest):
+        advance = stepper.advance(last)
+        rules.merge_people(advance.log_probs)
+        so_far = on_device(tokens[:, None, :t], xp.int64, xp, device)
+        scores = xp.asarray(advance.log_probs, copy=True)
+        rules.forbid(scores, so_far)
+        chosen = to_numpy(xp.argmax(scores[:, 0], axis=1))
+        free = (t >= lengths) & (t < stops)
+        tokens[free, t] = chosen[free]
+        stops[free & (chosen == end)] = t
+        log_probs = to_numpy(advance.log_probs)[np.arange(count), 0, tokens[:, t]]
+        found.append((log_probs, to_numpy(advance.alphas)[:, 0], to_numpy(advance.gates)[:, 0]))
+        last = on_device(tokens[:, t : t + 1], xp.int64, xp, device)
+        if (stops <= t).all():
+            break
+    log_probs, alphas, gates = (np.stack(parts, axis=1) for parts in zip(*found, strict=True))
+    results: list[Hypothesis | None] = []
+    for row, (length, stop) in enumerate(zip(lengths.tolist(), stops.tolist(), strict=True)):
+        part = slice(length, stop)
+        own = tokens[row, part].tolist(), log_probs[row, part], alphas[row, part], gates[row, part]
+        total = float(log_probs[row, part].sum(dtype=np.float64))
+        results.append(Hypothesis(*own, total, ended=stop < longest) if stop > length else None)
+    return results

@@ -1,0 +1,237 @@
+"""How much a word is worth saying: the search weighs the truth of words against their probability.
+
+The decoder alone prefers what people often write. With a reading of the photo, the search adds to
+the log-probability of every content word
+
+    worth(w) = weight * ln(truth(w) / certainty)
+
+where truth(w) is the calibrated probability that the word is true of the photo. A word that is more
+probably true than ``certainty`` is worth saying; any other word must be much more probable than its
+alternatives. The words of one stem ("dog", "dogs") are rewarded once per caption.
+
+Captions may also end earlier than the decoder has learned to end them. Wherever human captions end,
+the search takes the share of them that end there as the least probability of an ending. Without
+that, the decoder would fill the rest of its sentence with doubtful words.
+
+Source: word detectors in the search, Fang et al. 2015 (arXiv:1411.4952). Deviation: their detectors
+propose words for a language model, ours weigh the words of a decoder that sees the photo itself.
+
+Notation: N photos, B photos still searched, K beams, V vocabulary, R rows of the reading, T words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from captioner.options import SearchOptions
+from captioner.search.arrays import Array, log_sum_exp, namespace, on_device
+from captioner.text.vocabulary import FUNCTION_WORDS, Vocabulary
+
+WEIGHT, WHOLE_WEIGHT, WHOLE_CERTAINTY = 8.0, 2.0, 0.5
+"""Weight of a word's worth in nats; and for whole sentences (certainty 0), weight and certainty."""
+
+PLAUSIBLE = 3.0
+"""Only words within this many nats of the most probable word are rewarded. Others would be chosen
+against the grammar."""
+
+LEAST_TRUTH = 0.001
+"""Lower truths count as this one, so that no word is impossible."""
+
+TOO_SHORT = 3.0
+"""Cost in nats of ending a caption with fewer than two content words ("a plate")."""
+
+ENDING_GAIN = 0.3
+"""Added to the logarithm of the share of human captions that end after a word, in nats."""
+
+SURE_ENDING = math.log(0.05)
+"""Where human captions do not end, a caption ends only if the decoder gives it this probability."""
+
+WIDE_SHARE = 0.5
+"""Worth of a wide word such as "person", as a share of that of a specific one: "man" says more."""
+
+FUNCTION_WORD, NOT_READ = -1, -2
+"""Rows of words that are not content words, and of content words that the reading lacks."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What human captions show about the grammar of a vocabulary: endings, and words that agree.
+
+    Counted in the training captions. Pairs of tokens are stored as first * V + second, sorted.
+    """
+
+    endings: NDArray[np.float32]
+    """(V,) share of the occurrences of each token that end a caption; 0 where captions rarely end,
+    or the token is a function word."""
+    not_ending: NDArray[np.int64]
+    """Pairs after which captions do not end, although they do after the second token: "a snow"."""
+    not_following: NDArray[np.int64]
+    """Pairs of a determiner and a word that never follows it: "a umbrella", "two dog"."""
+
+    @classmethod
+    def count(cls, captions: Iterable[Sequence[int]], vocabulary: Vocabulary) -> Grammar:
+        """Count in captions, each a sequence of tokens of the vocabulary."""
+        size = len(vocabulary)
+        words, ends = np.zeros(size), np.zeros(size)
+        pairs: Counter[int] = Counter()
+        ended: Counter[int] = Counter()
+        for tokens in captions:
+            np.add.at(words, list(tokens), 1)
+            ends[tokens[-1:]] += 1
+            keys = [one * size + two for one, two in zip(tokens, tokens[1:], strict=False)]
+            pairs.update(keys)
+            ended.update(keys[-1:])
+        shares = (ends + 0.2) / (words + 10)  # a rare word has few endings by chance
+        shares[vocabulary.whole_words(FUNCTION_WORDS)] = 0.0
+        shares[shares < LEAST_SHARE] = 0.0
+        not_ending = [
+            key
+            for key, count in pairs.items()
+            if (share := shares[key % size])
+            and (ended[key] + 8 * share) / (count + 8) < min(LEAST_SHARE, share / 3)
+        ]
+        determiners = vocabulary.whole_words(DETERMINERS)
+        expected = np.outer(words[determiners], words) / max(words.sum(), 1)
+        not_following = [
+            token * size + word
+            for token, of_token in zip(determiners, expected, strict=True)
+            for word in np.flatnonzero(of_token >= FEWEST).tolist()
+            if pairs[token * size + word] < RARELY * of_token[word]
+        ]
+        return cls(
+            shares.astype(np.float32),
+            np.array(sorted(not_ending), np.int64),
+            np.array(sorted(not_following), np.int64),
+        )
+
+
+LEAST_SHARE = 0.02
+"""A caption may end after a word if at least this share of its occurrences end a human caption."""
+
+DETERMINERS = ("a", "an", "two", "three", "four", "five", "several", "many", "some")
+FEWEST, RARELY = 2, 0.04
+"""A word does not follow a determiner if the pair is this much rarer than by chance, where chance
+would make at least ``FEWEST`` pairs."""
+
+
+class Worth(NamedTuple):
+    """The truth of every word for N photos, and where captions may end."""
+
+    truths: NDArray[np.float32]
+    """(N, R + 1); the last column is for content words that the reading lacks."""
+    rows: NDArray[np.int64]
+    """(V,) row of each token, or ``FUNCTION_WORD`` or ``NOT_READ``."""
+    grammar: Grammar | None = None
+    """None: captions end where the decoder ends them."""
+    wide: Sequence[Sequence[int]] = ()
+    """Groups of tokens: a wide word such as "person", then the words that it covers."""
+
+
+class Rewards:
+    """The rewards of a search, on its device."""
+
+    def __init__(
+        self, worth: Worth, options: SearchOptions, end_token: int, xp: Any, device: Any
+    ) -> None:
+        self.certainty, self.end_token = options.certainty, end_token
+        weight = WEIGHT if self.certainty else WHOLE_WEIGHT
+        certainty = self.certainty or WHOLE_CERTAINTY
+        self.most = weight * math.log(1 / certainty)
+        """The reward of a word that is certainly true, in nats."""
+        truths = np.maximum(worth.truths, LEAST_TRUTH)
+        values = weight * np.log(truths / certainty)
+        values = np.pad(values, ((0, 0), (0, 1)))  # of function words, in the last column: 0
+        self.unread, self.nothing = values.shape[1] - 2, values.shape[1] - 1
+        rows = np.where(worth.rows == NOT_READ, self.unread, worth.rows)
+        rows = np.where(worth.rows == FUNCTION_WORD, self.nothing, rows)
+        share = np.ones(len(rows), np.float32)
+        share[[group[0] for group in worth.wide]] = WIDE_SHARE
+        self.values = on_device(values, xp.float32, xp, device)  # (N, R + 2)
+        self.rows = on_device(rows, xp.int64, xp, device)  # (V,)
+        self.share = on_device(share, xp.float32, xp, device)  # (V,)
+        self.wide = [on_device(group, xp.int64, xp, device) for group in worth.wide]
+        self.endings = self.forbidden = None
+        if (grammar := worth.grammar) is None:
+            return
+        firsts, pairs = np.unique(grammar.not_following // len(rows), return_inverse=True)
+        forbidden = np.zeros((len(firsts) + 1, len(rows)), bool)  # the last row forbids nothing
+        forbidden[pairs, grammar.not_following % len(rows)] = True
+        places = np.full(len(rows), len(firsts))
+        places[firsts] = np.arange(len(firsts))
+        self.forbidden = on_device(forbidden, xp.bool, xp, device)  # (determiners + 1, V)
+        self.places = on_device(places, xp.int64, xp, device)  # (V,) row of each token in it
+        if self.certainty:
+            with np.errstate(divide="ignore"):
+                least = np.log(grammar.endings) + ENDING_GAIN
+            self.endings = on_device(least, xp.float32, xp, device)  # (V,)
+            self.not_ending = on_device(grammar.not_ending, xp.int64, xp, device)
+
+    def widen(self, log_probs: Array, tokens: Array) -> None:
+        """Give each wide word the probability of all words that it covers, in place.
+
+        Unless the caption has one of them already: "a man and a person" would be odd.
+        """
+        xp = namespace(log_probs)
+        for group in self.wide if self.certainty else ():
+            said = xp.any(xp.isin(tokens, group), axis=2)
+            own = log_probs[..., group[0]]
+            log_probs[..., group[0]] = xp.where(said, own, log_sum_exp(log_probs[..., group]))
+
+    def add(self, log_probs: Array, tokens: Array, photos: Array) -> Array:
+        """Scores for the search: log-probabilities with the worth of the words and endings.
+
+        Args:
+            log_probs: (B, K, V) of the next word.
+            tokens: (B, K, T) the words so far.
+            photos: (B,) index of each photo in the original batch.
+        """
+        xp = namespace(log_probs)
+        batch, beams, length = tokens.shape
+        values = self.values[photos][:, None, :]  # (B, 1, R + 2)
+        values = xp.asarray(xp.broadcast_to(values, (batch, beams, values.shape[2])), copy=True)
+        said = self.rows[tokens]  # (B, K, T)
+        each = xp.arange(batch, device=said.device)[:, None, None]
+        beam = xp.arange(beams, device=said.device)[None, :, None]
+        kept = values[each, beam, said]
+        values[each, beam, said] = xp.where(kept > 0, 0.0, kept)  # a stem is rewarded once
+        reward = values[..., self.rows] * self.share  # (B, K, V)
+        least = xp.max(log_probs, axis=2, keepdims=True) - PLAUSIBLE
+        scores = log_probs + xp.where((log_probs < least) & (reward > 0), 0.0, reward)
+        if self.forbidden is not None and length:
+            scores = xp.where(self.forbidden[self.places[tokens[..., -1]]], -xp.inf, scores)
+        if self.endings is not None and length:
+            scores[..., self.end_token] = self._end(log_probs[..., self.end_token], tokens, said)
+        return scores
+
+    def _end(self, own: Array, tokens: Array, said: Array) -> Array:
+        """The log-probability of an ending here, (B, K), from the decoder's own."""
+        xp = namespace(own)
+        least = self.endings[tokens[..., -1]]
+        if tokens.shape[2] > 1:
+            pairs = tokens[..., -2] * len(self.rows) + tokens[..., -1]
+            least = xp.where(xp.isin(pairs, self.not_ending), -xp.inf, least)
+        can_end = xp.isfinite(least)
+        end = xp.where(can_end, xp.where(own > least, own, least), own)
+        end = xp.where(can_end | (own > SURE_ENDING), end, -xp.inf)
+        content = said != self.nothing
+        first = xp.argmax(xp.astype(content, xp.int32), axis=2)[..., None]
+        same = said == xp.take_along_axis(said, first, axis=2)
+        short = ~xp.any(content & ~same, axis=2)  # fewer than two different content words
+        return xp.where(short, end - TOO_SHORT, end)
+
+
+def wide_words(vocabulary: Vocabulary, groups: dict[str, str]) -> list[tuple[int, ...]]:
+    """The groups of a vocabulary for ``Worth.wide``, from the wide word of each specific word."""
+    found = []
+    for wide in dict.fromkeys(groups.values()):
+        members = [word for word, other in groups.items() if other == wide]
+        if wide in vocabulary:
+            found.append((*vocabulary.encode([wide]), *vocabulary.whole_words(members)))
+    return found
