@@ -53,9 +53,9 @@ class Keyword(NamedTuple):
     probability: float
     """Calibrated, 0 to 1, that the captions of five people have it."""
     map: NDArray[np.float32] | None = None
-    """(Gh, Gw) log-odds of each region; their mean is that of the photo, before the probability is
-    lowered for images that are no photos. None: the decoder's attention does not average regions
-    (multi_head, fixed_at_start)."""
+    """Log-odds of each region, (Gh, Gw). The odds of the photo are the mean of the odds of its
+    regions, before the probability is lowered for images that are not photos. None: not received
+    from a server."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -137,12 +137,12 @@ class Caption:
     def of_keywords(self) -> Caption:
         """The keywords that have maps in place of the words, to draw them.
 
-        Their maps are the positive part of the log-odds, as shares: a region counts if it alone
-        would have the keyword.
+        Their maps are shares of the odds: how much each region adds to the odds of the photo.
         """
         kept = [(one, one.map) for one in self.keywords or () if one.map is not None]
         words = [one.word for one, _ in kept]
-        shares = [found.clip(min=0) / (found.clip(min=0).sum() or 1) for _, found in kept]
+        odds = [np.exp(found - found.max()) for _, found in kept]
+        shares = [one / one.sum() for one in odds]
         log_probs = np.log([one.probability for one, _ in kept], dtype=np.float32)
         return replace(
             self,

@@ -429,9 +429,10 @@ class TrainingConfig(Checked):
     scheduled_sampling: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """Fraction of input words replaced by predictions at the end of training; it rises linearly
     from 0 (Bengio et al. 2015)."""
-    photo_words: Weight = 0.0
-    """Weight of an auxiliary loss: the mean feature of a photo must predict the content words of
-    its captions and the names of its object classes, as in Fang et al. 2015."""
+    reading: Weight = 0.0
+    """Weight of an auxiliary loss: the model's reading of a photo learns which content words its
+    captions have (Fang et al. 2015), together with the encoder and with decoder.dropout. 0: the
+    reading is not trained."""
     attention_penalty: Weight = 0.02
     """Weight of the doubly stochastic attention penalty, summed over regions (Xu et al. 2015,
     equation 14); the authors' code has 1 / L in this scale, and 1.0 makes the maps flat."""
@@ -567,10 +568,6 @@ class TrainConfig:
         several = {name: len(getattr(distillation, name)) for name in ("guidance", "rare_words")}
         forbid({
             "run_folder is empty; give a folder": not self.run_folder,
-            "training.photo_words is a term of objective cross_entropy; give 0 with self_critical":
-                training.photo_words and self_critical,
-            "training.photo_words needs a context, but decoder.attention fixed_at_start has none; "
-            "give 0": training.photo_words and self.decoder.attention == "fixed_at_start",
             "distillation sets the targets of the cross-entropy, but self_critical.cross_entropy "
             "is 0; give a weight > 0":
                 self_critical and distillation.active and self.self_critical.cross_entropy == 0,

@@ -1,16 +1,16 @@
-"""Compare three sources of keywords: the reading of the features, samples, the caption alone.
+"""Compare three sources of keywords: the reading of the photo, samples, the caption alone.
 
     python scripts/compare_keywords.py --annotations COCO/captions_val.json --images COCO/val \
         --annotations data/flickr8k/captions_val.json --images FLICKR8K/images \
         --instances COCO128/annotations/instances.json --instance-photos COCO128/images \
         --labels COCO/captions_train.json --label-photos COCO/train
 
-Words are those of scripts/fit_keywords.py; one is right if a reference caption of the photo
-has it. Samples: the share of 64 sampled captions that have a word, calibrated like the reading: one
-half of the photos with the scale and shift of the other. With instance masks, words that name a
+Words are the keywords of the model; one is right if a reference caption of the photo has it.
+Samples: the share of 64 sampled captions that have a word, calibrated on one half of the photos for
+the other half, by one scale and one shift for all words. With instance masks, words that name a
 category of COCO are compared with what is annotated, and their maps with the masks. With labels
 (``"labels"`` of an image: numbers of COCO's categories 1 to 19), the words that name one of these
-on 2,000 photos with one caption, which the keywords were not fitted to.
+on 2,000 photos with one caption.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fit_keywords import WORDS, mentions, of_groups, photo_batches, platt, read_words
+from fit_reading import WORDS, mentions, read_words
 from numpy.typing import NDArray
 
 import captioner
 from captioner.caption import Caption
 from captioner.data.coco import read_dataset
-from captioner.evaluation.calibration import Judged, calibration_error
+from captioner.evaluation import calibrate
+from captioner.evaluation.calibration import Judged, calibration_error, logistic_regression
 from captioner.evaluation.grounding import measure as measure_maps
 from captioner.evaluation.grounding import read_instances
 from captioner.evaluation.objects import find_names
 from captioner.inference.captioner import Captioner
-from captioner.inference.confidence import sigmoid
-from captioner.inference.keywords import MIN_PROBABILITY
+from captioner.inference.reading import MIN_PROBABILITY
 
 SAMPLES = 64
 LABELLED = 2000
@@ -72,6 +74,18 @@ def main() -> None:
         compare_with_masks(model, options.instances, options.instance_photos)
     if options.labels:
         compare_with_labels(model, options.labels, options.label_photos)
+
+
+def of_groups(mentioned: Sequence[Set[str]], groups: Sequence[Set[str]]) -> Labels:
+    """Return whether each photo mentions a word of each group, (N, K)."""
+    return np.array([[not group.isdisjoint(there) for group in groups] for there in mentioned])
+
+
+def platt(odds: Floats, labels: Labels) -> tuple[float, float]:
+    """Return the scale and shift with which log-odds, (N, K), are calibrated."""
+    inputs = np.stack([odds.ravel(), np.ones(odds.size)], axis=1)
+    scale, shift = logistic_regression(inputs, labels.ravel().astype(float), np.full(2, 1e-6))
+    return float(scale), float(shift)
 
 
 def cross_calibrated(odds: Floats, labels: Labels) -> Floats:
@@ -122,10 +136,10 @@ def average_precision(scores: Floats, labels: Labels) -> float:
 
 def compare(model: Captioner, annotations: str, images: str) -> None:
     """Print the figures of each source on photos with references."""
-    reader = model.stored.keywords
-    assert reader is not None
-    table, rows = read_words(WORDS), reader.rows(neutral=False)
-    odds, sampled, single, true = [], [], [], []
+    words = model.stored.reading
+    assert words is not None
+    table, rows = read_words(WORDS), {word: row for row, word in enumerate(words.keywords)}
+    read, sampled, single, true = [], [], [], []
     seconds = dict.fromkeys(("reading", "samples", "caption"), 0.0)
 
     def timed(name: str, run: Callable[[], Any]) -> Any:
@@ -136,8 +150,10 @@ def compare(model: Captioner, annotations: str, images: str) -> None:
 
     photos = read_dataset([annotations], [images])
     plain, varied = model.options(), model.options(temperature=1.0, num_captions=SAMPLES)
-    for batch, prepared in photo_batches(model, photos):
-        memories = model.ensemble.memories(model.ensemble.encode(prepared))
+    on_error = partial(print, file=sys.stderr)
+    for batch, prepared in calibrate.photo_batches(model, photos, on_error):
+        grids = model.ensemble.encode(prepared)
+        memories = model.ensemble.memories(grids)
         seeds = range(len(batch))
 
         def found(options: Any) -> list[list[set[str]]]:
@@ -146,9 +162,11 @@ def compare(model: Captioner, annotations: str, images: str) -> None:
             shown = vocabulary.shown
             return [[mentions([" ".join(shown(h.tokens))], table) for h in of] for of in hypotheses]
 
-        vectors = model.engine.summary(memories[0])
-        odds.append(
-            timed("reading", lambda: vectors @ reader.weights.T + reader.biases)  # noqa: B023
+        reading = model.ensemble.read(grids)
+        assert reading is not None
+        read += timed(
+            "reading",
+            lambda: [words.read_keywords(*one, len(rows)) for one in zip(*reading, strict=True)],  # noqa: B023
         )
         sampled += timed("samples", lambda: found(varied))
         single += [best for (best, *_) in timed("caption", lambda: found(plain))]
@@ -158,22 +176,23 @@ def compare(model: Captioner, annotations: str, images: str) -> None:
     counts = np.array([of_groups(one, columns).sum(axis=0) for one in sampled])
     share = (counts + 0.05) / (SAMPLES + 0.1)
     alone = of_groups(single, columns)
-    read = np.concatenate(odds)[:, : len(rows)].astype(float)
+    probabilities = np.zeros(labels.shape)
+    for row, found_words in enumerate(read):
+        for one in found_words:
+            probabilities[row, rows[one.word]] = one.probability
     results = {
-        "reading": cross_calibrated(read, labels),
+        "reading": probabilities,
         "samples": cross_calibrated(np.log(share / (1 - share)), labels),
         "caption": alone.astype(float),
     }
-    for name, probabilities in results.items():
-        figures = {key: round(value, 3) for key, value in measure(probabilities, labels).items()}
+    for name, found_by in results.items():
+        figures = {key: round(value, 3) for key, value in measure(found_by, labels).items()}
         figures["milliseconds"] = round(1000 * seconds[name] / len(true), 3)
         print(name, figures)
     ranked = labels.ravel()[np.argsort(-results["reading"].ravel())]
     hits = ranked.cumsum()
     as_precise = np.flatnonzero(hits / np.arange(1, len(hits) + 1) >= labels[alone].mean()).max()
     print(f"recall of the reading, as precise as the caption: {hits[as_precise] / hits[-1]:.3f}")
-    stored = np.vectorize(sigmoid)(read)
-    print("reading as stored", {k: round(v, 3) for k, v in measure(stored, labels).items()})
 
 
 def compare_with_masks(model: Captioner, instances: str, folder: str) -> None:

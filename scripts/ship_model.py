@@ -5,12 +5,12 @@
         --other-images other_kinds [--judged judged.csv] [--start captioner/pretrained] \
         [--commit COMMIT] [--failures scripts/model_failures.md]
 
-Stores the search options and the history of the runs with the model and measures it in float32 with
-``captioner evaluate``: captions on the validation photos of both data sets, each in its own style,
-and attention on instance masks. Adds graphs in 8 bits, calibrated on photos of both training sets;
-then its confidence (``captioner calibrate``) and keywords (scripts/fit_keywords.py). The scores are
-written to config.json and, through scripts/model_card.md, to the model card. --to is replaced at
-the end.
+Before, scripts/fit_reading.py fits the model's reading. Stores the search options and the history
+of the runs with the model and measures it in float32 with ``captioner evaluate``: captions on the
+validation photos of both data sets, each in its own style, and attention on instance masks. Adds
+graphs in 8 bits, calibrated on photos of both training sets; then its confidence (``captioner
+calibrate``). The scores are written to config.json and, through scripts/model_card.md, to the model
+card. --to is replaced at the end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from captioner.text.tokenizer import tokenize
 from captioner.training.run import read_rows
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
-FIT_KEYWORDS = Path(__file__).with_name("fit_keywords.py")
 VALIDATION = Path("data/flickr8k/captions_val.json")
 SEARCH = SearchOptions(beam_size=3, length_penalty=0.5, block_repeats=True)
 VARIED = {"temperature": 0.85, "candidates": 128}
@@ -178,7 +177,7 @@ def _measure(folder: Path, stored: StoredModel, options: argparse.Namespace) -> 
 
 
 def _complete(folder: Path, options: argparse.Namespace) -> None:
-    """Add graphs in 8 bits, the confidence and keywords to a model folder."""
+    """Add graphs in 8 bits and the confidence to a model folder."""
     val = [options.coco / "captions_val.json", VALIDATION]
     train = [path.with_name("captions_train.json") for path in val]
     train_images = (options.coco / "train", options.flickr8k / "images")
@@ -195,8 +194,6 @@ def _complete(folder: Path, options: argparse.Namespace) -> None:
         *_each("--judged", options.judged), "--diagram", "docs/confidence.png",
         *_each("--other-images", [options.other_images] if options.other_images else []),
     )  # fmt: skip
-    _run(FIT_KEYWORDS, folder, "--force", "--min-captions", 5, *photos, *_each("--train", train),
-         *_each("--val", val))  # fmt: skip
 
 
 def _each(option: str, values: Iterable[Path]) -> list[str]:

@@ -318,15 +318,15 @@ def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOpt
 
     Reads the model's config only, so that an error does not have to wait for torch and the model.
     """
-    from captioner.inference.folder import KEYWORDS, SHIPPED_MODEL, find_model, read_search
+    from captioner.inference.folder import SHIPPED_MODEL, find_model, read_config, read_search
+    from captioner.inference.reading import NO_KEYWORDS, READING
     from captioner.search.words import encode_search_words
 
     folder = find_model(models[0] if models else SHIPPED_MODEL)
     own, vocabulary = read_search(folder)
     search = own.changed(**given)
-    if search.keywords and not (folder / KEYWORDS).is_file():
-        why = "has no keywords; fit some with scripts/fit_keywords.py"
-        raise ConfigError(f"--keywords: {folder} {why}")
+    if search.keywords and not read_config(folder).get(READING, {}).get("keywords"):
+        raise ConfigError(f"--keywords: {folder} {NO_KEYWORDS}")
     encode_search_words(search, vocabulary)
     return search
 

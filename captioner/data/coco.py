@@ -33,8 +33,6 @@ class CaptionedImage:
     """See ``Vocabulary.start``."""
     source: int = 0
     """Index of the captions file, in the order given; of several that list the photo, the first."""
-    labels: tuple[int | str, ...] = ()
-    """Object classes: COCO's category ids or names, from the field ``labels`` of the image."""
 
 
 def read_coco(
@@ -101,9 +99,7 @@ def read_photos(
                     )
                 image_id, following = following, following + 1
             ids[image["id"]] = image_id
-            new = CaptionedImage(image_id, name, (), "", files[path], _labels(image))
-            if not found.setdefault(image_id, new).labels:
-                found[image_id] = replace(found[image_id], labels=new.labels)
+            found.setdefault(image_id, CaptionedImage(image_id, name, (), "", files[path]))
         for entry in data["annotations"]:
             # The images may be listed in an earlier file.
             image_id = ids.get(entry["image_id"], entry["image_id"])
@@ -157,13 +153,6 @@ def read_dataset(
             raise DataError(f"no captioned photo of {source} is in this part of karpathy_split")
         raise DataError(f"{source} has no captioned photos; give a COCO captions file")
     return photos if images is None else locate_photos(photos, images, source)
-
-
-def _labels(image: Mapping[str, Any]) -> tuple[int | str, ...]:
-    """The classes of an image; COCO's format has no such field, so it may hold anything."""
-    labels = image.get("labels")
-    valid = isinstance(labels, list) and all(type(label) in (int, str) for label in labels)
-    return tuple(labels) if isinstance(labels, list) and valid else ()
 
 
 def locate_photos(

@@ -49,7 +49,7 @@ _METHOD_NOTES = {
     "grad_cam": "Grad-CAM: features of the region that raise the word's log p, in % of all regions",
     "occlusion": "occlusion: drop of the word's log p without the region, "
     "in % of the sum of all drops",
-    "keywords": "keywords: what the region adds to the word's log-odds, in % of all regions",
+    "keywords": "keywords: what the region adds to the word's odds, in % of all regions",
 }
 
 

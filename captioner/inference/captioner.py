@@ -29,6 +29,7 @@ from captioner.inference.confidence import Observation, no_confidence
 from captioner.inference.engine import ATTENTION_METHODS, CaptionScores, Prepared, open_models
 from captioner.inference.folder import SHIPPED_MODEL, StoredModel, load_model, save_model
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
+from captioner.inference.reading import NO_KEYWORDS, Reading, has_keywords
 from captioner.options import CardOptions, ExplanationMethod, SearchOptions, check_method
 from captioner.search.arrays import Array, top_k
 from captioner.search.search import Hypothesis
@@ -50,6 +51,8 @@ class _Encoded(NamedTuple):
     memories: Sequence[Any]
     crop_boxes: Sequence[CropBox]
     seeds: Sequence[int]
+    reading: Reading | None
+    """The first model's; None: it has none."""
     grids: Sequence[Any] = ()
     """For a method that needs the weights."""
 
@@ -370,8 +373,9 @@ class Captioner:
         model = self.in_torch()
         with model.engine.running():
             grid = cast("TorchEngine", model.engine).encode_features(features)
-        memories = model.ensemble.memories([grid])
-        return model._search(_Encoded(memories, crop_boxes, seeds or range(len(features))), options)
+        memories, reading = model.ensemble.memories([grid]), model.ensemble.read([grid])
+        seeds = seeds or range(len(features))
+        return model._search(_Encoded(memories, crop_boxes, seeds, reading), options)
 
     def explain_batch(
         self,
@@ -412,10 +416,8 @@ class Captioner:
         self, method: object, alternatives: object, options: SearchOptions | None = None
     ) -> None:
         self.check_method(method)
-        if options is not None and options.keywords and self.stored.keywords is None:
-            raise OptionError(
-                "{keywords}: the model has no keywords; fit some with scripts/fit_keywords.py"
-            )
+        if options is not None and options.keywords and not has_keywords(self.stored.reading):
+            raise OptionError(f"{{keywords}}: the model {NO_KEYWORDS}")
         if type(alternatives) is not int or alternatives < 0:
             raise ConfigError(
                 f"alternatives is {alternatives!r}; give a whole number, 0 (none) or more"
@@ -425,11 +427,11 @@ class Captioner:
         self, photos: Sequence[Prepared], method: ExplanationMethod = "attention"
     ) -> _Encoded:
         grids = self.ensemble.encode(photos)
-        memories = self.ensemble.memories(grids)
+        memories, reading = self.ensemble.memories(grids), self.ensemble.read(grids)
         if method not in ATTENTION_METHODS and self.in_torch() is not self:
             grids = self.in_torch().ensemble.encode(photos)
         crop_boxes, seeds = [one.crop_box for one in photos], [one.seed for one in photos]
-        return _Encoded(memories, crop_boxes, seeds, grids)
+        return _Encoded(memories, crop_boxes, seeds, reading, grids)
 
     def _search(
         self,
@@ -478,15 +480,14 @@ class Captioner:
 
     def _keywords(self, encoded: _Encoded, options: SearchOptions) -> Iterator[tuple[Keyword, ...]]:
         """The keywords of photos; those of the first model."""
-        reader, calibrator = self.stored.keywords, self.stored.calibrator
-        assert reader is not None  # checked
-        memory, (rows, columns) = encoded.memories[0], self.engine.grid
-        regions, photos = self.engine.regions(memory), self.engine.summary(memory)
-        averaged = regions.shape == (len(photos), rows * columns, photos.shape[1])
-        for grid, photo in zip(regions, photos, strict=True):
-            yield reader.read(
-                photo,
-                grid.reshape(rows, columns, -1) if averaged else None,
+        read, reading, calibrator = self.stored.reading, encoded.reading, self.stored.calibrator
+        assert read is not None  # checked
+        assert reading is not None
+        photos = self.engine.summary(encoded.memories[0])
+        for words, regions, photo in zip(*reading, photos, strict=True):
+            yield read.read_keywords(
+                words,
+                regions.reshape(*self.engine.grid, -1),
                 options.keywords,
                 neutral=options.neutral,
                 familiarity=calibrator.familiarity(photo) if calibrator else 1.0,

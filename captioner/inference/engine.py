@@ -21,6 +21,7 @@ from captioner.errors import ConfigError, OptionError
 from captioner.geometry import Geometry
 from captioner.hardware import Precision
 from captioner.inference.folder import StoredModel, runs_graphs
+from captioner.inference.reading import Reading
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import SearchOptions
 from captioner.search.arrays import Array, mean, mean_probability, to_numpy
@@ -91,11 +92,11 @@ class Engine(Protocol):
     def memory(self, grids: Any) -> Any:
         """What the decoder needs of photos: their memory, an opaque object."""
 
+    def read(self, grids: Any) -> Reading | None:
+        """Return the reading of photos, or None if the model does not have one."""
+
     def summary(self, memory: Any) -> NDArray[np.float32]:
         """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
-
-    def regions(self, memory: Any) -> NDArray[np.float32]:
-        """What the attention averages: of soft attention the regions' features, (B, L, D)."""
 
     def stepper(self, memory: Any, start: int) -> Any:
         """A new ``Stepper`` for the search, from the start token."""
@@ -183,6 +184,11 @@ class Ensemble:
         """What the decoders need of encoded photos: one memory per model."""
         with self.engines[0].running():
             return [engine.memory(grid) for engine, grid in zip(self.engines, grids, strict=True)]
+
+    def read(self, grids: Sequence[Any]) -> Reading | None:
+        """Return the first model's reading of encoded photos; see ``Engine.read``."""
+        with self.engines[0].running():
+            return self.engines[0].read(grids[0])
 
     def search(
         self,

@@ -28,7 +28,6 @@ from captioner.inference.folder import (
     DECODER_GRAPH,
     ENCODER_GRAPH,
     EXPORTED,
-    KEYWORDS,
     TOKENIZER,
     WEIGHTS,
     StoredModel,
@@ -36,7 +35,7 @@ from captioner.inference.folder import (
     load_model,
     write_config,
 )
-from captioner.inference.onnx_engine import NEXT, STATE, SUMMARY, OnnxEngine
+from captioner.inference.onnx_engine import NEXT, READ, STATE, SUMMARY, OnnxEngine
 from captioner.inference.quantize import quantize_graphs
 from captioner.inference.torch_engine import TorchEngine
 from captioner.model.attention import Memory
@@ -65,7 +64,7 @@ class Exported(NamedTuple):
     sizes: dict[str, float]
     """Megabytes by file name."""
     difference: float
-    """Largest difference of a log-probability or attention weight to torch, in float32."""
+    """Largest difference to torch in float32, see ``largest_difference``."""
     equal: tuple[int, int] | None
     """8-bit: of how many calibration photos the caption is that of float32; None: float32."""
 
@@ -100,7 +99,7 @@ def export(
         write_graphs(stored.model, attention, new / ENCODER_GRAPH, new / DECODER_GRAPH)
         write_config(new, config)
         kept = (WEIGHTS, CARD) if weights else ()
-        for name in (TOKENIZER, FREQUENCIES, CONFIDENCE, KEYWORDS, *kept):
+        for name in (TOKENIZER, FREQUENCIES, CONFIDENCE, *kept):
             if (path / name).is_file():
                 shutil.copyfile(path / name, new / name)
         difference = largest_difference(stored.model, new)
@@ -149,9 +148,10 @@ def digest(path: Path) -> str:
 
 
 def largest_difference(model: CaptionModel, folder: Path) -> float:
-    """Largest difference of a log-probability or of an attention weight, on random photos.
+    """Largest difference of a log-probability, attention weight or log-odds, on random photos.
 
-    Random words are fed, so that a difference in the state would add up.
+    Random words are fed, so that a difference in the state would add up. Log-odds above 1 are
+    compared by their relative difference.
     """
     engines = (TorchEngine(model, "cpu", "fp32"), OnnxEngine(load_model(folder), "cpu", "auto"))
     rng = np.random.default_rng(0)
@@ -159,26 +159,32 @@ def largest_difference(model: CaptionModel, folder: Path) -> float:
     pixels = rng.integers(256, size=(3, size, size, 3), dtype=np.uint8)
     photos = [Prepared((one,), CropBox()) for one in pixels]
     words = rng.integers(END, model.decoder.word_output.out_features, size=(3, 2, 8))
-    scores = []
+    results = []
     for engine in engines:
         ensemble = Ensemble([engine])
-        memories = ensemble.memories(ensemble.encode(photos))
-        scores.append(ensemble.score(memories, words.tolist(), START))
-    one, other = scores
-    pairs = (one.log_probs, other.log_probs), (one.alphas, other.alphas)
-    return float(np.max([np.abs(own - exported).max() for own, exported in pairs]))
+        grids = ensemble.encode(photos)
+        scores = ensemble.score(ensemble.memories(grids), words.tolist(), START)
+        results.append([scores.log_probs, scores.alphas, *(ensemble.read(grids) or ())])
+    pairs = [*zip(*results, strict=True)]
+    differences = [np.abs(own - exported) for own, exported in pairs[:2]]
+    differences += [np.abs(own - exported) / np.abs(own).clip(min=1) for own, exported in pairs[2:]]
+    return float(np.max([part.max() for part in differences]))
 
 
 # --- graphs ---------------------------------------------------------------------------------------
 
 
 def encode(model: CaptionModel, pixels: Tensor) -> dict[str, Tensor]:
-    """From pixels (B, H, W, 3) the initial state, the memory and the summary, by name."""
-    memory = model.decoder.memory(model.encode(pixels))
+    """From pixels (B, H, W, 3) the initial state, the memory, summary and reading, by name."""
+    features = model.encode(pixels)
+    memory = model.decoder.memory(features)
     state = model.decoder.start(memory)
     given = zip((*STATE, *MEMORY), (*state, memory.values, memory.keys), strict=True)
     parts = {name: part for name, part in given if part is not None}
-    return parts | {SUMMARY: memory.summary.squeeze(1)}
+    parts |= {SUMMARY: memory.summary.squeeze(1)}
+    if model.reading is not None:
+        parts |= zip(READ, model.reading(features), strict=True)
+    return parts
 
 
 def decode(decoder: Decoder, tokens: Tensor, **given: Tensor) -> dict[str, Tensor]:
@@ -227,7 +233,7 @@ def write_graphs(model: CaptionModel, attention: str, encoder: Path, decoder: Pa
     tokens = torch.zeros(EXAMPLES, EXAMPLES + 1, dtype=torch.long)
     inputs = {"tokens": tokens}
     for name, part in given.items():
-        if name == SUMMARY:
+        if name in (SUMMARY, *READ):
             continue
         beams = EXAMPLES + 1 if name in STATE else part.shape[1]
         inputs[name] = part.expand(-1, beams, *part.shape[2:]).clone()
@@ -236,7 +242,7 @@ def write_graphs(model: CaptionModel, attention: str, encoder: Path, decoder: Pa
     read = _write(graph, inputs, decoder, f"the decoder with attention {attention}")
     graph = Graph(encode, model, ["pixels"])
     # Of the memory, only what the decoder's graph reads.
-    graph.outputs = [name for name in given if name in read or name in (*STATE, SUMMARY)]
+    graph.outputs = [name for name in given if name in {*read, *STATE, SUMMARY, *READ}]
     _write(graph, {"pixels": pixels}, encoder, f"the encoder {model.encoder.name}")
 
 

@@ -1,13 +1,13 @@
 """Model folders: find, read and write them.
 
     config.json                     architecture, preprocessing, vocabulary, region geometry, search
-                                    defaults, training data and scores
+                                    defaults, training data and scores; if the model has a reading,
+                                    its words, see ``reading``
     model.safetensors               weights as float16; training keeps its own float32 state
     tokenizer.json                  sub-word tokenizer, data of the `tokenizers` library; optional
     document_frequencies.json.gz    n-gram document frequencies of the training captions, to compute
                                     CIDEr-D of a few captions; optional
     confidence.safetensors          see ``confidence``; optional
-    keywords.safetensors            see ``keywords``; optional
     README.md                       see ``card``; optional
 
     encoder.onnx, decoder.onnx      the network as graphs that run without torch, see
@@ -42,7 +42,7 @@ from captioner.text.vocabulary import Subwords, Vocabulary
 
 if TYPE_CHECKING:  # the network is imported with torch
     from captioner.inference.confidence import Calibrator
-    from captioner.inference.keywords import KeywordReader
+    from captioner.inference.reading import ReadingWords
     from captioner.model.captioner import CaptionModel
 
 FORMAT_VERSION = 1
@@ -50,10 +50,9 @@ CONFIG = hub.CONFIG
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 CONFIDENCE = "confidence.safetensors"
-KEYWORDS = "keywords.safetensors"
 CARD = "README.md"
 ENCODER_GRAPH, DECODER_GRAPH = GRAPHS = ("encoder.onnx", "decoder.onnx")
-MODEL_FILES = (CONFIG, WEIGHTS, *GRAPHS, TOKENIZER, FREQUENCIES, CONFIDENCE, KEYWORDS, CARD)
+MODEL_FILES = (CONFIG, WEIGHTS, *GRAPHS, TOKENIZER, FREQUENCIES, CONFIDENCE, CARD)
 """Everything that a model folder holds. Nothing else is read from it, downloaded or pushed."""
 EXPORTED = "exported"
 """Entry of the config of a folder with graphs: opset, precision, special tokens and source, the
@@ -85,8 +84,8 @@ class StoredModel:
     """Contents of the document frequency file, see ``captioner.evaluation``; or None."""
     calibrator: Calibrator | None = None
     """Estimates the confidence of captions; None: the model was not calibrated."""
-    keywords: KeywordReader | None = None
-    """Reads keywords from a photo's features; None: the model has none."""
+    reading: ReadingWords | None = None
+    """The words that the network's reading of a photo has rows for; None: it has no reading."""
     folder: Path | None = None
     """The folder that it was read from; None: a new model."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -174,7 +173,7 @@ def load_model(folder: str | Path, revision: str | None = None, **hub_options: A
         ConfigError: torch is needed and not installed.
     """
     from captioner.inference.confidence import read_calibrator
-    from captioner.inference.keywords import read_keywords
+    from captioner.inference.reading import ReadingWords
 
     path = find_model(folder, revision, **hub_options)
     config, counted = read_config(path), path / FREQUENCIES
@@ -193,7 +192,7 @@ def load_model(folder: str | Path, revision: str | None = None, **hub_options: A
             dict(config.get("info", {})),
             counted.read_bytes() if counted.is_file() else None,
             read_calibrator(path),
-            read_keywords(path),
+            ReadingWords.from_config(config),
             path,
             config,
         )
@@ -310,11 +309,11 @@ def config_errors(folder: Path) -> Iterator[None]:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """A short hash of a model folder's config, tokenizer, weights, confidence and keywords."""
+    """A short hash of a model folder's config, tokenizer, weights and confidence."""
     path = find_model(folder)
     read_config(path)  # checks that the files are there
     digest = hashlib.sha256()
-    for name in (CONFIG, TOKENIZER, *GRAPHS, WEIGHTS, CONFIDENCE, KEYWORDS):
+    for name in (CONFIG, TOKENIZER, *GRAPHS, WEIGHTS, CONFIDENCE):
         if (path / name).exists():  # else optional
             digest.update((path / name).read_bytes())
     return digest.hexdigest()[:12]
@@ -335,6 +334,7 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         ConfigError: The model has no weights, or torch is not installed.
         ModelError: The folder cannot be written (disk full, no permission).
     """
+    from captioner.inference.reading import READING
     from captioner.inference.weights import required_packages, to_bytes
 
     model, vocabulary = stored.model, stored.vocabulary
@@ -353,12 +353,14 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         "styles": vocabulary.styles,
         "vocabulary": vocabulary.words,
     }
-    subwords, calibrator, keywords = vocabulary.subwords, stored.calibrator, stored.keywords
+    if model.reading is not None:
+        assert stored.reading is not None
+        config[READING] = stored.reading.as_config(model.reading.hidden)
+    subwords, calibrator = vocabulary.subwords, stored.calibrator
     files = {
         FREQUENCIES: stored.frequencies,
         TOKENIZER: None if subwords is None else subwords.data.encode(),
         CONFIDENCE: None if calibrator is None else calibrator.to_bytes(),
-        KEYWORDS: None if keywords is None else keywords.to_bytes(),
     }
     if stored.has_graphs:
         assert stored.folder is not None

@@ -2,14 +2,15 @@
 
 An exported folder holds, besides a model folder's ``config.json``, two graphs (docs/export.md):
 
-    encoder.onnx    pixels -> hidden, cell [, fed], values, keys, summary; once per photo
+    encoder.onnx    pixels -> hidden, cell [, fed], values, keys, summary
+                        [, reading, reading_regions]; once per photo
     decoder.onnx    tokens, hidden, cell [, fed], values, keys
                         -> log_probs, alphas, gate, next_hidden, next_cell [, next_fed]; per word
 
 A graph lacks the inputs and outputs that its mechanism does not need, so they are handled by name:
-``STATE`` is the state, the other outputs of the encoder are the memory, of which the decoder does
-not read ``summary``. Shapes are those of ``model.decoder``, with a dynamic number of photos and
-beams; pixels are (B, H, W, 3) bytes, since normalization is part of the graph.
+``STATE`` is the state, and the decoder's other inputs are the memory. Shapes are those of
+``model.decoder`` and ``model.reading``, with a dynamic number of photos and beams; pixels are
+(B, H, W, 3) bytes, since normalization is part of the graph.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from captioner.inference.folder import (
     EXPORTED,
     StoredModel,
 )
+from captioner.inference.reading import READING, Reading
 from captioner.model.preprocessing import Preprocessing
 from captioner.search.arrays import NUMPY
 from captioner.search.search import Advance
@@ -42,6 +44,8 @@ STATE = ("hidden", "cell", "fed")
 """Names of the decoder's state: inputs of a step, and with ``NEXT`` in front its outputs."""
 NEXT = "next_"
 SUMMARY = "summary"
+READ = (READING, "reading_regions")
+"""Names of the reading's outputs, the fields of ``Reading``; a model without one lacks them."""
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -70,15 +74,18 @@ class OnnxEngine:
         self.decoder = _session(folder / DECODER_GRAPH, providers)
         self.inputs = {one.name for one in self.decoder.get_inputs()}
         self.outputs = [one.name for one in self.decoder.get_outputs()]
-        if not self._fits(len(stored.vocabulary)):
+        stems = 0 if stored.reading is None else len(stored.reading.stems)
+        if not self._fits(len(stored.vocabulary), stems):
             raise ModelError(f"the graphs of {folder} do not match its {CONFIG}")
 
-    def _fits(self, words: int) -> bool:
+    def _fits(self, words: int, stems: int) -> bool:
         """Whether the graphs have the inputs and outputs of the config's model."""
         photos, made = self.encoder.get_inputs()[0], self.encoder.get_outputs()
-        last = {one.name: one.shape[-1] for one in self.decoder.get_outputs()}
+        last = {one.name: one.shape[-1] for one in (*made, *self.decoder.get_outputs())}
         size, regions = self.preprocessing.image_size, self.grid[0] * self.grid[1]
-        sizes = {"log_probs": words, "alphas": regions}
+        sizes = {"log_probs": words, "alphas": regions} | dict.fromkeys(
+            READ if stems else (), stems
+        )
         needed = {*sizes, "gate", *(NEXT + name for name in STATE if name in self.inputs)}
         return (
             (photos.name, photos.shape[1:]) == ("pixels", [size, size, 3])
@@ -102,13 +109,13 @@ class OnnxEngine:
         """See ``Engine.memory``."""
         return grids
 
+    def read(self, grids: Arrays) -> Reading | None:
+        """See ``Engine.read``."""
+        return Reading(*(grids[name] for name in READ)) if READING in grids else None
+
     def summary(self, memory: Arrays) -> NDArray[np.float32]:
         """See ``Engine.summary``."""
         return memory[SUMMARY]
-
-    def regions(self, memory: Arrays) -> NDArray[np.float32]:
-        """See ``Engine.regions``."""
-        return memory.get("values", memory[SUMMARY])
 
     def stepper(self, memory: Arrays, start: int) -> OnnxStepper:
         """See ``Engine.stepper``."""
@@ -134,7 +141,9 @@ class OnnxStepper:
         """Start with one beam per photo of a memory from ``OnnxEngine.encode``."""
         self.engine, self.start_token = engine, start_token
         self.state = {name: memory[name] for name in STATE if name in memory}  # (B, K, N) each
-        self.memory = {name: memory[name] for name in memory if name not in (*STATE, SUMMARY)}
+        self.memory = {
+            name: part for name, part in memory.items() if name in engine.inputs - {*STATE}
+        }
 
     @property
     def batch_size(self) -> int:

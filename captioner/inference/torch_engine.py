@@ -23,6 +23,7 @@ from captioner.hardware import (
     upload,
 )
 from captioner.inference.engine import CaptionScores
+from captioner.inference.reading import Reading
 from captioner.model import kernels
 from captioner.model.attention import Memory, widen
 from captioner.model.captioner import CaptionModel
@@ -73,15 +74,16 @@ class TorchEngine:
         """See ``Engine.memory``."""
         return self.model.decoder.memory(grids)
 
+    def read(self, grids: Tensor) -> Reading | None:
+        """See ``Engine.read``."""
+        if self.model.reading is None:
+            return None
+        return Reading(*(part.float().cpu().numpy() for part in self.model.reading(grids)))
+
     def summary(self, memory: Memory) -> NDArray[np.float32]:
         """See ``Engine.summary``."""
         vectors: NDArray[np.float32] = memory.summary.squeeze(1).float().cpu().numpy()
         return vectors
-
-    def regions(self, memory: Memory) -> NDArray[np.float32]:
-        """See ``Engine.regions``."""
-        values: NDArray[np.float32] = memory.values.float().cpu().numpy()
-        return values
 
     def stepper(self, memory: Memory, start: int) -> DecoderStepper:
         """See ``Engine.stepper``."""

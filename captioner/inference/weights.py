@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from captioner.errors import ConfigError, ModelError
 from captioner.geometry import Geometry
 from captioner.inference.folder import CONFIG, StoredModel
+from captioner.inference.reading import READING
 from captioner.model.backbones import ENCODERS
 from captioner.model.build import SCORERS
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
+from captioner.model.reading import PhotoReading
 from captioner.model.registry import Registry, what_is_missing
 from captioner.options import DecoderConfig
 
@@ -73,13 +75,19 @@ def read_network(stored: StoredModel, path: Path) -> CaptionModel:
             raise ModelError(f"cannot load {path.parent}: {error}") from error
     name, geometry = config["encoder"]["name"], Geometry.from_dict(config["encoder"]["geometry"])
     tensors = _read(path)
-    # Before memory is taken: the LSTM and the embedding alone would be larger than the file.
-    if max(decoder.hidden_dim**2, decoder.embed_dim * len(vocabulary)) > path.stat().st_size:
+    words, hidden = 0, 0
+    if stored.reading is not None:
+        words, hidden = len(stored.reading.stems), config[READING]["hidden"]
+    # Before memory is taken: one of these layers alone would be larger than the file.
+    largest = decoder.hidden_dim**2, decoder.embed_dim * len(vocabulary), words * hidden, hidden
+    if max(largest) > path.stat().st_size:
         raise _mismatch(path, "its sizes")
     with _no_initial_weights():
         encoder = Encoder(name, image_size=preprocessing.image_size)
         sizes = len(vocabulary), len(vocabulary.styles)
         network = CaptionModel(encoder, decoder, preprocessing, *sizes)
+        if stored.reading is not None:
+            network.reading = PhotoReading(network.feature_dim, words, hidden)
     own = network.state_dict()
     wrong = sorted(own.keys() ^ tensors.keys()) or [
         name for name in own if own[name].shape != tensors[name].shape

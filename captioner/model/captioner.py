@@ -1,4 +1,4 @@
-"""Encoder and decoder as one module: what training optimizes and a model folder stores.
+"""Encoder, decoder and reading as one module: what training optimizes and a model folder stores.
 
 Notation: B photos, L regions, D feature size.
 """
@@ -14,12 +14,16 @@ from captioner.geometry import Geometry
 from captioner.model.build import build_decoder
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
+from captioner.model.reading import PhotoReading
 from captioner.model.regions import locate_regions
 from captioner.options import DecoderConfig
 
 
 class CaptionModel(nn.Module):
-    """Encoder and decoder. It has no ``forward``: ``losses`` and search call the two in turn."""
+    """Encoder, decoder and reading. It has no ``forward``: ``losses`` and search call the parts."""
+
+    reading: PhotoReading | None
+    """Which words a photo shows; None: the model has no reading."""
 
     def __init__(
         self,
@@ -35,6 +39,7 @@ class CaptionModel(nn.Module):
         self.feature_dim, self.grid = encoder.measure(preprocessing.image_size)
         regions = self.grid[0] * self.grid[1]
         self.decoder = build_decoder(config, self.feature_dim, vocabulary_size, regions, styles)
+        self.register_module("reading", None)
         self.features_stage: str | None = None
         """Encoder stage whose input cached features hold; None: they hold the encoder's output."""
 

@@ -3,7 +3,8 @@
     cross-entropy   - sum_t log p(y_t | y_1 ... y_{t-1}, photo)
     penalty         sum_i (T / L - sum_t alpha_ti)^2
 
-``training.objectives`` has losses of words that the model has sampled, and of a photo's words.
+``training.objectives`` has the loss of words that the model has sampled, and ``reading`` the loss
+of the words that a photo shows.
 
 Notation: B photos, R captions per photo, T steps, L regions, V vocabulary, W words.
 """
@@ -34,8 +35,8 @@ class Losses(NamedTuple):
     """Sum over words; its gradient trains hard attention. 0 for soft attention."""
     entropy: Tensor
     """Entropy of hard attention's maps, summed over words, nats. 0 for soft attention."""
-    photo_words: Tensor
-    """See ``photo_words_loss``; 0 without."""
+    reading: Tensor
+    """Sum over photos, see ``reading_loss``; 0 without."""
 
     def total(self, config: TrainingConfig) -> Tensor:
         """The weighted total to minimize, summed over the batch."""
@@ -44,7 +45,7 @@ class Losses(NamedTuple):
             + config.attention_penalty * self.attention_penalty
             + config.hard_reward * self.score_function
             - config.hard_entropy * self.entropy
-            + config.photo_words * self.photo_words
+            + config.reading * self.reading
         )
 
 

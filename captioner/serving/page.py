@@ -12,6 +12,7 @@ from captioner.drawing.pages import VIEWER, asset, document, embedded, gallery_t
 from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
 from captioner.inference.folder import StoredModel
+from captioner.inference.reading import has_keywords
 from captioner.options import METHOD_TITLES
 from captioner.serving.options import Limits
 
@@ -39,7 +40,7 @@ def index_page(limits: Limits, model: Captioner) -> str:
         methods,
         intro=_INTRO,
         files=[_WEB / name for name in ("key.js", "upload.js", "requests.js")],
-        fields=["words", *(["keywords"] if model.stored.keywords else [])],
+        fields=["words", *(["keywords"] if has_keywords(model.stored.reading) else [])],
         data={
             "maxBeam": limits.max_beam,
             "limits": {"max_bytes": limits.max_bytes, "max_pixels": limits.max_pixels},

@@ -264,7 +264,8 @@ class AlternativeResult(BaseModel):
 class KeywordResult(BaseModel):
     """A word for a thing in the photo, its probability, and if attention is true its map.
 
-    The map has the log-odds of each region, Gh x Gw; their mean is that of the photo.
+    The map has the log-odds of each region, Gh x Gw. The odds of the photo are the mean of the odds
+    of its regions.
     """
 
     word: str

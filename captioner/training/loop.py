@@ -312,9 +312,13 @@ class Trainer:
         average, stored = self.state.average, setup.stored
         model = stored.model if average is None else average.module
         if share := training.initial_share:
-            states, model = (model.state_dict(), self.initial), copy.deepcopy(model)
+            now, model = model.state_dict(), copy.deepcopy(model)
+            # The initial model may have had no reading.
+            reading = {n: part for n, part in now.items() if n.startswith("reading.")}
+            states = now, self.initial | reading
             model.load_state_dict(mean_weights(states, (1 - share, share)))
         validated = StoredModel(model, stored.decoder, stored.vocabulary, stored.search)  # type: ignore[arg-type]
+        validated.reading = stored.reading
         scores, sentences = self._score(validated)
         row = progress.metrics(self._lr(), self.objective.signature())
         row |= {**scores, **describe(sentences)}

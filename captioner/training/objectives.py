@@ -3,7 +3,9 @@
     reference captions   cross-entropy of the words, or of a teacher's probabilities
     sampled captions     rewards: self-critical training
 
-Notation: B photos, R captions (or samples) per photo, T steps, C content words.
+With either, ``training.reading`` also trains the model's reading of the photos.
+
+Notation: B photos, R captions (or samples) per photo, T steps, S stems.
 """
 
 from __future__ import annotations
@@ -18,11 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights  # only COCO's names
 
 from captioner.data.batches import Batch, EncodedImage, pad_captions
-from captioner.data.coco import CaptionedImage
-from captioner.errors import DataError
 from captioner.evaluation.reward import CaptionReward
 from captioner.hardware import upload
 from captioner.inference.folder import StoredModel
@@ -31,20 +30,19 @@ from captioner.model.attention import Memory, sample_index, widen
 from captioner.model.captioner import CaptionModel
 from captioner.model.decoder import Decoder
 from captioner.model.losses import Losses, caption_losses, score_words, with_attention_losses
+from captioner.model.reading import reading_loss
 from captioner.options import SearchOptions, SelfCriticalConfig, TrainConfig
 from captioner.search.search import Hypothesis, search
-from captioner.search.words import check_whole_words
-from captioner.text.tokenizer import caption_tokens, tokenize
+from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import (
     BAD_ENDINGS,
     END,
-    FUNCTION_WORDS,
     NEVER_GENERATED,
     PAD,
-    SPECIAL_NAMES,
     Vocabulary,
 )
 from captioner.training.distillation import Teacher
+from captioner.training.reading import StemsOfPhotos
 
 Loss = Callable[[Decoder, Memory], Losses]
 
@@ -63,10 +61,19 @@ class Task:
     """Sums over the captions."""
     words: int
     """Target words, end tokens included."""
+    stems: tuple[Tensor, Tensor] | None = None
+    """From ``StemsOfPhotos.of_photos``, to train the reading; None: it is not trained."""
 
     def losses(self, model: CaptionModel) -> Losses:
         """The losses of a model, summed over the captions."""
-        return self.loss(model.decoder, model.decoder.memory(model.to_features(self.images)))
+        features = model.to_features(self.images)
+        losses = self.loss(model.decoder, model.decoder.memory(features))
+        if self.stems is None:
+            return losses
+        assert model.reading is not None
+        counts, captions = (upload(part, features.device) for part in self.stems)
+        read = reading_loss(model.reading(features).words, counts, captions)
+        return losses._replace(reading=read)
 
 
 def build_objective(
@@ -85,11 +92,16 @@ def build_objective(
     if config.distillation.active:
         models = teachers or [copy.deepcopy(initial.model)]
         teacher = Teacher(config.distillation, models, vocabulary, photos)
+    stems = None
+    if training.reading:
+        assert initial.reading is not None
+        stems = StemsOfPhotos(photos, initial.reading.stems)
     if training.objective == "self_critical":
-        return SelfCritical(config.self_critical, photos, vocabulary, training.seed, teacher)
-    words = WordsOfPhotos(photos, vocabulary) if training.photo_words else None
+        return SelfCritical(
+            config.self_critical, photos, vocabulary, training.seed, teacher, stems=stems
+        )
     return ReferenceCaptions(
-        training.scheduled_sampling, steps, training.label_smoothing, teacher, words
+        training.scheduled_sampling, steps, training.label_smoothing, teacher, stems
     )
 
 
@@ -118,8 +130,8 @@ class ReferenceCaptions:
     label_smoothing: float = 0.0
     teacher: Teacher | None = None
     """Its probabilities replace the words as targets."""
-    words_of_photos: WordsOfPhotos | None = None
-    """Photos also predict their words."""
+    stems: StemsOfPhotos | None = None
+    """What the reading learns beside."""
 
     def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
         """The task of a batch, whose ``images`` are on the device of the model."""
@@ -139,9 +151,7 @@ class ReferenceCaptions:
             inputs=inputs,
             targets=targets,
         )
-        if words := self.words_of_photos:
-            loss = partial(_with_photo_words, loss, words.tokens, words.of_batch(batch))
-        return Task(images, loss, batch.words)
+        return Task(images, loss, batch.words, _stems_of(batch, self.stems))
 
     def sums(self) -> dict[str, float]:
         """None: there are no samples."""
@@ -150,6 +160,15 @@ class ReferenceCaptions:
     def signature(self) -> str:
         """Empty: there are no rewards."""
         return ""
+
+
+def _stems_of(batch: Batch, stems: StemsOfPhotos | None) -> tuple[Tensor, Tensor] | None:
+    """What the reading learns of the photos of a batch; nothing of those without captions."""
+    if stems is None:
+        return None
+    real = (batch.tokens[:, 0, 0] != PAD).tolist()
+    ids = zip(batch.image_ids, real, strict=True)
+    return stems.of_photos([image_id if known else None for image_id, known in ids])
 
 
 @torch.no_grad()
@@ -178,76 +197,6 @@ def scheduled_inputs(decoder: Decoder, memory: Memory, tokens: Tensor, share: fl
         inputs[..., t + 1] = torch.where(replaced[..., t + 1], sampled, inputs[..., t + 1])
     decoder.train(training)
     return inputs
-
-
-def _with_photo_words(
-    loss: Loss, tokens: Tensor, present: Tensor, decoder: Decoder, memory: Memory
-) -> Losses:
-    losses = loss(decoder, memory)
-    return losses._replace(photo_words=photo_words_loss(decoder, memory, tokens, present))
-
-
-class WordsOfPhotos:
-    """The content words of every photo: of its captions and of the names of its object classes."""
-
-    def __init__(self, photos: Sequence[EncodedImage], vocabulary: Vocabulary) -> None:
-        """Collect the words of the training photos."""
-        check_whole_words(vocabulary, "training.photo_words")
-        function_words = set(vocabulary.whole_words(FUNCTION_WORDS))
-        numbers = range(len(SPECIAL_NAMES), len(vocabulary))
-        content = [token for token in numbers if token not in function_words]
-        self.tokens = torch.tensor(content)  # (C,)
-        columns = {token: column for column, token in enumerate(content)}
-        self._columns: dict[int, list[int]] = {}
-        for photo in photos:
-            tokens = {token for caption in photo.tokens for token in caption}
-            for label in photo.image.labels:
-                tokens.update(vocabulary.encode(tokenize(_class_name(label, photo.image))))
-            found = sorted(columns[token] for token in tokens & columns.keys())
-            self._columns[photo.image.image_id] = found
-
-    def of_batch(self, batch: Batch) -> Tensor:
-        """1 at the words of each photo, (B, C); none of a photo that has no captions."""
-        present = torch.zeros(len(batch.image_ids), len(self.tokens))
-        for row, image_id in enumerate(batch.image_ids):
-            if batch.tokens[row, 0, 0] != PAD:
-                present[row, self._columns[image_id]] = 1.0
-        return present
-
-
-def photo_words_loss(decoder: Decoder, memory: Memory, tokens: Tensor, present: Tensor) -> Tensor:
-    """Predict the words of a photo from its mean feature alone, with the decoder's own readout.
-
-        - sum over photos, sum over the photo's words w of log softmax(L_o tanh(L_z mean))_w
-
-    A scalar, nats, from the content words (C,) and the photos' own, 1 in (B, C), on the CPU; the
-    softmax is over content words. It trains the encoder to see what the captions name, wherever it
-    is in the photo, and adds no weights.
-
-    Source: the word detectors of Fang et al. 2015 (arXiv:1411.4952), section 3, and the attributes
-    of Wu et al. 2016 (arXiv:1506.01144). Deviation: one softmax over the mean feature instead of a
-    detector per region and word. Not for attention ``fixed_at_start``.
-    """
-    # By name: `PlainDecoder` has no such layer.
-    context = widen(decoder.get_submodule("context_output")(memory.summary.squeeze(1)))
-    logits = widen(decoder.word_output(decoder.dropout(torch.tanh(context))))
-    tokens, present = (upload(part, logits.device) for part in (tokens, present))
-    return -(logits.index_select(1, tokens).log_softmax(dim=1) * present).sum()
-
-
-CLASSES = FasterRCNN_ResNet50_FPN_Weights.DEFAULT.meta["categories"]
-"""Names of COCO's categories by their numbers, with gaps."""
-
-
-def _class_name(label: int | str, image: CaptionedImage) -> str:
-    if isinstance(label, str):
-        return label
-    if 0 < label < len(CLASSES) and CLASSES[label] != "N/A":
-        return str(CLASSES[label])
-    raise DataError(
-        f"{image.path}: label {label} is not the number of a COCO category (1 to "
-        f"{len(CLASSES) - 1}, with gaps); give the name of the class"
-    )
 
 
 # --- Sampled captions ----------------------------------------------------------------------------
@@ -312,12 +261,15 @@ class SelfCritical:
         vocabulary: Vocabulary,
         seed: int,
         teacher: Teacher | None = None,
+        *,
+        stems: StemsOfPhotos | None = None,
     ) -> None:
         """Prepare the references of the training photos; ``seed`` is that of the sampling.
 
-        A teacher's probabilities replace the words as targets of the cross-entropy.
+        A teacher's probabilities replace the words as targets of the cross-entropy. The reading
+        learns ``stems`` beside.
         """
-        self.config, self.seed, self.teacher = config, seed, teacher
+        self.config, self.seed, self.teacher, self.stems = config, seed, teacher, stems
         references: dict[str, dict[int, list[list[str]]]] = {}
         for photo in photos:
             captions = [caption_tokens(caption) for caption in photo.image.captions]
@@ -342,7 +294,7 @@ class SelfCritical:
                 tokens=batch.tokens[:, :1],
                 advantages=lambda: torch.zeros(len(images), 1),
             )
-            return Task(images, nothing, 0)
+            return Task(images, nothing, 0, _stems_of(batch, self.stems))
         images, image_ids = images[upload(real, images.device)], [batch.image_ids[i] for i in real]
         features, images = seen(model, images)
         starts = batch.tokens[real, 0, 0]
@@ -367,7 +319,8 @@ class SelfCritical:
                 targets = self.teacher.targets(images, tokens, image_ids)
             references = partial(caption_losses, tokens=tokens, targets=targets)
             loss = partial(_weighted_sum, loss, references, share)
-        return Task(images, loss, words)
+        stems = None if self.stems is None else self.stems.of_photos(image_ids)
+        return Task(images, loss, words, stems)
 
     def _sample(
         self,

@@ -16,7 +16,13 @@ from captioner.options import TrainingConfig
 def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.AdamW:
     """AdamW with a learning rate of its own for the encoder; only matrices have weight decay."""
     groups = []
-    for module, lr in ((model.encoder, config.encoder_lr), (model.decoder, config.lr)):
+    modules: list[tuple[nn.Module, float]] = [
+        (model.encoder, config.encoder_lr),
+        (model.decoder, config.lr),
+    ]
+    if model.reading is not None:
+        modules.append((model.reading, config.lr))
+    for module, lr in modules:
         trainable = [p for p in module.parameters() if p.requires_grad]
         for decay, members in (
             (config.weight_decay, [p for p in trainable if p.ndim > 1]),

@@ -22,6 +22,7 @@ from captioner.evaluation.references import count_frequencies
 from captioner.hardware import autocast, memory_errors, pick_device, pick_precision
 from captioner.inference.engine import pixel_format
 from captioner.inference.folder import StoredModel, load_model
+from captioner.inference.reading import ReadingWords
 from captioner.inference.weights import to_float16
 from captioner.model.build import check_attention
 from captioner.model.captioner import CaptionModel
@@ -42,6 +43,7 @@ from captioner.training.data import (
     repeat_photos,
     tokenized,
 )
+from captioner.training.reading import add_reading
 
 DEFAULT_ENCODER = "timm/tf_efficientnet_lite2"
 DEFAULT_IMAGE_SIZE = 224
@@ -106,6 +108,11 @@ def prepare(config: TrainConfig) -> Setup:
     stored.search = config.search
     encode_search_words(config.search, stored.vocabulary)  # fail on unknown words now
     model, settings = stored.model, config.encoder
+    if config.training.reading and model.reading is None:
+        add_reading(stored, train)
+    if model.reading is not None:
+        model.reading.requires_grad_(config.training.reading > 0)
+        model.reading.dropout.p = config.decoder.dropout
     size, frozen = model.preprocessing.image_size, settings.freeze_depthwise
     model.encoder.finetune_from(settings.finetune_from, size, freeze_depthwise=frozen)
     if settings.recompute:
@@ -236,6 +243,7 @@ def _inherited(stored: StoredModel, config: EncoderConfig) -> tuple[Encoder, Pre
 def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]) -> StoredModel:
     """The same weights at the config's image size, resizing and dropout, with new words and styles.
 
+    The reading is kept if it is trained on, or if the features that it reads stay the same.
     ``counts`` are the occurrences of each word in the training captions.
     """
     old, data = stored.model, config.data
@@ -252,6 +260,15 @@ def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]
             f"attention 'location' of {config.init_from} was trained on {old.grid}; use image_size "
             f"{old.preprocessing.image_size}"
         )
+    trained, frozen = config.training.reading > 0, config.encoder.finetune_from is None
+    same = frozen and preprocessing == old.preprocessing
+    if stored.reading is not None and (trained or same):
+        new.model.reading = old.reading
+        # A reading that learns shares of captions loses the calibration of its keywords.
+        keywords = {} if trained else stored.reading.keywords
+        new.reading = ReadingWords.of(stored.reading.stems, vocabulary, keywords)
+    else:
+        old.reading = None
     state = old.state_dict() | {f"encoder.{k}": v for k, v in encoder.state_dict().items()}
     _extend(state, stored.vocabulary, vocabulary, counts)
     new.model.load_state_dict(state)

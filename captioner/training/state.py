@@ -208,8 +208,8 @@ MUST_MATCH = (
     "data.max_words", "data.tokenizer", "data.vocabulary_threshold", "data.extend_vocabulary",
     "data.vocabulary_size", "data.horizontal_flip", "data.min_crop", "data.color_jitter",
     "data.bucket_batches", "training.batch_size", "training.objective", "training.ema_decay",
-    "training.initial_share", "training.sharpen_attention", "training.seed", "training.select",
-    "training.limit_val",
+    "training.initial_share", "training.reading", "training.sharpen_attention", "training.seed",
+    "training.select", "training.limit_val",
 )  # fmt: skip
 """Sections, and settings of the others, that every session of a run shares. Paths may change, but
 not the captions in the files."""

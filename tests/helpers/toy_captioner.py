@@ -19,9 +19,11 @@ from captioner.inference.confidence import (
     search_key,
 )
 from captioner.inference.folder import StoredModel
+from captioner.inference.reading import ReadingWords
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
+from captioner.model.reading import PhotoReading
 from captioner.options import DecoderConfig, SearchOptions
 from captioner.text.vocabulary import Vocabulary
 
@@ -83,6 +85,16 @@ def random_model(
         for parameter in model.decoder.parameters():
             parameter.mul_(factor)
     return StoredModel(model, decoder, vocabulary, SearchOptions(**search))
+
+
+def add_reading(stored: StoredModel, *stems: str) -> None:
+    """Add a random reading of these stems, all of them keywords, that differs between photos."""
+    reading = PhotoReading(stored.model.feature_dim, len(stems), hidden=7).eval()
+    with torch.no_grad():
+        for parameter in reading.parameters():
+            parameter.normal_(std=0.3)
+    stored.model.reading = reading
+    stored.reading = ReadingWords.of(stems, stored.vocabulary, {one: ((one,),) for one in stems})
 
 
 def toy_calibrator(search: SearchOptions, size: int, *words: str, **more: Any) -> Calibrator:

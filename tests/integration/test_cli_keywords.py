@@ -1,4 +1,4 @@
-"""scripts/fit_keywords.py and ``caption --keywords``, with a random model."""
+"""scripts/fit_reading.py and ``caption --keywords``, with a random model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tiny_data import write_captions
 from captioner.cli.main import FAILED, OK, USAGE
 from captioner.data.metadata import embedded_description
 from captioner.errors import ConfigError
-from captioner.inference.folder import KEYWORDS, load_model
+from captioner.inference.folder import load_model
 
 
 @pytest.fixture(scope="module")
@@ -33,27 +33,37 @@ def own(
         colour, text = [([1, 0, 0], "a man on grass"), ([0, 0, 1], "two dogs on grass")][number % 2]
         pixels = (random.integers(128, 256, size=(32, 40, 3)) * colour).astype(np.uint8)
         Image.fromarray(pixels).save(folder / "photos" / f"{number}.jpg")
-        captions[f"{number}.jpg"] = [text]
-    file = write_captions(folder / "captions.json", captions)
-    model = shutil.copytree(tiny.model, folder / "model")
-    command = (model, "--train", file, "--val", file, "--images", folder / "photos")
+        captions[f"{number}.jpg"] = [text] * 5
+    names = [*captions]
+    train, val = (
+        write_captions(folder / f"{part}.json", {name: captions[name] for name in some}, first)
+        for part, some, first in (("train", names[:200], 1), ("val", names[200:], 201))
+    )
+    objects = folder / "objects.json"
+    annotated = {image_id: [1] for image_id in range(2, 201, 2)}
+    objects.write_text(json.dumps({"classes": ["bus", "dog"], "photos": annotated}))
+    command = ("--train", train, "--val", val, "--images", folder / "photos", "--objects", objects,
+               "--features", folder / "features")  # fmt: skip
 
-    def fit() -> None:
+    def fit(model: Path, output: Path) -> None:
+        fitting = script("fit_reading")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["fit_keywords", *map(str, command)])
-            script("fit_keywords").main()
+            stages = fitting.Stage(10, 20, 0.05, 0.5), fitting.Stage(10, 20, 0.02, 1.0)
+            patch.setattr(fitting, "STAGES", stages)
+            patch.setattr(sys, "argv", ["fit_reading", *map(str, (model, *command, "-o", output))])
+            fitting.main()
 
-    fit()
-    return SimpleNamespace(folder=folder, model=model, fit=fit)
+    fit(tiny.model, folder / "model")
+    return SimpleNamespace(folder=folder, model=folder / "model", fit=fit)
 
 
-def test_keywords_are_fitted_once(own) -> None:
-    stored = load_model(own.model).keywords
-    assert stored is not None
-    assert stored.words == ("man", "dog", "grass")
+def test_a_reading_is_fitted_once(own) -> None:
+    stored = load_model(own.model)
+    assert stored.reading is not None
+    assert stored.reading.stems == ("grass", "man", "dog")  # no "two", which the model cannot say
 
-    with pytest.raises(ConfigError, match=f"{KEYWORDS} exists; give --force"):
-        own.fit()
+    with pytest.raises(ConfigError, match="has a reading; give --force"):
+        own.fit(own.model, own.folder / "twice")
 
 
 def test_every_output_has_them(own, run, tmp_path) -> None:
@@ -101,7 +111,7 @@ def test_where_there_are_none_the_option_is_refused(own, tiny, run, tmp_path) ->
     photo = own.folder / "photos" / "1.jpg"
     for model, options, problem in (
         (own.model, ("--format", "coco"), "--format coco has no keywords"),
-        (tiny.model, (), "has no keywords; fit some with scripts/fit_keywords.py"),
+        (tiny.model, (), "does not have keywords; fit its reading with"),
         (tiny.model, ("--engine", "ray", "-o", tmp_path / "parts"), "captioner: --keywords: "),
     ):
         code, _, err = run("caption", photo, "--model", model, "--keywords", 2, *options)

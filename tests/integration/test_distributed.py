@@ -26,6 +26,7 @@ CHANGES: dict[str, list[str]] = {
     "in parts": ["--training.micro_batch", "1"],
     "encoder learns": ["--encoder.finetune_from", "layer4"],
     "self-critical": [*SELF_CRITICAL, "--init_from", "first/best"],
+    "reading": ["--training.reading", "0.5"],
     "distilled": [
         *("--distillation.guidance", "[0.5]", "--distillation.rare_words", "[0.2]"),
         *("--init_from", "first/best"),
@@ -71,7 +72,7 @@ def runs(
         longer = [
             *("--training.epochs", str(EPOCHS), "--training.patience", "0"),
             *("--init_from", "first/best", "--training.initial_share", "0.5"),
-            *("--training.sharpen_attention", "2"),
+            *("--training.sharpen_attention", "2", "--training.reading", "0.1"),
         ]
         return [
             *(("gradients", f"{name} {processes}", ["config.yaml", *changes])

@@ -8,12 +8,12 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from pages import PAGES, ROOT, commands, examples, read
 from tiny_video import shots, write_video
+from toy_captioner import add_reading
 
 import captioner
 from captioner.caption import Caption
@@ -21,7 +21,6 @@ from captioner.cli import train
 from captioner.cli.main import OK, main, parser_of
 from captioner.inference import captioner as api
 from captioner.inference.folder import load_model, save_model
-from captioner.inference.keywords import KeywordReader
 from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.backbones import ENCODERS
 from captioner.model.build import SCORERS, build_decoder
@@ -113,8 +112,7 @@ def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd)
     """All examples in their order, with a small model of random weights and four photos."""
     monkeypatch.chdir(tmp_path)
     stored = load_model(tiny.model)
-    weights = np.linspace(-1, 1, 2 * 96, dtype=np.float32).reshape(2, 96)
-    stored.keywords = KeywordReader(("dog", "grass"), (), weights, np.zeros(2, np.float32))
+    add_reading(stored, "dog", "grass")
     save_model(tmp_path / "shipped", stored)
     monkeypatch.setattr(api, "SHIPPED_MODEL", tmp_path / "shipped")
     monkeypatch.setattr(ENCODERS, "_registered", {})

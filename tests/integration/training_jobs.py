@@ -10,6 +10,7 @@ import json
 import sys
 from typing import Any
 
+import pytest
 from safetensors.torch import save_file
 
 from captioner.cli.main import OK, main
@@ -31,7 +32,9 @@ def train(target: str, arguments: list[str]) -> None:
 def double(target: str, arguments: list[str]) -> Trainer:
     """A trainer in double precision."""
     config = read_config(*command.parser().parse([*arguments, "--run-folder", target]))
-    setup = prepare(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("captioner.training.reading.MIN_PHOTOS", 1)
+        setup = prepare(config)
     setup.stored.model.double()
     return Trainer(setup, RunFolder(target, config))
 

@@ -185,7 +185,7 @@ function withKeywords(captions) {
       words,
       log_probs: found.map(({ probability }) => Math.log(probability)),
       gates: [],
-      alphas: found.map(({ map }) => support(map)),
+      alphas: found.map(({ map }) => shares(map)),
       geometry: caption.geometry,
       method: "keywords",
     };
@@ -193,11 +193,12 @@ function withKeywords(captions) {
   });
 }
 
-/** The positive part of a map, as shares. */
-function support(map) {
-  const positive = map.map((row) => row.map((value) => Math.max(value, 0)));
-  const sum = total(positive.flat()) || 1;
-  return positive.map((row) => row.map((value) => value / sum));
+/** Shares of the odds whose logarithms a map has. */
+function shares(map) {
+  const largest = Math.max(...map.flat());
+  const odds = map.map((row) => row.map((value) => Math.exp(value - largest)));
+  const sum = total(odds.flat());
+  return odds.map((row) => row.map((value) => value / sum));
 }
 
 class CaptionViewer {

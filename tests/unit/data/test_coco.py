@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -43,26 +42,6 @@ def test_photos_are_sorted_by_id_and_have_all_captions(tmp_path: Path, photos: P
         CaptionedImage(2, photos / "two.jpg", ("A dog.", "Two dogs?")),
         CaptionedImage(9, photos / "nine.jpg", ("A cat.",)),
     ]
-
-
-def test_classes_of_a_photo_are_read_from_the_first_file_that_has_them(
-    tmp_path: Path, photos: Path
-) -> None:
-    contents = []
-    for labels in (None, [18, "hot dog"], [1]):
-        content = copy.deepcopy(coco())
-        if labels is not None:
-            content["images"][0]["labels"] = labels
-        content["images"][1]["labels"] = {"dog": 3}  # of another program
-        contents.append(content)
-    files = [put(tmp_path / f"{n}.json", content) for n, content in enumerate(contents)]
-
-    found = {photo.image_id: photo.labels for photo in read_dataset(files, [photos])}
-
-    assert found == {
-        contents[0]["images"][0]["id"]: (18, "hot dog"),
-        contents[0]["images"][1]["id"]: (),
-    }
 
 
 def test_photos_without_captions_are_skipped(tmp_path: Path, photos: Path):

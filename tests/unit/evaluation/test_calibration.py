@@ -19,6 +19,7 @@ from captioner.evaluation.calibration import (
     error_by_chance,
     fit,
     fit_reading,
+    linear_reading,
     logistic_regression,
     measure,
     measure_groups,
@@ -327,3 +328,20 @@ def test_a_neutral_caption_has_no_wrong_sex(tmp_path) -> None:
     (tmp_path / "judged.csv").write_text(TABLE)
     found = read_judgements([str(tmp_path / "judged.csv")], "flickr8k", neutral=True)
     assert found["coco"] == {("a.jpg", "a person rides a horse"): 0.5}
+
+
+def test_the_linear_reading_is_that_of_newtons_method() -> None:
+    random = np.random.default_rng(0)
+    vectors = (random.normal(size=(300, 3)) * [1, 2, 5] + 1).astype(np.float32)
+    labels = random.random((300, 2)) < 1 / (1 + np.exp(-vectors[:, :2]))
+    scaled = (vectors - vectors.mean(axis=0)) / vectors.std(axis=0)
+
+    weights, biases = linear_reading(vectors, labels, penalty=4.0)
+
+    found = vectors @ weights.T + biases
+    inputs = np.hstack([scaled, np.ones((300, 1))]).astype(float)
+    for column in (0, 1):
+        exact = logistic_regression(
+            inputs, labels[:, column].astype(float), np.array([4.0, 4.0, 4.0, 1e-9])
+        )
+        assert found[:, column] == pytest.approx(inputs @ exact, abs=2e-3)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from mechanisms import ONE_OF_EACH, config_of
 from PIL import Image
-from toy_captioner import mean_colours, random_model, toy_calibrator
+from toy_captioner import add_reading, mean_colours, random_model, toy_calibrator
 
 from captioner.errors import ConfigError, ModelError
 from captioner.inference import export as exporter
@@ -34,6 +34,8 @@ def write_model(folder: Path, config: DecoderConfig, styles: tuple[str, ...] = (
     search = {"beam_size": 3, "num_captions": 2, "max_length": 6, "style": (*styles, "")[0]}
     stored = random_model(3, config, WORDS, styles, factor=3, preprocessing=preprocessing, **search)
     stored.calibrator = toy_calibrator(stored.search, 96, "w1", "w3", "w2") if styles else None
+    if styles:
+        add_reading(stored, "w1", "w2", "w3")
     save_model(folder, stored)
     return folder
 
@@ -140,6 +142,21 @@ def test_a_caption_has_the_confidence_of_torch(pair, style) -> None:
             np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
+def test_a_photo_is_read_as_with_torch(pair) -> None:
+    one, other = load(pair[0], precision="fp32"), load(pair[1])
+    prepared = [one.prepare(photo) for photo in photos()]
+
+    expected, found = (m.ensemble.read(m.ensemble.encode(prepared)) for m in (one, other))
+
+    assert expected.words.shape == (4, 3)
+    assert expected.regions.shape == (4, 4, 3)
+    assert expected.words.std(axis=0).min() > 1e-3  # it depends on the photo
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    left, right = (model.caption(photos()[0], keywords=3).keywords for model in (one, other))
+    assert [word.word for word in left] == [word.word for word in right]
+
+
 def test_exported_folders_form_an_ensemble(pair) -> None:
     model, exported = pair
 
@@ -240,11 +257,12 @@ OTHERS = r"graphs of .* do not match its config\.json"
         ("encoder", {"grid": [7, 7]}, OTHERS),
         ("vocabulary", [f"w{number}" for number in range(8)], OTHERS),
         ("preprocessing", {"image_size": 32}, OTHERS),
+        ("reading", {"stems": ["w1", "w2", "w3", "w4"]}, OTHERS),
     ],
 )
 def test_the_config_of_other_graphs_is_refused(copied, section, value, expected) -> None:
     config = json.loads((copied / CONFIG).read_text())
-    merged = section in ("encoder", "preprocessing")
+    merged = section in ("encoder", "preprocessing", "reading")
     config[section] = config[section] | value if merged else value
     if section == "encoder" and not config[section]["name"]:
         del config[section]["name"]

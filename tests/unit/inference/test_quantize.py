@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from toy_captioner import random_model
+from toy_captioner import add_reading, random_model
 
 from captioner.caption import CropBox
 from captioner.inference.engine import CaptionScores, Ensemble, Prepared
@@ -17,6 +17,7 @@ from captioner.inference.export import export, quiet
 from captioner.inference.folder import DECODER_GRAPH, ENCODER_GRAPH, load_model, save_model
 from captioner.inference.onnx_engine import OnnxEngine
 from captioner.inference.quantize import channel_scales, quantize_graphs
+from captioner.inference.reading import Reading
 from captioner.options import DecoderConfig
 from captioner.text.vocabulary import START
 
@@ -36,7 +37,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("quantized")
     words = tuple(f"w{number}" for number in range(40))
     config = DecoderConfig(embed_dim=24, hidden_dim=32, attention_dim=20, dropout=0.0)
-    save_model(folder / "model", random_model(1, config, words, factor=1, max_length=5))
+    stored = random_model(1, config, words, factor=1, max_length=5)
+    add_reading(stored, *words[:20])
+    save_model(folder / "model", stored)
     export(folder / "model", folder / "float32")
     shutil.copytree(folder / "float32", folder / "int8")
     with quiet():
@@ -51,6 +54,11 @@ def score(folder: Path, shown: list[np.ndarray]) -> CaptionScores:
     return ensemble.score(memories, [[[5, 9, 30, 12]]] * len(shown), START)
 
 
+def read(folder: Path, shown: list[np.ndarray]) -> Reading:
+    ensemble = Ensemble([OnnxEngine(load_model(folder), "cpu", "auto")])
+    return ensemble.read(ensemble.encode([Prepared((one,), CropBox()) for one in shown]))
+
+
 def test_results_are_near_those_of_float32(folders) -> None:
     one, other = (score(folder, photos(1, 6)) for folder in folders)
 
@@ -58,6 +66,17 @@ def test_results_are_near_those_of_float32(folders) -> None:
     assert 0 < np.abs(one.log_probs - other.log_probs).mean() < spread / 10
     assert np.abs(one.alphas - other.alphas).max() < 0.05
     np.testing.assert_allclose(other.alphas.sum(axis=-1), 1, atol=1e-5)
+
+
+def test_the_reading_is_near_that_of_float32(folders) -> None:
+    one, other = (read(folder, photos(1, 6)) for folder in folders)
+
+    for ours, theirs in zip(one, other, strict=True):
+        assert 0 < np.abs(ours - theirs).mean() < ours.std() / 20
+    # The last sums are not rounded to 256 steps: the odds of a photo are those of its regions.
+    np.testing.assert_allclose(
+        np.exp(other.words), np.exp(other.regions).mean(axis=1), rtol=1e-3, atol=1e-6
+    )
 
 
 def test_the_decoder_is_a_third_of_the_size(folders) -> None:

@@ -23,7 +23,7 @@ from captioner.model.losses import (
 )
 from captioner.options import TrainingConfig
 from captioner.text.vocabulary import END, NEVER_GENERATED, PAD, START, UNKNOWN
-from captioner.training.objectives import photo_words_loss, policy_gradient_loss, scheduled_inputs
+from captioner.training.objectives import policy_gradient_loss, scheduled_inputs
 
 L, D, V = 3, 4, 8
 
@@ -246,24 +246,11 @@ def test_baseline_is_a_running_mean_of_log_probabilities() -> None:
 def test_objective_is_the_weighted_sum_of_its_parts() -> None:
     parts = (torch.tensor(float(number)) for number in (2, 3, 5, 7, 11))
     config = TrainingConfig(
-        attention_penalty=10.0, hard_reward=100.0, hard_entropy=1000.0, photo_words=10_000.0
+        attention_penalty=10.0, hard_reward=100.0, hard_entropy=1000.0, reading=10_000.0
     )
 
     expected = 2 + 10 * 3 + 100 * 5 - 1000 * 7 + 10_000 * 11
     assert Losses(*parts).total(config).item() == expected
-
-
-@pytest.mark.parametrize("order", ["bahdanau", "luong"])
-def test_photos_predict_their_words_from_the_mean_feature(order: str) -> None:
-    decoder, photos = build("soft", order=order), features(2)
-    tokens = torch.tensor([4, 6, 7])  # 5 is no content word
-    present = torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
-
-    loss = photo_words_loss(decoder, decoder.memory(photos), tokens, present)
-
-    output = torch.tanh(decoder.context_output(photos[0].mean(dim=0)))
-    probabilities = decoder.word_output(output)[tokens].softmax(0)
-    torch.testing.assert_close(loss, -probabilities[1:].log().sum())
 
 
 # --- Scheduled sampling --------------------------------------------------------------------------

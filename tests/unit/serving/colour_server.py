@@ -41,7 +41,7 @@ class ColourModel:
     """Captions a photo with its colour; records its batches and can be blocked."""
 
     ensemble = SimpleNamespace(image_size=224)
-    stored = SimpleNamespace(vocabulary=ColourVocabulary(), keywords=None, search=OWN)
+    stored = SimpleNamespace(vocabulary=ColourVocabulary(), reading=None, search=OWN)
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []

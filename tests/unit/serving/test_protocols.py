@@ -24,7 +24,8 @@ KEYWORDS = (Keyword("dog", 0.97), Keyword("grass", 0.4))
 class StyledModel(ColourModel):
     """Its captions begin with their style, and have a confidence and keywords."""
 
-    stored = SimpleNamespace(vocabulary=ColourVocabulary(), keywords=KEYWORDS, search=OWN)
+    reading = SimpleNamespace(keywords=KEYWORDS)
+    stored = SimpleNamespace(vocabulary=ColourVocabulary(), reading=reading, search=OWN)
     stored.vocabulary.styles = ("coco", "flickr8k")
 
     def caption_batch(self, photos, options, **how):

@@ -49,6 +49,12 @@ def two_files(squares: Path, tmp_path: Path) -> tuple[str, str]:
     return files[0], files[1]
 
 
+@pytest.fixture(autouse=True)
+def _few_photos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading learns the words of any photo."""
+    monkeypatch.setattr("captioner.training.reading.MIN_PHOTOS", 1)
+
+
 Configure = Callable[..., TrainConfig]
 
 

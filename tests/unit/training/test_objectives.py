@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,11 @@ from toy_encoder import PatchEncoder
 
 from captioner.data.batches import Batch, EncodedImage, Item, collate
 from captioner.data.coco import CaptionedImage
-from captioner.errors import DataError
 from captioner.inference.folder import StoredModel
+from captioner.inference.reading import ReadingWords
 from captioner.model.captioner import CaptionModel
 from captioner.model.preprocessing import Preprocessing
+from captioner.model.reading import PhotoReading
 from captioner.options import DecoderConfig, SelfCriticalConfig, TrainConfig, TrainingConfig
 from captioner.search.search import Hypothesis
 from captioner.text.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
@@ -28,9 +30,9 @@ from captioner.training.objectives import (
     ReferenceCaptions,
     SelfCritical,
     Task,
-    WordsOfPhotos,
     build_objective,
 )
+from captioner.training.reading import StemsOfPhotos
 
 L, D = 4, 3
 TWO_WORDS = Vocabulary(["a", "dog"])
@@ -341,71 +343,58 @@ def test_scheduled_sampling_rises_linearly() -> None:
     assert model.decoder.training
 
 
-# --- Words of photos ------------------------------------------------------------------------------
+# --- The reading ---------------------------------------------------------------------------------
 
 
-CONTENT = ["dog", "runs", "grass", "man", "hat"]  # of WORDS; the others are function words
+def test_stems_of_a_photo_are_counted_in_all_its_captions() -> None:
+    stems = StemsOfPhotos(photos_of(WORDS), ["run", "grass", "dog", "cat"])
+
+    # Captions 1; 1 and 2; 1, 2 and 3 of CAPTIONS, and the first words of the vocabulary.
+    counts, captions = stems.of_photos([10, None, 11, 12])
+
+    assert counts.tolist() == [[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 2, 0], [3, 2, 3, 0]]
+    assert captions.tolist() == [2, 0, 3, 4]
 
 
-def labelled(*labels: int | str) -> EncodedImage:
-    photo = photos_of(WORDS)[0]
-    return replace(photo, image=replace(photo.image, labels=labels))
-
-
-def words_of(photos: list[EncodedImage]) -> list[set[str]]:
-    batch = batch_of(photos)
-    words = WordsOfPhotos(photos, WORDS)
-    assert [WORDS.words[token - 4] for token in words.tokens.tolist()] == CONTENT
-    found = {
-        image_id: {CONTENT[column] for column in row.nonzero().squeeze(1).tolist()}
-        for image_id, row in zip(batch.image_ids, words.of_batch(batch), strict=True)
-    }
-    return [found[photo.image.image_id] for photo in photos]
-
-
-def test_words_of_a_photo_are_the_content_words_of_all_its_captions() -> None:
-    first, second, third = photos_of(WORDS)[:3]
-
-    # Captions 1; 1 and 2; 1, 2 and 3 of test_objectives, and the first words of the vocabulary.
-    assert words_of([first, second, third]) == [
-        {"dog", "runs"},
-        {"dog", "runs", "man", "grass"},
-        {"dog", "runs", "man", "grass"},
-    ]
-
-
-def test_names_of_object_classes_are_words_too() -> None:
-    # A number is COCO's: 18 is a dog; 41 a skateboard, which the vocabulary lacks.
-    assert words_of([labelled("hat", 18, 41, "the hot dog")]) == [{"dog", "runs", "hat"}]
-
-
-@pytest.mark.parametrize("label", [0, 12, 91, -1])  # 12 was left out of COCO
-def test_an_unknown_class_is_refused(label: int) -> None:
-    with pytest.raises(DataError, match=f"x: label {label} is not the number of a COCO category"):
-        WordsOfPhotos([labelled(label)], WORDS)
-
-
-def test_the_objective_trains_it_beside_the_captions() -> None:
+@pytest.mark.parametrize("kind", ["cross_entropy", "self_critical"])
+def test_the_objective_trains_the_reading_beside_the_captions(kind: str) -> None:
     photos, model = photos_of(WORDS), model_of(WORDS)
+    photos = [replace(one, image=replace(one.image, captions=CAPTIONS[:2])) for one in photos]
+    model.reading = PhotoReading(D, 3, hidden=4)
+    model.reading.dropout.p = 0.0
     stored = StoredModel(model, DecoderConfig(), WORDS)
-    config = TrainConfig(training=TrainingConfig(photo_words=1.0))
-    batch = batch_of(photos)
+    stored.reading = ReadingWords.of(["dog", "man", "hat"], WORDS)
+    training = TrainingConfig(reading=1.0, objective=kind)  # type: ignore[arg-type]
+    config = TrainConfig(init_from="x", training=training)
+    batch = batch_of(photos, filling=(11,))
     objective = build_objective(config, photos, stored, steps=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 
     def losses() -> Any:
-        task = objective.task(model, batch, batch.images, 0)
-        return task.losses(model)
+        return objective.task(model, batch, batch.images, 0).losses(model)
 
     before = losses()
-    for _ in range(120):
+    for _ in range(100):
         optimizer.zero_grad()
-        losses().total(config.training).backward()
+        losses().total(training).backward()
         optimizer.step()
 
     after = losses()
-    # No model knows better than that all words of a photo have the same share.
-    counts = WordsOfPhotos(photos, WORDS).of_batch(batch).sum(dim=1)
-    least = (counts * counts.log()).sum()
-    assert least < after.photo_words < 1.2 * least < before.photo_words
-    assert after.cross_entropy < before.cross_entropy
+    # Half of the captions have a dog, half a man, none a hat: no reading knows better. The photo
+    # that could not be read does not count.
+    least = 4 * 2 * 2 * math.log(2)
+    assert least < after.reading < 1.05 * least < before.reading
+
+
+def test_the_reading_learns_nothing_of_photos_that_cannot_be_read() -> None:
+    photos, model = photos_of(WORDS, 2), model_of(WORDS)
+    model.reading = PhotoReading(D, 2, hidden=4)
+    batch = batch_of(photos, filling=(10, 11))
+    objective = objective_of(photos)
+    objective.stems = StemsOfPhotos(photos, ["dog", "man"])
+
+    losses = objective.task(model, batch, batch.images, 0).losses(model)
+
+    assert losses.reading == 0
+    losses.reading.backward()  # so that all processes have gradients for the same weights
+    assert all(part.grad is not None for part in model.reading.parameters())

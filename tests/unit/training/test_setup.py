@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from toy_captioner import add_reading
 
 from captioner.data.coco import CaptionedImage
-from captioner.errors import ConfigError, ImageError
+from captioner.errors import ConfigError, DataError, ImageError
 from captioner.inference.folder import load_model, save_model
 from captioner.text.vocabulary import END, UNKNOWN
 from captioner.training.api import build_config
@@ -56,6 +57,54 @@ def test_a_second_stage_keeps_weights_and_vocabulary(
     assert second.model.decoder.dropout.p == second.decoder.dropout == 0.4
     assert second.search.beam_size == 4
     assert any(p.requires_grad for p in second.model.encoder.parameters())
+
+
+def test_a_run_starts_a_reading_of_the_words_of_its_captions(configure: Any) -> None:
+    stored = prepare(configure(training={"reading": 0.5})).stored
+
+    assert stored.reading.stems[0] == "squar"  # in every caption
+    assert {"red", "cyan"} < {*stored.reading.stems}
+    assert "a" not in stored.reading.stems
+    shares = stored.model.reading.mean.bias.sigmoid()
+    assert shares.tolist() == pytest.approx([8.5 / 9, *[1.5 / 9] * 8])
+    assert stored.model.reading.dropout.p == 0.2  # the decoder's
+    assert prepare(configure()).stored.reading is None
+
+
+def test_a_reading_needs_frequent_words(configure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("captioner.training.reading.MIN_PHOTOS", 9)
+    with pytest.raises(DataError, match="no content word is in the captions of 9 training photos"):
+        prepare(configure(training={"reading": 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, True),
+        ({"encoder": {"finetune_from": "layer4"}}, False),
+        ({"encoder": {"image_size": 64}}, False),
+        ({"encoder": {"finetune_from": "layer4"}, "training": {"reading": 0.5}}, True),
+    ],
+    ids=["frozen", "fine-tuned", "another size", "trained on"],
+)
+def test_a_second_stage_keeps_the_reading_of_the_same_features(
+    configure: Any, first_stage: str, tmp_path: Path, changes: dict[str, Any], kept: bool
+) -> None:
+    first = load_model(first_stage)
+    add_reading(first, "red", "blue")
+    save_model(tmp_path / "first", first)
+    first = load_model(tmp_path / "first")  # rounded
+
+    stored = prepare(configure(init_from=str(tmp_path / "first"), **changes)).stored
+
+    reading, trained = stored.model.reading, "training" in changes
+    assert (stored.reading is not None) == (reading is not None) == kept
+    if kept:
+        assert stored.reading.stems == first.reading.stems
+        assert stored.reading.rows == first.reading.rows
+        assert stored.reading.keywords == ({} if trained else first.reading.keywords)
+        assert torch.equal(reading.mean.weight, first.model.reading.mean.weight)
+        assert all(part.requires_grad == trained for part in reading.parameters())
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,8 @@ MAY_CHANGE = {
     *(f"training.{name}" for name in (
         "epochs", "lr", "encoder_lr", "weight_decay", "warmup_steps", "schedule",
         "plateau_patience", "clip_norm", "patience", "label_smoothing", "scheduled_sampling",
-        "photo_words", "attention_penalty", "hard_reward", "hard_entropy", "micro_batch",
-        "precision", "log_every", "save_every", "sample_images", "keep_best",
-        "trackers",
+        "attention_penalty", "hard_reward", "hard_entropy", "micro_batch", "precision", "log_every",
+        "save_every", "sample_images", "keep_best", "trackers",
     )),
 }  # fmt: skip
 """All other settings must match; a new one must be put here or there."""

@@ -1,0 +1,189 @@
+"""The words of a model's reading, and keywords: words for things in a photo, each with a map.
+
+``model.reading`` computes the log-odds that a photo shows each stem ("dog" for dog and dogs). The
+config of a model folder has the entry ``reading``:
+
+    hidden     size of the hidden layer
+    stems      the stem of each row, S
+    rows       the row of each word of the vocabulary, or -1
+    keywords   for each keyword the phrases that count as it, each by its stems: "couch": ["couch",
+               "sofa"], "hot dog": ["hot dog", "hotdog"]
+
+The odds of a keyword are the sum of the odds of its phrases, and a phrase is as probable as its
+least probable stem. The odds of one stem are the mean of the odds of the regions, see
+``model.reading``, so a map shows exactly what each region adds. This module needs no torch.
+
+Notation: B photos, L = Gh x Gw regions, S stems, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from captioner.caption import Keyword
+from captioner.inference.confidence import sigmoid
+from captioner.search.words import NEUTRAL_WORDS
+from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary
+
+READING = "reading"
+"""Entry of a model's config; and the graph's output with the log-odds, see ``onnx_engine``."""
+
+MIN_PROBABILITY = 0.3
+"""Words that are less probable are not keywords."""
+
+NO_KEYWORDS = "does not have keywords; fit its reading with scripts/fit_reading.py"
+"""Why ``SearchOptions.keywords`` is an error, after the model."""
+
+_Array = NDArray[np.float32]
+_Phrases = tuple[tuple[str, ...], ...]
+
+
+class Reading(NamedTuple):
+    """The reading of some photos."""
+
+    words: _Array
+    """Log-odds that a photo shows each stem, (B, S)."""
+    regions: _Array
+    """Maps of the stems, (B, L, S)."""
+
+
+@dataclass(frozen=True)
+class ReadingWords:
+    """The words that a model's reading has rows for."""
+
+    stems: tuple[str, ...]
+    """The stem of each row."""
+    rows: tuple[int, ...]
+    """The row of each word of the vocabulary, or -1."""
+    keywords: Mapping[str, _Phrases] = field(default_factory=dict)
+    """The phrases that count as each keyword, each by its stems."""
+
+    @classmethod
+    def of(
+        cls,
+        stems: Sequence[str],
+        vocabulary: Vocabulary,
+        keywords: Mapping[str, _Phrases] | None = None,
+    ) -> ReadingWords:
+        """Look up the words of a vocabulary. Pieces of words do not have rows."""
+        from captioner.text.content import stem  # captioning does not need the stemmer
+
+        numbers = {one: row for row, one in enumerate(stems)}
+        words = vocabulary.words if vocabulary.subwords is None else ()
+        rows = [numbers.get(stem(word) or "", -1) for word in words]
+        rows += [-1] * (len(vocabulary.words) - len(rows))
+        return cls(tuple(stems), tuple(rows), keywords or {})
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ReadingWords | None:
+        """Read the entry of a model's config, or return None if it does not have one.
+
+        Raises:
+            KeyError, TypeError, ValueError: The entry is damaged or does not fit the vocabulary.
+        """
+        if (entry := config.get(READING)) is None:
+            return None
+        stems, rows, hidden = tuple(entry["stems"]), tuple(entry["rows"]), entry["hidden"]
+        keywords = {
+            word: tuple(tuple(phrase.split()) for phrase in phrases)
+            for word, phrases in entry["keywords"].items()
+        }
+        known = {stem for phrases in keywords.values() for phrase in phrases for stem in phrase}
+        fits = (
+            all(type(row) is int and -1 <= row < len(stems) for row in rows)
+            and len(rows) == len(config["vocabulary"])
+            and all(phrases and all(phrases) for phrases in keywords.values())
+            and known <= {*stems}
+            and type(hidden) is int
+            and hidden > 0
+        )
+        if not fits:
+            raise ValueError("the words of its reading do not match its vocabulary")
+        return cls(stems, rows, keywords)
+
+    def as_config(self, hidden: int) -> dict[str, Any]:
+        """Return the entry of a model's config for a reading of this hidden size."""
+        keywords = {
+            word: [" ".join(phrase) for phrase in phrases]
+            for word, phrases in self.keywords.items()
+        }
+        return {"hidden": hidden, "stems": self.stems, "rows": self.rows, "keywords": keywords}
+
+    def of_tokens(self, words: _Array) -> _Array:
+        """Log-odds of every token of the vocabulary, (B, V), from those of the stems, (B, S).
+
+        Tokens without a row, such as function words, get NaN.
+        """
+        nothing = np.full((len(words), 1), np.nan, np.float32)
+        rows = np.array([*[-1] * len(SPECIAL_NAMES), *self.rows])
+        return np.concatenate([words, nothing], axis=1)[:, rows]  # -1 is the column of NaN
+
+    def read_keywords(
+        self,
+        words: _Array,
+        regions: _Array,
+        count: int,
+        *,
+        neutral: bool = False,
+        familiarity: float = 1.0,
+    ) -> tuple[Keyword, ...]:
+        """Return the most probable keywords of a photo, at most ``count``, best first.
+
+        A keyword is left out if it is part of the phrase that speaks most for another one: "dog"
+        beside "hot dog".
+
+        Args:
+            words: Log-odds of the stems, (S,).
+            regions: Maps of the stems, (Gh, Gw, S).
+            count: Maximum number.
+            neutral: Whether men and women are persons, see ``SearchOptions.neutral``.
+            familiarity: Factor of the probabilities, see ``Calibrator.familiarity``.
+        """
+        found: list[tuple[float, str, set[int]]] = []
+        phrases = self._neutral_rows if neutral else self._rows
+        for word, rows in phrases.items():
+            probability = sigmoid(float(_log_odds(rows, words))) * familiarity
+            if probability >= MIN_PROBABILITY:
+                best = max(rows, key=lambda row: words[list(row)].min())
+                found.append((probability, word, set(best)))
+        kept = [one for one in found if not any(one[2] < other[2] for other in found)]
+        return tuple(
+            Keyword(word, probability, _log_odds(phrases[word], regions))
+            for probability, word, _ in sorted(kept, key=lambda one: -one[0])[:count]
+        )
+
+    @cached_property
+    def _rows(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """The rows of each phrase of each keyword."""
+        numbers = {stem: row for row, stem in enumerate(self.stems)}
+        return {
+            word: tuple(tuple(numbers[stem] for stem in phrase) for phrase in phrases)
+            for word, phrases in self.keywords.items()
+        }
+
+    @cached_property
+    def _neutral_rows(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """The same for words without sex and age: a person is whom people call man or woman."""
+        merged: dict[str, tuple[tuple[int, ...], ...]] = {}
+        for word, rows in self._rows.items():
+            name = NEUTRAL_WORDS.get(word, word)
+            merged[name] = (*merged.get(name, ()), *rows)
+        return merged
+
+
+def has_keywords(reading: ReadingWords | None) -> bool:
+    """Return whether a model has keywords."""
+    return reading is not None and bool(reading.keywords)
+
+
+def _log_odds(phrases: Sequence[Sequence[int]], log_odds: _Array) -> _Array:
+    """Log of the summed odds of phrases, from the log-odds of the stems, (..., S) to (...)."""
+    each = [log_odds[..., list(rows)].min(axis=-1) for rows in phrases]
+    total: _Array = np.logaddexp.reduce(each, axis=0)
+    return total

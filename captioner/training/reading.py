@@ -1,0 +1,81 @@
+"""Training of a model's reading of photos: its words, and what it learns of every photo.
+
+Notation: B photos, S stems.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from captioner.data.batches import EncodedImage
+from captioner.data.coco import CaptionedImage
+from captioner.errors import DataError
+from captioner.inference.folder import StoredModel
+from captioner.inference.reading import ReadingWords
+from captioner.model.reading import PhotoReading
+from captioner.text.content import content_stems, stem
+
+MIN_PHOTOS = 40
+"""Photos whose captions must have a stem for the reading to learn it."""
+
+
+def add_reading(stored: StoredModel, photos: Sequence[CaptionedImage]) -> None:
+    """Give a model a new reading of the stems that the captions of enough training photos have.
+
+    Stems without a word in the vocabulary are left out, unless its words are pieces. The most
+    frequent stem is first.
+
+    Raises:
+        DataError: No stem is frequent enough.
+    """
+    of_photos: Counter[str] = Counter()
+    of_captions: Counter[str] = Counter()
+    captions, vocabulary = 0, stored.vocabulary
+    for photo in photos:
+        each = [content_stems(text) for text in photo.captions]
+        captions += len(each)
+        of_captions.update(one for stems in each for one in stems)
+        of_photos.update(dict.fromkeys(one for stems in each for one in stems))
+    known = {stem(word) for word in vocabulary.words} if vocabulary.subwords is None else of_photos
+    stems = [one for one, n in of_photos.most_common() if n >= MIN_PHOTOS and one in known]
+    if not stems:
+        raise DataError(
+            f"no content word is in the captions of {MIN_PHOTOS} training photos, from which the "
+            "reading would learn it; give more photos"
+        )
+    model = stored.model
+    model.reading = PhotoReading(model.feature_dim, len(stems))
+    counts = torch.tensor([of_captions[one] for one in stems])
+    model.reading.start_at((counts + 0.5) / (captions + 1))
+    stored.reading = ReadingWords.of(stems, vocabulary)
+
+
+class StemsOfPhotos:
+    """How many captions of every photo have each stem of a reading."""
+
+    def __init__(self, photos: Sequence[EncodedImage], stems: Sequence[str]) -> None:
+        """Count the stems in the captions of the training photos."""
+        columns = {stem: column for column, stem in enumerate(stems)}
+        self._stems = len(stems)
+        self._counts: dict[int | None, tuple[int, Counter[int]]] = {None: (0, Counter())}
+        for photo in photos:
+            captions = photo.image.captions
+            found = (one for text in captions for one in content_stems(text))
+            counts = Counter(columns[one] for one in found if one in columns)
+            self._counts[photo.image.image_id] = len(captions), counts
+
+    def of_photos(self, image_ids: Sequence[int | None]) -> tuple[Tensor, Tensor]:
+        """Return the captions of each photo with each stem, (B, S), and its captions, (B,).
+
+        Both are 0 for None, which is a photo that could not be read.
+        """
+        counts = torch.zeros(len(image_ids), self._stems)
+        captions = torch.zeros(len(image_ids))
+        for row, image_id in enumerate(image_ids):
+            captions[row], found = self._counts[image_id]
+            counts[row, list(found)] = torch.tensor([*found.values()], dtype=torch.float)
+        return counts, captions

@@ -1,0 +1,360 @@
+"""Fit a model's reading of photos, from which keywords come, to captions and annotated objects.
+
+    python scripts/fit_reading.py runs/mine --train captions_train.json --val captions_val.json \
+        --images photos/ [--objects objects.json] [--words FILE] --features FOLDER -o mine_read/
+
+The encoder and the decoder stay as they are. The network of ``model.reading`` learns in two stages:
+
+    1   all training photos: the share of a photo's captions that have each word
+    2   photos with five captions or more: whether one of them has the word, or an object that the
+        word names is annotated (scripts/objects.txt)
+
+so a probability is the one that a word is true of a photo as far as five people say. The photos of
+--val are not trained on, and the keywords are measured on those of them that have five captions.
+--features is a folder for the encoder's features, 256 kB a photo for the shipped encoder; an
+interrupted run continues with the photos that it lacks. --objects has the layout
+``{"classes": [names], "photos": {image id: [class numbers]}}``.
+
+Source of the method: see ``model.reading``. Notation: N photos, S stems, K keywords.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from captioner.data.coco import CaptionedImage, read_dataset
+from captioner.data.features import (
+    FeatureCache,
+    FeatureEncoder,
+    FeatureWriter,
+    feature_fingerprint,
+)
+from captioner.data.reading import photo_bar, read_ahead
+from captioner.errors import CaptionerError, ConfigError, DataError
+from captioner.evaluation.calibration import Judged, calibration_error
+from captioner.evaluation.objects import Phrases, find_names, phrases
+from captioner.files import read_input
+from captioner.inference.folder import StoredModel, load_model, save_model
+from captioner.model.captioner import CaptionModel
+from captioner.model.reading import reading_loss
+from captioner.text.content import content_stems, stem
+from captioner.text.tokenizer import caption_tokens
+from captioner.training.reading import add_reading
+
+WORDS = Path(__file__).with_name("keywords.txt")
+"""The default list of keywords."""
+OBJECTS = Path(__file__).with_name("objects.txt")
+
+FIVE = 5
+"""Captions from which a word that none of them has is taken for false."""
+BATCH = 32
+"""Photos that are encoded together."""
+
+Labels = NDArray[np.bool_]
+
+
+class Stage(NamedTuple):
+    """How long and how fast the reading learns."""
+
+    epochs: float
+    batch: int
+    rate: float
+    """Peak learning rate."""
+    regions: float
+    """Share of the regions of a photo that a step looks at, chosen anew for every batch."""
+
+
+STAGES = Stage(2, 128, 1e-3, 0.5), Stage(4, 64, 5e-4, 1.0)
+WEIGHT_DECAY = 1e-4
+CLIP_NORM = 5.0
+
+
+class Counted(NamedTuple):
+    """What captions and annotators say about N photos."""
+
+    counts: NDArray[np.uint8]
+    """Captions of each photo with each stem, (N, S)."""
+    captions: NDArray[np.uint8]
+    """Captions of each photo, (N,)."""
+    objects: Labels
+    """Whether an annotated object is named by the stem, (N, S)."""
+
+
+def main() -> None:
+    """Encode, fit, report and store."""
+    options = _parse()
+    stored = load_model(options.model)
+    if stored.reading is not None and not options.force:
+        raise ConfigError(f"{options.model} has a reading; give --force to fit a new one")
+    table, objects = read_words(options.words), read_objects(options.objects)
+    photos = read_dataset([*options.train, *options.val], options.images)
+    held = {one.image_id for one in read_dataset(options.val, options.images)}
+    cache = encode(stored.model, photos, options.features)
+    photos = [one for one in photos if cache.has(one.image_id)]
+    train = [one for one in photos if one.image_id not in held]
+    torch.manual_seed(0)
+    add_reading(stored, train)
+    assert stored.reading is not None
+    stored.reading = replace(stored.reading, keywords=keywords_of(table, stored.reading.stems))
+    fit(stored, train, objects, cache)
+    judged = [one for one in photos if one.image_id in held and len(one.captions) >= FIVE]
+    if judged:
+        print(report(stored, judged, cache, table))
+    stored.config = {}  # without graphs, which lack the reading
+    save_model(options.output, stored)
+    print(f"saved as {options.output}")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="model or run folder")
+    parser.add_argument("--train", action="append", required=True, help="training captions (COCO)")
+    parser.add_argument("--val", action="append", required=True, help="captions of other photos")
+    parser.add_argument("--images", action="append", required=True, help="folder with the photos")
+    parser.add_argument("--objects", action="append", default=[], help="annotated objects")
+    parser.add_argument("--features", required=True, help="folder for the encoder's features")
+    parser.add_argument("--words", type=Path, default=WORDS, help="list of keywords")
+    parser.add_argument("--force", action="store_true", help="replace the model's reading")
+    parser.add_argument("-o", "--output", required=True, help="model folder to write")
+    return parser.parse_args()
+
+
+def encode(model: CaptionModel, photos: Sequence[CaptionedImage], folder: str) -> FeatureCache:
+    """Encode the photos that a folder of features lacks; the errors of photos are printed."""
+    preprocessing = model.preprocessing
+    key = feature_fingerprint(model.encoder, preprocessing, dtype="float16", precision="fp32")
+    run = torch.inference_mode()(model.encode)
+    encoder = FeatureEncoder(run, preprocessing, model.grid, model.feature_dim, key)
+    writer = FeatureWriter(folder, encoder, photos)
+    with photo_bar(total=len(photos), initial=writer.done, desc="photos") as progress:
+        for done, errors in writer.fill(BATCH):
+            progress.update(done)
+            for error in errors:
+                print(error, file=sys.stderr)
+    return FeatureCache(folder, key)
+
+
+# --- what is said ---------------------------------------------------------------------------------
+
+
+def read_words(path: Path) -> Phrases:
+    """Read a list of words: a keyword per line, then others that count as it.
+
+    Raises:
+        ConfigError: The file cannot be read, or a word is in two lines.
+    """
+    table: dict[tuple[str, ...], str | None] = {}
+    for line in read_input(path, "a list of words").decode().splitlines():
+        entries = [entry.strip() for entry in line.lower().split(",") if entry.strip()]
+        if not entries or entries[0].startswith("#"):
+            continue
+        keyword = entries[0].partition("(")[0]
+        for phrase in phrases(entries):
+            if table.setdefault(phrase, keyword) != keyword:
+                raise ConfigError(
+                    f"{path}: {' '.join(phrase)!r} counts as {table[phrase]} and as {keyword}; "
+                    "remove it from one line"
+                )
+    return table
+
+
+def keywords_of(table: Phrases, stems: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """Return the phrases that count as each keyword, by their stems, as far as a reading has them.
+
+    A keyword without its own word is left out.
+    """
+    known, found = set(stems), dict[str, dict[tuple[str, ...], None]]()
+    for phrase, keyword in table.items():
+        parts = tuple(stem(word) or "" for word in phrase)
+        if keyword is not None and known.issuperset(parts):
+            found.setdefault(keyword, {})[parts] = None
+    return {keyword: tuple(phrases) for keyword, phrases in found.items()}
+
+
+def read_objects(paths: Sequence[str]) -> dict[int, set[str]]:
+    """Read the names of the classes that are annotated in photos, by image id.
+
+    Raises:
+        DataError: A file is damaged or has another layout.
+    """
+    found: dict[int, set[str]] = {}
+    for path in paths:
+        try:
+            content = json.loads(read_input(path, "annotated objects"))
+            classes = content["classes"]
+            for key, value in content["photos"].items():
+                # coco_train names photos by their files: [image id, [class numbers]].
+                nested = len(value) == 2 and isinstance(value[1], list)
+                image_id, numbers = value if nested else (int(key), value)
+                found.setdefault(image_id, set()).update(classes[number] for number in numbers)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise DataError(
+                f"{path} does not hold annotated objects ({error!r:.80}); give a file with "
+                '{"classes": [names], "photos": {image id: [class numbers]}}'
+            ) from error
+    return found
+
+
+def count(
+    photos: Sequence[CaptionedImage], stems: Sequence[str], objects: Mapping[int, Set[str]]
+) -> Counted:
+    """Count what the captions and the annotators say about photos."""
+    columns = {one: column for column, one in enumerate(stems)}
+    named = _named_by_objects()
+    counts = np.zeros((len(photos), len(stems)), np.uint8)
+    shown = np.zeros((len(photos), len(stems)), bool)
+    for row, photo in enumerate(photos):
+        for text in photo.captions:
+            for one in content_stems(text):
+                if one in columns:
+                    counts[row, columns[one]] += 1
+        for category in objects.get(photo.image_id, ()):
+            shown[row, [columns[one] for one in named.get(category, ()) if one in columns]] = True
+    captions = np.array([len(photo.captions) for photo in photos], np.uint8)
+    return Counted(counts, captions, shown)
+
+
+def _named_by_objects() -> dict[str, list[str]]:
+    """The stems that are true of a photo with an object of each category."""
+    lines = OBJECTS.read_text(encoding="utf-8").splitlines()
+    pairs = [line.split(":") for line in lines if not line.startswith("#")]
+    return {category: [stem(word.strip()) or "" for word in words.split(",")]
+            for category, words in pairs}  # fmt: skip
+
+
+# --- the fit -------------------------------------------------------------------------------------
+
+
+def fit(
+    stored: StoredModel,
+    photos: Sequence[CaptionedImage],
+    objects: Mapping[int, Set[str]],
+    cache: FeatureCache,
+) -> None:
+    """Train the reading of a model; see the top of this file."""
+    assert stored.reading is not None
+    said = count(photos, stored.reading.stems, objects)
+    captions = torch.from_numpy(said.captions).float()
+    counts = torch.from_numpy(said.counts)
+    true = (counts > 0) | torch.from_numpy(said.objects)
+
+    def shares(log_odds: Tensor, rows: Tensor) -> Tensor:
+        # More captions say more about a photo, but they agree with each other.
+        weights = captions[rows] ** -0.5
+        weighted = counts[rows] * weights.unsqueeze(1)
+        return reading_loss(log_odds, weighted, captions[rows] * weights)
+
+    def truth(log_odds: Tensor, rows: Tensor) -> Tensor:
+        return reading_loss(log_odds, true[rows].float(), torch.ones(len(rows)))
+
+    ids = [photo.image_id for photo in photos]
+    five = torch.from_numpy(np.flatnonzero(said.captions >= FIVE))
+    if not len(five):
+        raise DataError(f"no training photo has {FIVE} captions; give photos that have")
+    _train(stored.model, cache, ids, torch.arange(len(ids)), stage=STAGES[0], loss=shares)
+    _train(stored.model, cache, ids, five, stage=STAGES[1], loss=truth)
+
+
+def _train(
+    model: CaptionModel,
+    cache: FeatureCache,
+    ids: Sequence[int],
+    rows: Tensor,
+    *,
+    stage: Stage,
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Train the reading for a stage on some of the photos, given by their indices."""
+    reading = model.reading
+    assert reading is not None
+    reading.train()
+    steps = max(1, int(stage.epochs * len(rows) / stage.batch))
+    optimizer = torch.optim.AdamW(reading.parameters(), stage.rate, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, stage.rate, total_steps=steps + 1, pct_start=0.1
+    )
+    batches = _batches(rows, stage.batch, steps)
+    features = read_ahead(lambda batch: (batch, _features(cache, ids, batch)), batches, ahead=2)
+    with closing(features), photo_bar(total=steps, desc="steps", unit="step") as progress:
+        for batch, grids in features:
+            regions = grids.shape[1]
+            seen = torch.randperm(regions)[: max(1, round(stage.regions * regions))]
+            read = reading(grids[:, seen].float())
+            mean = loss(read.words, batch) / len(batch)
+            optimizer.zero_grad()
+            mean.backward()
+            nn.utils.clip_grad_norm_(reading.parameters(), CLIP_NORM)
+            optimizer.step()
+            schedule.step()
+            progress.set_postfix({"loss": f"{mean.item():.2f}"})
+            progress.update()
+    reading.eval()
+
+
+def _batches(rows: Tensor, size: int, steps: int) -> Iterator[Tensor]:
+    """Batches of rows in random order, each row once per epoch."""
+    order = rows[:0]
+    for _ in range(steps):
+        while len(order) < min(size, len(rows)):
+            order = torch.cat([order, rows[torch.randperm(len(rows))]])
+        yield order[:size]
+        order = order[size:]
+
+
+def _features(cache: FeatureCache, ids: Sequence[int], rows: Tensor) -> Tensor:
+    return cache.read([(ids[row], False) for row in rows.tolist()])
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+
+def mentions(captions: Sequence[str], table: Phrases) -> set[str]:
+    """Return the keywords that captions of a photo have."""
+    names = (name for text in captions for name in find_names(caption_tokens(text), table))
+    return {name.category for name in names}
+
+
+def report(
+    stored: StoredModel, photos: Sequence[CaptionedImage], cache: FeatureCache, table: Phrases
+) -> str:
+    """Measure the keywords on photos: one is right if a caption of the photo has it."""
+    model, words = stored.model, stored.reading
+    assert model.reading is not None
+    assert words is not None
+    probabilities, right, said, known = [], [], 0, words.keywords.keys()
+    for start in range(0, len(photos), BATCH):
+        batch = photos[start : start + BATCH]
+        features = cache.read([(photo.image_id, False) for photo in batch]).float()
+        with torch.inference_mode():
+            read = model.reading(features)
+        for photo, odds, maps in zip(batch, *(part.numpy() for part in read), strict=True):
+            true = mentions(photo.captions, table) & known
+            said += len(true)
+            for one in words.read_keywords(odds, maps, len(known)):
+                probabilities.append(one.probability)
+                right.append(one.word in true)
+    judged = Judged(np.array(probabilities), np.array(right, float), 0.5)
+    return (
+        f"{len(known)} keywords, {len(right) / len(photos):.1f} per photo: "
+        f"precision {np.mean(right):.0%}, recall {sum(right) / max(1, said):.0%}, "
+        f"calibration error {calibration_error(judged):.3f}"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CaptionerError as problem:
+        sys.exit(f"{Path(__file__).name}: {problem}")
