@@ -189,8 +189,7 @@ def _complete(folder: Path, options: argparse.Namespace) -> None:
     photos = _each("--images", (options.coco / "val", *train_images))
     _run(
         "-m", "captioner", "calibrate", "--model", folder, "--force", *photos,
-        *_each("--annotations", val), *_each("--train-annotations", train),
-        *([] if options.judged else ["--styles", "coco", "--styles", "flickr8k"]),
+        *_each("--annotations", val), "--styles", "coco", "--styles", "flickr8k",
         *_each("--judged", options.judged), "--diagram", "docs/confidence.png",
         *_each("--other-images", [options.other_images] if options.other_images else []),
     )  # fmt: skip

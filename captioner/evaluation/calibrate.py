@@ -1,4 +1,4 @@
-"""What ``captioner calibrate`` runs: caption photos with references or judgements, fit, report."""
+"""``captioner calibrate``: caption photos with references or judgements, fit, and report."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from PIL import Image
 
-from captioner.caption import DOUBTFUL
 from captioner.data.coco import CaptionedImage, locate_photos, read_dataset
 from captioner.data.folders import find_images
+from captioner.data.formats import format_by_name
 from captioner.data.images import open_image
 from captioner.data.importers import read_table
 from captioner.data.reading import photo_bar, read_batches
@@ -25,22 +25,29 @@ from captioner.errors import ConfigError, DataError, ImageError, OptionError, co
 from captioner.evaluation.api import model_frequencies
 from captioner.evaluation.calibration import (
     JUDGED_RIGHT,
-    Backdrop,
     Example,
     Judged,
+    Kinds,
     Recipe,
+    cross_truth,
     cross_validate,
     fit,
+    fit_kinds,
+    fit_truth,
     measure_groups,
     measure_kinds,
+    measure_truth,
+    true_words,
 )
+from captioner.evaluation.objects import read_objects
 from captioner.evaluation.options import CalibrateOptions, OnError
 from captioner.evaluation.references import DocumentFrequencies, cider_d, ngrams, split
 from captioner.evaluation.report import ends, table
 from captioner.files import FREQUENCIES
 from captioner.inference.captioner import Captioner
-from captioner.inference.confidence import Calibrator, Observation, PhraseTable, search_key
+from captioner.inference.confidence import Calibrator, Observation, search_key
 from captioner.inference.engine import Prepared
+from captioner.inference.truth import WordTruth
 from captioner.options import SearchOptions
 from captioner.search.words import neutral_caption
 from captioner.text.tokenizer import caption_tokens
@@ -48,18 +55,17 @@ from captioner.text.tokenizer import caption_tokens
 T = TypeVar("T")
 
 GRADES = {"right": 1.0, "partly": 0.5, "wrong": 0.0}
-"""Of a judged caption: nothing in it is false; the main thing is right; nothing."""
+"""Grades of a judged caption: nothing in it is false; the main thing is right; neither."""
 
 MIN_PHOTOS = 100
 """Fewest photos to calibrate with: from fewer, probabilities cannot be estimated."""
 
-TRAINING_PHOTOS = 8000
-"""Training photos that are encoded, at random, to know which photos are familiar, and which words
-are used for them."""
+PHOTOS, GREY_PHOTOS = 4000, 1000
+"""Photos that other images are told from, and how many of them also count in black and white."""
 
 _KEPT = (
-    "photos", "right", "score", "auroc", "auroc_wrong", "calibration_error", "half_gain",
-    "calibration_error_interval", "half_gain_interval", "calibration_error_by_chance",
+    "photos", "right", "score", "auroc", "auroc_wrong", "calibration_error",
+    "calibration_error_interval", "calibration_error_by_chance",
 )  # fmt: skip
 """The figures that are stored with a model."""
 
@@ -80,30 +86,28 @@ def calibrate(
         DataError: The photos do not suffice, or a file cannot be used.
     """
     work = _Work(model, given, model.options(**changes), on_error)
-    training, examples, kinds = work.training_photos(), work.examples, work.other_kinds()
+    examples, annotated, images = work.examples, work.annotated, work.other_kinds()
+    truth = fit_truth(annotated)
+    if truth is None and given.judged and not given.annotations and model.stored.calibrator:
+        truth = model.stored.calibrator.truth  # which judgements do not change
     recipe = Recipe(
-        PhraseTable.count(work.frequencies.documents, work.frequencies.counts),
         search_key(work.options),
         None if given.judged else given.threshold,
-        kinds,
-        None if training is None else Backdrop.fit(training[0], kinds, training[1]),
-        work.usual_photos(),
+        truth,
+        work.kinds(images) if images else None,
     )
-    report = work.report(cross_validate(examples, recipe))
+    report = work.report(cross_validate(examples, recipe), cross_truth(annotated))
     calibrator = fit(examples, recipe)
-    if kinds:
-        report["other_kinds"] = measure_kinds(examples, recipe)
+    if recipe.kinds is not None:
+        style = examples[0].style
+        report["other_kinds"] = measure_kinds(calibrator, recipe.kinds, images, style)
     return replace(calibrator, report=stored_figures(report["groups"])), report
 
 
 def stored_figures(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What is stored of `measure_groups`: without what is undefined (a gain over scores of 0)."""
+    """Return the figures of `measure_groups` to store, without undefined ones."""
     return {
-        group: {
-            name: np.round(part[name], 4).tolist()
-            for name in _KEPT
-            if part[name] is not None and np.isfinite(part[name]).all()
-        }
+        group: {name: np.round(part[name], 4).tolist() for name in _KEPT if part[name] is not None}
         for group, part in groups.items()
     }
 
@@ -124,7 +128,8 @@ def check(
     confidences = [calibrator.confidence(one.seen, one.style) for one in work.examples]
     scores = [one.score for one in work.examples]
     right = JUDGED_RIGHT if given.judged else calibrator.threshold or given.threshold
-    return work.report(Judged(np.array(confidences), np.array(scores), right))
+    judged = Judged(np.array(confidences), np.array(scores), right)
+    return work.report(judged, [calibrator.truth] * len(work.annotated))
 
 
 def read_judgements(
@@ -170,12 +175,14 @@ def photo_batches(
     photos: Sequence[CaptionedImage],
     on_error: OnError,
     name: str | None = None,
+    *,
     batch_size: int = 32,
+    change: Callable[[Image.Image], Image.Image] = lambda image: image,
 ) -> Iterator[tuple[list[CaptionedImage], list[Prepared]]]:
-    """The photos that can be read, in batches, with a progress bar of this name."""
+    """Yield the photos that can be read, changed, in batches, with a progress bar of this name."""
 
     def read(photo: CaptionedImage) -> Prepared:
-        return model.prepare(open_image(photo.path))
+        return model.prepare(change(open_image(photo.path)))
 
     progress = photo_bar(total=len(photos), desc=name)
     with progress, closing(read_batches(read, photos, batch_size)) as batches:
@@ -191,8 +198,13 @@ def photo_batches(
             progress.update(len(batch))
 
 
+def grey(image: Image.Image) -> Image.Image:
+    """Return a black-and-white copy of an image."""
+    return image.convert("L").convert("RGB")
+
+
 class _Task(NamedTuple):
-    """Photos to measure the confidence on."""
+    """Photos to measure the confidence or truth on."""
 
     group: str
     """Their name in the report."""
@@ -213,7 +225,7 @@ class _Work:
 
     def __post_init__(self) -> None:
         """Check what can be checked before photos are captioned."""
-        for task in self.tasks:
+        for task in (*self.tasks, *self.captioned):
             self.model.stored.vocabulary.start(task.style)  # raises if the model does not know it
         if temperature := self.options.temperature:
             raise OptionError(
@@ -239,9 +251,8 @@ class _Work:
 
     @cached_property
     def tasks(self) -> list[_Task]:
-        """The photos of each annotations file; or the judged ones, by style."""
-        given, frequencies = self.given, self.frequencies  # raises if the model has none
-        default = self.options.style or next(iter(self.model.stored.vocabulary.styles), "")
+        """The photos to measure the confidence on: the judged ones by style, or all captioned."""
+        given, default = self.given, self.default_style
 
         def judged(style: str, grades: Mapping[tuple[str, str], float]) -> _Task:
             names = [*dict.fromkeys(image for image, _ in grades)]
@@ -254,6 +265,7 @@ class _Work:
         if given.judged:
             found = read_judgements(given.judged, default, neutral=self.options.neutral)
             return [judged(style, grades) for style, grades in found.items()]
+        frequencies = self.frequencies  # raises if the model does not have them
 
         def score(photo: CaptionedImage, text: str) -> float:
             caption, *references = (
@@ -261,7 +273,13 @@ class _Work:
             )
             return cider_d([caption], references, frequencies)[0]
 
-        styles = given.styles or [default] * len(given.annotations)
+        return [task._replace(score=score) for task in self.captioned]
+
+    @cached_property
+    def captioned(self) -> list[_Task]:
+        """The photos of each annotations file."""
+        given = self.given
+        styles = given.styles or [self.default_style] * len(given.annotations)
         stems = [Path(path).stem for path in given.annotations]
         # By style, if each file has its own: annotation files often have the same name.
         groups = next(
@@ -269,54 +287,47 @@ class _Work:
             given.annotations,
         )
         return [
-            _Task(group, style, read_dataset([file], given.images), score)
+            _Task(group, style, read_dataset([file], given.images), lambda *_: 0.0)
             for group, style, file in zip(groups, styles, given.annotations, strict=True)
         ]
+
+    @property
+    def default_style(self) -> str:
+        """The style of photos without one."""
+        return self.options.style or next(iter(self.model.stored.vocabulary.styles), "")
 
     @cached_property
     def examples(self) -> list[Example]:
         """The captions of all photos that can be read; the judged ones that have a judgement."""
+        return self._examples(self.tasks)
+
+    @cached_property
+    def annotated(self) -> list[Example]:
+        """The captions of the photos with references."""
+        judged = self.given.judged
+        return (
+            (self._examples(self.captioned) if self.captioned else []) if judged else self.examples
+        )
+
+    def _examples(self, tasks: Sequence[_Task]) -> list[Example]:
+        objects = self.objects
         examples = [
-            Example(seen, task.style, task.group, score, str(photo.path), _words(photo))
-            for task in self.tasks
+            Example(
+                seen, task.style, task.group, score, str(photo.path),
+                true_words(seen.words, photo.captions, objects.get(photo.image_id, ())),
+            )
+            for task in tasks
             for photo, seen in self._observed(task.photos, task.group, task.style)
             if (score := task.score(photo, seen.text)) is not None
-        ]
+        ]  # fmt: skip
         if not examples:
             raise DataError("no photo could be captioned; give photos that can be read")
         return examples
 
-    def usual_photos(self) -> NDArray[np.float32] | None:
-        """With judgements, the vectors of the photos of the annotations, if any."""
-        if not (self.given.judged and self.given.annotations):
-            return None
-        photos = read_dataset(self.given.annotations, self.given.images, renumber=True)
-        return self._vectors(photos, "photos")[0]
-
-    def training_photos(self) -> tuple[NDArray[np.float32], list[set[str]]] | None:
-        """Vectors of a sample of the training photos, (N, D), and the words of their references."""
-        if not self.given.train_annotations:
-            return None
-        photos = read_dataset(self.given.train_annotations, self.given.images, renumber=True)
-        own = {photo.path for task in self.tasks for photo in task.photos}
-        photos = [photo for photo in photos if photo.path not in own]
-        if len(photos) < MIN_PHOTOS:
-            raise DataError(
-                f"{len(photos)} training photos that are not calibrated with are too few; give "
-                f"{MIN_PHOTOS} or more, or leave out the training annotations"
-            )
-        if len(photos) > TRAINING_PHOTOS:
-            photos = random.Random(0).sample(photos, TRAINING_PHOTOS)
-        return self._vectors(photos, "training photos")
-
-    def _vectors(
-        self, photos: Sequence[CaptionedImage], name: str
-    ) -> tuple[NDArray[np.float32], list[set[str]]]:
-        """Vectors of the photos that can be read, (N, D), and the words of their references."""
-        read = [*self._each(photos, name, self.model.photo_vectors)]
-        if not read:
-            raise DataError(f"none of the {name} can be read; give photos that can")
-        return np.stack([vector for _, vector in read]), [_words(photo) for photo, _ in read]
+    @cached_property
+    def objects(self) -> dict[int, set[str]]:
+        """The annotated objects of each photo, by its id."""
+        return read_objects(self.given.objects) if self.given.objects else {}
 
     def other_kinds(self) -> dict[str, list[Observation]]:
         """The captions of images that are not photos, by kind."""
@@ -324,7 +335,7 @@ class _Work:
             return {}
         found: dict[str, list[Observation]] = {}
         for folder in sorted(p for p in Path(self.given.other_images).iterdir() if p.is_dir()):
-            images = [CaptionedImage(0, path, ()) for path in find_images([folder])]
+            images = _uncaptioned(find_images([folder]))
             if seen := [one for _, one in self._observed(images, folder.name, self.tasks[0].style)]:
                 found[folder.name] = seen
         if len(found) < 2:
@@ -333,6 +344,23 @@ class _Work:
                 "a folder with a folder for each of two kinds or more"
             )
         return found
+
+    def kinds(self, images: Mapping[str, Sequence[Observation]]) -> Kinds:
+        """Tell images that are not photos from the captioned photos and others in their folders."""
+        own = {one.photo: [one.seen.photo] for one in (*self.examples, *self.annotated)}
+        listed = (path for folder in self.given.images for path in sorted(Path(folder).iterdir()))
+        more = [one for one in listed if format_by_name(one.name) and str(one) not in own]
+        more = random.Random(0).sample(more, min(len(more), max(PHOTOS - len(own), 0)))
+        for photo, vector in self._each(_uncaptioned(more), "photos", self.model.photo_vectors):
+            own[str(photo.path)] = [vector]
+        some = random.Random(0).sample(sorted(own), min(len(own), GREY_PHOTOS))
+        photos = _uncaptioned(map(Path, some))
+        for photo, vector in self._each(photos, "grey photos", self.model.photo_vectors, grey):
+            own[str(photo.path)].append(vector)
+        return fit_kinds(
+            [np.stack(vectors) for vectors in own.values()],
+            {name: np.stack([one.photo for one in seen]) for name, seen in images.items()},
+        )
 
     def _observed(
         self, photos: Sequence[CaptionedImage], name: str, style: str
@@ -346,14 +374,15 @@ class _Work:
         photos: Sequence[CaptionedImage],
         name: str,
         call: Callable[[list[Prepared]], Iterable[T]],
+        change: Callable[[Image.Image], Image.Image] = lambda image: image,
     ) -> Iterator[tuple[CaptionedImage, T]]:
         """The photos that can be read, with what a function of batches of them returns."""
-        size = self.given.batch_size
-        for batch, prepared in photo_batches(self.model, photos, self.on_error, name, size):
+        how: Any = {"batch_size": self.given.batch_size, "change": change}
+        for batch, prepared in photo_batches(self.model, photos, self.on_error, name, **how):
             yield from zip(batch, call(prepared), strict=True)
 
-    def report(self, judged: Judged) -> dict[str, Any]:
-        """What was measured on all photos and, with references, on their words."""
+    def report(self, judged: Judged, truths: Sequence[WordTruth | None]) -> dict[str, Any]:
+        """Describe what was measured on all photos and, with references, on their words."""
         report = {
             "right": "nothing in the caption is false, as people judge"
             if self.given.judged
@@ -363,23 +392,13 @@ class _Work:
         }
         if self.given.judged:
             total = sum(len(task.photos) for task in self.tasks)
-            return report | {"photos": total, "judged_otherwise": total - len(self.examples)}
-        words: dict[str, Any] = {"doubtful_below": DOUBTFUL}
-        known: dict[bool, list[bool]] = {True: [], False: []}  # by whether the word is doubtful
-        for one in self.examples:
-            tokens, log_probs = caption_tokens(one.seen.text), one.seen.found.token_log_probs
-            if len(tokens) == len(log_probs):  # else they are pieces
-                for word, p in zip(tokens, np.exp(log_probs), strict=True):
-                    known[bool(p < DOUBTFUL)].append(word in one.known)
-        for name, found in zip(("doubtful", "others"), known.values(), strict=True):
-            share = float(np.mean(found)) if found else None
-            words |= {name: len(found), f"{name}_in_references": share}
-        return report | {"words": words}
+            report |= {"photos": total, "judged_otherwise": total - len(self.examples)}
+        measured = measure_truth(self.annotated, truths)
+        return report | ({"truth": measured} if measured else {})
 
 
-def _words(photo: CaptionedImage) -> set[str]:
-    """The words of a photo's references."""
-    return {word for text in photo.captions for word in caption_tokens(text)}
+def _uncaptioned(paths: Iterable[Path]) -> list[CaptionedImage]:
+    return [CaptionedImage(0, path, ()) for path in paths]
 
 
 # --- the report for people -----------------------------------------------------------------------
@@ -389,7 +408,7 @@ def as_text(report: Mapping[str, Any]) -> str:
     """The report as text."""
     heads = (
         "", "captions", "right", "score", "AUROC right", "wrong", "calibration error (95%)",
-        "by chance", "confident half (95%)",
+        "by chance",
     )  # fmt: skip
     rows = [
         (
@@ -397,21 +416,23 @@ def as_text(report: Mapping[str, Any]) -> str:
             part["auroc_wrong"],
             f"{part['calibration_error']:.3f} ({ends(part['calibration_error_interval'], '.3f')})",
             part["calibration_error_by_chance"],
-            f"{part['half_gain']:.2f} x ({ends(part['half_gain_interval'], '.2f')})",
         )
         for name, part in report["groups"].items()
     ]  # fmt: skip
     lines = [f"right: {report['right']}", "", *table([heads, *rows], 3, first=0)]
     if report.get("judged_otherwise"):
         lines += ["", f"{report['judged_otherwise']} of {report['photos']} captions are not judged"]
-    found = report.get("words")
-    if found and found["doubtful"]:
-        lines += [
-            "",
-            f"{found['doubtful']:,} words with a probability below {found['doubtful_below']}: "
-            f"{found['doubtful_in_references']:.0%} are in a reference caption; of the other "
-            f"{found['others']:,}, {found['others_in_references']:.0%}",
+    if truth := report.get("truth"):
+        titles = ("", "count", "true", "AUROC true", "calibration error")
+        names = ("count", "true", "auroc", "calibration_error")
+        rows_of_truth = [(name, *(part[key] for key in names)) for name, part in truth.items()]
+        lines += ["", *table([titles, *rows_of_truth], 3, first=0)]
+        bins = [
+            (name, one["count"], one["truth"], one["true"])
+            for name, part in truth.items()
+            for one in part["bins"]
         ]
+        lines += ["", *table([("", "count", "mean truth", "true"), *bins], 3, first=0)]
     if kinds := report.get("other_kinds"):
         titles = ("kind, unseen", "images", "AUROC", "confidence", "below 0.2")
         rows_of_kinds = [(name, *part.values()) for name, part in kinds.items()]
@@ -420,41 +441,34 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def diagram(report: Mapping[str, Any]) -> Figure:
-    """The figure of a report of `calibrate`.
+    """Draw the report of `calibrate`, calibrated where it is on the diagonal.
 
-    Left, for each group of photos: the share of right captions by confidence; on the diagonal,
-    confidence is calibrated. Right: the mean score of the most confident captions.
+    A panel for each group of photos has the share of right captions by confidence; for words and
+    phrases, the share of true ones by their truth.
     """
     from matplotlib import figure
 
-    groups = report["groups"]
-    drawn = figure.Figure(figsize=(4 * (len(groups) + 1), 4), dpi=100, layout="constrained")
-    *panels, last = drawn.subplots(1, len(groups) + 1)
-    for axes, (name, part) in zip(panels, groups.items(), strict=True):
-        photos, x, y = (
-            np.array([one[key] for one in part["bins"]])
-            for key in ("photos", "confidence", "right")
-        )
+    panels = [
+        (name, part, ("photos", "confidence", "right"), part["photos"], "captions")
+        for name, part in report["groups"].items()
+    ] + [
+        (name, part, ("count", "truth", "true"), part["count"], name)
+        for name, part in report.get("truth", {}).items()
+    ]
+    drawn = figure.Figure(figsize=(4 * len(panels), 4), dpi=100, layout="constrained")
+    all_axes = drawn.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (name, part, keys, total, noun) in zip(all_axes, panels, strict=True):
+        count, x, y = (np.array([one[key] for one in part["bins"]]) for key in keys)
         axes.plot([0, 1], [0, 1], color="0.7", linewidth=1, zorder=0)
-        axes.bar(x, 0.25 * photos / photos.max(), width=0.06, color="0.85", zorder=0)
-        errors = 1.96 * (y * (1 - y) / photos) ** 0.5
+        axes.bar(x, 0.25 * count / count.max(), width=0.06, color="0.85", zorder=0)
+        errors = 1.96 * (y * (1 - y) / count) ** 0.5
         axes.errorbar(x, y, yerr=errors, marker="o", capsize=2, linewidth=1)
         axes.set(
-            title=f"{name}: {part['photos']:,} photos, error {part['calibration_error']:.3f}",
-            xlabel="confidence (bars: number of captions)",
-            ylabel="share of right captions (95% interval)",
+            title=f"{name}: {total:,} {noun}, error {part['calibration_error']:.3f}",
+            xlabel=f"{keys[1]} (bars: number of {noun})",
+            ylabel=f"share of {keys[2]} {noun} (95% interval)",
             xlim=(0, 1),
             ylim=(0, 1),
             aspect="equal",
         )
-        shares = [100 * float(share) for share in part["coverage"]]
-        last.plot(shares, [*part["coverage"].values()], marker="o", markersize=3, label=name)
-    last.axhline(1, color="0.7", linewidth=1, zorder=0)
-    last.set(
-        title="score of the most confident captions",
-        xlabel="captions kept, most confident first (%)",
-        ylabel="score, relative to all captions",
-        xlim=(0, 102),
-    )
-    last.legend(frameon=False)
-    return Figure(drawn, "calibration and coverage")
+    return Figure(drawn, "calibration")

@@ -1,20 +1,18 @@
-"""Fit the confidence of captions, and measure how well it is calibrated.
+"""Fit the truth of words and the confidence of captions, and measure how well they are calibrated.
 
-A confidence is calibrated if, of the captions with confidence p, the share p is right. What is
-reported comes from cross-validation: every photo is judged by a model that was fitted without it,
-the principal components and ranges of the features included.
+A probability is calibrated if, of the captions (or words) with probability p, the share p is right.
+Reports come from cross-validation: every photo is judged by a model that was fitted without it,
+including the ranges of the features.
 
-Notation: N photos, F features, R resamples.
+Notation: N photos, F features, D size of a photo's vector, T words, R resamples.
 
 Source: expected calibration error and reliability diagram, Guo et al. 2017 (arXiv:1706.04599).
-Score against coverage: selective prediction, Geifman and El-Yaniv 2017 (arXiv:1705.08500).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,14 +20,12 @@ from numpy.typing import NDArray
 
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import RESAMPLES, interval, resample_weights
-from captioner.inference.confidence import (
-    Calibrator,
-    Observation,
-    PhotoSpace,
-    PhraseTable,
-    WordReading,
-    features,
-)
+from captioner.evaluation.objects import find_names
+from captioner.inference.confidence import Calibrator, Observation, features
+from captioner.inference.truth import FUNCTION_WORD, UNKNOWN_WORD, WordTruth, probabilities
+from captioner.search.words import NEUTRAL_WORDS
+from captioner.text.content import content_stems, phrase_spans, stem
+from captioner.text.tokenizer import caption_tokens
 
 _Floats = NDArray[np.float64]
 
@@ -47,17 +43,13 @@ WRONG = 0.25
 RANGE = (0.005, 0.995)
 """Quantiles of each feature that limit its range."""
 
-FAMILIAR, PHOTOS = 0.98, 0.995
-"""Shares of the calibration photos that are familiar, and that count as photos. The confidence of
-others falls to 0 from the first quantile on: over the distance between the median and it; with
-other kinds of images to compare, up to the second, of the log-odds."""
+FAMILIAR = (0.99, 0.999)
+"""Shares of photos that are familiar, and that have a confidence, by their log-odds of not being a
+photo in a fit without them. The confidence falls to 0 between these quantiles."""
 
-PENALTY, KINDS_PENALTY, READING_PENALTY = 20.0, 30.0, 300.0
-"""Weights of the squared weights of standardized inputs, next to the sum of log-losses: of the
-features, and of the vectors that tell photos from other images and that words are read from."""
-
-MIN_MENTIONS = 20
-"""Training photos that a word counts for, at least; from fewer it cannot be learned."""
+PENALTY, TRUTH_PENALTY, KINDS_PENALTY = 20.0, 1.0, 30.0
+"""Weights of the squared weights, next to the sum of log-losses: of the standardized features of
+captions, of the inputs of `WordTruth`, and of the standardized vectors of photos."""
 
 
 class Example(NamedTuple):
@@ -72,65 +64,43 @@ class Example(NamedTuple):
     nothing is false."""
     photo: str
     """Examples of one photo are in the same fold."""
-    known: Set[str] = frozenset()
-    """The words of the references."""
+    true: _Floats
+    """Whether each word is true, see `true_words`, (T,); all NaN if this is not known."""
 
 
-class Backdrop(NamedTuple):
-    """What distinguishes photos that the model knows from other images."""
+class Kinds(NamedTuple):
+    """A linear reading that tells photos from other images, and what it read."""
 
-    photos: NDArray[np.float32]
-    """Vectors of photos, (N, D)."""
-    space: PhotoSpace
-    kinds: NDArray[np.float32] | None
+    weights: NDArray[np.float32]
     """See ``Calibrator.kinds``."""
-    reading: WordReading
-
-    @classmethod
-    def fit(
-        cls,
-        photos: NDArray[np.float32],
-        kinds: Mapping[str, Sequence[Observation]],
-        words: Sequence[Set[str]] = (),
-    ) -> Backdrop:
-        """From vectors of photos, (N, D), other images by kind, words of the photos' references.
-
-        There may be no kinds, and no words; these are then not read from photos.
-        """
-        reading = fit_reading(photos, words)
-        return cls(photos, PhotoSpace.fit(photos), fit_kinds(photos, kinds), reading)
+    familiar: tuple[float, float]
+    """See ``Calibrator.familiar``."""
+    unseen: Mapping[str, _Floats]
+    """By kind, the familiarity of its images in a fit without the kind."""
+    auroc: Mapping[str, float | None]
+    """By kind, how often one of its images is stranger than a photo, in a fit without both."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What a calibrator needs besides examples."""
 
-    phrases: PhraseTable
     search: Mapping[str, Any]
     """See ``Calibrator.search``."""
     threshold: float | None
     """See ``Calibrator.threshold``."""
-    kinds: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
-    """Captions of images that are not photos, by kind."""
-    training: Backdrop | None = None
-    """Of training photos; None: that of the examples."""
-    usual: NDArray[np.float32] | None = None
-    """Vectors of other photos of which ``FAMILIAR`` are familiar, (M, D); None: the examples'."""
+    truth: WordTruth | None = None
+    """See ``Calibrator.truth``. All folds share it: thousands of words outweigh a fold's."""
+    kinds: Kinds | None = None
 
     @property
     def least(self) -> float:
         """The score from which a caption is right."""
         return JUDGED_RIGHT if self.threshold is None else self.threshold
 
-    def backgrounds(self, examples: Sequence[Example]) -> tuple[Backdrop, NDArray[np.float32]]:
-        """The backdrop for these examples, and the vectors of the usual photos."""
-        own = np.stack([example.seen.photo for example in examples])
-        usual = own if self.usual is None else self.usual
-        return self.training or Backdrop.fit(own, self.kinds), usual
-
 
 class Judged(NamedTuple):
-    """N captions with their confidence and their score."""
+    """N captions (or words) with their confidence and their score."""
 
     confidences: _Floats
     """(N,)."""
@@ -148,16 +118,229 @@ class Judged(NamedTuple):
         return Judged(self.confidences[rows], self.scores[rows], self.threshold)
 
 
+# --- the truth of words --------------------------------------------------------------------------
+
+
+def true_words(
+    words: Sequence[str], references: Sequence[str], objects: Collection[str] = ()
+) -> _Floats:
+    """Return whether each word of a caption is true, 1 or 0, (T,), NaN for function words.
+
+    A word is true if a reference has its stem, or if it names an annotated object. A person is
+    whom a reference calls man or woman, but not the other way round.
+
+    Args:
+        words: Lower-case tokens of the caption.
+        references: Captions of the photo by people.
+        objects: COCO categories that are annotated in the photo.
+    """
+    said = [word for text in references for word in caption_tokens(text)]
+    known = {*content_stems(" ".join([*said, *(NEUTRAL_WORDS.get(word, "") for word in said)]))}
+    named = {
+        at
+        for name in find_names(words)
+        if name.category in objects
+        for at in range(name.start, name.stop)
+        if words[at] not in NEUTRAL_WORDS
+    }
+    stems = [stem(word) for word in words]
+    labels = [
+        np.nan if one is None else float(one in known or at in named)
+        for at, one in enumerate(stems)
+    ]
+    return np.array(labels, np.float64)
+
+
+def fit_truth(examples: Sequence[Example]) -> WordTruth | None:
+    """Fit the truth of words, or return None if no word has a row in the model's reading."""
+    known = [(one.seen, _is_known(one), one.true) for one in examples]
+    rows, log_probs, z, true = (
+        np.concatenate([np.zeros(0), *parts]).astype(np.float64)
+        for parts in (
+            [seen.rows[at] for seen, at, _ in known],
+            [seen.found.token_log_probs[at] for seen, at, _ in known],
+            [np.append(seen.z, [0, 0])[seen.rows[at]] for seen, at, _ in known],
+            [labels[at] for _, at, labels in known],
+        )
+    )
+    unknown = (rows == UNKNOWN_WORD).astype(np.float64)
+    if unknown.all():
+        return None
+    ones = np.ones(len(true))
+
+    def fitted(*more: _Floats) -> list[float]:
+        inputs = np.stack([z, unknown, ones, *more], axis=1)
+        return logistic_regression(inputs, true, np.full(inputs.shape[1], TRUTH_PENALTY)).tolist()
+
+    scale, shift, bias, log_prob_weight = fitted(log_probs)
+    search_scale, search_shift, search_bias = fitted()
+    if min(scale, search_scale) <= 0:
+        raise DataError(
+            "the model's reading does not tell true words from false ones; give more photos with "
+            "several captions each, or fit the reading again"
+        )
+    truth = WordTruth(
+        scale, log_prob_weight, bias, shift / scale,
+        search_scale, search_bias, search_shift / search_scale,
+    )  # fmt: skip
+    p, right = _phrases(examples, [truth] * len(examples))  # with gamma 1
+    p = p.clip(1e-9, 1 - 1e-9)
+    losses = [-np.log(np.where(right > 0, p**gamma, 1 - p**gamma)).sum() for gamma in _GAMMAS]
+    return replace(truth, gamma=float(_GAMMAS[np.argmin(losses)]))
+
+
+_GAMMAS = np.linspace(0.05, 1, 96)
+
+
+def cross_truth(examples: Sequence[Example]) -> list[WordTruth | None]:
+    """Return for each example a truth of words that was fitted without its photo."""
+    found: list[WordTruth | None] = [None] * len(examples)
+    for others, own in _folds(examples):
+        truth = fit_truth([examples[i] for i in others])
+        for i in own:
+            found[i] = truth
+    return found
+
+
+def measure_truth(
+    examples: Sequence[Example], truths: Sequence[WordTruth | None]
+) -> dict[str, dict[str, Any]]:
+    """Measure how well the truth of words and phrases is calibrated, each by its own fit.
+
+    Returns:
+        For ``words`` and ``phrases`` their ``count``; ``true``, the share of true ones; ``auroc``,
+        the probability that a true one has a higher truth than a false one;
+        ``calibration_error``; and ``bins`` with ``count``, the mean ``truth`` and the share
+        ``true``. Empty if nothing is known of any word.
+    """
+    if not any(truths):
+        return {}
+    known = [_is_known(one) for one in examples]
+    words = (
+        np.concatenate(
+            [_truths(*both)[at] for *both, at in zip(examples, truths, known, strict=True)]
+        ),
+        np.concatenate([one.true[at] for one, at in zip(examples, known, strict=True)]),
+    )
+    report = {}
+    for name, (p, true) in {"words": words, "phrases": _phrases(examples, truths)}.items():
+        judged = Judged(p, true, 1.0)
+        report[name] = {
+            "count": len(p),
+            "true": float(true.mean()),
+            "auroc": auroc(p[true > 0], p[true == 0]),
+            "calibration_error": calibration_error(judged),
+            "bins": [
+                dict(zip(("count", "truth", "true"), one.values(), strict=True))
+                for one in reliability(judged)
+            ],
+        }
+    return report
+
+
+def _is_known(one: Example) -> NDArray[np.bool_]:
+    """Return which words have a truth and are known to be true or false, (T,)."""
+    return ~np.isnan(one.true) & (one.seen.rows != FUNCTION_WORD)
+
+
+def _truths(one: Example, truth: WordTruth | None) -> _Floats:
+    return probabilities(one.seen.log_odds(truth))
+
+
+def _phrases(
+    examples: Sequence[Example], truths: Sequence[WordTruth | None]
+) -> tuple[_Floats, _Floats]:
+    """The truth of each phrase with known words, (P,), and whether all of them are true."""
+    found = []
+    for one, truth in zip(examples, truths, strict=True):
+        of_words, known = _truths(one, truth), _is_known(one)
+        for span in phrase_spans(one.seen.words) if truth is not None else ():
+            if (at := known[span]).any():
+                found.append((truth.phrase(of_words[span][at]), one.true[span][at].min()))
+    p, true = np.array(found, np.float64).reshape(-1, 2).T
+    return p, true
+
+
+# --- photos and other images ---------------------------------------------------------------------
+
+
+def fit_kinds(
+    photos: Sequence[NDArray[np.float32]], kinds: Mapping[str, NDArray[np.float32]]
+) -> Kinds:
+    """Fit a linear reading that tells photos from other images.
+
+    The log-odds of every image are compared in a fit without its kind, those of a photo in one
+    without the photo, or fewer photos would be familiar than ``FAMILIAR`` says.
+
+    Args:
+        photos: The vectors of each photo and its variants, (n, D).
+        kinds: By kind, the vectors of images that are not photos, (M, D).
+    """
+    fold = np.random.default_rng(0).permutation(len(photos)) % len(kinds)
+    odds: dict[str, tuple[_Floats, _Floats]] = {}
+    for number, name in enumerate(kinds):
+        others = np.concatenate([kinds[kind] for kind in kinds if kind != name])
+        seen, unseen = (
+            np.concatenate([photos[i] for i in np.flatnonzero(rows)])
+            for rows in (fold != number, fold == number)
+        )
+        weights = _tell_apart(seen, others)
+        odds[name] = kinds[name] @ weights[:-1] + weights[-1], unseen @ weights[:-1] + weights[-1]
+    start, end = np.quantile(
+        np.concatenate([of_photos for _, of_photos in odds.values()]), FAMILIAR
+    )
+    end = max(end, start + 1e-6)
+    return Kinds(
+        _tell_apart(np.concatenate(photos), np.concatenate([*kinds.values()])).astype(np.float32),
+        (float(start), float(end)),
+        {name: ((end - own) / (end - start)).clip(0, 1) for name, (own, _) in odds.items()},
+        {name: auroc(*both) for name, both in odds.items()},
+    )
+
+
+def _tell_apart(photos: NDArray[np.float32], others: NDArray[np.float32]) -> _Floats:
+    """Fit the weights of vectors, and an intercept, (D + 1,), for the log-odds of ``others``."""
+    mean, scale = photos.mean(axis=0), photos.std(axis=0) + 1e-6
+    inputs = (np.concatenate([photos, others]) - mean) / scale
+    labels = np.repeat([0.0, 1.0], [len(photos), len(others)])
+    penalties = np.full(inputs.shape[1] + 1, KINDS_PENALTY)
+    penalties[-1] = 0.01
+    weights = logistic_regression(np.c_[inputs, np.ones(len(inputs))], labels, penalties)
+    of_vector = weights[:-1] / scale
+    return np.append(of_vector, weights[-1] - of_vector @ mean)
+
+
+def measure_kinds(
+    calibrator: Calibrator, kinds: Kinds, seen: Mapping[str, Sequence[Observation]], style: str
+) -> dict[str, dict[str, Any]]:
+    """Measure how well each kind of images is told from photos by a fit to the other kinds.
+
+    Returns:
+        By kind the number of ``images``; ``auroc``, see ``Kinds``; ``confidence``, the mean of
+        their captions; and the share with a confidence ``below_0.2``.
+    """
+    of_captions, report = replace(calibrator, kinds=None), {}
+    for name, images in seen.items():
+        confidences = kinds.unseen[name] * [of_captions.confidence(one, style) for one in images]
+        report[name] = {
+            "images": len(images),
+            "auroc": kinds.auroc[name],
+            "confidence": float(confidences.mean()),
+            "below_0.2": float((confidences < 0.2).mean()),
+        }
+    return report
+
+
+# --- the confidence of captions ------------------------------------------------------------------
+
+
 def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
     """Fit a calibrator."""
-    backdrop, usual = recipe.backgrounds(examples)
-    found = np.array(
-        [features(one.seen, backdrop.space, recipe.phrases, backdrop.reading) for one in examples]
-    )
+    found = np.array([features(one.seen, recipe.truth) for one in examples])
     lowest, highest = np.quantile(found, RANGE, axis=0)
     limited = np.clip(found, lowest, highest)
     mean, scale = limited.mean(axis=0), limited.std(axis=0)
-    scale[scale < 1e-9] = 1.0  # a feature that never varies, such as the beam's share in greedy
+    scale[scale < 1e-9] = 1.0  # a feature that never varies, such as the truths without a reading
     styles = list(dict.fromkeys(one.style for one in examples))
     of_style = np.array([[one.style == style for style in styles] for one in examples], np.float64)
     right = np.array([one.score >= recipe.least for one in examples], np.float64)
@@ -170,51 +353,17 @@ def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
         lowest=lowest,
         highest=highest,
         intercepts=dict(zip(styles, weights[found.shape[1] :].tolist(), strict=True)),
-        familiar=(0.0, 1.0),
-        space=backdrop.space,
-        phrases=recipe.phrases,
-        reading=backdrop.reading,
-        kinds=backdrop.kinds,
+        truth=recipe.truth,
         search=recipe.search,
         threshold=recipe.threshold,
     )
-    strangeness = [calibrator.strangeness(photo) for photo in usual]
-    middle, start, stop = np.quantile(strangeness, [0.5, FAMILIAR, PHOTOS])
-    end = 2 * start - middle if backdrop.kinds is None else stop
-    return replace(calibrator, familiar=(float(start), float(end + 1e-9)))
-
-
-def fit_reading(photos: NDArray[np.float32], words: Sequence[Set[str]]) -> WordReading:
-    """Read the words that count for enough of the photos, (N, D), from their vectors."""
-    counts = Counter(word for used in words for word in used)
-    known = tuple(sorted(w for w, n in counts.items() if MIN_MENTIONS <= n < len(words)))
-    if not known:
-        return WordReading()
-    labels = np.array([[word in used for word in known] for used in words])
-    weights, biases = linear_reading(photos, labels, READING_PENALTY)
-    return WordReading(known, weights.astype(np.float32), biases.astype(np.float32))
-
-
-def fit_kinds(
-    photos: NDArray[np.float32], kinds: Mapping[str, Sequence[Observation]]
-) -> NDArray[np.float32] | None:
-    """``Calibrator.kinds`` from vectors of photos, (N, D), and other images by kind, if any."""
-    if not kinds:
-        return None
-    others = np.stack([seen.photo for kind in kinds.values() for seen in kind])
-    mean, scale = photos.mean(axis=0), photos.std(axis=0) + 1e-6
-    inputs = (np.concatenate([photos, others]) - mean) / scale
-    labels = np.repeat([0.0, 1.0], [len(photos), len(others)])
-    penalties = np.full(inputs.shape[1] + 1, KINDS_PENALTY)
-    penalties[-1] = 0.01
-    ones = np.ones((len(inputs), 1))
-    weights = logistic_regression(np.hstack([inputs, ones]), labels, penalties)
-    of_vector = weights[:-1] / scale
-    return np.append(of_vector, weights[-1] - of_vector @ mean).astype(np.float32)
+    if recipe.kinds is None:
+        return calibrator
+    return replace(calibrator, kinds=recipe.kinds.weights, familiar=recipe.kinds.familiar)
 
 
 def cross_validate(examples: Sequence[Example], recipe: Recipe) -> Judged:
-    """Confidence of every example from a calibrator that was fitted without it.
+    """Confidence of every example from a calibrator that was fitted without its photo.
 
     Raises:
         DataError: Nearly all captions are right, or nearly all wrong.
@@ -229,42 +378,21 @@ def cross_validate(examples: Sequence[Example], recipe: Recipe) -> Judged:
             f"{right} of {count} captions {rule}; at least 10 must be right and 10 wrong"
             + (": give another threshold" if recipe.threshold else "")
         )
+    for others, own in _folds(examples):
+        calibrator = fit([examples[i] for i in others], recipe)
+        for i in own:
+            judged.confidences[i] = calibrator.confidence(examples[i].seen, examples[i].style)
+    return judged
+
+
+def _folds(examples: Sequence[Example]) -> Iterator[tuple[list[int], list[int]]]:
+    """Split the examples by photo: the indices to fit to, and those to judge."""
     photos = dict.fromkeys(one.photo for one in examples)
     folds = np.random.default_rng(0).permutation(len(photos)) % FOLDS
     of_photo = dict(zip(photos, folds, strict=True))
     fold = np.array([of_photo[one.photo] for one in examples])
     for number in range(FOLDS):
-        calibrator = fit([examples[i] for i in np.flatnonzero(fold != number).tolist()], recipe)
-        for i in np.flatnonzero(fold == number).tolist():
-            judged.confidences[i] = calibrator.confidence(examples[i].seen, examples[i].style)
-    return judged
-
-
-def measure_kinds(examples: Sequence[Example], recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """How well each kind of images is separated from photos by a fit to the other kinds.
-
-    Returns:
-        By kind ``images``; ``auroc``, the probability that one is stranger than a photo;
-        ``confidence``, the mean of their captions, and the share ``below_0.2``.
-    """
-    backdrop, usual = recipe.backgrounds(examples)
-    report = {}
-    for name, seen in recipe.kinds.items():
-        others = {kind: recipe.kinds[kind] for kind in recipe.kinds if kind != name}
-        unseen = backdrop._replace(kinds=fit_kinds(backdrop.photos, others))
-        calibrator = fit(examples, replace(recipe, training=unseen))
-        strange, of_photos = (
-            np.array([calibrator.strangeness(vector) for vector in vectors])
-            for vectors in ([one.photo for one in seen], usual)
-        )
-        confidences = np.array([calibrator.confidence(one, examples[0].style) for one in seen])
-        report[name] = {
-            "images": len(seen),
-            "auroc": auroc(strange, of_photos),
-            "confidence": float(confidences.mean()),
-            "below_0.2": float((confidences < 0.2).mean()),
-        }
-    return report
+        yield np.flatnonzero(fold != number).tolist(), np.flatnonzero(fold == number).tolist()
 
 
 def logistic_regression(inputs: _Floats, labels: _Floats, penalties: _Floats) -> _Floats:
@@ -299,45 +427,6 @@ def logistic_regression(inputs: _Floats, labels: _Floats, penalties: _Floats) ->
             break
         current = new
     return weights
-
-
-def linear_reading(
-    vectors: NDArray[np.float32], labels: NDArray[np.bool_], penalty: float
-) -> tuple[_Floats, _Floats]:
-    """Weights (K, D) and biases (K,) of a logistic reading of vectors for K words, by L-BFGS.
-
-        minimize  sum_nk log(1 + exp(-s_nk z_nk)) + penalty / 2 sum_k |w_k|^2,    s_nk = 1 or -1
-                  z_nk = w_k . x_n + b_k, with the vectors x standardized for the penalty
-
-    Args:
-        vectors: (N, D).
-        labels: Whether word k counts for photo n, (N, K).
-        penalty: Weight of the squared weights.
-    """
-    import torch
-
-    mean, scale = vectors.mean(axis=0), vectors.std(axis=0) + 1e-6
-    inputs = torch.from_numpy((vectors - mean) / scale)
-    targets = torch.from_numpy(labels.astype(np.float32))
-    share = (targets.sum(0) + 0.5) / (len(targets) + 1)
-    weights = torch.zeros(labels.shape[1], vectors.shape[1], requires_grad=True)
-    biases = torch.logit(share).requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [weights, biases], max_iter=300, tolerance_change=1e-7, line_search_fn="strong_wolfe"
-    )
-
-    def loss() -> torch.Tensor:
-        optimizer.zero_grad()
-        logits = torch.addmm(biases, inputs, weights.T)
-        log_loss = torch.nn.functional.binary_cross_entropy_with_logits
-        terms = log_loss(logits, targets, reduction="sum") + penalty / 2 * (weights**2).sum()
-        mean_loss = terms / len(inputs)
-        mean_loss.backward()  # type: ignore[no-untyped-call]
-        return mean_loss
-
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
-    of_vector = weights.detach().double().numpy() / scale
-    return of_vector, biases.detach().double().numpy() - of_vector @ mean
 
 
 # --- measures ------------------------------------------------------------------------------------
@@ -395,45 +484,28 @@ def error_by_chance(judged: Judged, draws: int = 1000) -> float:
     return float(np.mean([calibration_error(Judged(p, right, 1)) for right in lucky]))
 
 
-def coverage_gain(judged: Judged, share: float) -> float:
-    """Mean score of the most confident share of the captions, divided by that of all."""
-    scores = judged.scores[np.argsort(-judged.confidences, kind="stable")]
-    taken = np.clip(share * len(scores) - np.arange(len(scores)), 0, 1)
-    return float(np.average(scores, weights=taken) / (scores.mean() or np.nan))
-
-
 def measure(judged: Judged) -> dict[str, Any]:
-    """Calibration and coverage, with 95% bootstrap intervals over photos.
+    """Calibration, with a 95% bootstrap interval over photos, and order.
 
     Returns:
         ``photos``; ``right``, the share of right captions; ``score``, their mean;
         ``calibration_error``, its ``interval`` and what it would be ``by_chance``;
         ``auroc``, the probability that a right caption has a higher confidence than another, and
-        ``auroc_wrong``, that one whose score is at most ``WRONG`` has a lower one;
-        ``brier``, the mean squared difference of confidence and right (0 or 1); ``half_gain``, see
-        `coverage_gain`, and its interval; ``coverage``, the gain by share; ``bins``.
+        ``auroc_wrong``, that one whose score is at most ``WRONG`` has a lower one; ``bins``.
     """
     count = len(judged.scores)
     times = resample_weights(count, RESAMPLES)
     resamples = (judged.take(np.repeat(np.arange(count), row)) for row in times)
-    errors, halves = zip(
-        *((calibration_error(one), coverage_gain(one, 0.5)) for one in resamples), strict=True
-    )
-    coverage = {f"{n / 10:g}": coverage_gain(judged, n / 10) for n in range(1, 11)}
     right, wrong = judged.right > 0, judged.scores <= WRONG
     return {
         "photos": count,
         "right": float(judged.right.mean()),
         "score": float(judged.scores.mean()),
         "calibration_error": calibration_error(judged),
-        "calibration_error_interval": interval(errors),
+        "calibration_error_interval": interval([*map(calibration_error, resamples)]),
         "calibration_error_by_chance": error_by_chance(judged),
         "auroc": auroc(judged.confidences[right], judged.confidences[~right]),
         "auroc_wrong": auroc(judged.confidences[~wrong], judged.confidences[wrong]),
-        "brier": float(((judged.confidences - judged.right) ** 2).mean()),
-        "half_gain": coverage["0.5"],
-        "half_gain_interval": interval(halves),
-        "coverage": coverage,
         "bins": reliability(judged),
     }
 

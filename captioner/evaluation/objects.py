@@ -45,6 +45,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from captioner.data.coco import read_json
+from captioner.errors import DataError
 from captioner.text.tokenizer import caption_tokens
 
 _LISTS = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
@@ -127,6 +129,48 @@ _LONGEST = max(len(phrase) for phrase in _PHRASES)
 # --- CHAIR ---------------------------------------------------------------------------------------
 
 BINS = 5
+
+
+def read_objects(path: str | Path) -> dict[int, set[str]]:
+    """Read which COCO categories are in which photos.
+
+    The file is a JSON object with ``classes``, the names of the categories, and ``photos``, which
+    has the indices of each photo's categories: ``{"9": [0, 2]}`` by image id, or
+    ``{"a.jpg": [9, [0, 2]]}`` by file name, with the image id before the indices.
+
+    Returns:
+        The categories in each photo of the file, by image id.
+
+    Raises:
+        DataError: The file is missing, has another form, or has a class that is not one of COCO's.
+    """
+    data = read_json(Path(path))
+    classes, photos = data.get("classes"), data.get("photos")
+    if not isinstance(classes, list) or not isinstance(photos, dict) or not photos:
+        raise DataError(
+            f"{path} lacks 'classes' or 'photos'; give an objects file (docs/evaluation.md)"
+        )
+    if unknown := [name for name in classes if name not in [*CATEGORIES]]:
+        raise DataError(
+            f"{path}: the class {unknown[0]!r:.60} is not one of COCO's 80 categories; use the "
+            "names of COCO"
+        )
+    found: dict[int, set[str]] = {}
+    for key, entry in photos.items():
+        try:
+            image_id, indices = entry if entry and isinstance(entry[-1], list) else (key, entry)
+            if any(type(index) is not int or index < 0 for index in indices):
+                raise ValueError(f"{indices!r:.60} are not indices")
+            if type(image_id) not in (int, str):
+                raise TypeError(f"{image_id!r:.60} is not an image id")
+            there = {classes[index] for index in indices}
+            found.setdefault(int(image_id), set()).update(there)
+        except (ValueError, TypeError, LookupError) as error:
+            raise DataError(
+                f"{path}: photo {key!r:.60} has invalid objects ({error}); give the indices of its "
+                "classes (docs/evaluation.md)"
+            ) from error
+    return found
 
 
 def photo_objects(

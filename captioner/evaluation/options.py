@@ -109,39 +109,42 @@ class EvaluateOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(DeviceOptions):
-    """Fit the confidence of a model's captions to photos with reference captions, or to judgements.
+    """Fit how true words are, and the confidence of captions, to photos that people described.
 
-    The model must not have been trained on them. The confidence is stored in its folder. Reports
-    the cross-validated calibration error, and the score of the more confident captions.
+    The model must not have been trained on them. Words are compared with reference captions;
+    captions too, or better with people's judgements of them. Both are stored in the model's folder.
+    Reports cross-validated calibration errors, and how well right captions and true words are told
+    apart.
     """
 
     model: ModelName | None = None
     """Model or run folder to calibrate."""
     annotations: list[File] = field(default_factory=list)
-    """COCO captions file of photos that the model was not trained on; repeat for several."""
+    """COCO captions file of photos that the model was not trained on, with several captions each;
+    repeat for several."""
     images: list[Folder] = field(default_factory=list)
     """Folder with their photos; repeat for several, which are searched in order."""
+    objects: File | None = None
+    """Objects that are annotated in the photos, whose names are true too: {"classes": [names],
+    "photos": {"image id": [numbers of classes]}}."""
     styles: list[Annotated[str, Shown("NAME")]] = field(default_factory=list)
     """Caption style for each --annotations, in their order (default: the model's default)."""
-    train_annotations: list[File] = field(default_factory=list)
-    """COCO captions file of the training photos, of which 8,000 are encoded to know which photos
-    are unfamiliar (default: the photos of --annotations) and which words people use for what they
-    show; repeat for several."""
     other_images: Folder | None = None
-    """Folder of images that are not photos, with a folder for each kind (pages, charts, icons):
-    the confidence of images like them falls to 0. Reports how well each kind is separated
-    from photos by a fit to the other kinds."""
+    """Folder of images that are not photos, with a folder for each kind (pages, charts, icons): the
+    confidence of images like them falls to 0. They are told from up to 4,000 photos, also from the
+    photos in --images without captions. Reports how well each kind is told from photos by a fit to
+    the other kinds."""
     judged: list[File] = field(default_factory=list)
-    """CSV of judged captions (image, style, caption, grade: right, partly or wrong), instead of a
-    comparison with references: a caption is right if every judgement is *right*. The
-    photos of --annotations then only show which photos are familiar. Repeat for several."""
+    """CSV of judged captions (image, style, caption, grade: right, partly or wrong) to fit the
+    confidence to, instead of reference captions: a caption is right if every judgement is *right*.
+    The truth of words still comes from --annotations. Repeat for several."""
     threshold: Annotated[float, Interval(gt=0, lt=10)] = 0.5
     """CIDEr-D from which a caption counts as right (default: 0.5, which is 50 points)."""
     check: bool = False
     """Fit nothing: measure the confidence that the model already has (default: --model the shipped
     model)."""
     diagram: File | None = None
-    """Figure of calibration and coverage: .png, .svg or .pdf."""
+    """Figure of the calibration: .png, .svg or .pdf."""
     output: _Report | None = None
     """JSON report."""
     force: bool = False
@@ -158,7 +161,7 @@ class CalibrateOptions(DeviceOptions):
         forbid({
             missing % "annotations": not (self.annotations or self.judged),
             missing % "images": not self.images,
-            "{styles} is {given.styles}; {judged} has the styles": self.judged and styles,
+            "{objects} needs {annotations}": self.objects and not files,
             f"{{styles}} has {styles} names for {files} files; give one style for each file in "
             "{annotations}": styles not in (0, files),
         }, given=self)  # fmt: skip

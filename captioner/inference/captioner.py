@@ -30,6 +30,7 @@ from captioner.inference.engine import ATTENTION_METHODS, CaptionScores, Prepare
 from captioner.inference.folder import SHIPPED_MODEL, StoredModel, load_model, save_model
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
 from captioner.inference.reading import NO_KEYWORDS, Reading, has_keywords
+from captioner.inference.truth import FUNCTION_WORD
 from captioner.options import CardOptions, ExplanationMethod, SearchOptions, check_method
 from captioner.search.arrays import Array, top_k
 from captioner.search.search import Hypothesis
@@ -406,7 +407,7 @@ class Captioner:
     ) -> list[Observation]:
         """What is known of the best caption of every photo, from which confidence is computed."""
         encoded = self._encode(photos)
-        return self._observations(encoded, self._find(encoded, options, evidence=True))
+        return self._observations(encoded, self._find(encoded, options))
 
     def photo_vectors(self, photos: Sequence[Prepared]) -> NDArray[np.float32]:
         """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
@@ -444,7 +445,7 @@ class Captioner:
         vocabulary = self.stored.vocabulary
         start = vocabulary.start(options.style)
         calibrator = None if self.no_confidence(options) else self.stored.calibrator
-        found = self._find(encoded, options, evidence=calibrator is not None)
+        found = self._find(encoded, options)
         captions = self._captions(found, encoded, start, method, check)
         if alternatives:  # score the captions again, so that the search need not store every word
             tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
@@ -493,21 +494,32 @@ class Captioner:
                 familiarity=calibrator.familiarity(photo) if calibrator else 1.0,
             )
 
-    def _find(
-        self, encoded: _Encoded, options: SearchOptions, *, evidence: bool
-    ) -> list[list[Hypothesis]]:
+    def _find(self, encoded: _Encoded, options: SearchOptions) -> list[list[Hypothesis]]:
         vocabulary = self.stored.vocabulary
-        return self.ensemble.search(
-            encoded.memories, options, vocabulary, encoded.seeds, evidence=evidence
-        )
+        return self.ensemble.search(encoded.memories, options, vocabulary, encoded.seeds)
 
     def _observations(
         self, encoded: _Encoded, found: Sequence[Sequence[Hypothesis]]
     ) -> list[Observation]:
-        """What is known of the best captions that a search with evidence found."""
-        vocabulary, best = self.stored.vocabulary, [captions[0] for captions in found]
-        texts = [text_of(vocabulary.shown(o.tokens), vocabulary.pieces(o.tokens)) for o in best]
-        return [*map(Observation, texts, best, self.engine.summary(encoded.memories[0]))]
+        """Collect what is known of each photo's best caption."""
+        vocabulary = self.stored.vocabulary
+        photos, (rows, z) = self.engine.summary(encoded.memories[0]), self._read_words(encoded)
+        return [
+            Observation(
+                text_of(words, vocabulary.pieces(best.tokens)), words, best, photo,
+                rows[best.tokens], of_photo,
+            )
+            for (best, *_), photo, of_photo in zip(found, photos, z, strict=True)
+            for words in [vocabulary.shown(best.tokens)]
+        ]  # fmt: skip
+
+    def _read_words(self, encoded: _Encoded) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return each token's row in the reading, (V,), and the photos' log-odds, (B, S).
+
+        See ``inference.truth``. A model without a reading has no rows.
+        """
+        nothing = np.zeros((len(encoded.crop_boxes), 0), np.float32)
+        return np.full(len(self.stored.vocabulary), FUNCTION_WORD), nothing
 
     def _captions(
         self,

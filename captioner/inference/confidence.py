@@ -1,31 +1,27 @@
-"""Confidence: a calibrated probability that a caption is right.
+"""Confidence: the calibrated probability that nothing in a caption is false.
 
-A caption is right if people have judged that nothing in it is false. Without judgements, right is
-defined on photos with reference captions: the CIDEr-D of the caption against them, under the
-model's own document frequencies, is at least a threshold (0.5 by default). A logistic model
-estimates the probability from what is known without either:
+It is fitted to judged captions. Without judgements, a caption counts as right if its CIDEr-D
+against reference captions, under the model's own document frequencies, is at least a threshold (0.5
+by default). A logistic model estimates the probability from what is known without either:
 
-    confidence = sigmoid(intercept of the style + sum_i weight_i (x_i - mean_i) / scale_i)
+    confidence = familiarity sigmoid(intercept + sum_i weight_i (x_i - mean_i) / scale_i)
 
-``FEATURES`` lists the x. Each is limited to its range on the photos that the model was fitted to,
-so that nothing is extrapolated. The confidence of an image that is stranger than nearly all of
-them, for which there are no references to learn from, is scaled down to 0; see
-``Calibrator.strangeness``.
+``FEATURES`` lists the x; each style has its own intercept. Each x is limited to its range on the
+photos that the model was fitted to, so that nothing is extrapolated. The familiarity is 1 for
+photos and falls to 0 for images that do not look like photos; see ``Calibrator.familiarity``.
 
 The model is fitted by ``captioner.evaluation.calibration`` and stored in the model folder, as
 ``confidence.safetensors``. This module needs no torch.
 
-Notation: F features, D size of a photo's vector, K components.
+Notation: F features, D size of a photo's vector, T words, S stems of the reading.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,155 +32,44 @@ from safetensors.numpy import save
 
 from captioner.errors import ModelError
 from captioner.inference.folder import CONFIDENCE
+from captioner.inference.truth import WordTruth
 from captioner.options import SearchOptions
-from captioner.text.tokenizer import caption_tokens
 
 if TYPE_CHECKING:
     from captioner.search.search import Hypothesis
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
-FEATURES = (
-    "mean_log_prob",
-    "min_log_prob",
-    "mean_entropy",
-    "max_entropy",
-    "beam_share",
-    "beam_overlap",
-    "length",
-    "rare_words",
-    "rare_phrases",
-    "photo_strength",
-    "photo_unfamiliarity",
-    "least_support",
-    "joint_support",
-)
-"""Log-probability per token, that of the least probable word, mean and maximum entropy of the
-distributions that the words were chosen from, logarithm of the caption's share of the probability
-of its beam, overlap of its words with those of the beam's other captions, number of words, mean
-rarity of its words and of its phrases of three words among the training captions, the two measures
-of ``PhotoSpace``, and the two of ``WordReading``."""
+FEATURES = ("mean_log_prob", "least_true", "all_true")
+"""Log-probability per token, the end included; log-odds of the word that is least probably true;
+sum of the logarithms of the truths of all words. The last two are 0 without content words, and for
+a model without a reading."""
 
 ANY_VALUE = ("keywords", "neutral", "num_captions", "seed", "style", "top_k", "top_p")
 """Search options that do not change the best caption of a beam search, or have an intercept, or
 leave the confidence nearly as good (``neutral``, see docs/confidence.md)."""
 
-_Array = NDArray[np.float32]
-
 
 class Observation(NamedTuple):
-    """What is known of a caption without references."""
+    """Everything that is known of a caption without references."""
 
     text: str
+    words: tuple[str, ...]
+    """The T words, as in the vocabulary."""
     found: Hypothesis
-    """The caption as the search found it, with its evidence."""
-    photo: _Array
-    """(D,) mean of the features of the photo's regions, as the decoder uses them."""
+    """The caption as the search found it."""
+    photo: NDArray[np.float32]
+    """Mean of the features of the photo's regions, as the decoder uses them, (D,)."""
+    rows: NDArray[np.int64]
+    """The row of each word in the reading, see ``truth``, (T,)."""
+    z: NDArray[np.float32]
+    """The reading's log-odds that the photo shows each stem, (S,)."""
 
-
-@dataclass(frozen=True)
-class PhotoSpace:
-    """Where the vectors of the training photos lie: around a mean, along K components."""
-
-    mean: _Array
-    """(D,)."""
-    components: _Array
-    """(K, D), orthonormal: the principal components of the training photos."""
-
-    @classmethod
-    def fit(cls, photos: NDArray[np.floating[Any]], components: int = 128) -> PhotoSpace:
-        """Principal components of the vectors of photos, (N, D).
-
-        At most N / 20 of them, so that they describe other photos nearly as well as these.
-        """
-        photos = np.asarray(photos, np.float64)
-        mean = photos.mean(axis=0)
-        rows = np.linalg.svd(photos - mean, full_matrices=False)[2]
-        count = max(1, min(components, len(photos) // 20, photos.shape[1] - 1))
-        return cls(mean.astype(np.float32), rows[:count].astype(np.float32))
-
-    def measure(self, photo: _Array) -> tuple[float, float]:
-        """Strength and unfamiliarity of a photo's vector, (D,).
-
-        Returns:
-            Distance from the mean, and the share of it that the components do not explain, 0 to 1.
-        """
-        away = np.asarray(photo, np.float32) - self.mean
-        strength = float(np.linalg.norm(away))
-        inside = float(np.linalg.norm(self.components @ away))
-        outside = max(strength**2 - inside**2, 0.0) ** 0.5
-        return strength, outside / max(strength, 1e-12)
-
-
-@dataclass(frozen=True)
-class WordReading:
-    """How much photos speak for words, whatever the decoder says: a logistic reading of vectors.
-
-    The log-odds that people use a word for a photo are linear in its vector.
-    """
-
-    words: tuple[str, ...] = ()
-    weights: _Array = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    """(W, D)."""
-    biases: _Array = field(default_factory=lambda: np.zeros(0, np.float32))
-    """(W,)."""
-
-    def measure(self, photo: _Array, caption: Sequence[str]) -> tuple[float, float]:
-        """Support of a caption by a photo's vector, (D,).
-
-        Returns:
-            Log-odds of its least supported word, and logarithm of the product of the probabilities
-            of its words; those that the reading does not know are left out. 0 and 0 without any.
-        """
-        rows = [self.index[word] for word in caption if word in self.index]
-        if not rows:
-            return 0.0, 0.0
-        odds = self.weights[rows] @ photo + self.biases[rows]
-        return float(odds.min()), -float(np.logaddexp(0, -odds).sum())
-
-    @cached_property
-    def index(self) -> dict[str, int]:
-        """The row of each word."""
-        return {word: row for row, word in enumerate(self.words)}
-
-
-@dataclass(frozen=True)
-class PhraseTable:
-    """How rare words and phrases of three words are in the training captions.
-
-    Rarity is ln(photos / photos whose captions contain the phrase), as in CIDEr. Phrases are kept
-    as 32-bit hashes; one that is not in the table is as rare as one of a single photo.
-    """
-
-    hashes: NDArray[np.uint32]
-    """(P,), sorted."""
-    rarities: NDArray[np.float16]
-    """(P,)."""
-    unknown: float
-    """Rarity of a phrase that is not in the table."""
-
-    @classmethod
-    def count(cls, documents: int, counts: Mapping[str, int]) -> PhraseTable:
-        """Build the table from document frequencies."""
-        table = {_hash(gram.split()): n for gram, n in counts.items() if gram.count(" ") in (0, 2)}
-        hashes = np.array(sorted(table), np.uint32)
-        rarities = [np.log(documents / table[int(value)]) for value in hashes]
-        return cls(hashes, np.array(rarities, np.float16), float(np.log(documents)))
-
-    def mean_rarity(self, words: Sequence[str], order: int) -> float:
-        """Mean rarity of the phrases of this many words; of a shorter caption, of a rare one."""
-        grams = list(zip(*(words[start:] for start in range(order)), strict=False))
-        return sum(map(self._rarity, grams)) / len(grams) if grams else self.unknown
-
-    def _rarity(self, gram: Iterable[str]) -> float:
-        value = _hash(gram)
-        index = int(np.searchsorted(self.hashes, np.uint32(value)))
-        found = index < len(self.hashes) and int(self.hashes[index]) == value
-        return float(self.rarities[index]) if found else self.unknown
-
-
-def _hash(gram: Iterable[str]) -> int:
-    return zlib.crc32(" ".join(gram).encode("utf-8", "surrogatepass"))
+    def log_odds(self, truth: WordTruth | None) -> NDArray[np.float64]:
+        """Return the log-odds that each word is true, (T,), NaN for function words."""
+        if truth is None:
+            return np.full(len(self.rows), np.nan)
+        return truth.log_odds(self.rows, self.found.token_log_probs, self.z)
 
 
 @dataclass(frozen=True)
@@ -198,18 +83,19 @@ class Calibrator:
     scale: NDArray[np.float64]
     """(F,)."""
     lowest: NDArray[np.float64]
-    """(F,) features are limited to this range."""
+    """Features are limited to the range from here, (F,)."""
     highest: NDArray[np.float64]
-    """(F,)."""
+    """Features are limited to the range up to here, (F,)."""
     intercepts: Mapping[str, float]
     """By style; of a model without styles, of ``""``."""
-    familiar: tuple[float, float]
-    """Photos are familiar up to the first strangeness, and have no confidence at the second."""
-    space: PhotoSpace
-    phrases: PhraseTable
-    reading: WordReading = WordReading()
-    kinds: _Array | None = None
-    """(D + 1,) weights of a photo's vector, and an intercept: log-odds that an image is none."""
+    truth: WordTruth | None = None
+    """None: the model has no reading, or its truth was not fitted."""
+    kinds: NDArray[np.float32] | None = None
+    """Weights of a photo's vector, and an intercept, (D + 1,): the log-odds that an image is not a
+    photo. None: all images count as photos."""
+    familiar: tuple[float, float] = (0.0, 1.0)
+    """Images are familiar up to the first of these log-odds, and do not have a confidence from the
+    second on."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """The search options that it was fitted for, without ``ANY_VALUE``."""
     threshold: float | None = 0.5
@@ -217,50 +103,31 @@ class Calibrator:
     report: Mapping[str, Any] = field(default_factory=dict)
     """Cross-validated figures, for people to read."""
 
-    def strangeness(self, photo: _Array) -> float:
-        """How unlike photos an image is, from its vector, (D,).
-
-        Log-odds that it is no photo, if the calibrator was fitted to other kinds of images too;
-        else its unfamiliarity, see ``PhotoSpace``.
-        """
-        if self.kinds is None:
-            return self.space.measure(photo)[1]
-        return float(self.kinds[:-1] @ photo + self.kinds[-1])
-
     def confidence(self, seen: Observation, style: str) -> float:
-        """The confidence of a caption in one of the styles of ``intercepts``, 0 to 1."""
-        limited = np.clip(
-            features(seen, self.space, self.phrases, self.reading), self.lowest, self.highest
-        )
+        """Return the confidence of a caption in one of the styles of ``intercepts``, 0 to 1."""
+        limited = np.clip(features(seen, self.truth), self.lowest, self.highest)
         sum_ = float(self.weights @ ((limited - self.mean) / self.scale)) + self.intercepts[style]
         return sigmoid(sum_) * self.familiarity(seen.photo)
 
-    def familiarity(self, photo: _Array) -> float:
-        """1 for nearly all photos, falling to 0 for stranger images; see ``familiar``."""
+    def familiarity(self, photo: NDArray[np.float32]) -> float:
+        """Return 1 for an image that looks like a photo, by its vector, (D,), falling to 0."""
+        if self.kinds is None:
+            return 1.0
         start, end = self.familiar
-        return min(max((end - self.strangeness(photo)) / (end - start), 0.0), 1.0)
+        strangeness = float(self.kinds[:-1] @ photo + self.kinds[-1])
+        return min(max((end - strangeness) / (end - start), 0.0), 1.0)
 
     def to_bytes(self) -> bytes:
-        """Content of the file: arrays, and the rest as JSON in its header."""
-        arrays: dict[str, NDArray[Any]] = {
-            "space.mean": self.space.mean,
-            "space.components": self.space.components.astype(np.float16),
-            "phrases.hashes": self.phrases.hashes,
-            "phrases.rarities": self.phrases.rarities,
-            "reading.weights": self.reading.weights.astype(np.float16),
-            "reading.biases": self.reading.biases,
-        }
-        if self.kinds is not None:
-            arrays["kinds"] = self.kinds
+        """Return the content of the file: ``kinds``, and the rest as JSON in its header."""
         header = {
             "format_version": FORMAT_VERSION,
             **{
                 n: dict(zip(FEATURES, getattr(self, n).tolist(), strict=True)) for n in _OF_FEATURES
             },
             **{name: getattr(self, name) for name in _PLAIN},
-            "unknown_rarity": self.phrases.unknown,
-            "words": self.reading.words,
+            "truth": None if self.truth is None else asdict(self.truth),
         }
+        arrays = {} if self.kinds is None else {"kinds": self.kinds}
         return save(arrays, metadata={"confidence": json.dumps(header, allow_nan=False)})
 
 
@@ -269,27 +136,15 @@ _PLAIN = ("intercepts", "familiar", "search", "threshold", "report")
 """Fields of ``Calibrator`` in the header: with a number for each feature, and as they are."""
 
 
-def features(
-    seen: Observation, space: PhotoSpace, phrases: PhraseTable, reading: WordReading
-) -> NDArray[np.float64]:
-    """The features of a caption, (F,); see ``FEATURES``."""
-    words, found = caption_tokens(seen.text), seen.found
-    log_probs, evidence = found.token_log_probs, found.evidence
-    assert evidence is not None  # collected on request
-    length = len(log_probs)
+def features(seen: Observation, truth: WordTruth | None) -> NDArray[np.float64]:
+    """Return the features of a caption, (F,); see ``FEATURES``."""
+    odds = seen.log_odds(truth)
+    odds = odds[~np.isnan(odds)]
     return np.array(
         [
-            found.log_prob / (length + 1),
-            float(log_probs.min()) if length else found.log_prob,
-            float(evidence.entropies.mean()) if length else 0.0,
-            float(evidence.entropies.max()) if length else 0.0,
-            np.log(max(evidence.share, 1e-6)),
-            evidence.overlap,
-            length,
-            phrases.mean_rarity(words, 1),
-            phrases.mean_rarity(words, 3),
-            *space.measure(seen.photo),
-            *reading.measure(seen.photo, words),
+            seen.found.log_prob / (len(seen.rows) + 1),
+            odds.min() if len(odds) else 0.0,
+            -np.logaddexp(0, -odds).sum(),
         ],
         np.float64,
     )
@@ -341,45 +196,46 @@ def _shown(value: Any) -> str:
 
 
 def read_calibrator(folder: Path) -> Calibrator | None:
-    """Read the calibrator of a model folder, if it has one; for errors see `read_arrays`."""
+    """Read the calibrator of a model folder, or return None if the model is not calibrated.
+
+    A file that an earlier release wrote in another format counts as none.
+
+    Raises:
+        ModelError: The file is damaged, or of a later release.
+    """
     path = folder / CONFIDENCE
     if not path.is_file():
         return None
-    with read_arrays(path, FORMAT_VERSION, "run captioner calibrate again") as (header, arrays):
+    with read_arrays(path, FORMAT_VERSION, "calibrate the model again") as (header, arrays):
+        if header["format_version"] < FORMAT_VERSION:
+            return None
         fields: dict[str, Any] = {name: header[name] for name in _PLAIN}
         fields["familiar"] = tuple(fields["familiar"])
         # Options that are newer than the file had their default.
         fields["search"] = {**search_key(SearchOptions()), **fields["search"]}
         for name in _OF_FEATURES:
             fields[name] = np.array([header[name][feature] for feature in FEATURES])
-        return Calibrator(
-            **fields,
-            space=PhotoSpace(arrays["space.mean"], arrays["space.components"].astype(np.float32)),
-            phrases=PhraseTable(
-                arrays["phrases.hashes"], arrays["phrases.rarities"], header["unknown_rarity"]
-            ),
-            reading=WordReading(
-                tuple(header["words"]),
-                arrays["reading.weights"].astype(np.float32),
-                arrays["reading.biases"],
-            ),
-            kinds=arrays.get("kinds"),
-        )
+        truth = header["truth"] and WordTruth(**header["truth"])
+        return Calibrator(**fields, truth=truth, kinds=arrays.get("kinds"))
 
 
 @contextmanager
 def read_arrays(
     path: Path, version: int, advice: str
 ) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[Any]]]]:
-    """Read a file's JSON header and arrays; ModelError: it is damaged, or the block fails."""
+    """Read a file's JSON header and arrays.
+
+    Raises:
+        ModelError: The file is damaged or of a version after this one, or the block fails.
+    """
     try:
         with safe_open(path, framework="numpy") as file:
             (header,) = map(json.loads, file.metadata().values())
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if header["format_version"] != version:
+        if header["format_version"] > version:
             raise ValueError(f"format {header['format_version']}, not {version}")
         yield header, arrays
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(
-            f"{path} is damaged or of another release ({error}); {advice}, or delete the file"
+            f"{path} is damaged or of a later release ({error}); delete the file or {advice}"
         ) from error

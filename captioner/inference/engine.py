@@ -196,8 +196,6 @@ class Ensemble:
         options: SearchOptions,
         vocabulary: Vocabulary,
         seeds: Sequence[int],
-        *,
-        evidence: bool = False,
     ) -> list[list[Hypothesis]]:
         """Search for captions, see ``search.search``.
 
@@ -209,7 +207,7 @@ class Ensemble:
             if options.guidance:  # as many blank photos
                 blank, xp = self._stepper(self._blank, start), stepper.xp
                 blank.keep(xp.zeros((stepper.batch_size,), dtype=xp.int64, device=stepper.device))
-            found = search(stepper, options, words, seeds, blank=blank, evidence=evidence)
+            found = search(stepper, options, words, seeds, blank=blank)
         if not all(found):
             raise OptionError(
                 "no caption satisfies the search options; lower {min_length} or {block_ngrams}, or "

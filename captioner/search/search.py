@@ -16,8 +16,8 @@ advance together, no Python loop runs over photos or beams inside a step, and fi
 the batch. Each step synchronizes with the device once, to find out which photos are finished.
 
 A finished caption stays in the beam with its score frozen, so the beam always holds the best
-captions known, finished or not. Attention, gates and entropies of every step are kept once; the
-returned captions find theirs by their parents.
+captions known, finished or not. Attention and gates of every step are kept once; the returned
+captions find theirs by their parents.
 
 Notation: B photos still searched of N, K beams, V vocabulary, L regions, T words so far, n returned
 captions.
@@ -85,18 +85,6 @@ class Stepper(Protocol):
         """Continue with these photos only, (B',)."""
 
 
-class Evidence(NamedTuple):
-    """What the search knew of a caption besides its words, for its confidence."""
-
-    entropies: NDArray[np.float32]
-    """(T,) entropy of the distribution that each word was chosen from, in nats."""
-    share: float
-    """The caption's probability as a share of all captions in the last beam, 0 to 1."""
-    overlap: float
-    """Mean share of its words that the captions of the last beam contain, each weighted by its
-    probability, 0 to 1."""
-
-
 @dataclass(frozen=True)
 class Hypothesis:
     """One caption of T tokens, without start and end."""
@@ -112,15 +100,12 @@ class Hypothesis:
     """Of the whole caption, including its end token if it has one."""
     ended: bool
     """False: truncated at max_length, without an end token."""
-    evidence: Evidence | None = None
-    """None unless the search collected it."""
 
 
 class _Finished(NamedTuple):
     """The captions to return of the photos that finished at one step."""
 
     photos: Array  # (B,)
-    agreement: Array | None  # (B, n, 2) share and overlap, see ``Evidence``
     steps: list[list[Array]]  # of each step, see ``search``
     beams: Beams  # (B, n, ...), best first
 
@@ -133,7 +118,6 @@ def search(
     *,
     blank: Stepper | None = None,
     worth: Worth | None = None,
-    evidence: bool = False,
 ) -> list[list[Hypothesis]]:
     """Search for the captions of every photo.
 
@@ -144,7 +128,6 @@ def search(
         seeds: A random seed per photo, combined with ``options.seed``; None: its index.
         blank: A new stepper of as many blank photos, if ``options.guidance`` is set.
         worth: The truth of every word for these photos, if the model has a reading.
-        evidence: Collect the evidence of the captions, which takes a little longer.
 
     Returns:
         For each photo the best ``options.num_captions`` captions, best first; fewer if there are
@@ -155,9 +138,7 @@ def search(
         return []
     if options.candidates:
         wider = replace(options, candidates=0, num_captions=options.candidates, rare_words=0.0)
-        found = search(
-            stepper, wider, words, seeds, blank=blank, worth=worth, evidence=evidence
-        )
+        found = search(stepper, wider, words, seeds, blank=blank, worth=worth)
         return [_most_agreed(candidates, options, words) for candidates in found]
     steppers, end = [stepper] if blank is None else [stepper, blank], stepper.end_token
     rules = Rules(options, words, end, xp, device)
@@ -171,7 +152,7 @@ def search(
     beams = _start(count, xp, device)
     last = on_device(stepper.start_token, xp.int64, xp, device)
     last = xp.broadcast_to(last, (count,))[:, None]
-    # Of every step: alphas (B, parents, L), gates and, as evidence, entropies (B, parents).
+    # Of every step: alphas (B, parents, L) and gates (B, parents).
     steps: list[list[Array]] = []
     finished: list[_Finished] = []
     for t in range(options.max_length):
@@ -180,8 +161,6 @@ def search(
             rules.merge_people(step.log_probs)
             if rewards is not None:
                 rewards.widen(step.log_probs, beams.tokens)
-        # Before words are forbidden.
-        entropies = [entropy(advance.log_probs)] if evidence else []
         scores = advance.log_probs
         for without_photo in unguided:
             scores = guide(scores, without_photo.log_probs, options.guidance)
@@ -191,7 +170,7 @@ def search(
         rules.forbid(scores, beams.tokens)
         choice = strategy.choose(_totals(beams, scores, end), beams, photos)
         beams = _extend(beams, choice, advance.log_probs, end)
-        steps.append([advance.alphas, advance.gates, *entropies])
+        steps.append([advance.alphas, advance.gates])
         for each in steppers:
             each.reorder(choice.parents)
         final = t == options.max_length - 1
@@ -203,11 +182,10 @@ def search(
             )
             ending = _select(beams, ready)
             best = strategy.best(ending)
-            agreement = _agreement(ending, best, end) if evidence else None
             scores = xp.where(strategy.ranks(ending) == -xp.inf, -xp.inf, ending.scores)
             captions = Beams(*(_take(part, best) for part in (scores, *ending[1:])))
             own = [[part[ready] for part in step] for step in steps]
-            finished.append(_Finished(photos[ready], agreement, own, captions))
+            finished.append(_Finished(photos[ready], own, captions))
             if done.all():
                 break
             photos, beams = photos[remaining], _select(beams, remaining)
@@ -295,33 +273,6 @@ def _select(beams: Beams, rows: Array) -> Beams:
     return Beams(*(part[rows] for part in beams))
 
 
-def _agreement(beams: Beams, best: Array, end_token: int) -> Array:
-    """Share and overlap of the captions to return, see ``Evidence``: (B, n) to (B, n, 2)."""
-    xp = namespace(best)
-    highest = xp.max(beams.scores, axis=1, keepdims=True)
-    shares = xp.exp(beams.scores - xp.where(highest == -xp.inf, 0.0, highest))  # (B, K)
-    total = xp.sum(shares, axis=1, keepdims=True)
-    shares = shares / xp.where(total > 0, total, 1.0)  # 0: no caption has a probability
-    words = beams.tokens != end_token  # (B, K, T)
-    overlaps = []
-    for n in range(best.shape[1]):  # one by one: n K T T numbers could be too many
-        column = best[:, n : n + 1]
-        own, counted = _take(beams.tokens, column), _take(words, column)  # (B, 1, T)
-        found = xp.any(own[..., None] == beams.tokens[:, :, None, :], axis=3)  # (B, K, T)
-        common = xp.astype(xp.sum(found & counted, axis=2), shares.dtype)
-        length = xp.astype(xp.sum(counted, axis=2), shares.dtype)
-        overlap = common / xp.where(length > 0, length, 1.0)  # (B, K)
-        overlaps.append(xp.sum(shares * overlap, axis=1))
-    return xp.stack([_take(shares, best), xp.stack(overlaps, axis=1)], axis=2)
-
-
-def entropy(log_probs: Array) -> Array:
-    """Entropy of distributions over the last dimension, in nats."""
-    xp = namespace(log_probs)
-    finite = xp.where(log_probs < -1e4, -1e4, log_probs)  # 0 * -inf is NaN
-    return -xp.linalg.vecdot(xp.exp(log_probs), finite)
-
-
 def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
     """Drop repeated captions."""
     first: dict[tuple[int, ...], Hypothesis] = {}
@@ -342,18 +293,14 @@ def _trace(finished: _Finished, end_token: int, rescored: bool) -> Iterator[tupl
     )
     seen = [to_numpy(xp.stack(of_steps, axis=2)) for of_steps in zip(*own, strict=True)]
     scores, _, _, words, token_log_probs, _ = map(to_numpy, beams)
-    agreement = None if finished.agreement is None else to_numpy(finished.agreement)
     photos = to_numpy(finished.photos).tolist()
     for row, column in np.argwhere(scores != -np.inf):  # else only forbidden words were left
         tokens = words[row, column].tolist()
         length = tokens.index(end_token) if end_token in tokens else len(tokens)
         ended = length < len(tokens)
         log_probs = token_log_probs[row, column]
-        alphas, gates, *entropies = (part[row, column, :length] for part in seen)
+        alphas, gates = (part[row, column, :length] for part in seen)
         used = scores[row, column]
         log_prob = log_probs[: length + ended].sum(dtype=np.float64) if rescored else used
-        evidence = None
-        if agreement is not None:
-            evidence = Evidence(entropies[0], *agreement[row, column].tolist())
         found = tokens[:length], log_probs[:length], alphas, gates
-        yield photos[row], Hypothesis(*found, float(log_prob), ended, evidence)
+        yield photos[row], Hypothesis(*found, float(log_prob), ended)

@@ -13,13 +13,11 @@ from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import (
     FEATURES,
     Calibrator,
-    PhotoSpace,
-    PhraseTable,
-    WordReading,
     search_key,
 )
 from captioner.inference.folder import StoredModel
 from captioner.inference.reading import ReadingWords
+from captioner.inference.truth import WordTruth
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
@@ -97,14 +95,12 @@ def add_reading(stored: StoredModel, *stems: str) -> None:
     stored.reading = ReadingWords.of(stems, stored.vocabulary, {one: ((one,),) for one in stems})
 
 
-def toy_calibrator(search: SearchOptions, size: int, *words: str, **more: Any) -> Calibrator:
-    """One to which every feature matters, for photos with vectors of ``size`` numbers.
+TOY_TRUTH = WordTruth(0.5, 0.1, 1.0, -2.0, 0.6, 0.9, -1.5, 0.8)
 
-    It reads ``words`` from a photo, and has counted the first and the last one.
-    """
+
+def toy_calibrator(search: SearchOptions, **more: Any) -> Calibrator:
+    """One to which every feature matters."""
     count = len(FEATURES)
-    readings = np.linspace(-3, 3, len(words) * size, dtype=np.float32) / size
-    first, last = words[0], words[-1]
     return Calibrator(
         weights=np.linspace(-1, 1, count) + 0.05,
         mean=np.zeros(count),
@@ -112,14 +108,8 @@ def toy_calibrator(search: SearchOptions, size: int, *words: str, **more: Any) -
         lowest=np.full(count, -50.0),
         highest=np.full(count, 50.0),
         intercepts={"": 0.3, "plain": 0.3, "loud": -0.2},
+        truth=TOY_TRUTH,
         familiar=(0.5, 1.5),
-        space=PhotoSpace(np.full(size, 0.1, np.float32), np.eye(4, size, dtype=np.float32)),
-        phrases=PhraseTable.count(50, {first: 20, last: 3, f"{first} {last} {last}": 2}),
-        reading=WordReading(
-            words,
-            readings.reshape(len(words), size),
-            np.linspace(0.5, -0.5, len(words), dtype=np.float32),
-        ),
         search=search_key(search),
         **more,
     )

@@ -95,7 +95,7 @@ def other_site(parent: Path) -> SimpleNamespace:
         **search,
     )  # fmt: skip
     kinds = np.append(np.linspace(-0.3, 0.3, 6), 1).astype(np.float32)
-    stored.calibrator = toy_calibrator(stored.search, 6, "a", "red", "man", "dog", kinds=kinds)
+    stored.calibrator = toy_calibrator(stored.search, kinds=kinds)
     save_model(parent / "model", stored)
     return make_site(parent / "model", parent)
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,11 @@ from tiny_data import noise_photos, write_captions
 
 from captioner import load
 from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.data.images import open_image
+from captioner.inference.captioner import Captioner
 from captioner.inference.folder import CONFIDENCE, fingerprint
+from captioner.inference.truth import FUNCTION_WORD
+from captioner.text.content import stem
 
 COUNT = 120
 Run = Callable[..., tuple[int, str, str]]
@@ -140,20 +145,63 @@ def test_judged_captions_take_the_place_of_references(own, model, run, tmp_path)
 
 
 def test_what_a_model_cannot_be_calibrated_with(own, model, run) -> None:
-    """Training photos that are its own or cannot be read, another search than it is used with."""
-    others = {f"{number}.jpg": ["a dog"] for number in range(COUNT)}
-    broken = write_captions(model / "broken.json", others, first=COUNT)
-    for name in others:
-        (model / name).write_bytes(b"no photo")
+    """Other images of a single kind, objects of another form, another search than in use."""
+    shutil.copytree(own.folder / "photos", model / "kinds" / "one")
+    (model / "objects.json").write_text("[1]")
     for options, problem in (
-        (("--train-annotations", broken, "--images", model), "none of the training photos can be"),
-        (("--train-annotations", own.captions), "0 training photos that are not calibrated with"),
+        (("--other-images", model / "kinds"), "has 1 folder with images; give a folder with"),
+        (("--objects", model / "objects.json"), "objects.json"),
         (("--temperature", 1), "--temperature is 1.0; confidence is"),
     ):
         code, _, err = run("calibrate", "--model", model, *own.arguments, *options)
         assert code in (FAILED, USAGE)
         assert problem in err
         assert not (model / CONFIDENCE).exists()
+
+
+def test_words_of_a_model_with_a_reading_have_a_truth(own, model, run, tmp_path, monkeypatch):
+    """The truth comes from annotations, the confidence from judgements, 0 from other images."""
+    plain = load(model, precision="fp32")
+    true = {plain.prepare(open_image(path)).seed for path in own.photos[1::2]}
+
+    def read_words(self: Captioner, encoded: Any) -> tuple[np.ndarray, np.ndarray]:
+        """All content words have one row, whose log-odds say which references are captions."""
+        words = [self.stored.vocabulary.shown([n])[0] for n in range(len(self.stored.vocabulary))]
+        rows = np.array([FUNCTION_WORD if stem(word) is None else 0 for word in words])
+        z = [(seed in true) + np.random.default_rng(seed).normal() / 2 for seed in encoded.seeds]
+        return rows, np.array(z, np.float32)[:, None]
+
+    monkeypatch.setattr(Captioner, "_read_words", read_words)
+    table = tmp_path / "judged.csv"
+    with table.open("w", newline="") as file:
+        grades = ["right" if number % 4 == 1 else "wrong" for number in range(COUNT)]
+        rows = zip([path.name for path in own.photos], own.texts, grades, strict=True)
+        csv.writer(file).writerows([("image", "caption", "grade"), *rows])
+    for kind, value in (("black", 0), ("white", 255)):
+        (tmp_path / "kinds" / kind).mkdir(parents=True)
+        for number in range(10):
+            image = Image.new("RGB", (40, 32 + number), (value,) * 3)
+            image.save(tmp_path / "kinds" / kind / f"{number}.png")
+    judged = ("--judged", table, "--images", own.folder / "photos", "--precision", "fp32")
+    others = ("--other-images", tmp_path / "kinds", "-o", tmp_path / "report.json")
+    command = ("calibrate", "--model", model, *judged)
+
+    code, out, _ = run(*command, "--annotations", own.captions, *others)
+
+    assert (code, "mean truth" in out) == (OK, True)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["truth"]["words"]["auroc"] > 0.8
+    assert report["groups"][""]["right"] == 0.25
+    assert report["groups"][""]["auroc"] > 0.6
+    assert [one["images"] for one in report["other_kinds"].values()] == [10, 10]
+    calibrated = load(model, precision="fp32")
+    black, white = (tmp_path / "kinds" / kind / "0.png" for kind in ("black", "white"))
+    assert [calibrated.caption(image).confidence for image in (black, white)] == [0, 0]
+
+    check = ("calibrate", "--check", *command[1:], "--annotations", own.captions)
+    assert "phrases" in run(*check)[1]
+    assert run(*command, "--force")[0] == OK  # judgements alone do not change the truth
+    assert load(model).stored.calibrator.truth == calibrated.stored.calibrator.truth
 
 
 def test_a_broken_photo_is_reported_and_skipped(own, model, run, tmp_path) -> None:

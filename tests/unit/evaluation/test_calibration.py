@@ -14,40 +14,35 @@ from captioner.evaluation.calibration import (
     Recipe,
     auroc,
     calibration_error,
-    coverage_gain,
+    cross_truth,
     cross_validate,
     error_by_chance,
     fit,
-    fit_reading,
-    linear_reading,
+    fit_kinds,
+    fit_truth,
     logistic_regression,
     measure,
     measure_groups,
     measure_kinds,
+    measure_truth,
     reliability,
+    true_words,
 )
-from captioner.inference.confidence import (
-    Observation,
-    PhotoSpace,
-    PhraseTable,
-    WordReading,
-    sigmoid,
-)
-from captioner.search.search import Evidence, Hypothesis
-
-PHRASES = PhraseTable.count(100, {"a": 90, "dog": 20, "a dog runs": 5})
+from captioner.inference.confidence import Observation, features, sigmoid
+from captioner.inference.truth import FUNCTION_WORD, UNKNOWN_WORD, WordTruth
+from captioner.search.search import Hypothesis
 
 
 def judgements(confidences, right) -> Judged:
     return Judged(np.array(confidences, float), np.array(right, float), 0.5)
 
 
-def example(log_prob: float, score: float, vector, name: str) -> Example:
+def example(log_prob: float, score: float, name: str) -> Example:
     words = np.full(3, log_prob / 4, np.float32)
-    evidence = Evidence(-words, 0.5, 0.8)
-    found = Hypothesis([], words, words, words, log_prob, ended=True, evidence=evidence)
-    seen = Observation("a dog runs", found, np.array(vector, np.float32))
-    return Example(seen, "", "photos", score, name)
+    found = Hypothesis([], words, words, words, log_prob, ended=True)
+    rows, nothing = np.full(3, FUNCTION_WORD), np.zeros(0, np.float32)
+    seen = Observation("a dog runs", ("a", "dog", "runs"), found, np.zeros(6), rows, nothing)
+    return Example(seen, "", "photos", score, name, np.full(3, np.nan))
 
 
 def examples(count: int = 200, seed: int = 0) -> list[Example]:
@@ -57,19 +52,11 @@ def examples(count: int = 200, seed: int = 0) -> list[Example]:
     for number in range(count):
         log_prob = -8 * random.random()
         score = 1.0 if random.random() < sigmoid(log_prob + 4) else 0.0
-        found.append(example(log_prob, score, random.normal(size=6), str(number)))
+        found.append(example(log_prob, score, str(number)))
     return found
 
 
-def with_photos(given: list[Example], vectors) -> list[Example]:
-    """The examples with other vectors of their photos."""
-    return [
-        one._replace(seen=one.seen._replace(photo=np.asarray(vector, np.float32)))
-        for one, vector in zip(given, vectors, strict=True)
-    ]
-
-
-RECIPE = Recipe(PHRASES, {"beam_size": 3}, 0.5)
+RECIPE = Recipe({"beam_size": 3}, 0.5)
 
 
 def test_the_calibration_error_of_a_small_table() -> None:
@@ -95,18 +82,7 @@ def test_expected_error_by_chance() -> None:
     assert error_by_chance(certain) == 0
 
 
-def test_the_gain_of_the_confident_half() -> None:
-    table = judgements([0.9, 0.1, 0.8, 0.2], [3.0, 0.0, 1.0, 0.0])
-
-    assert coverage_gain(table, 0.5) == pytest.approx(2.0 / 1.0)
-    assert coverage_gain(table, 0.25) == pytest.approx(3.0)
-    assert coverage_gain(table, 1.0) == pytest.approx(1.0)
-    # Half of three captions are one and a half.
-    three = judgements([0.9, 0.8, 0.1], [3.0, 1.0, 0.0])
-    assert coverage_gain(three, 0.5) == pytest.approx((3 + 0.5) / 1.5 / (4 / 3))
-
-
-def test_intervals_contain_the_gain_and_groups_are_separate() -> None:
+def test_intervals_contain_the_error_and_groups_are_separate() -> None:
     random = np.random.default_rng(0)
     confidences = random.random(300)
     table = judgements(confidences, random.random(300) < confidences)
@@ -116,8 +92,8 @@ def test_intervals_contain_the_gain_and_groups_are_separate() -> None:
     assert [part["photos"] for part in found.values()] == [100, 200, 300]
     assert list(found) == ["one", "two", "all"]
     assert found["two"] == measure(Judged(table.confidences[100:], table.scores[100:], 0.5))
-    low, high = found["all"]["half_gain_interval"]
-    assert low < found["all"]["half_gain"] < high
+    low, high = found["all"]["calibration_error_interval"]
+    assert low < found["all"]["calibration_error"] < high
     assert sum(one["photos"] for one in found["all"]["bins"]) == 300
 
 
@@ -153,7 +129,8 @@ def test_cross_validated_confidence_is_calibrated() -> None:
     found = cross_validate(examples(1000), RECIPE)
 
     assert calibration_error(found) < 0.06
-    assert coverage_gain(found, 0.5) > 1.3
+    right = found.right > 0
+    assert auroc(found.confidences[right], found.confidences[~right]) > 0.8
 
 
 def before_and_after(given: list[Example], change) -> list[np.ndarray]:
@@ -183,19 +160,6 @@ def test_captions_of_one_photo_are_never_on_both_sides() -> None:
     assert after[[59, 119]].tolist() == before[[59, 119]].tolist()
 
 
-def test_photo_space_of_an_example_does_not_depend_on_its_own_photo() -> None:
-    """A different photo for the last example changes only the other folds."""
-    given = examples(120)
-    [moved] = with_photos(given[-1:], [given[-1].seen.photo + 50])
-    fold = np.random.default_rng(0).permutation(120) % 10
-    same = np.flatnonzero(fold == fold[-1])[:-1]
-
-    before, after = before_and_after(given, lambda _: moved)
-
-    assert (after[same] == before[same]).all()
-    assert (after != before).sum() > 60
-
-
 def test_judgements_are_right_if_everybody_finds_them_so() -> None:
     random = np.random.default_rng(3)
     given = [one._replace(score=(0.75, 1.0)[random.random() < 0.3]) for one in examples(200)]
@@ -217,95 +181,151 @@ def test_styles_have_their_own_intercepts() -> None:
     assert calibrator.intercepts["coco"] > calibrator.intercepts["flickr"]
 
 
-def test_a_photo_far_from_all_others_has_no_confidence() -> None:
-    random = np.random.default_rng(0)
-    photos = random.normal(size=(400, 40)) * np.r_[np.ones(10), np.full(30, 0.1)]
-    given = with_photos(examples(400), photos)
-    calibrator = fit(given, RECIPE)
-    usual, strange = given[0].seen, np.r_[np.zeros(10), np.full(30, 3.0)].astype(np.float32)
-
-    assert calibrator.confidence(usual, "") > 0
-    assert calibrator.confidence(usual._replace(photo=strange), "") == 0
-    others = np.concatenate([photos, np.tile(strange, (40, 1))]).astype(np.float32)
-    known = fit(given, replace(RECIPE, usual=others))
-    assert known.confidence(usual._replace(photo=strange), "") > 0
+# --- images that are not photos ------------------------------------------------------------------
 
 
-def test_other_kinds_of_images_have_no_confidence_even_if_their_kind_was_never_seen() -> None:
-    random = np.random.default_rng(0)
+def vectors(count: int, direction: int | None = None, seed: int = 0) -> np.ndarray:
+    found = np.random.default_rng([seed, count]).normal(size=(count, 8)).astype(np.float32)
+    if direction is not None:
+        found[:, direction] += 8
+    return found
 
-    def seen(count: int, direction: int | None = None) -> list[Example]:
-        vectors = random.normal(size=(count, 8))
-        if direction is not None:
-            vectors[:, direction] += 8
-        return with_photos(examples(count), vectors)
 
-    given = seen(400)
-    alike = {name: [one.seen for one in seen(n, 0)] for name, n in (("pages", 50), ("charts", 60))}
-    kinds = {**alike, "icons": [one.seen for one in seen(40, 1)]}  # which differ in another way
-    recipe = replace(RECIPE, kinds=kinds)
+def test_images_that_are_not_photos_have_no_confidence_even_if_their_kind_was_never_seen() -> None:
+    photos = [one[None] for one in vectors(2000)]
+    images = {"pages": vectors(50, 0), "charts": vectors(60, 0), "icons": vectors(40, 1)}
+    [one] = examples(1)
+    seen = {
+        name: [one.seen._replace(photo=vector) for vector in of_kind]
+        for name, of_kind in images.items()
+    }
 
-    calibrator = fit(given, recipe)
-    report = measure_kinds(given, recipe)
+    kinds = fit_kinds(photos, images)
+    calibrator = fit(examples(), replace(RECIPE, kinds=kinds))
+    report = measure_kinds(calibrator, kinds, seen, "")
 
-    strange = np.array([calibrator.strangeness(one.seen.photo) for one in given])
-    familiar = [given[i].seen for i in np.flatnonzero(strange <= np.quantile(strange, 0.98))]
     assert [part["images"] for part in report.values()] == [50, 60, 40]
-    for name in alike:
+    for name in ("pages", "charts"):  # which are alike
         assert report[name]["auroc"] > 0.999
         assert report[name]["below_0.2"] == 1
     assert report["icons"]["auroc"] < 0.9
-    assert all(calibrator.confidence(one, "") == 0 for kind in kinds.values() for one in kind)
-    unlimited = replace(calibrator, familiar=(1e9, 2e9))
-    assert all(calibrator.confidence(one, "") == unlimited.confidence(one, "") for one in familiar)
+    for observed in seen.values():
+        assert all(calibrator.confidence(image, "") == 0 for image in observed)
 
 
-def test_rarity_is_the_log_inverse_document_frequency() -> None:
-    words = ["a", "dog", "runs", "home"]
+def test_at_most_one_in_200_photos_that_were_never_seen_has_no_confidence() -> None:
+    """Also with so few photos for their size that those of the fit look more familiar."""
+    random = np.random.default_rng(1)
+    photos = random.normal(size=(3000, 200)).astype(np.float32)
+    kinds = {name: random.normal(0.3, 1, size=(50, 200)).astype(np.float32) for name in "abcd"}
 
-    ln = np.log
-    expected = (ln(100 / 90) + ln(100 / 20) + 2 * ln(100)) / 4
-    assert PHRASES.mean_rarity(words, 1) == pytest.approx(expected, rel=1e-3)
-    assert PHRASES.mean_rarity(words, 3) == pytest.approx((ln(20) + ln(100)) / 2, rel=1e-3)
-    assert PHRASES.mean_rarity(words[:2], 3) == pytest.approx(ln(100))
+    calibrator = fit(
+        examples(), replace(RECIPE, kinds=fit_kinds([one[None] for one in photos[:1000]], kinds))
+    )
 
-
-def test_support_of_a_caption_by_the_photo() -> None:
-    weights = np.array([[1.0, 0], [0, 2], [3, 3]], np.float32)
-    reading = WordReading(("dog", "cat", "red"), weights, np.array([0, 1, 0], np.float32))
-    photo = np.array([2.0, -1], np.float32)  # log-odds: dog 2, cat -1, red 3
-
-    least, joint = reading.measure(photo, ["a", "dog", "and", "a", "cat"])
-
-    assert least == -1
-    assert joint == pytest.approx(np.log(sigmoid(2) * sigmoid(-1)), rel=1e-6)
-    assert reading.measure(photo, ["a", "bird"]) == (0, 0)
+    familiarity = np.array([calibrator.familiarity(photo) for photo in photos[1000:]])
+    assert (familiarity == 0).mean() <= 0.005
+    assert (familiarity == 1).mean() == pytest.approx(0.99, abs=0.01)
 
 
-def test_words_are_read_from_photos() -> None:
-    random = np.random.default_rng(0)
-    photos = random.normal(size=(400, 5)).astype(np.float32)
-    words = [{"a", "dog"} if x > 0.5 else {"a"} for x in photos[:, 0]]
-    words[0] |= {"zebra"}
-
-    reading = fit_reading(photos, words)
-
-    assert reading.words == ("dog",)  # the others are of all photos, or of too few
-    odds = photos @ reading.weights[0] + reading.biases[0]
-    assert auroc(odds[photos[:, 0] > 0.5], odds[photos[:, 0] <= 0.5]) > 0.98
+# --- the truth of words --------------------------------------------------------------------------
 
 
-def test_strength_and_unfamiliarity_of_a_photo() -> None:
-    random = np.random.default_rng(0)
-    photos = np.c_[random.normal(size=(500, 3)), np.zeros((500, 3))]  # a subspace of 3 dimensions
-    space = PhotoSpace.fit(photos, components=3)
+def test_a_word_is_true_if_a_reference_has_it_or_its_object_is_annotated() -> None:
+    words = ("a", "red", "dogs", "with", "two", "men", "and", "a", "person", "on", "a", "couch")
+    references = ["a dog and a man on a sofa", "five reddish women"]
 
-    within, across = np.array([3.0, 4, 0, 0, 0, 0]), np.array([0.0, 0, 0, 5, 0, 0])
+    labels = true_words(words, references, {"couch", "person", "cat"})
 
-    assert space.measure(space.mean + within) == pytest.approx((5, 0), abs=1e-2)
-    assert space.measure(space.mean + across) == pytest.approx((5, 1), abs=1e-2)
-    assert space.measure(space.mean) == pytest.approx((0, 0))
+    known = {word: label for word, label in zip(words, labels, strict=True) if label >= 0}
+    assert known == {"red": 0, "dogs": 1, "two": 0, "men": 0, "person": 1, "couch": 1}
+    assert true_words(("a", "hot", "dog"), [], {"dog"}).tolist()[1:] == [0, 0]
+    assert true_words(("a", "hot", "dog"), [], {"hot dog"}).tolist()[1:] == [1, 1]
+    assert true_words((), [], {"dog"}).tolist() == []
 
+
+TRUTH = WordTruth(0.8, 0.4, 0.5, -1.0, 0.9, 0.3, -0.8)
+WORDS = ("a", "red", "dog", "on", "a", "sofa", "thing")  # phrases: a red dog, on a sofa thing
+
+
+def read(count: int, seed: int = 0) -> list[Example]:
+    """Captions whose words are true with the probabilities of ``TRUTH``."""
+    random, found = np.random.default_rng(seed), []
+    rows = np.array([FUNCTION_WORD, 0, 1, FUNCTION_WORD, FUNCTION_WORD, 2, UNKNOWN_WORD])
+    for number in range(count):
+        log_probs = random.uniform(-4, 0, 7).astype(np.float32)
+        z = random.normal(0, 2, 3).astype(np.float32)
+        hypothesis = Hypothesis([], log_probs, log_probs, log_probs, log_probs.sum(), ended=True)
+        seen = Observation(" ".join(WORDS), WORDS, hypothesis, np.zeros(6), rows, z)
+        truths = TRUTH.truths(rows, log_probs, z)
+        true = np.where(np.isnan(truths), np.nan, random.random(7) < truths)
+        found.append(Example(seen, "", "photos", 0.0, str(number), true))
+    return found
+
+
+def test_the_truth_of_words_is_found_again() -> None:
+    given = read(2000)
+
+    found = fit_truth(given)
+
+    assert found is not None
+    for name in ("scale", "log_prob_weight", "bias", "unknown"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUTH, name), abs=0.15)
+    assert found.gamma > 0.9  # the words are independent
+    # Without log p, which is -2 on average.
+    assert found.search_bias == pytest.approx(found.bias - 2 * found.log_prob_weight, abs=0.15)
+    twice = [
+        one._replace(true=np.where(one.true == one.true, one.true[2], one.true)) for one in given
+    ]
+    assert fit_truth(twice).gamma < 0.8  # "a red dog" is true or false as a whole
+
+
+def test_measured_words_and_phrases_are_calibrated() -> None:
+    given = read(600)
+
+    report = measure_truth(given, cross_truth(given))
+
+    assert {name: part["count"] for name, part in report.items()} == {
+        "words": 600 * 4,
+        "phrases": 600 * 2,
+    }
+    for part in report.values():
+        assert part["calibration_error"] < 0.04
+        assert sum(one["count"] for one in part["bins"]) == part["count"]
+        for one in part["bins"]:
+            assert one["true"] == pytest.approx(one["truth"], abs=0.12)
+    assert report["words"]["auroc"] > 0.7
+    assert measure_truth(given, [None] * 600) == {}
+
+
+def test_the_truth_of_a_word_does_not_depend_on_its_own_photo() -> None:
+    given = read(60)
+    changed = [*given[:-1], given[-1]._replace(true=1 - given[-1].true)]
+
+    before, after = cross_truth(given), cross_truth(changed)
+
+    assert before[-1] == after[-1]
+    assert before[:-1] != after[:-1]
+
+
+def test_a_model_without_a_reading_has_no_truth() -> None:
+    assert fit_truth(examples(20)) is None
+    assert fit_truth([]) is None
+    assert features(examples(1)[0].seen, None)[1:].tolist() == [0, 0]
+
+
+def test_features_of_a_caption() -> None:
+    [one] = read(1)
+    truths = TRUTH.truths(one.seen.rows, one.seen.found.token_log_probs, one.seen.z)
+
+    mean, least, joint = features(one.seen, TRUTH)
+
+    assert mean == pytest.approx(one.seen.found.log_prob / 8)
+    assert sigmoid(least) == pytest.approx(np.nanmin(truths), abs=1e-6)
+    assert joint == pytest.approx(np.nansum(np.log(truths)), abs=1e-5)
+
+
+# --- judgements ----------------------------------------------------------------------------------
 
 TABLE = """image,style,caption,judge,grade,errors
 a.jpg,coco,a man rides a horse,1,partly,person

@@ -1,4 +1,4 @@
-"""Searches against reference searches; batching, ties and evidence."""
+"""Searches against reference searches; batching and ties."""
 
 from __future__ import annotations
 
@@ -173,40 +173,3 @@ def test_a_longer_sentence_may_still_overtake_an_ended_one() -> None:
     ((found,),) = search(TableStepper([table]), options)
 
     assert found.tokens == [1, 1, 1]
-
-
-# --- Evidence for the confidence of a caption ----------------------------------------------------
-
-
-def test_entropies_are_of_the_next_word_distributions() -> None:
-    tables = [random_table(seed, 5) for seed in range(6)]
-    options = SearchOptions(beam_size=3, max_length=5, length_penalty=1.0)
-
-    together = search(TableStepper(tables), options, evidence=True)
-
-    for table, [found] in zip(tables, together, strict=True):
-        expected = []
-        for length in range(len(found.tokens)):
-            log_probs = table(tuple(found.tokens[:length])).astype(np.float64)
-            expected.append(-(np.exp(log_probs) * log_probs).sum())
-        assert found.evidence is not None
-        assert found.evidence.entropies.tolist() == pytest.approx(expected, abs=1e-5)
-
-
-def test_share_and_overlap_of_two_captions() -> None:
-    # One-word captions: "1" with 0.6 and "2" with 0.3 (and 0.1 for the empty caption).
-    table = constant_table(0.1, 0.6, 0.3)
-    options = SearchOptions(beam_size=2, num_captions=2, max_length=1)
-    others = [constant_table(0.9, 0.1, 0.0), constant_table(0.3, 0.3, 0.4)]  # change nothing
-
-    [_, [first, second], _] = search(
-        TableStepper([others[0], table, others[1]]), options, evidence=True
-    )
-
-    assert [first.tokens, second.tokens] == [[1], [2]]
-    assert first.evidence is not None
-    assert second.evidence is not None
-    assert first.evidence.share == pytest.approx(2 / 3)
-    assert second.evidence.share == pytest.approx(1 / 3)
-    # The captions have no word in common, so only the caption itself contributes.
-    assert first.evidence.overlap == pytest.approx(2 / 3)

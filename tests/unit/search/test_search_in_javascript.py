@@ -13,7 +13,7 @@ from reference_search import Task, searches
 from table_stepper import END, START, Prefix, Table, TableStepper, encode_prefix, random_table
 
 from captioner.options import SearchOptions
-from captioner.search.search import Evidence, Hypothesis, search
+from captioner.search.search import Hypothesis, search
 from captioner.search.words import PeopleTokens, SearchTokens
 
 pytestmark = pytest.mark.slow
@@ -72,7 +72,6 @@ def javascript_search(
 
 
 def hypothesis(one: dict[str, Any]) -> Hypothesis:
-    seen = one["evidence"]
     return Hypothesis(
         tokens=one["tokens"],
         token_log_probs=np.array(one["logProbs"], np.float32),
@@ -80,18 +79,14 @@ def hypothesis(one: dict[str, Any]) -> Hypothesis:
         gates=np.array(one["gates"], np.float32),
         log_prob=one["logProb"],
         ended=one["ended"],
-        evidence=Evidence(np.array(seen["entropies"]), seen["share"], seen["overlap"]),
     )
 
 
-def same_evidence(one: Hypothesis, other: Hypothesis) -> bool:
-    assert one.evidence is not None
-    assert other.evidence is not None
+def same_arrays(one: Hypothesis, other: Hypothesis) -> bool:
     pairs = [
         (one.token_log_probs, other.token_log_probs),
         (one.alphas.ravel(), other.alphas.ravel()),
         (one.gates, other.gates),
-        *zip(one.evidence, other.evidence, strict=True),
     ]
     return all(np.allclose(left, right, rtol=1e-4, atol=1e-5) for left, right in pairs)
 
@@ -103,10 +98,10 @@ def test_beams_are_those_of_python(javascript, example) -> None:
     for table in tables:
         found = [hypothesis(one) for one in javascript_search(javascript, table, task)]
 
-        (expected,) = search(TableStepper([table]), *task, evidence=True)
+        (expected,) = search(TableStepper([table]), *task)
         assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in expected]
         assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in expected])
-        assert all(map(same_evidence, found, expected))
+        assert all(map(same_arrays, found, expected))
 
 
 PEOPLE = PeopleTokens(groups=((1, 2, 3),), never=(4,), ages=(5,), not_after_ages=(1,))
@@ -138,10 +133,10 @@ def test_other_tables_are_searched_as_in_python(javascript, options, words) -> N
 
         found = [hypothesis(one) for one in given]
         other = blank and TableStepper([blank])
-        (expected,) = search(TableStepper([table]), wanted, tokens, blank=other, evidence=True)
+        (expected,) = search(TableStepper([table]), wanted, tokens, blank=other)
         assert [h.tokens for h in found] == [h.tokens for h in expected]
         assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in expected])
-        assert all(map(same_evidence, found, expected))
+        assert all(map(same_arrays, found, expected))
         plain = dataclasses.replace(wanted, rare_words=0.0, guidance=0.0, neutral=False)
         changed += search(TableStepper([table]), plain)[0][0].tokens != expected[0].tokens
     assert changed

@@ -215,7 +215,7 @@ def test_search_synchronizes_once_per_step(
         starts = upload(torch.full((5,), START), DEVICE)
         stepper = DecoderStepper(decoder, decoder.memory(upload(features, DEVICE)), starts)
         device.syncs.clear()
-        found = search(stepper, options, words, evidence=True)
+        found = search(stepper, options, words)
     assert [[h.tokens for h in photo] for photo in found] == [
         [h.tokens for h in photo] for photo in expected
     ]

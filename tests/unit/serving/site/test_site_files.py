@@ -42,7 +42,7 @@ def write_exported(folder: Path, words: tuple[str, ...] = WORDS, **search: Any) 
     for name in ("encoder.onnx", "decoder.onnx", "document_frequencies.json.gz"):
         (folder / name).write_bytes(name.encode())
     (folder / "confidence.safetensors").write_bytes(
-        toy_calibrator(SearchOptions(**options), 3, *words).to_bytes()
+        toy_calibrator(SearchOptions(**options)).to_bytes()
     )
     return folder
 
@@ -107,7 +107,7 @@ def test_the_confidence_is_left_out_where_it_does_not_apply(exported, tmp_path) 
     assert config_of(exported)["calibrated"]
 
     other = write_exported(tmp_path / "other")
-    calibrated = toy_calibrator(SearchOptions(beam_size=3, max_length=9), 3, *WORDS)
+    calibrated = toy_calibrator(SearchOptions(beam_size=3, max_length=9))
     (other / "confidence.safetensors").write_bytes(calibrated.to_bytes())
     files = site_of(other)
     assert not json.loads(files["model/config.json"])["calibrated"]

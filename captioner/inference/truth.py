@@ -1,0 +1,94 @@
+"""Truth: the calibrated probability that a content word of a caption is true of the photo.
+
+    truth = sigmoid(scale z + log_prob_weight log p + bias)
+
+z is the log-odds that the photo shows the word's stem, from the model's reading of the photo, and p
+is the decoder's probability of the word. A content word without a row in the reading has z =
+``unknown``. The numbers are fitted by ``captioner.evaluation.calibration`` on generated captions: a
+word is true if a reference caption has its stem, or if the object that it names is annotated. They
+are stored in ``confidence.safetensors``. This module needs no torch.
+
+Notation: T words of a caption, S stems of the reading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FUNCTION_WORD, UNKNOWN_WORD = -1, -2
+"""The row of a word that cannot be true or false (also of a special token or a piece of a word),
+and of a content word that the reading does not have."""
+
+_Floats = NDArray[np.floating[Any]]
+_Rows = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class WordTruth:
+    """The fitted numbers of the equation."""
+
+    scale: float
+    log_prob_weight: float
+    bias: float
+    unknown: float
+    search_scale: float
+    """Used instead of ``scale`` inside the search, where log p is left out."""
+    search_bias: float
+    search_unknown: float
+    gamma: float = 1.0
+    """Power of the product of a phrase's words: 1 if their mistakes are independent, less if the
+    same phrases have several."""
+
+    def log_odds(self, rows: _Rows, log_probs: _Floats, z: _Floats) -> NDArray[np.float64]:
+        """Return the log-odds that each word of a caption is true, (T,), NaN for function words.
+
+        Args:
+            rows: The row of each word in the reading, (T,), or one of the constants above.
+            log_probs: The decoder's log-probability of each word, (T,).
+            z: The reading's log-odds of its stems for the photo, (S,).
+        """
+        odds: NDArray[np.float64] = (
+            self.scale * _with_constants(z, self.unknown)[rows]
+            + self.log_prob_weight * np.asarray(log_probs, np.float64)
+            + self.bias
+        )
+        return odds
+
+    def truths(self, rows: _Rows, log_probs: _Floats, z: _Floats) -> NDArray[np.float32]:
+        """Return the probability that each word is true, (T,); see ``log_odds``."""
+        return probabilities(self.log_odds(rows, log_probs, z)).astype(np.float32)
+
+    def search_truths(self, z: _Floats) -> NDArray[np.float32]:
+        """Return the probability that each stem is true, whatever the decoder's probability.
+
+        Returns:
+            An array for rows as its indices, (S + 2,): its last two values are those of the
+            constants above.
+        """
+        z = _with_constants(z, self.search_unknown)
+        return probabilities(self.search_scale * z + self.search_bias).astype(np.float32)
+
+    def phrase(self, truths: _Floats) -> float:
+        """Return the probability that all words of a phrase are true, from the truth of each.
+
+        Returns:
+            The product of the content words' truths to the power ``gamma``, or NaN without content
+            words.
+        """
+        known = truths[~np.isnan(truths)]
+        return float(np.prod(known) ** self.gamma) if len(known) else float("nan")
+
+
+def _with_constants(z: _Floats, unknown: float) -> NDArray[np.float64]:
+    """Append values that ``UNKNOWN_WORD`` and ``FUNCTION_WORD`` index, as counted from the end."""
+    return np.concatenate([np.asarray(z, np.float64), [unknown, np.nan]])
+
+
+def probabilities(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return 1 / (1 + exp(-log_odds)), without overflow."""
+    result: NDArray[np.float64] = np.exp(-np.logaddexp(0, -log_odds))
+    return result
