@@ -5,6 +5,7 @@ Plain NumPy, so that it can be drawn and stored without torch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from captioner.errors import ConfigError
 from captioner.geometry import Geometry
+from captioner.text.vocabulary import is_content_word
 
 # Tokens that the Penn Treebank convention splits off a word.
 CLITICS = frozenset({"'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"})
@@ -42,8 +44,11 @@ END_NAME = "<end>"
 """Name of the end token in alternatives."""
 
 DOUBTFUL = 0.25
-"""Words with a lower probability are doubtful: with the shipped model, fewer than half of them
-occur in a reference caption (docs/confidence.md)."""
+"""Words with a lower probability are doubtful if a caption has no truth: with the shipped model,
+fewer than half of them occur in a reference caption (docs/confidence.md)."""
+
+DOUBTFUL_TRUTH = 0.5
+"""Content words with a lower truth are doubtful: they are more likely false than true."""
 
 
 class Keyword(NamedTuple):
@@ -56,6 +61,62 @@ class Keyword(NamedTuple):
     """Log-odds of each region, (Gh, Gw). The odds of the photo are the mean of the odds of its
     regions, before the probability is lowered for images that are not photos. None: not received
     from a server."""
+
+
+class Phrase(NamedTuple):
+    """Consecutive words of a caption that are true or false together."""
+
+    text: str
+    truth: float
+    """The least truth of its words, 0 to 1; NaN without content words."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LeftOut:
+    """The continuation of a caption that was not worth saying: U words, in the form of `Caption`.
+
+    The model would have continued with these words. The search ended the caption before them,
+    because they are not true enough.
+    """
+
+    words: tuple[str, ...]
+    """The U words, as in the vocabulary."""
+    log_probs: NDArray[np.float32]
+    """Natural log-probability of each word given all words before it, (U,)."""
+    alphas: NDArray[np.float32]
+    """Maps of the words, (U, Gh, Gw), by the caption's ``method``."""
+    gates: NDArray[np.float32]
+    """Context gates, (U,)."""
+    truth: NDArray[np.float32]
+    """Probability that each content word is true, (U,); NaN for other words."""
+    pieces: tuple[str, ...] = ()
+    """The U pieces with their spaces if the caption has pieces, else empty."""
+
+    @property
+    def text(self) -> str:
+        """The left-out words as text."""
+        return text_of(self.words, self.pieces)
+
+    @property
+    def phrases(self) -> tuple[Phrase, ...]:
+        """The left-out words, grouped into phrases."""
+        return phrases_of(self.words, self.pieces, self.truth)
+
+    def as_dict(self, *, attention: bool = False) -> dict[str, Any]:
+        """Convert to values that JSON can represent; with ``attention`` also gates and maps."""
+        data: dict[str, Any] = {
+            "text": self.text,
+            "words": list(self.words),
+            "log_probs": _rounded(self.log_probs, 4),
+            **_truth_as_dict(self.truth, self.phrases),
+        }
+        if attention:
+            data["gates"] = _rounded(self.gates, 4)
+            data["alphas"] = _rounded(self.alphas, 6)
+        return data
+
+    def __repr__(self) -> str:  # arrays would fill the screen
+        return f"<{type(self).__name__} {self.text!r}>"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,6 +154,11 @@ class Caption:
     keywords: tuple[Keyword, ...] | None = None
     """Words for things in the photo, best first (docs/captioning.md). None: not requested, or not
     the best caption of a search."""
+    truth: NDArray[np.float32] | None = None
+    """Calibrated probability that each content word is true of the photo, (T,), 0 to 1; NaN for
+    other words. None: the model does not read photos for it."""
+    left_out: LeftOut | None = None
+    """The continuation that the search did not say. None: the sentence is whole."""
 
     @property
     def text(self) -> str:
@@ -110,8 +176,42 @@ class Caption:
 
     @property
     def doubtful(self) -> tuple[int, ...]:
-        """Positions, counted from 0, of the words whose probability is below ``DOUBTFUL``."""
-        return tuple(int(i) for i in np.flatnonzero(np.exp(self.log_probs) < DOUBTFUL))
+        """Positions, counted from 0, of the words that may well be wrong.
+
+        Their truth is below ``DOUBTFUL_TRUTH``. In a caption without truth, their probability is
+        below ``DOUBTFUL``.
+        """
+        if self.truth is not None:
+            found = np.flatnonzero(self.truth < DOUBTFUL_TRUTH)  # NaN is not
+        else:
+            found = np.flatnonzero(np.exp(self.log_probs) < DOUBTFUL)
+        return tuple(int(i) for i in found)
+
+    @property
+    def phrases(self) -> tuple[Phrase, ...]:
+        """The words grouped into phrases, or empty if the caption has no truth."""
+        return () if self.truth is None else phrases_of(self.words, self.pieces, self.truth)
+
+    def whole(self) -> Caption:
+        """Return the caption with the left-out words appended, to draw them.
+
+        ``log_prob`` and ``confidence`` remain those of the words that are said.
+        """
+        rest = self.left_out
+        if rest is None:
+            return self
+        said = np.full(len(self.words), np.nan, np.float32) if self.truth is None else self.truth
+        return replace(
+            self,
+            words=self.words + rest.words,
+            pieces=self.pieces + rest.pieces,
+            log_probs=np.concatenate([self.log_probs, rest.log_probs]),
+            alphas=np.concatenate([self.alphas, rest.alphas]),
+            gates=np.concatenate([self.gates, rest.gates]),
+            truth=np.concatenate([said, rest.truth]),
+            alternatives=self.alternatives and (*self.alternatives, *[()] * len(rest.words)),
+            left_out=None,
+        )
 
     def unsure(self, min_confidence: float) -> bool | None:
         """Whether the confidence is below a minimum; None if there is no confidence.
@@ -156,6 +256,8 @@ class Caption:
             method="keywords",
             confidence=None,
             keywords=None,
+            truth=None,
+            left_out=None,
         )
 
     def as_dict(
@@ -169,7 +271,8 @@ class Caption:
 
         Returns:
             The attributes of these names: ``text``, ``words``, ``log_prob``, ``log_probs``,
-            ``confidence``, ``doubtful``, and if there are any ``alternatives`` and ``keywords``.
+            ``confidence`` and ``doubtful``. If the caption has them, also ``truth`` (null for words
+            without), ``phrases``, ``left_out``, ``alternatives`` and ``keywords``.
             With attention also the ``map`` of keywords, ``gates``, ``alphas``, ``region``, which is
             the crop box, ``geometry`` (`Geometry.as_dict`), and a ``method`` that is another.
         """
@@ -183,6 +286,10 @@ class Caption:
         }
         if min_confidence is not None:
             data["unsure"] = self.unsure(min_confidence)
+        if self.truth is not None:
+            data |= _truth_as_dict(self.truth, self.phrases)
+        if self.left_out is not None:
+            data["left_out"] = self.left_out.as_dict(attention=attention)
         if self.alternatives:
             data["alternatives"] = [
                 [{"word": other.word, "log_prob": round(other.log_prob, 4)} for other in words]
@@ -215,6 +322,43 @@ def _rounded(values: NDArray[np.float32], decimals: int) -> list[Any]:
     """Nested lists of rounded numbers."""
     rounded: list[Any] = np.round(np.asarray(values, dtype=np.float64), decimals).tolist()
     return rounded
+
+
+def _truth_as_dict(truth: NDArray[np.float32], phrases: tuple[Phrase, ...]) -> dict[str, Any]:
+    """Convert the truth of words and phrases to JSON values: null in place of NaN."""
+
+    def known(value: float) -> float | None:
+        return None if math.isnan(value) else round(float(value), 4)
+
+    return {
+        "truth": [known(value) for value in truth],
+        "phrases": [{"text": one.text, "truth": known(one.truth)} for one in phrases],
+    }
+
+
+def phrases_of(
+    words: tuple[str, ...], pieces: tuple[str, ...], truth: NDArray[np.float32]
+) -> tuple[Phrase, ...]:
+    """Group words into phrases, each with the least truth of its words.
+
+    A phrase begins at a function word that follows a content word: "a black and white cat", "is
+    sitting", "in a kitchen". Clitics and conjunctions between two content words do not begin one.
+    """
+    content = [*map(is_content_word, words)]
+    starts = [
+        at
+        for at in range(1, len(words))
+        if content[at - 1]
+        and not content[at]
+        and words[at] not in CLITICS
+        and not (words[at] in ("and", "or") and content[at + 1 : at + 2] == [True])
+    ]
+    ends = [*starts, len(words)]
+    spans = [slice(start, end) for start, end in zip([0, *starts], ends, strict=True) if end]
+    return tuple(
+        Phrase(text_of(words[span], pieces[span]), float(np.fmin.reduce(truth[span])))
+        for span in spans
+    )
 
 
 def text_of(words: tuple[str, ...], pieces: tuple[str, ...]) -> str:

@@ -156,6 +156,11 @@ def row_schema() -> Any:
 
     text, numbers = pa.string(), pa.list_(pa.float64())
     keyword = pa.struct({"word": text, "probability": pa.float64()})
+    truth = {
+        "truth": numbers,
+        "phrases": pa.list_(pa.struct({"text": text, "truth": pa.float64()})),
+    }
+    left_out = {"text": text, "words": pa.list_(text), "log_probs": numbers, **truth}
     caption = {
         "text": text,
         "words": pa.list_(text),
@@ -163,6 +168,8 @@ def row_schema() -> Any:
         "log_probs": numbers,
         "confidence": pa.float64(),
         "doubtful": pa.list_(pa.int64()),
+        **truth,
+        "left_out": pa.struct(left_out),
         "keywords": pa.list_(keyword),
     }
     return pa.schema({"image": text, "captions": pa.list_(pa.struct(caption)), "error": text})

@@ -225,9 +225,14 @@ def joined(caption: Entry) -> str:
 
 
 def _write_text(file: IO[str], photos: Iterable[Entry]) -> None:
+    """Write a line per caption, with its confidence for people, who read it on a terminal."""
     for photo in photos:
         for caption in photo["captions"]:
-            mark = f" (unsure: {caption['confidence']:.2f})" if caption.get("unsure") else ""
+            sure, mark = caption.get("confidence"), ""
+            if caption.get("unsure"):
+                mark = f" (unsure: {sure:.2f})"
+            elif sure is not None and file.isatty():
+                mark = f" ({sure:.0%} likely to be right)"
             time = f" {clock(photo['start'])} --> {clock(photo['end'])}" if "start" in photo else ""
             keywords = f" [{joined(caption)}]" if caption.get("keywords") else ""
             line = f"{photo['image']}{time}: {caption['text']}{mark}{keywords}"

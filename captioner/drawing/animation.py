@@ -7,7 +7,8 @@
     └─────────────────────┘
 
 The first frame shows the photo, the whole sentence and what the numbers mean; programs show it
-where the animation does not play. Then a word's map fades into the next one's. Frames are drawn by
+where the animation does not play. Then a word's map fades into the next one's. Left-out words
+follow the caption, they and their maps in grey. Frames are drawn by
 Pillow, which is fast and fits letters to whole pixels.
 """
 
@@ -88,17 +89,19 @@ class Animation(Drawing):
     kind, suffixes = "an animation", (".gif", ".webp", ".mp4")
 
     def __init__(self, photo: Image.Image, caption: Caption, options: AnimationOptions) -> None:
-        self.photo, self.caption, self.options = photo, caption, options
+        self.photo, self.caption, self.options = photo, caption.whole(), options
+        self.said = caption
+        """The caption without its left-out words."""
         self.theme = style.THEMES[options.theme]
-        common = heatmap.scale_of(caption) if options.scale == "common" else None
-        self.tops = [common or heatmap.shared_scale(alpha) for alpha in caption.alphas]
+        common = heatmap.scale_of(self.caption) if options.scale == "common" else None
+        self.tops = [common or heatmap.shared_scale(alpha) for alpha in self.caption.alphas]
         """Attention drawn the brightest, of each word."""
         self.inner = max(photo.width, _MIN_WIDTH)
         self.text = max(13, min(22, round(self.inner / 26)))
         self.small = max(11, round(0.78 * self.text))
         self.margin = round(0.9 * self.text)
         self.leading = round(1.55 * self.text)
-        self.words = _arrange(caption, self.text, self.inner)
+        self.words = _arrange(self.caption, self.text, self.inner)
         lines = 1 + max((line for _, line, _ in self.words), default=0)
         self.sentence_top = self.margin + photo.height + round(0.75 * self.text)
         self.numbers_top = self.sentence_top + self.leading * lines + self.text // 2
@@ -107,7 +110,7 @@ class Animation(Drawing):
         self.size = width + width % 2, height + height % 2  # video needs even sizes
         """Width and height in pixels."""
         self._rate = options.frames_per_second
-        self._shots = plan_shots(len(caption.words), options.seconds_per_word, self._rate)
+        self._shots = plan_shots(len(self.words), options.seconds_per_word, self._rate)
 
     @property
     def duration(self) -> float:
@@ -144,7 +147,7 @@ class Animation(Drawing):
 
     def _repr_html_(self) -> str:
         data, (width, height) = base64_uri("webp", self.encode(".webp")), self.size
-        sentence = self.caption.text or "no words"
+        sentence = self.said.text or "no words"
         alt = html.escape(f"Attention for each word of the caption: {sentence}")
         return f'<img alt="{alt}" width="{width}" height="{height}" src="{data}">'
 
@@ -232,6 +235,8 @@ class Animation(Drawing):
                 smooth=self.options.smooth,
                 colormap=self.options.colormap,
             )
+            if shot.word >= len(self.said.words):
+                panel = heatmap.greyed(panel)
             frame.paste(panel, corner)
         if self.caption.words:
             self._sentence(frame, shot.word)
@@ -243,6 +248,9 @@ class Animation(Drawing):
         size = self.text
         for position, (left, line, word) in enumerate(self.words[: current + 1 or None]):
             top, x = self.sentence_top + line * self.leading, self.margin + left
+            fill, behind = self.theme.text, self.theme.highlight
+            if position >= len(self.said.words):
+                fill, behind = self.theme.muted, self.theme.track
             if position == current:
                 pad, width = 0.22 * size, style.pillow_font(size).getlength(word)
                 start, end = round(x - pad), round(x + width + pad)
@@ -252,8 +260,8 @@ class Animation(Drawing):
                 corners = (0, 0, mask.width - 1, mask.height - 1)
                 ImageDraw.Draw(mask).rounded_rectangle(corners, size, fill=255)
                 mask = mask.resize(box, Image.Resampling.BOX)
-                frame.paste(Image.new("RGB", box, self.theme.highlight), (start, top), mask)
-            self._text(frame, (x, top + round(1.05 * size)), word, size)
+                frame.paste(Image.new("RGB", box, behind), (start, top), mask)
+            self._text(frame, (x, top + round(1.05 * size)), word, size, fill=fill)
 
     def _numbers(self, frame: Image.Image, shot: Shot) -> None:
         """Gate and probability of the current word on the left, the colour scale on the right."""

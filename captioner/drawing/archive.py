@@ -1,8 +1,8 @@
 """Attention maps of many photos as one NumPy archive (.npz), for other programs.
 
 One row per caption, N in all; T is the number of words of the longest one, and shorter captions are
-padded with empty words and zeros. Nothing is pickled. The keys are documented in
-docs/interoperability.md.
+padded with empty words and zeros (truth: NaN). Arrays of left-out words have U words in the same
+way. Nothing is pickled. The keys are documented in docs/interoperability.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.caption import Caption
+from captioner.caption import Caption, LeftOut
 from captioner.data.images import image_size
 from captioner.drawing.options import Drawing, check_captions
 from captioner.errors import ConfigError
@@ -66,28 +66,17 @@ class MapArchive(Drawing):
         if not self._rows:
             raise ConfigError("the archive has no captions; add at least one")
         names, sizes, captions = zip(*self._rows, strict=True)
-        lengths = [len(caption.words) for caption in captions]
-        rests = [max(lengths) - length for length in lengths]
-
-        def padded(field: str) -> NDArray[np.float32]:
-            """An array of the captions, (N, T, ...)."""
-            values = [getattr(caption, field) for caption in captions]
-            widths = [[(0, rest)] + [(0, 0)] * (values[0].ndim - 1) for rest in rests]
-            return np.array(list(map(np.pad, values, widths)), dtype=np.float32)
-
-        words = [[*one.words, *[""] * rest] for one, rest in zip(captions, rests, strict=True)]
+        left_out = [one.left_out or _nothing(one) for one in captions]
+        more = {f"left_out_{key}": value for key, value in _padded(left_out).items()}
         return {
             "format_version": np.array(FORMAT_VERSION),
             "photos": np.array(names),
             "sizes": np.array(sizes, dtype=np.int32)[:, ::-1],
             "captions": np.array([caption.text for caption in captions]),
-            "lengths": np.array(lengths, dtype=np.int32),
-            "words": np.array(words, dtype=str),
-            "alphas": padded("alphas"),
-            "gates": padded("gates"),
-            "log_probs": padded("log_probs"),
+            **_padded(captions),
             "log_prob": np.array([caption.log_prob for caption in captions], dtype=np.float32),
             "geometry": np.array([[*caption.regions] for caption in captions], dtype=np.float64),
+            **more,
         }
 
     def encode(self, suffix: str = ".npz") -> bytes:  # noqa: ARG002 - there is only one format
@@ -95,3 +84,33 @@ class MapArchive(Drawing):
         data = io.BytesIO()
         np.savez_compressed(data, allow_pickle=False, **self.arrays())
         return data.getvalue()
+
+
+def _nothing(caption: Caption) -> LeftOut:
+    """The left-out words of a caption that leaves out nothing."""
+    none = np.empty(0, np.float32)
+    return LeftOut((), none, caption.alphas[:0], none, none)
+
+
+def _padded(rows: Sequence[Caption | LeftOut]) -> dict[str, NDArray[Any]]:
+    """The words of each row and their arrays, padded to the longest row, by their keys."""
+    lengths = [len(row.words) for row in rows]
+    rests = [max(lengths) - length for length in lengths]
+
+    def padded(values: Sequence[NDArray[np.float32]], fill: float = 0.0) -> NDArray[np.float32]:
+        """An array (N, T, ...) of arrays (T, ...)."""
+        widths = [[(0, rest)] + [(0, 0)] * (values[0].ndim - 1) for rest in rests]
+        pairs = zip(values, widths, strict=True)
+        return np.array([np.pad(*one, constant_values=fill) for one in pairs], dtype=np.float32)
+
+    unknown = np.full(max(lengths), np.nan, np.float32)
+    truth = [unknown[: len(row.words)] if row.truth is None else row.truth for row in rows]
+    words = [[*row.words, *[""] * rest] for row, rest in zip(rows, rests, strict=True)]
+    return {
+        "lengths": np.array(lengths, dtype=np.int32),
+        "words": np.array(words, dtype=str),
+        "alphas": padded([row.alphas for row in rows]),
+        "gates": padded([row.gates for row in rows]),
+        "log_probs": padded([row.log_probs for row in rows]),
+        "truth": padded(truth, np.nan),
+    }

@@ -77,8 +77,8 @@ def overlay(
 
     Args:
         photo: The captioned photo: a path, bytes, PIL image, array or binary file.
-        captions: One caption, or several to compare; their keywords are drawn beside them (not with
-            ``ax``).
+        captions: One caption, or several to compare; their keywords are drawn beside them, and
+            left-out words in grey after them (neither with ``ax``).
         labels: A name for each caption, such as its model's.
         outlines: For each caption, masks (H, W) of the photo's size by word position, counted
             from 0; their borders are drawn on the word's panel and on the photo.
@@ -113,7 +113,8 @@ def overlay(
     entries = [*zip(given, labels or [""] * len(given), outlines or plain, strict=True)]
     if ax is None:
         entries += [(one.of_keywords(), "keywords", {}) for one in given if one.keywords]
-    found = find_words([caption for caption, _, _ in entries], wanted.only)
+    shown_words = given if ax is not None else [caption.whole() for caption, _, _ in entries]
+    found = find_words(shown_words, wanted.only)
     resized = fit_photo(open_image(photo), wanted.panel_size, MIN_PANEL)
     if ax is not None:
         alpha = given[0].alphas[[i for positions in found[0] for i in positions]].mean(axis=0)

@@ -191,6 +191,11 @@ def attention_image(
     return _blend(fit_photo(photo, 0), values / np.float32(top), colormap)
 
 
+def greyed(picture: Image.Image) -> Image.Image:
+    """Return a picture in grey, as the maps of left-out words are shown."""
+    return picture.convert("L").convert("RGB")
+
+
 def scale_bar(width: int, height: int, colormap: str = "photo") -> Image.Image:
     """Draw the colour scale over grey, from 0 (left) to ``scale_max`` (right)."""
     level = _BAR_PHOTO if colormap == "photo" else _BAR_HEATMAP

@@ -23,7 +23,7 @@ from typing import Any
 
 from PIL import Image
 
-from captioner.caption import DOUBTFUL, Caption
+from captioner.caption import DOUBTFUL, DOUBTFUL_TRUTH, Caption
 from captioner.data.images import Photo, open_image
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, fit_photo, palette
 from captioner.drawing.options import (
@@ -149,6 +149,7 @@ def viewer_look(options: PageOptions) -> dict[str, Any]:
         "heatmap": HEATMAP_STYLE._asdict(),
         "closed_gate": CLOSED_GATE,
         "doubtful_below": DOUBTFUL,
+        "doubtful_truth": DOUBTFUL_TRUTH,
         "scale": options.scale,
         "smooth": options.smooth,
     }
@@ -160,8 +161,8 @@ def _item(entry: Entry, number: int, panel_size: int) -> str:
     texts = [caption.text or "no words" for caption in entry.captions]
     labels = [f"{label}: " for label in entry.labels] or [""] * len(texts)
     lines = "<br>".join(
-        f'<span class="text">{escape(label + text)}</span>'
-        for label, text in zip(labels, texts, strict=True)
+        f'<span class="text">{escape(label + text)}</span>{_left_out(caption)}'
+        for label, text, caption in zip(labels, texts, entry.captions, strict=True)
     )
     name = f'<span class="name">{escape(entry.title)}</span>' if entry.title else ""
     alt = escape(texts[0])
@@ -171,6 +172,14 @@ def _item(entry: Entry, number: int, panel_size: int) -> str:
         f'<li class="entry" id="entry-{number}"><figure><a href="#photo-{number}">{image}'
         f"<figcaption>{lines}{name}</figcaption></a></figure></li>"
     )
+
+
+def _left_out(caption: Caption) -> str:
+    """The words that a caption leaves out, in grey; viewer.js's `leftOut`."""
+    if caption.left_out is None:
+        return ""
+    name = '<span class="hidden-text">left out: </span>'
+    return f' <span class="left-out">{name}{escape(caption.left_out.text)}</span>'
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -27,7 +28,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import DOUBTFUL, END_NAME, Alternative, Caption
+from captioner.caption import DOUBTFUL, DOUBTFUL_TRUTH, END_NAME, Alternative, Caption
 from captioner.drawing import heatmap, style
 from captioner.drawing.canvas import Canvas
 from captioner.drawing.options import FigureOptions
@@ -68,6 +69,8 @@ class Panel:
     alternatives: tuple[Alternative, ...] = ()
     unused: bool = False
     """Whether the gates of all the words are nearly closed."""
+    left_out: bool = False
+    """Whether the caption leaves out all the words."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,21 @@ class Block:
     label: str
     panels: list[Panel]
 
+    @cached_property
+    def whole(self) -> Caption:
+        """The caption with its left-out words, in which panels have their positions."""
+        return self.caption.whole()
+
 
 def panels_of(
     caption: Caption, shown: Sequence[tuple[int, ...]], masks: Masks, options: FigureOptions
 ) -> list[Panel]:
-    """The photo, the words at some positions, and on request the whole caption."""
-    words, count = caption.words, len(caption.words)
+    """The photo, the words at some positions, and on request the mean of the caption.
+
+    Positions from T on are those of the left-out words.
+    """
+    count, caption = len(caption.words), caption.whole()
+    words = caption.words
     closed = heatmap.closed_words(caption.gates) & (caption.method == "attention")
     panels = [Panel("photo", (), None, [m for at in sorted(masks) for m in masks[at]])]
     for positions in shown:
@@ -98,9 +110,10 @@ def panels_of(
         others = caption.alternatives[positions[0]] if single and caption.alternatives else ()
         others = others[: options.alternatives]
         unused = bool(closed[list(positions)].all())
-        panels.append(Panel(title, positions, alpha, outlined, others, unused))
-    if options.coverage and words:
-        mean = caption.alphas.mean(axis=0)
+        left_out = min(positions) >= count
+        panels.append(Panel(title, positions, alpha, outlined, others, unused, left_out))
+    if options.coverage and count:
+        mean = caption.alphas[:count].mean(axis=0)
         panels.append(Panel("mean of all", tuple(range(count)), mean, []))
     return panels
 
@@ -157,6 +170,12 @@ def choose_layout(
     return min(layouts, key=lambda layout: layout.penalty() + 10 * same * max(layout.rows))
 
 
+def _is_doubtful(caption: Caption, panel: Panel) -> bool:
+    """Return whether a panel shows one doubtful word that the caption says."""
+    single = len(panel.positions) == 1 and not panel.left_out
+    return single and panel.positions[0] in caption.doubtful
+
+
 class Sheet(Canvas):
     """Draws blocks of panels; inside ``matplotlib_settings``."""
 
@@ -170,11 +189,11 @@ class Sheet(Canvas):
         """The common scale of each method: their units differ."""
         for block in blocks:
             if shown := sorted({i for panel in block.panels for i in panel.positions}):
-                one = block.caption
+                one = block.whole
                 self.tops[one.method] = max(
                     heatmap.scale_of(one, shown), self.tops.get(one.method, 0.0)
                 )
-        self.grids = sorted({one.caption.alphas.shape[1:] for one in blocks if one.caption.words})
+        self.grids = sorted({one.caption.alphas.shape[1:] for one in blocks if one.whole.words})
         self.common = options.scale == "common"
 
     def draw(self) -> Figure:
@@ -196,15 +215,15 @@ class Sheet(Canvas):
             row = block.panels[start : start + columns]
             for number, panel in enumerate(row):
                 x = layout.margin + number * (layout.cell_width + layout.gap)
-                self._cell(block.caption, panel, x, y)
+                self._cell(block.whole, panel, x, y)
             y += layout.cell_height
             y -= 0 if any(panel.alternatives for panel in row) else layout.below
         return y
 
     def _header(self, block: Block, y: int) -> int:
-        """Draw label, sentence and confidence, wrapped; returns their bottom.
+        """Draw label, sentence, confidence and phrases, wrapped, and return their bottom.
 
-        The sentence of several methods stands above the first.
+        The sentence of several methods stands above the first. Left-out words follow in grey.
         """
         layout, muted, caption = self.layout, self.theme.muted, block.caption
         text, small, left, width = layout.text, layout.small, layout.margin, layout.inner
@@ -215,14 +234,28 @@ class Sheet(Canvas):
         first = self.blocks[0].caption
         if caption is not first and repr(caption) == repr(first):
             return y
-        size, colour = (layout.em(1.5), None) if caption.words else (text, muted)
-        sentence = caption.text or "No words, so no attention to show."
-        for line in style.wrap([sentence], size, width):
-            self.text(left, y + size, line, size, colour)
+        size, colour = (layout.em(1.5), None) if block.whole.words else (text, muted)
+        rest, phrases = "", caption.phrases
+        if caption.left_out is not None:
+            rest, phrases = caption.left_out.text, phrases + caption.left_out.phrases
+        sentence = caption.text or ("" if rest else "No words, so no attention to show.")
+        count = len(style.printable(sentence).split())
+        for line in style.wrap([f"{sentence} {rest}"], size, width):
+            words, x = line.split(" "), float(left)
+            for part, fill in ((words[:count], colour), (words[count:], muted)):
+                if part:
+                    self.text(x, y + size, " ".join(part), size, fill)
+                    x += style.text_width(" ".join([*part, ""]), size)
+            count = max(0, count - len(words))
             y += round(1.3 * size)
+        notes = []
         if caption.confidence is not None:
-            sure = f"{style.percent(caption.confidence)} likely to be right"
-            self.text(left, y + small, sure, colour=muted)
+            notes.append(f"{style.percent(caption.confidence)} likely to be right")
+        known = [f"{one.text} {style.percent(one.truth)}" for one in phrases if one.truth >= 0]
+        if known:
+            notes.append(f"likely to be true: {' · '.join(known)}")
+        for line in style.wrap(notes, small, width):
+            self.text(left, y + small, line, colour=muted)
             y += round(1.3 * small)
         return y
 
@@ -245,6 +278,8 @@ class Sheet(Canvas):
                 smooth=self.options.smooth,
                 colormap=self.options.colormap,
             )
+            if panel.left_out:
+                picture = heatmap.greyed(picture)
         y += layout.title
         self.picture(x, y, picture, name)
         for mask in panel.masks:
@@ -263,13 +298,14 @@ class Sheet(Canvas):
         # Keywords are probable each on its own: their product means nothing.
         joint = len(positions) == 1 or caption.method != "keywords"
         p = f"p {style.probability(log_prob)}" if joint else ""
-        doubtful = len(positions) == 1 and positions[0] in caption.doubtful
+        doubtful = _is_doubtful(caption, panel)
         end: float = right
         for text, bold in ((p, False), ("?", True)) if doubtful else ((p, False),):
             self.text(end, word_line, text, bold=bold, align="right")
             end -= style.text_width(text, layout.small, bold) + layout.em(0.4)
         word, size = style.fit(panel.title, layout.em(1.2), end - x)
-        self.text(x, word_line, word, size, theme.muted if panel.unused else None, bold=True)
+        grey = theme.muted if panel.unused or panel.left_out else None
+        self.text(x, word_line, word, size, grey, bold=True)
         if caption.method != "keywords":
             gate = float(caption.gates[positions].mean(dtype=np.float64))
             start, upper = x + layout.em(0.9), number_line - layout.em(0.46)
@@ -315,10 +351,10 @@ class Sheet(Canvas):
 
     def _notes(self) -> list[str]:
         """The lines of the legend."""
-        drawn = [(b.caption, p) for b in self.blocks for p in b.panels if p.alpha is not None]
+        drawn = [(b.whole, p) for b in self.blocks for p in b.panels if p.alpha is not None]
         several = any(len(panel.positions) > 1 for _, panel in drawn)
         greatest = several and self.options.combine == "max"
-        doubtful = any(len(p.positions) == 1 and p.positions[0] in c.doubtful for c, p in drawn)
+        doubtful = {c.truth is not None for c, p in drawn if _is_doubtful(c, p)}
         whole = all(block.caption.regions.covers_photo for block in self.blocks)
         kind = "attention" if [*self.tops] == ["attention"] else "relevance"
         even = sorted({heatmap.most_attended(np.full(g, 1 / math.prod(g)))[1] for g in self.grids})
@@ -329,12 +365,16 @@ class Sheet(Canvas):
             "β: gate, the weight of the photo for the word"
             + (" (several words: mean)" if several else ""): True,
             f"grey words: β below {heatmap.CLOSED_GATE}, so the map hardly counts": any(
-                panel.unused for _, panel in drawn
+                panel.unused and not panel.left_out for _, panel in drawn
+            ),
+            "grey maps: words left out of the caption, as they may not be true": any(
+                panel.left_out for _, panel in drawn
             ),
             "p: probability of the word, given the previous words"
             + (" (several words: product)" if several else ""): True,
             "p of a keyword: at least one of five people uses it": "keywords" in self.tops,
-            f"?: doubtful word, p below {DOUBTFUL}": doubtful,
+            f"?: doubtful word, p below {DOUBTFUL}": False in doubtful,
+            f"?: doubtful word, less than {DOUBTFUL_TRUTH:.0%} likely to be true": True in doubtful,
             "▸: the chosen word, among the most probable at its position": any(
                 panel.alternatives for _, panel in drawn
             ),

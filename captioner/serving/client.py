@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from captioner.caption import Alternative, Caption, CropBox, Keyword
+from captioner.caption import Alternative, Caption, CropBox, Keyword, LeftOut
 from captioner.data.reading import read_ahead
 from captioner.errors import CaptionerError, ConfigError, ImageError, ServerError
 from captioner.geometry import Geometry
@@ -69,12 +69,11 @@ class ServedCaption:
         data = self.data
         if "alphas" not in data:
             raise ConfigError("the response has no attention; request it with attention=True")
-        arrays = {name: np.float32(data[name]) for name in ("log_probs", "alphas", "gates")}
-        words = data.get("alternatives", [])
+        words, rest = data.get("alternatives", []), data.get("left_out")
         keywords = data.get("keywords")
         return Caption(
             words=self.words,
-            **arrays,
+            **_arrays(data),
             log_prob=self.log_prob,
             crop_box=CropBox(*data["region"]),
             alternatives=tuple(tuple(Alternative(**one) for one in others) for others in words),
@@ -82,6 +81,7 @@ class ServedCaption:
             method=data.get("method", "attention"),
             confidence=data.get("confidence"),
             keywords=None if keywords is None else tuple(map(_keyword, keywords)),
+            left_out=rest and LeftOut(tuple(rest["words"]), **_arrays(rest)),
         )
 
 
@@ -285,6 +285,12 @@ def _query(query: dict[str, Any]) -> dict[str, Any]:
         for name, value in query.items()
         if value is not None
     }
+
+
+def _arrays(data: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of a caption or of left-out words; null becomes NaN."""
+    names = ("log_probs", "alphas", "gates", "truth")
+    return {name: np.array(data[name], np.float32) for name in names if name in data}
 
 
 def _keyword(data: dict[str, Any]) -> Keyword:

@@ -273,6 +273,28 @@ class KeywordResult(BaseModel):
     map: list[list[float]] | None = None
 
 
+class PhraseResult(BaseModel):
+    """A phrase of a caption, and the probability that it is true; null without content words."""
+
+    text: str
+    truth: float | None
+
+
+class LeftOutResult(BaseModel):
+    """The words with which the model would have continued, in the form of a caption.
+
+    They are left out because they are not true enough.
+    """
+
+    text: str
+    words: list[str]
+    log_probs: list[float]
+    truth: list[float | None]
+    phrases: list[PhraseResult]
+    gates: list[float] | None = None
+    alphas: list[list[list[float]]] | None = None
+
+
 class CaptionResult(BaseModel):
     """A caption of T words with attention over a grid of Gh x Gw regions.
 
@@ -282,7 +304,12 @@ class CaptionResult(BaseModel):
     - confidence: calibrated probability that the caption is right, 0 to 1; null if the model or the
       search options are not calibrated, or the caption is not the best.
     - unsure: whether the confidence is below min_confidence; only if that is given.
-    - doubtful: positions, from 0, of the words with a probability below 0.25.
+    - doubtful: positions, from 0, of the words with a truth below 0.5; without truth, of those with
+      a probability below 0.25.
+    - truth: T probabilities that a word is true of the photo, 0 to 1; null for words such as
+      articles and prepositions. Only if the model has it.
+    - phrases: the words grouped into phrases, each with the least truth of its words; with truth.
+    - left_out: the words that were left out after the caption; only if there are any.
     - alternatives: the most probable words at each of the T positions, best first; only if
       alternatives > 0.
     - keywords: words for things in the photo, best first; only of the best caption, and only if
@@ -308,6 +335,9 @@ class CaptionResult(BaseModel):
     confidence: float | None
     unsure: bool | None = None
     doubtful: list[int]
+    truth: list[float | None] | None = None
+    phrases: list[PhraseResult] | None = None
+    left_out: LeftOutResult | None = None
     alternatives: list[list[AlternativeResult]] | None = None
     keywords: list[KeywordResult] | None = None
     gates: list[float] | None = None

@@ -17,9 +17,7 @@ import snowballstemmer
 
 from captioner.caption import CLITICS
 from captioner.text.tokenizer import caption_tokens
-from captioner.text.vocabulary import FUNCTION_WORDS
-
-_NUMBERS = frozenset({"two", "three", "four", "five"})
+from captioner.text.vocabulary import is_content_word
 
 _STEMMER = snowballstemmer.stemmer("english")
 
@@ -31,10 +29,7 @@ def stem(word: str) -> str | None:
     Args:
         word: A lower-case token of ``text.tokenizer``.
     """
-    is_function_word = word in FUNCTION_WORDS and word not in _NUMBERS
-    if is_function_word or not any(letter.isalpha() for letter in word):
-        return None
-    return str(_STEMMER.stemWord(word))
+    return str(_STEMMER.stemWord(word)) if is_content_word(word) else None
 
 
 def content_stems(text: str) -> list[str]:

@@ -46,8 +46,20 @@ BAD_ENDINGS = frozenset(_NOT_LAST.split())
 FUNCTION_WORDS = BAD_ENDINGS | frozenset(_ALSO_TWICE.split())
 """Words that may occur twice in a good caption ("a dog on top of a box")."""
 
+_NUMBERS = frozenset({"two", "three", "four", "five"})
+
 BLANK = "\N{OPEN BOX}"
 """Shown for a piece that is a space."""
+
+
+def is_content_word(word: str) -> bool:
+    """Return whether a word can be true or false of a photo, such as a noun or a number.
+
+    Args:
+        word: A lower-case token of ``text.tokenizer``.
+    """
+    is_function_word = word in FUNCTION_WORDS and word not in _NUMBERS
+    return not is_function_word and any(letter.isalpha() for letter in word)
 
 
 @dataclass(repr=False)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browsing import drawn, out_of_order, violations
+from cutting import cut
 from numpy.typing import NDArray
 from PIL import Image
 from playwright.sync_api import Locator, expect
@@ -205,6 +206,35 @@ def test_details_of_a_word_with_its_alternatives(visit) -> None:
     expect(details.locator(".current")).to_have_count(1)
     tab.mouse.move(*middle(tab, 0.6, 0.1))
     expect(tab.locator(".probe")).to_have_text("“dog” attends most here (99% of its attention)")
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_left_out_words_are_explored_in_grey(visit, scheme, width) -> None:
+    truth = [np.nan, 0.4, 0.93, np.nan, 0.31]
+    whole, screen = make(), {"width": width, "height": 844}
+    made = page(photo(), cut(whole, 3, truth))
+    tab = visit(made, color_scheme=scheme, viewport=screen)
+    grass, colour = word(tab, "grass"), "e => getComputedStyle(e).color"
+
+    expect(grass).to_have_attribute("title", "left out, 31% likely to be true")
+    expect(word(tab, "runs")).to_have_attribute("title", "93% likely to be true")
+    assert grass.evaluate(colour) != word(tab, "runs").evaluate(colour)
+    expect(tab.locator(".doubtful")).to_have_text("dog")
+    expect(tab.locator(".sentence .quiet")).to_have_text(
+        "likely to be true: a dog runs 40% · on grass 31%"
+    )
+    expect(tab.locator(".legend")).to_contain_text("less than 50% likely to be true")
+    grass.click()
+    wanted = attention_image(inside(made.html), whole.alphas[4], regions=whole.regions)
+    wanted = wanted.convert("L").convert("RGB")
+    assert np.abs(drawn(tab) - np.asarray(wanted).astype(np.int64)).max() <= 3
+    expect(tab.locator(".details")).to_contain_text("left out of the caption")
+    expect(tab.locator(".details")).to_contain_text("likely to be true31%")
+    tab.keyboard.press("ArrowRight")
+    assert chosen(tab) == ["all words"]
+    assert_drawn(tab, made, whole, whole.alphas[:3].mean(axis=0))
+    expect(tab.locator(".details")).to_contain_text("likely to be true40%")
+    assert violations(tab) == []
 
 
 def test_playing_stops_after_the_sentence(visit) -> None:

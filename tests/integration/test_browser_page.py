@@ -393,6 +393,43 @@ def test_captions_and_gallery_are_those_that_the_command_writes(  # noqa: PLR091
     expect(opened.locator(".stage")).to_be_visible()
 
 
+def test_left_out_words_are_grey_in_cards_pictures_and_downloads(tab, tiny) -> None:
+    words: list[str] = []
+
+    def said_less(route: Route) -> None:
+        response = route.fetch()
+        content = response.json()
+        one = content["captions"][0]
+        words[:] = one["words"]
+        lists = ("words", "log_probs", "gates", "alphas")
+        rest = {name: one[name][1:] for name in lists}
+        rest |= {"text": "and the rest", "truth": [0.25] * len(rest["words"]), "phrases": []}
+        said = {name: one[name][:1] for name in lists}
+        one |= {**said, "text": words[0], "truth": [0.75], "phrases": [], "left_out": rest}
+        route.fulfill(response=response, json=content)
+
+    tab.route("**/v1/captions*", said_less)
+    upload(tab, tiny.photos / "1.png")
+    shown = card(tab, 1).locator(".text")
+    expect(shown).to_have_text(f"{words[0]} left out: and the rest")
+    expect(shown.locator(".left-out")).to_be_visible()
+    expect(tab.get_by_role("status")).to_have_text(words[0])
+    [entry] = json.loads(saved(tab, "JSON").read_text("utf-8"))
+    [one] = entry["captions"]
+    assert (one["text"], one["truth"]) == (words[0], [0.75])
+    assert one["left_out"].keys() == {"text", "words", "log_probs", "truth", "phrases"}
+    drawing = ElementTree.parse(saved(tab, "SVG", "Download the overlay")).getroot()
+    titles = [text for text in drawing.iter() if text.get("font-size") == "16"]
+    assert [text.text for text in titles] == words
+    fills = [text.get("fill") for text in titles]
+    assert fills == ["#14141b", *["#5b5b67"] * (len(words) - 1)]
+    assert "left-out" in saved(tab, "Gallery").read_text("utf-8")
+    field = tab.get_by_label("correct the caption")
+    field.fill("a better one")
+    field.press("Enter")
+    expect(shown).to_have_text("a better one")
+
+
 def test_captions_are_corrected_least_confident_first(tab, served, tiny) -> None:
     given = [tiny.photos / f"{n}.png" for n in (1, 2, 3, 4)]
     photos = [given[n] for n in (2, 0, 3, 1)]  # least confident first

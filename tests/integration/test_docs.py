@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,7 @@ def test_readme_and_ci_use_the_same_install_and_test_commands():
 def test_first_caption_is_the_one_shown(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     [shown] = [one for one in examples(README, "text") if one.startswith("assets/")]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["caption", "assets/examples/chelsea.jpg", "--precision", "fp32"]) == OK
     assert capsys.readouterr().out == shown
 

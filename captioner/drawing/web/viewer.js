@@ -10,6 +10,7 @@
      look   {palette: "rrggbb" x 256 (empty: the photo's own colours), heatmap: {...},
              scale: "word" or "common", smooth: true}
 
+   Words that a caption leaves out follow its words, they and their maps in grey.
    Heatmaps are drawn exactly as in captioner/drawing/heatmap.py. Needs zoom.js. */
 
 /** A heatmap over a photo, on a canvas. */
@@ -56,7 +57,7 @@ class Heatmap {
   }
 
   /** Draw levels (Gh x Gw, 0 to 1, row-major) over the photo, in which `geometry` places them. */
-  draw(levels, [rows, columns], geometry, smooth) {
+  draw(levels, [rows, columns], geometry, smooth, grey = false) {
     const { width, height } = this.frame;
     const { view } = this;
     const down = Heatmap.sampleAxis(height, this.inView(geometry.y, view.y), rows, smooth);
@@ -70,6 +71,7 @@ class Heatmap {
       }
       this.drawLine(y, down.seen[y] ? line : null, across, columns);
     }
+    if (grey) this.removeColours();
     this.context.putImageData(this.frame, 0, 0);
   }
 
@@ -106,6 +108,15 @@ class Heatmap {
       to[at] = ((red + added * this.colours[entry] * (1 - red)) * 255 + 0.5) | 0;
       to[at + 1] = ((green + added * this.colours[entry + 1] * (1 - green)) * 255 + 0.5) | 0;
       to[at + 2] = ((blue + added * this.colours[entry + 2] * (1 - blue)) * 255 + 0.5) | 0;
+    }
+  }
+
+  /** Convert the drawn map to grey; heatmap.py's `greyed`. */
+  removeColours() {
+    const { data } = this.frame;
+    for (let at = 0; at < data.length; at += 4) {
+      const grey = 0.299 * data[at] + 0.587 * data[at + 1] + 0.114 * data[at + 2];
+      data[at] = data[at + 1] = data[at + 2] = (grey + 0.5) | 0;
     }
   }
 
@@ -174,22 +185,41 @@ function percent(share) {
 const END_NAME = "<end>"; // captioner.caption.END_NAME
 const wordName = (word) => (word === END_NAME ? "end of the sentence" : word);
 
-/** The captions, and after each its keywords as another one; caption.py's `of_keywords`. */
-function withKeywords(captions) {
-  return captions.flatMap((caption) => {
+/** The words that a caption leaves out, in grey, to append to its text; pages.py's `_left_out`. */
+function leftOut({ left_out: rest }) {
+  if (!rest) return [];
+  const name = element("span", { class: "hidden-text" }, "left out: ");
+  return [" ", element("span", { class: "left-out" }, name, rest.text)];
+}
+
+/** The caption with its left-out words, of which the first `said` words are said; `Caption.whole`. */
+function whole(caption) {
+  const said = caption.words.length;
+  const rest = caption.left_out;
+  if (!rest?.alphas) return { ...caption, said };
+  const lists = ["words", "log_probs", "gates", "alphas"].map((key) => [key, [...caption[key], ...rest[key]]]);
+  const truth = [...(caption.truth ?? caption.words.map(() => null)), ...rest.truth];
+  return { ...caption, ...Object.fromEntries(lists), truth, said };
+}
+
+/** What is shown: each caption with its left-out words, then its keywords; `Caption.of_keywords`. */
+function shownCaptions(captions) {
+  return captions.flatMap((caption, number) => {
+    const first = { ...whole(caption), number };
     const found = (caption.keywords ?? []).filter(({ map }) => map);
-    if (found.length === 0) return [caption];
+    if (found.length === 0) return [first];
     const words = found.map(({ word }) => word);
     const keywords = {
       text: words.join(", "),
       words,
+      said: words.length,
       log_probs: found.map(({ probability }) => Math.log(probability)),
       gates: [],
       alphas: found.map(({ map }) => shares(map)),
       geometry: caption.geometry,
       method: "keywords",
     };
-    return [caption, keywords];
+    return [first, keywords];
   });
 }
 
@@ -206,16 +236,17 @@ class CaptionViewer {
   static TRANSITION_MS = 350; // from one map to the next
 
   constructor(root, entry, look) {
-    this.shown = withKeywords(entry.captions);
-    this.captions = this.shown.filter((caption) => caption.words.length > 0);
+    const shown = shownCaptions(entry.captions);
+    this.captions = shown.filter((caption) => caption.words.length > 0);
     this.smooth = look.smooth;
     this.common = look.scale === "common"; // one scale for all words of a method
     this.closedGate = look.closed_gate;
     this.doubtfulBelow = look.doubtful_below;
+    this.doubtfulTruth = look.doubtful_truth;
     this.selected = null; // {caption, start, end}: words start to end inclusive; null: the photo
     this.timer = null;
     this.reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
-    this.build(root, entry);
+    this.build(root, entry, shown);
     this.heatmap = new Heatmap(this.canvas, entry.image, look);
     this.fillLegend();
     this.select(null, false);
@@ -223,7 +254,7 @@ class CaptionViewer {
 
   /* --- elements -------------------------------------------------------------------------------- */
 
-  build(root, entry) {
+  build(root, entry, shown) {
     const { naturalWidth: width, naturalHeight: height } = entry.image;
     this.canvas = element("canvas", { "aria-hidden": "true" });
     const { src, alt } = entry.image;
@@ -236,16 +267,16 @@ class CaptionViewer {
     }
     this.stage.addEventListener("pointerleave", () => this.clearProbe());
     this.lists = this.captions.map((caption, number) => this.wordList(caption, number));
-    const sentences = this.shown.map((caption) => {
-      const number = entry.captions.indexOf(caption);
+    const sentences = shown.map((caption) => {
+      const { number } = caption; // keywords have none
       const own = entry.labels?.[number] ?? (entry.captions.length > 1 ? `${number + 1}` : "");
-      const label = number < 0 ? "keywords" : own;
+      const label = number === undefined ? "keywords" : own;
       const sum = element("span", { class: "total" }, this.figures(caption));
       const actions = entry.actions?.(caption) ?? [];
       const head = element("div", { class: "label" }, element("span", {}, label), sum, ...actions);
       const list = this.lists[this.captions.indexOf(caption)];
       const words = list ?? element("p", { class: "quiet" }, "No words, so no attention to show.");
-      return element("div", { class: "sentence" }, head, words);
+      return element("div", { class: "sentence" }, head, words, ...this.phrases(caption));
     });
     this.details = element("div", { class: "details" });
     this.announcement = element("div", { class: "hidden-text", "aria-live": "polite" });
@@ -276,8 +307,21 @@ class CaptionViewer {
     return `${sure}log p ${log.toFixed(1)}`;
   }
 
+  /** How probably each phrase is true, in one line; none if that is not known. */
+  phrases({ phrases = [], left_out: rest }) {
+    const known = [...phrases, ...(rest?.phrases ?? [])].filter(({ truth }) => truth !== null);
+    const texts = known.map(({ text, truth }) => `${text} ${percent(truth)}`);
+    return texts.length > 0 ? [element("p", { class: "quiet" }, `likely to be true: ${texts.join(" · ")}`)] : [];
+  }
+
+  /** The least truth of some words, as in `phrases_of`; null if none has one. */
+  truth({ caption, start, end }) {
+    const known = (this.captions[caption].truth ?? []).slice(start, end + 1).filter((truth) => truth !== null);
+    return known.length > 0 ? Math.min(...known) : null;
+  }
+
   wordList(caption, number) {
-    const count = caption.words.length;
+    const { said: count } = caption;
     const list = element("div", {
       role: "listbox",
       class: "words",
@@ -285,7 +329,7 @@ class CaptionViewer {
       "aria-multiselectable": "true",
       "aria-orientation": "horizontal",
     });
-    const option = (text, label, where, extra = "") =>
+    const option = (text, label, where, extra = "", title = null) =>
       element(
         "span",
         {
@@ -294,29 +338,39 @@ class CaptionViewer {
           tabindex: "-1",
           "aria-label": label,
           "aria-selected": "false",
+          title,
           onpointerenter: (event) => event.pointerType === "mouse" && this.show(where),
           onpointerdown: (event) => this.press(event, where),
         },
         text,
       );
     caption.words.forEach((word, index) => {
-      const probability = percent(Math.exp(caption.log_probs[index]));
+      const left = index >= count;
       const doubtful = caption.doubtful?.includes(index);
-      const label = `${word}, word ${index + 1} of ${count}, probability ${probability}${doubtful ? ", doubtful" : ""}`;
       const where = { caption: number, start: index, end: index };
-      list.append(option(word, label, where, doubtful ? "doubtful" : ""));
+      const chance = caption.truth?.[index] ?? null;
+      const notes = [...(left ? ["left out"] : []), ...(chance === null ? [] : [`${percent(chance)} likely to be true`])];
+      const place = left ? [] : [`word ${index + 1} of ${count}`];
+      const probability = `probability ${percent(Math.exp(caption.log_probs[index]))}`;
+      const label = [word, ...place, probability, ...notes, ...(doubtful ? ["doubtful"] : [])].join(", ");
+      const kind = left ? "left-out" : doubtful ? "doubtful" : "";
+      list.append(option(word, label, where, kind, notes.join(", ") || null));
     });
-    const all = { caption: number, start: 0, end: count - 1, all: true };
-    list.append(option("all words", "all words together", all, "all"));
+    list.append(option("all words", "all words together", this.all(caption, number), "all"));
     list.addEventListener("pointerleave", () => this.show(this.selected));
     list.addEventListener("pointermove", (event) => this.drag(event, list, number));
     list.addEventListener("keydown", (event) => this.key(event));
     return list;
   }
 
+  /** All words of the caption together; without words, those that it leaves out. */
+  all({ said, words }, number) {
+    return { caption: number, start: 0, end: (said || words.length) - 1, all: true };
+  }
+
   /** Show other maps of the same captions. */
   replaceMaps(captions) {
-    this.captions = withKeywords(captions).filter((caption) => caption.words.length > 0);
+    this.captions = shownCaptions(captions).filter((caption) => caption.words.length > 0);
     this.fillLegend();
     this.nameMethod(this.method(0));
     this.show(this.selected);
@@ -389,9 +443,16 @@ class CaptionViewer {
       const focus = `focus: share of ${kind} on the strongest tenth of the map (spread evenly: ${even})`;
       add(`each word on its own scale; ${focus}`, "strongest tenth");
     }
-    if (this.captions.some(({ doubtful }) => doubtful?.length)) {
-      const below = percent(this.doubtfulBelow);
-      this.legend.append(element("span", {}, `wavy underline: doubtful word (probability below ${below})`));
+    const doubtful = this.captions.filter(({ doubtful }) => doubtful?.length);
+    const note = (text) => this.legend.append(element("div", {}, text));
+    if (doubtful.some(({ truth }) => !truth)) {
+      note(`wavy underline: doubtful word (probability below ${percent(this.doubtfulBelow)})`);
+    }
+    if (doubtful.some(({ truth }) => truth)) {
+      note(`wavy underline: doubtful word (less than ${percent(this.doubtfulTruth)} likely to be true)`);
+    }
+    if (this.captions.some(({ said, words }) => said < words.length)) {
+      note("grey words: left out of the caption, as they may not be true");
     }
   }
 
@@ -448,6 +509,11 @@ class CaptionViewer {
     return maps[0].map((_, i) => maps.reduce((sum, map) => sum + map[i], 0) / maps.length);
   }
 
+  /** Whether the caption leaves out all the words. */
+  isLeftOut({ caption, start }) {
+    return start >= this.captions[caption].said;
+  }
+
   /** Describe where attention is strongest. */
   peak(where) {
     const map = this.map(where);
@@ -499,7 +565,7 @@ class CaptionViewer {
     if (where !== null) this.option(where).classList.add("shown");
     this.stage.classList.toggle("plain", where === null);
     this.showDetails(where);
-    if (where !== null) this.moveTo(this.map(where), where.caption);
+    if (where !== null) this.moveTo(this.map(where), where);
   }
 
   /** The option of the selected words that has the focus. */
@@ -513,7 +579,11 @@ class CaptionViewer {
   }
 
   summary(where) {
-    return `${this.words(where)}: ${this.peak(where)}`;
+    return `${this.words(where)}: ${this.note(where)}`;
+  }
+
+  note(where) {
+    return `${this.isLeftOut(where) ? "left out of the caption; " : ""}${this.peak(where)}`;
   }
 
   showDetails(where) {
@@ -530,12 +600,14 @@ class CaptionViewer {
     const gates = caption.gates.slice(where.start, where.end + 1);
     const gate = total(gates) / gates.length;
     const several = where.end > where.start;
+    const truth = this.truth(where);
     this.details.replaceChildren(
-      element("p", { class: "chosen" }, this.words(where), element("small", {}, this.peak(where))),
+      element("p", { class: "chosen" }, this.words(where), element("small", {}, this.note(where))),
       ...(gates.length > 0 || !several // keywords have no gates, and no joint probability
         ? [this.meter(several ? "joint probability" : "probability", Math.exp(log), "p")]
         : []),
       ...(gates.length > 0 ? [this.meter(several ? "mean gate" : "gate (use of photo)", gate, "β")] : []),
+      ...(truth === null ? [] : [this.meter("likely to be true", truth, "p")]),
     );
     const others = several ? undefined : caption.alternatives?.[where.start];
     if (others?.length) this.details.append(this.choices(others, caption.words[where.start]));
@@ -571,11 +643,13 @@ class CaptionViewer {
   }
 
   /** Move the heatmap from the current map to another. */
-  moveTo(map, caption) {
+  moveTo(map, where) {
+    const { caption } = where;
     const top = this.top(map, caption);
     const target = Float32Array.from(map, (value) => value / top);
     const from = this.levels?.length === target.length ? this.levels : null;
     this.caption = caption;
+    this.grey = this.isLeftOut(where);
     cancelAnimationFrame(this.moving);
     if (from === null || this.reducedMotion.matches) {
       this.levels = target;
@@ -603,7 +677,7 @@ class CaptionViewer {
   draw() {
     if (!this.levels) return;
     const { geometry } = this.captions[this.caption];
-    this.heatmap.draw(this.levels, this.grid(this.caption), geometry, this.smooth);
+    this.heatmap.draw(this.levels, this.grid(this.caption), geometry, this.smooth, this.grey);
   }
 
   /* --- input ----------------------------------------------------------------------------------- */
@@ -670,7 +744,9 @@ class CaptionViewer {
     } else {
       const index = clip((at.all ? last + 1 : at.other ?? at.end) + step, last + 1);
       const all = index > last;
-      where = { caption: at.caption, start: all ? 0 : index, end: all ? last : index, all };
+      where = all
+        ? this.all(this.captions[at.caption], at.caption)
+        : { caption: at.caption, start: index, end: index };
     }
     this.select(where);
     this.option(where).focus({ preventScroll: true });
@@ -742,11 +818,12 @@ class CaptionViewer {
       option.classList.toggle("probed", index < alphas.length);
     });
     const best = alphas.findIndex((alpha) => alpha[row][column] === most);
-    const word = this.captions[number].words[best];
+    const left = this.isLeftOut({ caption: number, start: best });
+    const word = `“${this.captions[number].words[best]}”${left ? " (left out)" : ""}`;
     this.probe.textContent =
       this.method(number) === "attention"
-        ? `“${word}” attends most here (${percent(most)} of its attention)`
-        : `“${word}” depends most on this region (${percent(most)} of its relevance)`;
+        ? `${word} attends most here (${percent(most)} of its attention)`
+        : `${word} depends most on this region (${percent(most)} of its relevance)`;
   }
 
   clearProbe() {

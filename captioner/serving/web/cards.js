@@ -33,7 +33,8 @@ class SessionPhoto {
     this.error = error;
     this.button.dataset.state = state;
     const texts = { waiting: "waiting", working: "captioning …", stopped: "not captioned", failed: error };
-    this.caption.textContent = texts[state] ?? this.text;
+    const rest = state === "done" && this.corrected === null ? leftOut(this.response.captions[0]) : [];
+    this.caption.replaceChildren(texts[state] ?? this.text, ...rest);
     this.button.toggleAttribute("data-corrected", this.corrected !== null);
   }
 

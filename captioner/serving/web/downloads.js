@@ -27,8 +27,10 @@ function captionsCsv(photos) {
 
 /** Photos with captions as JSON, as `captioner caption -o captions.json` writes them. */
 function captionsJson(photos) {
-  const kept = ["text", "corrected", "words", "log_prob", "log_probs", "confidence", "doubtful", "keywords"];
-  const plain = (key, value) => (key === "map" ? undefined : value); // of keywords
+  const numbers = ["log_prob", "log_probs", "confidence", "doubtful", "truth"];
+  const kept = ["text", "corrected", "words", ...numbers, "phrases", "left_out", "keywords"];
+  const maps = ["map", "alphas", "gates"]; // of keywords and left-out words
+  const plain = (key, value) => (maps.includes(key) ? undefined : value);
   const entries = photos.map(({ name, captions }) => ({
     image: name,
     captions: captions.map((caption) =>
@@ -69,10 +71,12 @@ function embeddedJson(data) {
 function galleryItem({ name, image, response, corrected }, number, side) {
   const { naturalWidth: width, naturalHeight: height } = image;
   const canvas = paintedOnWhite(image, width, height, Math.min(1, side / Math.max(width, height)));
-  const texts = corrected !== null ? [corrected] : response.captions.map(({ text }) => text || "no words");
+  const captions = corrected !== null ? [{ text: corrected }] : response.captions;
+  const texts = captions.map(({ text }) => text || "no words");
   const lines = texts.flatMap((text, index) => [
     ...(index > 0 ? [element("br")] : []),
     element("span", { class: "text" }, text),
+    ...leftOut(captions[index]),
   ]);
   const picture = element("img", {
     src: canvas.toDataURL("image/jpeg", 0.88),

@@ -1,6 +1,7 @@
 "use strict";
 /* A picture of the viewer's selection, for download: the photo with its heatmap, the caption with
-   the selected words in bold, and the scale. Without a selection: a panel for every word.
+   the selected words in bold, and the scale. Without a selection: a panel for every word. Left-out
+   words and their maps are grey.
 
    The figure is a list of shapes, {picture} or {text} with their places in pixels, which is drawn on
    a canvas (PNG) or written as SVG. */
@@ -25,7 +26,7 @@ class Figure {
     if (all) this.sheet(each);
     else this.picture(Figure.GAP, this.y, this.render(selected));
     this.y += all ? 0 : this.panel.height + Figure.GAP;
-    this.sentence(words, selected);
+    this.sentence(each, selected);
     this.scale();
     this.height = Math.ceil(this.y);
   }
@@ -46,7 +47,8 @@ class Figure {
     const map = viewer.map(where);
     const top = viewer.top(map, where.caption);
     const levels = Float32Array.from(map, (value) => value / top);
-    heatmap.draw(levels, viewer.grid(where.caption), viewer.captions[where.caption].geometry, viewer.smooth);
+    const { geometry } = viewer.captions[where.caption];
+    heatmap.draw(levels, viewer.grid(where.caption), geometry, viewer.smooth, viewer.isLeftOut(where));
     return canvas;
   }
 
@@ -55,7 +57,7 @@ class Figure {
       const x = Figure.GAP + (index % this.columns) * (this.panel.width + Figure.GAP);
       this.picture(x, this.y, this.render(where));
       const focus = `focus ${percent(Heatmap.tenth(this.viewer.map(where)).focus)}`;
-      this.label(x, this.y + this.panel.height + 22, this.viewer.words(where), 16, true);
+      this.label(x, this.y + this.panel.height + 22, this.viewer.words(where), 16, true, this.colour(where));
       const left = x + this.panel.width - this.measure(focus, 13, false);
       this.label(left, this.y + this.panel.height + 22, focus, 13, false, "#5b5b67");
       const last = index % this.columns === this.columns - 1 || index === each.length - 1;
@@ -71,17 +73,23 @@ class Figure {
     this.shapes.push({ text, x, y, size, weight: bold ? "700" : "400", fill });
   }
 
+  /** The colour of words: grey if the caption leaves them out. */
+  colour(where) {
+    return this.viewer.isLeftOut(where) ? "#5b5b67" : "#14141b";
+  }
+
   measure(text, size, bold) {
     this.pen.font = `${bold ? 700 : 400} ${size}px ${Figure.FONT}`;
     return this.pen.measureText(text).width;
   }
 
   /** The words of the caption, wrapped. */
-  sentence(words, selected) {
+  sentence(each, selected) {
     const size = 20;
     let x = Figure.GAP;
     this.y += size;
-    words.forEach((word, index) => {
+    each.forEach((where, index) => {
+      const word = this.viewer.words(where);
       const bold = selected !== null && index >= selected.start && index <= selected.end;
       const wide = this.measure(word, size, bold);
       const joined = index > 0 && /^('|n't$)/.test(word); // such as 's
@@ -90,7 +98,7 @@ class Figure {
         x = Figure.GAP;
         this.y += 1.4 * size;
       }
-      this.label(x, this.y, word, size, bold, bold ? "#b8430f" : "#14141b");
+      this.label(x, this.y, word, size, bold, bold ? "#b8430f" : this.colour(where));
       x += wide + this.measure(" ", size, false);
     });
     this.y += Figure.GAP;

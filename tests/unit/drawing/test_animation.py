@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cutting import cut
 from picture_helpers import brightest_cell, flat, luma, make_caption, noisy, one_hot
 from PIL import Image, ImageSequence
 
@@ -60,6 +61,23 @@ def test_every_frame_interpolates_between_two_words_maps(scale: str) -> None:
         expected = photo if shot.word < 0 else expected
         assert panel_of(frame, photo.size).tobytes() == expected.tobytes()
         assert (frame.mode, frame.size) == ("RGB", animation.size)
+
+
+def test_left_out_words_and_their_maps_are_grey() -> None:
+    photo, whole = noisy((170, 50)), make_caption(["a", "dog", "runs"])
+    animation = animate(photo, cut(whole, 2, [0.5] * 3), seconds_per_word=0.2)
+
+    said, left_out = (list(animation.frames())[end] for end in still_frames(3, 0.2)[1:])
+
+    dog, runs = (attention_image(photo, alpha) for alpha in whole.alphas[1:])
+    assert panel_of(said, photo.size).tobytes() == dog.tobytes()
+    assert panel_of(left_out, photo.size).tobytes() == runs.convert("L").convert("RGB").tobytes()
+    below = 80 - 13  # the words
+    first = np.asarray(next(animation.frames()))[below:-35]
+    plain = np.asarray(next(animate(photo, whole).frames()))[below:-35]
+    assert first.shape == plain.shape
+    assert (luma(Image.fromarray(first)) < 60).sum() < (luma(Image.fromarray(plain)) < 60).sum()
+    assert 'caption: a dog"' in animation._repr_html_()
 
 
 def test_the_sentence_grows_without_moving_earlier_words() -> None:

@@ -18,6 +18,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from cutting import cut
 from matplotlib.text import Text
 from picture_helpers import UNUSUAL, brightest_cell, flat, make_caption, noisy, one_hot
 from PIL import Image
@@ -288,6 +289,29 @@ def test_doubtful_words_and_words_that_hardly_use_the_photo_are_noted() -> None:
     assert not any("grey words" in text or "doubtful" in text for text in rest)
 
 
+def test_left_out_words_follow_in_grey() -> None:
+    photo, nan = noisy((200, 150)), math.nan
+    whole = make_caption(["a", "black", "dog", "on", "a", "sofa"])
+    caption = cut(whole, 3, [nan, 0.4, 0.9, nan, nan, 0.3])
+    figure = overlay(photo, caption, coverage=True)
+
+    maps, texts = maps_of(figure), texts_of(figure)
+    *drawn, mean = [attention_image(photo, a) for a in (*whole.alphas, whole.alphas[:3].mean(0))]
+    grey = [one.convert("L").convert("RGB") for one in drawn[3:]]
+    assert_shown(maps, *drawn[:3], *grey, mean)
+    said, rest = texts["a black dog"], texts["on a sofa"]
+    assert said.get_color() != rest.get_color() == texts["sofa"].get_color()
+    assert said.get_position()[0] < rest.get_position()[0]
+    assert "likely to be true: a black dog 40% · on a sofa 30%" in texts
+    assert any("left out" in text for text in texts)
+    assert any("doubtful word, less than 50%" in text for text in texts)
+    assert sum(text.get_text() == "?" for text in figure.figure.texts) == 1  # of black
+    [sofa] = maps_of(overlay(photo, caption, only=["sofa"]))
+    assert_shown([sofa], grey[-1])
+    nothing = texts_of(overlay(photo, cut(whole, 0, [nan] * 6)))
+    assert {"a black dog on a sofa", "on"} <= set(nothing)
+
+
 def test_the_common_scale_is_that_of_the_words_shown() -> None:
     photo, caption = noisy((200, 150)), make_caption(["a", "couple", "giraffes"])
     caption.alphas[1] = 0
@@ -472,6 +496,10 @@ def test_a_map_is_drawn_in_axes_of_the_users_own() -> None:
         overlay(photo, caption, cmap="jet")
     with pytest.raises(AttributeError, match="theme"):  # of figures alone
         overlay(photo, caption, ax=ax, theme="dark")
+    ours.clear()
+    overlay(photo, cut(caption, 2, [math.nan] * 3), ax=(ax := ours.add_subplot()))
+    expected = attention_map(caption.alphas[:2].mean(0), (200, 100), caption.regions)
+    np.testing.assert_array_equal(ax.get_images()[1].get_array(), expected)
     seen = replace(caption, keywords=(Keyword("sofa", 0.9, caption.alphas[0]),))
     with pytest.raises(ConfigError, match="'sofa' is not in the caption"):
         overlay(photo, seen, ax=ax, only=["sofa"])
@@ -494,7 +522,8 @@ LONG = f"a pneumonoultramicroscopicsilicovolcanoconiosis of {'W' * 30} dog i sta
 def test_nothing_overlaps_or_leaves_the_figure(size: tuple[int, int], options: Any) -> None:
     low = np.full(len(LONG), -9.0, np.float32)
     caption = replace(make_caption(LONG, alternatives=3), log_probs=low, log_prob=-1234.5)
-    several = [caption, make_caption(LONG[:4], alternatives=3)]
+    short = make_caption(LONG[:4], alternatives=3)
+    several = [caption, cut(replace(short, confidence=0.5), 2, [0.5] * 4)]
     for captions, labels in (([caption], []), (several, ["L" * 99, "b"])):
         figure = overlay(flat(size), captions, labels=labels, **options)
         width, height = figure.size

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cutting import cut
 from picture_helpers import make_caption, noisy
 from PIL import Image
 
-from captioner.caption import DOUBTFUL, Caption
+from captioner.caption import DOUBTFUL, DOUBTFUL_TRUTH, Caption
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
 from captioner.drawing.pages import Entry, embedded, gallery, page, shown_photo, with_photo
 from captioner.errors import ConfigError
@@ -68,6 +69,7 @@ def test_the_page_embeds_the_caption() -> None:
         "heatmap": HEATMAP_STYLE._asdict(),
         "closed_gate": CLOSED_GATE,
         "doubtful_below": DOUBTFUL,
+        "doubtful_truth": DOUBTFUL_TRUTH,
         "scale": "common",
         "smooth": True,
     }
@@ -150,6 +152,13 @@ def test_an_undecodable_name_is_shown_with_a_question_mark(tmp_path: Path) -> No
 def test_a_photo_that_jpeg_cannot_hold_is_refused() -> None:
     with pytest.raises(ConfigError, match="65501 x 1 pixels"):
         page(photo((65_501, 1)), make(), panel_size=0)
+
+
+def test_the_list_of_photos_shows_left_out_words_after_the_caption() -> None:
+    made = page(photo(), cut(make(("a", "dog", "<b>")), 2, [0.5] * 3)).html
+
+    assert 'alt="a dog"' in made
+    assert re.search(r'>a dog</span> <span class="left-out">.*left out: </span>&lt;b&gt;<', made)
 
 
 def test_a_caption_without_words_has_a_page() -> None:

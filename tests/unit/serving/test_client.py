@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+import math
 import threading
 
 import httpx
 import numpy as np
 import pytest
+from cutting import cut
 from PIL import Image
 
 import captioner
@@ -18,6 +20,7 @@ from captioner.errors import ConfigError, ImageError, ServerError
 from captioner.geometry import Geometry
 from captioner.serving import client as client_module
 from captioner.serving.client import AsyncClient, Client
+from captioner.serving.schema import CaptionResult
 
 URL = "http://captioner:8000"
 BODY = {
@@ -172,7 +175,9 @@ def test_served_attention_can_be_drawn():
         geometry=Geometry.even((3, 4), 0.1, 0, 0.9, 1), method="occlusion", confidence=0.25,
         keywords=(Keyword("dog", 0.75, maps[0]),),
     )  # fmt: skip
+    caption = cut(caption, 1, [math.nan, 0.25])
     data = caption.as_dict(attention=True)
+    assert CaptionResult(**data).model_dump(exclude_unset=True).keys() == data.keys()
     served = {**BODY, "captions": [data, caption.as_dict()]}
 
     client = Client(URL, transport=httpx.MockTransport(Server(httpx.Response(200, json=served))))
