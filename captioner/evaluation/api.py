@@ -16,8 +16,9 @@ from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, DataError, OptionError, either, first_of
 from captioner.evaluation.grounding import Instances, measure, read_instances
 from captioner.evaluation.metrics import CaptionEvaluator
-from captioner.evaluation.objects import by_confidence, photo_objects
+from captioner.evaluation.objects import by_confidence, photo_objects, read_objects
 from captioner.evaluation.options import EvaluateOptions, OnError, raise_error
+from captioner.evaluation.phrases import PhrasedPhoto, measure_phrases, read_phrases
 from captioner.evaluation.references import GZIP, DocumentFrequencies, count_frequencies
 from captioner.evaluation.report import Report, build, difference, read_captions_of
 from captioner.files import FREQUENCIES
@@ -36,7 +37,7 @@ def evaluate(
     progress: bool = True,
     **options: Any,
 ) -> Report:
-    """Score captions against references, and attention against masks.
+    """Score captions against references, and attention against masks or boxes.
 
     Args:
         model: A loaded model, a model folder, or several folders; None: the shipped model.
@@ -46,9 +47,10 @@ def evaluate(
             and how; see ``evaluation.faithfulness``.
         progress: Show a progress bar on standard error, if that is a terminal.
         **options: The other fields of ``EvaluateOptions`` (``annotations``, ``images``,
-            ``instances``, ``compare``, ``frequencies``, ``train_annotations``, ``meteor``,
-            ``spice``, ``chair``, ``device``, ``precision``, ``batch_size``), which are those of
-            ``captioner evaluate``, and fields of ``SearchOptions`` to change.
+            ``instances``, ``objects``, ``phrases``, ``compare``, ``frequencies``,
+            ``train_annotations``, ``meteor``, ``spice``, ``chair``, ``device``, ``precision``,
+            ``batch_size``), which are those of ``captioner evaluate``, and fields of
+            ``SearchOptions`` to change.
 
     Returns:
         What ``captioner evaluate -o`` writes as JSON; NaN where the file has null. The scores are
@@ -119,13 +121,13 @@ class Evaluation:
             neutral = bool(self.search.get("neutral"))
         else:
             photos = self._photos()
+            phrased = self._phrased(photos)
             model, report = self._load()
             neutral = model.options(**self.search).neutral
             found = self._caption(model, photos)
-            if self.instances is not None:
-                with_masks = {i: one for i, one in found.items() if i in self.instances.images}
-                report["instances"] = options.instances
-                report["attention"] = measure(with_masks, self.instances)
+            failed = {photo.path for photo in photos if photo.image_id not in found}
+            phrased = {path: one for path, one in phrased.items() if path not in failed}
+            report |= self._attention(model, found, phrased)
             if judge is None:
                 return report
             judge.frequencies = judge.frequencies or model_frequencies(model)
@@ -142,7 +144,7 @@ class Evaluation:
         if missing:
             report["images_without_caption"] = missing
         if judge.objects is not None:
-            report["warnings"] += self._without_masks(captions)
+            report["warnings"] += self._without_objects(captions)
             values = [found[i].confidence for i in scores.ids if i in found]
             if confidences := [value for value in values if value is not None]:
                 report["chair_by_confidence"] = by_confidence(scores.counts["CHAIR_i"], confidences)
@@ -155,8 +157,18 @@ class Evaluation:
 
     @cached_property
     def instances(self) -> Instances | None:
-        """The objects in the photos."""
+        """The object masks of photos."""
         return None if self.options.instances is None else read_instances(self.options.instances)
+
+    @cached_property
+    def objects(self) -> dict[int, set[str]]:
+        """The annotated categories in each photo that has annotations, by image id."""
+        found = {} if self.options.objects is None else read_objects(self.options.objects)
+        if self.instances is not None:
+            found = {i: found.get(i, set()) for i in {*found, *self.instances.images}}
+            for image_id, category in self.instances.annotations:
+                found[image_id].add(category)
+        return found
 
     def _judge(self) -> CaptionEvaluator | None:
         """The references and how captions are scored against them; None without references."""
@@ -165,9 +177,8 @@ class Evaluation:
         references = read_captions([self.options.annotations])
         frequencies = read_frequencies(self.options.frequencies)
         objects = None
-        if self.instances is not None or self.options.chair:
-            annotated = () if self.instances is None else self.instances.annotations
-            objects = photo_objects(references, annotated)
+        if self.objects or self.options.chair:
+            objects = photo_objects(references, self.objects)
         return CaptionEvaluator(
             references, frequencies, self.options.java, objects, on_error=self.on_error
         )
@@ -186,9 +197,9 @@ class Evaluation:
             )
         return {i: text for i, text in captions.items() if judge.references[i]}
 
-    def _without_masks(self, captions: Mapping[int, str]) -> list[str]:
+    def _without_objects(self, captions: Mapping[int, str]) -> list[str]:
         """A note on photos whose objects are known from their references alone."""
-        count = len(captions.keys() - (() if self.instances is None else self.instances.images))
+        count = len(captions.keys() - self.objects)
         note = (
             f"CHAIR: {count} of {len(captions)} photos have no annotated objects, so objects that "
             "their references do not name count as hallucinated"
@@ -249,6 +260,43 @@ class Evaluation:
                         f"{image.path.name} in {options.annotations}; give files whose ids agree"
                     )
         return [*photos.values()]
+
+    def _phrased(self, photos: list[CaptionedImage]) -> dict[Path, PhrasedPhoto]:
+        """The photos with phrases, by path: of those to caption, or else of the whole folder."""
+        options = self.options
+        if options.phrases is None:
+            return {}
+        known = read_phrases(options.phrases)
+        paths = [photo.path for photo in photos] or find_images([options.images or ""])
+        found = {path: known[path.name] for path in paths if path.name in known}
+        if not found:
+            raise DataError(
+                f"{options.phrases} has no phrases for the photos of {options.images}; give the "
+                "file that belongs to them"
+            )
+        return found
+
+    def _attention(
+        self,
+        model: Captioner,
+        captions: Mapping[int, Caption],
+        phrased: Mapping[Path, PhrasedPhoto],
+    ) -> Report:
+        """Measure the attention of generated captions to masks, and of phrases to boxes."""
+        options, report, style = self.options, Report(), model.options(**self.search).style
+        if self.instances is not None:
+            with_masks = {i: one for i, one in captions.items() if i in self.instances.images}
+            report["instances"] = options.instances
+            report["attention"] = measure(with_masks, self.instances)
+        if phrased:
+            report["phrases"] = options.phrases
+            if not captions:
+                report["search"] = f"none; the captions of {options.phrases}"
+            report["phrase_attention"] = measure_phrases(
+                model, phrased, style,
+                batch_size=options.batch_size, on_error=self.on_error, progress=self.progress,
+            )  # fmt: skip
+        return report
 
     def _faithfulness(self) -> Report:
         """Measure the explanations of generated or reference captions."""

@@ -55,6 +55,13 @@ def weighted_sums(weights: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.flo
     return np.concatenate([block.astype(np.float64) @ counts for block in blocks])
 
 
+def ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Divide the first of two sums by the second, (R, 2): (R,); NaN where the second is 0."""
+    with np.errstate(invalid="ignore"):
+        result: NDArray[np.float64] = sums[:, 0] / sums[:, 1]
+    return result
+
+
 def resampled_means(
     photos: Sequence[Any], owners: Sequence[Any], columns: Mapping[str, NDArray[np.float64]]
 ) -> dict[str, NDArray[np.float64]]:

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,7 +35,7 @@ from captioner.caption import Caption
 from captioner.data.coco import Fields, read_coco
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation.bootstrap import interval, resampled_means, too_few
-from captioner.evaluation.objects import Name, find_names
+from captioner.evaluation.objects import find_names
 from captioner.geometry import Axis, Geometry
 from captioner.hardware import is_installed
 
@@ -171,8 +171,99 @@ _MEANS = (
 )  # fmt: skip
 
 
+class Target(NamedTuple):
+    """The part of a photo that words stand for, seen through a grid of Gh x Gw regions."""
+
+    inside: Array
+    """Share of each region that is inside, (Gh, Gw)."""
+    known: Array
+    """Share of each region that is not ignored, (Gh, Gw); see ``Instances.labels``."""
+    middles: Array
+    """Label of the pixel at the middle of each region, (Gh, Gw): 1 inside, NaN ignored, else 0."""
+    centre: float
+    """Label of the pixel at the centre of the part that the model sees."""
+
+    @classmethod
+    def seen(cls, labels: Array | None, caption: Caption) -> Target | str:
+        """Return the target with these labels, (H, W), or why attention to it is not measured.
+
+        ``absent``: there are no labels; ``unseen``: the target lies outside the part of the photo
+        that the model sees; ``ignored``: it has crowd regions only.
+        """
+        if labels is None:
+            return "absent"
+        regions, grid = caption.regions, caption.alphas.shape[1:]
+        inside = region_coverage(labels == 1, regions, grid)
+        if not inside.any():
+            crowds = region_coverage(np.isnan(labels), regions, grid)
+            return "ignored" if crowds.any() or not (labels == 1).any() else "unseen"
+        whole = Geometry(*(Axis.even(1, axis.start, axis.stop) for axis in regions))
+        return cls(
+            inside,
+            region_coverage(~np.isnan(labels), regions, grid),
+            _at_middles(labels, regions, grid),
+            _at_middles(labels, whole, (1, 1)).item(),
+        )
+
+
+class Marked(NamedTuple):
+    """Words of a caption that stand for something in the photo."""
+
+    row: Mapping[str, Any]
+    """Keys that identify the words in the report."""
+    positions: Sequence[int]
+    """The positions of the words, ascending."""
+    target: Target | str
+    """The target of the words, or why attention to it is not measured."""
+
+
 def measure(captions: Mapping[int, Caption], instances: Instances) -> dict[str, Any]:
     """Measure every name of every caption against the masks of the photo.
+
+    Args:
+        captions: Caption by image id.
+        instances: The objects of these photos.
+
+    Returns:
+        What `Grounding.summary` does, of ``names`` (``absent``: their category is not in the photo;
+        ``unseen``: outside the crop that the model sees; ``ignored``: crowd regions only, or all
+        attention on them), with ``categories`` (count, correctness, uniform and ratio, the most
+        frequent first).
+
+    Raises:
+        DataError: A mask cannot be decoded.
+    """
+    found = Grounding()
+    for image_id, caption in sorted(captions.items()):
+        found.add(image_id, caption, _names(image_id, caption, instances))
+    report = found.summary("names", ("absent", "unseen", "ignored"))
+    names = report["per_name"]
+    categories = [one["category"] for one in names]
+    report["categories"] = {}
+    for category, count in Counter(sorted(categories)).most_common():  # ties in alphabetical order
+        own = [one for one in names if one["category"] == category]
+        correctness, uniform = (
+            _mean([one[key] for one in own]) for key in ("correctness", "uniform")
+        )
+        report["categories"][category] = {
+            "count": count,
+            "correctness": correctness,
+            "uniform": uniform,
+            "ratio": correctness / uniform,
+        }
+    return report
+
+
+def _names(image_id: int, caption: Caption, instances: Instances) -> Iterator[Marked]:
+    """Mark the names of annotated categories in a caption."""
+    for category, start, stop in find_names(caption.words):
+        if category in instances.categories:
+            target = Target.seen(instances.labels(image_id, category), caption)
+            yield Marked({"image_id": image_id, "category": category}, range(start, stop), target)
+
+
+class Grounding:
+    """Attention maps measured so far, of names or phrases in the captions of photos.
 
     Source of ``correctness``: Liu et al. 2017, Attention Correctness in Neural Image Captioning
     (arXiv:1605.09553). Deviations: a name of several words uses their mean map instead of the best
@@ -181,143 +272,134 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> dict[str, 
     Source of ``pointing``: Zhang et al. 2016, Top-down Neural Attention by Excitation Backprop
     (arXiv:1608.00507). Deviations: no margin of 15 pixels around objects; the mean is over names,
     not over categories; crowd regions are ignored.
-
-    Means are over names. ``ratio`` is mean correctness over mean uniform; 1 is no better than a
-    uniform map. It is not a mean of ratios, in which small objects would dominate, since a ratio is
-    bounded by 1 / area. ``over_uniform``, ``over_centre`` and ``over_shuffled`` are correctness
-    minus the baseline; ``over_before`` and ``over_after`` are correctness minus that of the word
-    before or after. Their intervals are paired. ``shift`` and the last two cover the names with a
-    word on both sides.
-
-    ``intervals`` are 95% bootstrap intervals over photos, since the names of a photo are not
-    independent; None for fewer than 30 photos with names.
-
-    Args:
-        captions: Caption by image id.
-        instances: The objects of these photos.
-
-    Returns:
-        The means, the differences, ``ratio``, ``gate``, ``entropy`` (mean over all words) and
-        ``entropy_even`` (that of uniform maps, ln L; nats), ``movement`` (mean over captions of at
-        least two words), ``shift``, ``intervals`` (low and high by key), the counts of ``photos``
-        and ``names`` (``absent``: their category is not in the photo; ``unseen``: outside the crop
-        that the model sees; ``ignored``: crowd regions only, or all attention on them),
-        ``categories`` (count, correctness, uniform and ratio, the most frequent first) and
-        ``per_name`` (every measured name, see `measure_name`). NaN where undefined.
-
-    Raises:
-        DataError: A mask cannot be decoded.
     """
-    counts: Counter[str] = Counter()
-    names: list[dict[str, Any]] = []
-    for image_id, caption in sorted(captions.items()):
-        for name in find_names(caption.words):
-            if name.category in instances.categories:
-                measured = measure_name(image_id, caption, name, instances)
-                if isinstance(measured, str):
-                    counts[measured] += 1
-                else:
-                    names.append(measured)
-    columns = {key: np.array([one[key] for one in names], np.float64) for key in _MEANS}
-    shifts = np.array([one["shift"] for one in names]).reshape(-1, 3)
-    for key in ("uniform", "centre", "shuffled"):
-        columns[f"over_{key}"] = columns["correctness"] - columns[key]
-    columns["over_before"] = shifts[:, 1] - shifts[:, 0]
-    columns["over_after"] = shifts[:, 1] - shifts[:, 2]
-    owners = [one["image_id"] for one in names]
-    drawn = resampled_means(sorted(captions), owners, columns)
-    drawn["ratio"] = drawn["correctness"] / drawn["uniform"]
-    alphas = [caption.alphas for caption in captions.values() if len(caption.words)]
-    found: dict[str, Any] = {
-        **{key: _mean(column) for key, column in columns.items()},
-        "ratio": _mean(columns["correctness"]) / _mean(columns["uniform"]),
-        "gate": _mean([one["gate"] for one in names]),
-        "entropy": _mean([value for maps in alphas for value in entropy(maps)]),
-        "entropy_even": _mean([math.log(one.size) for maps in alphas for one in maps]),
-        "movement": _mean([movement(maps) for maps in alphas]),
-        "shift": {
-            **dict(zip(("-1", "0", "+1"), map(_mean, shifts.T), strict=True)),
-            "names": int((~np.isnan(shifts[:, 0])).sum()),
-        },
-        "intervals": {key: interval(one) for key, one in drawn.items()},
-        "photos": len(captions),
-        "photos_with_names": len(set(owners)),
-        "names": len(names) + counts.total(),
-        "measured": len(names),
-        **{reason: counts[reason] for reason in ("absent", "unseen", "ignored")},
-        "categories": {},
-    }
-    categories = [one["category"] for one in names]
-    for category, count in Counter(sorted(categories)).most_common():  # ties in alphabetical order
-        own = np.array(categories) == category
-        correctness, uniform = (_mean(columns[key][own]) for key in ("correctness", "uniform"))
-        found["categories"][category] = {
-            "count": count,
-            "correctness": correctness,
-            "uniform": uniform,
-            "ratio": correctness / uniform,
+
+    def __init__(self) -> None:
+        self._photos: set[Any] = set()
+        self._owners: list[Any] = []
+        self._rows: list[dict[str, Any]] = []
+        self._counts: Counter[str] = Counter()
+        self._entropies: list[float] = []
+        self._even: list[float] = []
+        self._movements: list[float] = []
+
+    def add(self, photo: Any, caption: Caption, marked: Iterable[Marked]) -> None:
+        """Measure the maps of all words of a caption, and the attention of its marked words."""
+        self._photos.add(photo)
+        if len(caption.words):
+            self._entropies += entropy(caption.alphas).tolist()
+            self._even += [math.log(one.size) for one in caption.alphas]
+            self._movements.append(movement(caption.alphas))
+        for row, positions, target in marked:
+            found = target if isinstance(target, str) else measure_words(caption, positions, target)
+            if isinstance(found, str):
+                self._counts[found] += 1
+            else:
+                self._owners.append(photo)
+                self._rows.append({**row, **found})
+
+    def summary(self, unit: str, reasons: Sequence[str]) -> dict[str, Any]:
+        """Summarize everything that was measured.
+
+        Means are over names, or over phrases. ``ratio`` is mean correctness over mean uniform; 1 is
+        no better than a uniform map. It is not a mean of ratios, in which small objects would
+        dominate, since a ratio is bounded by 1 / area. ``over_uniform``, ``over_centre`` and
+        ``over_shuffled`` are correctness minus the baseline; ``over_before`` and ``over_after`` are
+        correctness minus the correctness of the word before or after. Their intervals are paired.
+        ``shift`` and the last two cover the names with a word on both sides.
+
+        ``intervals`` are 95% bootstrap intervals over photos, since the names of a photo are not
+        independent; None for fewer than 30 photos with names.
+
+        Args:
+            unit: Plural of what was measured, such as ``names``, for the keys below.
+            reasons: Why some were not measured, for their counts.
+
+        Returns:
+            The means, the differences, ``ratio``, ``gate``, ``entropy`` (mean over all words) and
+            ``entropy_even`` (entropy of uniform maps, ln L; nats), ``movement`` (mean over captions
+            of at least two words), ``shift``, ``intervals`` (low and high by key), the counts
+            ``photos``, ``photos_with_names``, ``names``, ``measured`` and one for each reason, and
+            ``per_name`` (every measured name, see `measure_words`). NaN where undefined.
+        """
+        rows = self._rows
+        columns = {key: np.array([one[key] for one in rows], np.float64) for key in _MEANS}
+        shifts = np.array([one["shift"] for one in rows]).reshape(-1, 3)
+        for key in ("uniform", "centre", "shuffled"):
+            columns[f"over_{key}"] = columns["correctness"] - columns[key]
+        columns["over_before"] = shifts[:, 1] - shifts[:, 0]
+        columns["over_after"] = shifts[:, 1] - shifts[:, 2]
+        drawn = resampled_means(sorted(self._photos), self._owners, columns)
+        drawn["ratio"] = drawn["correctness"] / drawn["uniform"]
+        photos = len(set(self._owners))
+        return {
+            **{key: _mean(column) for key, column in columns.items()},
+            "ratio": _mean(columns["correctness"]) / _mean(columns["uniform"]),
+            "gate": _mean([one["gate"] for one in rows]),
+            "entropy": _mean(self._entropies),
+            "entropy_even": _mean(self._even),
+            "movement": _mean(self._movements),
+            "shift": {
+                **dict(zip(("-1", "0", "+1"), map(_mean, shifts.T), strict=True)),
+                unit: int((~np.isnan(shifts[:, 0])).sum()),
+            },
+            "intervals": {key: interval(one) for key, one in drawn.items()},
+            "photos": len(self._photos),
+            f"photos_with_{unit}": photos,
+            unit: len(rows) + self._counts.total(),
+            "measured": len(rows),
+            **{reason: self._counts[reason] for reason in reasons},
+            **too_few(photos, f"photos with {unit}", "confidence intervals"),
+            f"per_{unit[:-1]}": rows,
         }
-    found |= too_few(len(set(owners)), "photos with names", "confidence intervals")
-    return found | {"per_name": names}
 
 
-def measure_name(
-    image_id: int, caption: Caption, name: Name, instances: Instances
+def measure_words(
+    caption: Caption, positions: Sequence[int], target: Target
 ) -> dict[str, Any] | str:
-    """Measure one name of a caption.
+    """Measure the mean map of some words of a caption.
 
     Returns:
-        ``image_id``, ``category``, ``text`` (the words of the name), ``start`` (the index of the
-        first); ``correctness``, the share of the attention of their mean map on the objects, 0 to
-        1, and that of baselines: ``uniform`` (equal attention to every region), ``centre`` (a
-        Gaussian at the centre of the crop with sigma = 1/4 of each side), ``shuffled`` (the mean
-        map of the other words); ``shift``, that of the word before, the name and the word after,
-        all NaN if one is missing; ``pointing``, 1 if the middle of the most attended region lies on
-        an object, else 0 (mean over ties), ``pointing_uniform`` (of a random region),
-        ``pointing_centre`` (of the centre of the crop); ``gate``, mean context gate of the words.
-        NaN where undefined. Or why it cannot be measured: ``absent``, ``unseen`` or ``ignored``.
+        ``text`` (the words), ``start`` (the position of the first); ``correctness``, the share of
+        the attention of their mean map inside the target, 0 to 1, and the share of baselines:
+        ``uniform`` (equal attention to every region), ``centre`` (a Gaussian at the centre of the
+        crop with sigma = 1/4 of each side), ``shuffled`` (the mean map of the other words);
+        ``shift``, the correctness of the word before, the words and the word after, all NaN if one
+        is missing;
+        ``pointing``, 1 if the middle of the most attended region lies inside, else 0 (mean over
+        ties), ``pointing_uniform`` (of a random region), ``pointing_centre`` (of the centre of the
+        crop); ``gate``, mean context gate of the words. NaN where undefined. Or ``ignored``: all
+        attention of the words is on crowd regions.
     """
-    category, start, stop = name
-    labels = instances.labels(image_id, category)
-    if labels is None:
-        return "absent"
-    maps, regions = np.asarray(caption.alphas, dtype=np.float64), caption.regions
-    grid = maps.shape[1:]
-    objects = region_coverage(labels == 1, regions, grid)
-    if not objects.any():
-        crowds = region_coverage(np.isnan(labels), regions, grid)
-        return "ignored" if crowds.any() or not (labels == 1).any() else "unseen"
-    valid = region_coverage(~np.isnan(labels), regions, grid)
-    middles = _at_middles(labels, regions, grid)
-    whole = Geometry(*(Axis.even(1, axis.start, axis.stop) for axis in regions))
+    maps = np.asarray(caption.alphas, dtype=np.float64)
+    inside, known, middles, centre = target
+    grid = inside.shape
 
     def correctness(maps: Array) -> float:
-        """sum_i alpha_i objects_i / sum_i alpha_i valid_i of the sum of maps, (words, Gh, Gw)."""
-        weight = float((maps * valid).sum())
-        return float((maps * objects).sum()) / weight if weight > 0 else math.nan
+        """sum_i alpha_i inside_i / sum_i alpha_i known_i of the sum of maps, (words, Gh, Gw)."""
+        weight = float((maps * known).sum())
+        return float((maps * inside).sum()) / weight if weight > 0 else math.nan
 
-    named = maps[start:stop]
+    first, last, named = positions[0], positions[-1], maps[[*positions]]
     if math.isnan(correctness(named)):
         return "ignored"
-    neighbours = maps[max(start - 1, 0) : start], named, maps[stop : stop + 1]
+    neighbours = maps[max(first - 1, 0) : first], named, maps[last + 1 : last + 2]
     shift = [*map(correctness, neighbours)]
     uniform = np.ones((1, *grid))
-    gaussian = np.exp(-regions.from_centre(grid) / (2 * 0.25**2))[None]  # not tuned
+    gaussian = np.exp(-caption.regions.from_centre(grid) / (2 * 0.25**2))[None]  # not tuned
     mean = named.mean(axis=0)
     return {
-        "image_id": image_id,
-        "category": category,
-        "text": " ".join(caption.words[start:stop]),
-        "start": start,
+        "text": " ".join(caption.words[position] for position in positions),
+        "start": first,
         "correctness": correctness(named),
         "uniform": correctness(uniform),
         "centre": correctness(gaussian),
-        "shuffled": correctness(np.delete(maps, slice(start, stop), axis=0)),
+        "shuffled": correctness(np.delete(maps, [*positions], axis=0)),
         "shift": [math.nan] * 3 if any(map(math.isnan, shift)) else shift,
         "pointing": _mean(middles[mean == mean.max()]),
         "pointing_uniform": _mean(middles),
-        "pointing_centre": _at_middles(labels, whole, (1, 1)).item(),
-        "gate": float(np.mean(caption.gates[start:stop], dtype=np.float64)),
+        "pointing_centre": centre,
+        "gate": float(np.mean(caption.gates[[*positions]], dtype=np.float64)),
     }
 
 

@@ -4,8 +4,11 @@ The scores equal those of pycocoevalcap, and so do their names and scale: CIDEr 
 ``captioner.text.tokenizer`` produces the tokens of its Java tokenizer without Java; scripts without
 spaces between words are split into characters, and texts are normalized to NFC.
 
-Optional metrics: CIDEr_D, which is CIDEr with frozen document frequencies, METEOR and SPICE, which
-need Java, and CHAIR_i and CHAIR_s, see `captioner.evaluation.objects`.
+Two other files add scores: `captioner.evaluation.support` the words that references confirm, and
+`captioner.evaluation.objects`, on request, CHAIR_i and CHAIR_s. ``length`` is the mean in words.
+
+Optional metrics are CIDEr_D, which is CIDEr with frozen document frequencies, and METEOR and SPICE,
+which need Java.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from captioner.errors import DataError, ProgramError
-from captioner.evaluation.bootstrap import weighted_sums
+from captioner.evaluation.bootstrap import ratio, weighted_sums
 from captioner.evaluation.java import PROGRAMS, meteor_from_counts
-from captioner.evaluation.objects import chair_i, count_mentions
+from captioner.evaluation.objects import count_mentions
 from captioner.evaluation.options import OnError, raise_error
 from captioner.evaluation.references import (
     DocumentFrequencies,
@@ -34,6 +37,7 @@ from captioner.evaluation.references import (
     split,
     words_of,
 )
+from captioner.evaluation.support import count_support
 from captioner.text.tokenizer import caption_tokens, has_unspaced
 from captioner.version import __version__
 
@@ -48,12 +52,13 @@ class Scores:
     """The images, (N,)."""
     counts: Mapping[str, NDArray[np.float64]]
     """What each metric sums over the images: Bleu (N, 9), see `bleu_counts`; METEOR (N, 23), see
-    `java.METEOR_COUNTS`; CHAIR_i (N, 2), see `objects.count_mentions`; of the others, the score of
-    each image, (N,). CIDEr uses the document frequencies of all images."""
+    `java.METEOR_COUNTS`; CHAIR_i and supported_words (N, 2), see `objects.count_mentions` and
+    `support.count_support`; of the others, the score of each image, (N,). CIDEr uses the document
+    frequencies of all images."""
 
     @cached_property
     def corpus(self) -> dict[str, float]:
-        """Bleu_1 to Bleu_4, ROUGE_L, CIDEr and the optional metrics over all images."""
+        """The scores over all images, by metric."""
         whole = self.resample(np.ones((1, len(self.ids))))
         return {name: value.item() for name, value in whole.items()}
 
@@ -69,7 +74,8 @@ class Scores:
     def resample(self, weights: ArrayLike) -> dict[str, NDArray[np.float64]]:
         """Corpus scores of resamples of the images.
 
-        BLEU, METEOR and CHAIR_i are computed from summed counts, all others are weighted means.
+        BLEU, METEOR, CHAIR_i and supported_words are computed from summed counts, all others are
+        weighted means.
         CIDEr keeps the document frequencies of the whole set. An image whose SPICE is NaN makes the
         corpus SPICE NaN.
 
@@ -94,8 +100,8 @@ def _scores(
             found |= {f"Bleu_{n}": column for n, column in enumerate(bleu_from_counts(counts).T, 1)}
         elif name == "METEOR":
             found[name] = meteor_from_counts(counts)
-        elif name == "CHAIR_i":
-            found[name] = chair_i(counts)
+        elif name in ("CHAIR_i", "supported_words"):
+            found[name] = ratio(counts)
         else:
             found[name] = counts / images
     return found
@@ -148,6 +154,13 @@ class CaptionEvaluator:
             except ProgramError as error:  # the metric is omitted from now on
                 self.on_error(error)
                 self.java = [other for other in self.java if other != metric]
+        support = count_support([captions[i] for i in ids], [self.references[i] for i in ids])
+        counts |= {
+            "supported_words": support[:, :2],
+            "supported_captions": (support[:, 0] == support[:, 1]).astype(np.float64),
+            "agreement": support[:, 2],
+            "length": np.array([*map(len, tokens)], np.float64),
+        }
         if self.objects is not None:
             mentions = count_mentions(tokens, [self.objects[i] for i in ids])
             counts |= {"CHAIR_i": mentions, "CHAIR_s": (mentions[:, 0] > 0).astype(np.float64)}
@@ -165,6 +178,7 @@ class CaptionEvaluator:
             f"captioner {__version__}, pycocoevalcap 1.2",  # the version whose scores these equal
             "PTB tokens (captioner.tokenizer)",
             "pycocoevalcap Bleu, Rouge, Cider",
+            "content words (captioner.text.content)",
             "one caption an image",
         ]
         if any(has_unspaced(text) for i in ids for text in self.references[i]):

@@ -37,7 +37,7 @@ Deviation: the list of synonyms is another.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +47,7 @@ from numpy.typing import NDArray
 
 from captioner.data.coco import read_json
 from captioner.errors import DataError
+from captioner.evaluation.bootstrap import ratio
 from captioner.text.tokenizer import caption_tokens
 
 _LISTS = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
@@ -174,17 +175,16 @@ def read_objects(path: str | Path) -> dict[int, set[str]]:
 
 
 def photo_objects(
-    references: Mapping[int, Sequence[str]], annotated: Iterable[tuple[int, str]]
+    references: Mapping[int, Sequence[str]], annotated: Mapping[int, Collection[str]]
 ) -> dict[int, set[str]]:
-    """The categories in each photo, from reference captions and pairs of an id and a category."""
-    found = {
-        image_id: {name.category for text in texts for name in find_names(caption_tokens(text))}
+    """The categories in each photo, from its reference captions and its annotated categories."""
+    return {
+        image_id: {
+            *annotated.get(image_id, ()),
+            *(name.category for text in texts for name in find_names(caption_tokens(text))),
+        }
         for image_id, texts in references.items()
     }
-    for image_id, category in annotated:
-        if image_id in found:
-            found[image_id].add(category)
-    return found
 
 
 def count_mentions(
@@ -201,13 +201,6 @@ def count_mentions(
     return counts
 
 
-def chair_i(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """CHAIR_i from counts, or sums of counts, (R, 2): (R,); NaN without mentions."""
-    with np.errstate(invalid="ignore"):
-        result: NDArray[np.float64] = counts[:, 0] / counts[:, 1]
-    return result
-
-
 def by_confidence(
     counts: NDArray[np.float64], confidences: Sequence[float]
 ) -> list[dict[str, Any]]:
@@ -219,7 +212,7 @@ def by_confidence(
             "to": (number + 1) / BINS,
             "captions": len(own),
             "mentions": int(own[:, 1].sum()),
-            "CHAIR_i": chair_i(own.sum(axis=0, keepdims=True)).item(),
+            "CHAIR_i": ratio(own.sum(axis=0, keepdims=True)).item(),
             "CHAIR_s": float((own[:, 0] > 0).mean()),
         }
         for number in np.unique(bins).tolist()

@@ -19,7 +19,9 @@ OnError = Callable[[CaptionerError], None]
 _Report = Annotated[str, Shown("FILE", ("-o", "--output"))]
 
 
-_SCORING = ("compare", "frequencies", "train_annotations", "meteor", "spice", "chair")
+_SCORING = (
+    "compare", "frequencies", "train_annotations", "meteor", "spice", "chair", "objects",
+)  # fmt: skip
 
 
 def raise_error(error: CaptionerError) -> None:
@@ -31,9 +33,9 @@ def raise_error(error: CaptionerError) -> None:
 class EvaluateOptions(ModelOptions):
     """Score captions against references (BLEU, ROUGE-L, CIDEr) with 95% confidence intervals.
 
-    Or measure how much attention lies on the objects that the captions name (--instances), or
-    whether explanations identify the regions that words depend on (--faithfulness). The captions
-    come from a model (--images) or from a file (--results).
+    Or measure how much attention lies on the objects that the captions name (--instances) or on the
+    boxes of phrases (--phrases), or whether explanations identify the regions that words depend on
+    (--faithfulness). The captions come from a model (--images) or from a file (--results).
     """
 
     annotations: File | None = None
@@ -47,8 +49,16 @@ class EvaluateOptions(ModelOptions):
     instances: File | None = None
     """COCO instances file: with --images, to measure attention against its object masks; with
     --annotations, to count hallucinated objects (CHAIR)."""
+    objects: File | None = None
+    """Count hallucinated objects (CHAIR), with the objects of each photo from a JSON file:
+    {"classes": [name], "photos": {id: [index of a class]}}. A photo that is not in the file is
+    judged by its references alone."""
     chair: bool = False
-    """Count hallucinated objects without --instances too, by the references alone."""
+    """Count hallucinated objects without --instances or --objects, by the references alone."""
+    phrases: File | None = None
+    """Measure attention against the boxes of phrases in the captions of a JSON file made from
+    Flickr30k Entities; needs --images. The model explains these captions in the given --style.
+    With --annotations or --instances, only photos of these files are measured."""
     meteor: bool = False
     """Score METEOR too; needs Java."""
     spice: bool = False
@@ -83,18 +93,33 @@ class EvaluateOptions(ModelOptions):
         forbid({
             "give either {images} (a folder of photos) or {results} (a file of captions)":
                 (self.images is None) == (self.results is None),
-            "give {annotations} (to score captions), {instances} (attention) or {faithfulness}":
-                not (self.faithfulness or self.annotations or self.instances),
+            "give {annotations} (to score captions), {instances} or {phrases} (attention) or "
+            "{faithfulness}":
+                not (self.faithfulness or self.annotations or self.instances or self.phrases),
             f"{{num_captions}} is {wanted}, but only one per photo is scored; omit it": wanted != 1,
         }, given=self)  # fmt: skip
         given = {*changed(self), *search}
-        of_model = {"faithfulness", *option_fields(ModelOptions), *search.keys() - {"neutral"}}
+        of_model = {
+            "faithfulness",
+            "phrases",
+            *option_fields(ModelOptions),
+            *search.keys() - {"neutral"},
+        }
         for applies, why, others in (
             (self.results, "{results} contains the captions, so no model runs", of_model),
-            (self.faithfulness, "{faithfulness} is measured alone", {"instances", *_SCORING}),
+            (
+                self.faithfulness,
+                "{faithfulness} is measured alone",
+                {"instances", "phrases", *_SCORING},
+            ),
             (
                 self.faithfulness and self.annotations,
                 "{annotations} gives the captions",
+                search.keys() - {"style"},
+            ),
+            (
+                self.phrases and not (self.annotations or self.instances),
+                "{phrases} gives the captions",
                 search.keys() - {"style"},
             ),
         ):

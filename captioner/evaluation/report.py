@@ -203,12 +203,18 @@ def describe_texts(texts: Iterable[str]) -> dict[str, float]:
 
 _NOTES = {
     "CIDEr_D": "CIDEr with frozen document frequencies",
+    "supported_words": "share of the content words that a reference has",
+    "supported_captions": "share of the captions with only such content words",
+    "agreement": "in words: each content word counts by the share of references that have it",
+    "length": "in words",
     "CHAIR_i": "share of the named objects that are not in the photo",
     "CHAIR_s": "share of the captions that name such an object",
 }
+_IN_WORDS = ("agreement", "length")
+"""Metrics that are not shares."""
 _ATTENTION = {
-    "correctness": "share of the attention inside the masks",
-    "uniform": "uniform baseline: share of the area inside the masks",
+    "correctness": "share of the attention inside the {areas}",
+    "uniform": "uniform baseline: share of the area inside the {areas}",
     "centre": "centre-Gaussian baseline",
     "shuffled": "baseline: maps of the other words of the caption",
     "over_uniform": "correctness - uniform",
@@ -217,10 +223,10 @@ _ATTENTION = {
     "over_before": "correctness - correctness of the word before",
     "over_after": "correctness - correctness of the word after",
     "ratio": "correctness / uniform; 1 = no better than uniform",
-    "pointing": "centre of the most attended region is inside a mask",
+    "pointing": "centre of the most attended region is inside the {areas}",
     "pointing_uniform": "baseline: random region",
     "pointing_centre": "baseline: centre of the photo",
-    "gate": "mean over names",
+    "gate": "mean over {unit}",
     "entropy": "of the maps of all words (nats)",
     "entropy_even": "entropy of uniform maps",
     "movement": "0 to 1, between the maps of two words of a caption",
@@ -233,10 +239,11 @@ _ORDERS = METHOD_TITLES | {
 
 
 def as_text(report: Report) -> str:
-    """The report as text, with scores in points (times 100)."""
+    """The report as text; scores that are shares are in points (times 100)."""
     makers = {
         "metrics": _metrics, "statistics": _statistics, "chair_by_confidence": _chair,
-        "compare": _compare, "attention": _attention, "faithfulness": _faithfulness,
+        "compare": _compare, "attention": _attention, "phrase_attention": _phrase_attention,
+        "faithfulness": _faithfulness,
     }  # fmt: skip
     listed = {*makers, "intervals", "resamples", "per_image", "warnings", "signature"}
     general = [
@@ -286,11 +293,17 @@ def ends(interval: Sequence[float] | None, style: str, scale: float = 1) -> str:
 
 def _metrics(report: Report) -> list[str]:
     resamples = f" and 95% intervals ({report['resamples']} bootstrap resamples of the images)"
-    rows = [
-        (name, 100 * value, ends(report["intervals"][name], "6.2f", 100), _NOTES.get(name, ""))
-        for name, value in report["metrics"].items()
-    ]
+    rows = []
+    for name, value in report["metrics"].items():
+        scale = _scale(name)
+        interval = ends(report["intervals"][name], "6.2f", scale)
+        rows.append((name, scale * value, interval, _NOTES.get(name, "")))
     return [f"points{resamples if report['resamples'] else ''}", *table(rows)]
+
+
+def _scale(metric: str) -> int:
+    """Return the factor of a metric's value in text: 100 for points."""
+    return 1 if metric in _IN_WORDS else 100
 
 
 def _statistics(report: Report) -> list[str]:
@@ -326,12 +339,13 @@ def _chair(report: Report) -> list[str]:
 def _compare(report: Report) -> list[str]:
     found, rows = report["compare"], []
     for name, one in found["metrics"].items():
-        this, other, difference = (100 * one[key] for key in ("this", "other", "difference"))
+        scale = _scale(name)
+        this, other, difference = (scale * one[key] for key in ("this", "other", "difference"))
         row = [name, this, "-", other, "=", f"{difference:+6.2f}"]
         if one["interval"] is not None and not math.isnan(difference):
             verdict = "significant" if one["significant"] else "not significant"
             p_value = "p < 0.002" if one["p_value"] < 0.002 else f"p {one['p_value']:.3f}"
-            row += [ends(one["interval"], "+6.2f", 100), f"{p_value}, {verdict}"]
+            row += [ends(one["interval"], "+6.2f", scale), f"{p_value}, {verdict}"]
         rows.append(row)
     title = f"compared with {found['with']} on {found['images']} common images"
     return [title, *table(rows), *_note(found)]
@@ -343,21 +357,42 @@ def _note(found: Mapping[str, Any]) -> list[str]:
 
 def _attention(report: Report) -> list[str]:
     found = report["attention"]
-    lines = [
+    return [
         f"attention on named objects, with 95% intervals over photos: {found['measured']} names "
         f"measured in {found['photos_with_names']} of {found['photos']} photos",
         f"not measured: {found['absent']} names not in the photo, {found['unseen']} outside the "
         f"crop, {found['ignored']} crowds only",
+        *_attention_rows(found, "names", "masks"),
     ]
+
+
+def _phrase_attention(report: Report) -> list[str]:
+    found = report["phrase_attention"]
+    return [
+        f"attention on phrases, with 95% intervals over photos: {found['measured']} phrases "
+        f"measured in {found['captions']} captions of {found['photos']} photos",
+        f"not measured: {found['absent']} phrases without boxes, {found['empty']} without content "
+        f"words, {found['unseen']} outside the crop",
+        f"left out: {found['captions_with_unknown_words']} captions with words that the model does "
+        "not know",
+        *_attention_rows(found, "phrases", "boxes"),
+    ]
+
+
+def _attention_rows(found: Mapping[str, Any], unit: str, areas: str) -> list[str]:
+    """The table of an attention report; nothing if nothing was measured."""
     if not found["measured"]:
-        return lines
+        return []
     rows = [
-        (key.replace("_", " "), found[key], ends(found["intervals"].get(key), ".3f"), text)
+        (
+            key.replace("_", " "), found[key], ends(found["intervals"].get(key), ".3f"),
+            text.format(unit=unit, areas=areas),
+        )
         for key, text in _ATTENTION.items()
-    ]
-    shift, text = found["shift"], f"{found['shift']['names']} names with two neighbours"
+    ]  # fmt: skip
+    shift, text = found["shift"], f"{found['shift'][unit]} {unit} with two neighbours"
     rows += [(f"shifted by {by} words", shift[by], "", text) for by in ("-1", "0", "+1")]
-    return [*lines, *table(rows, 3), *_note(found)]
+    return [*table(rows, 3), *_note(found)]
 
 
 def _faithfulness(report: Report) -> list[str]:

@@ -11,17 +11,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tiny_data import write_captions
 
+import captioner
 from captioner.cli.main import FAILED, OK, USAGE
 from captioner.data.coco import read_captions
 from captioner.evaluation import api
+from captioner.evaluation.grounding import region_coverage
 from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.references import count_frequencies
 from captioner.files import FREQUENCIES
 from captioner.text.tokenizer import tokenize
 
 METRICS = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"]
+METRICS += ["supported_words", "supported_captions", "agreement", "length"]
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -209,13 +214,53 @@ def test_hallucinated_objects_are_counted(tiny, tmp_path, reported) -> None:
 
     by_both = reported(*given, "--instances", instances, "--compare", tiny.others)
     by_references = reported(*given, "--chair")
+    photos = {"1.png": [1, [1]], "2.png": [2, [1]], "3.png": [3, [1]]}
+    objects = written(tmp_path / "o.json", {"classes": ["person", "dog"], "photos": photos})
+    by_objects = reported(*given, "--objects", objects)
 
     names = {one["image_id"]: one["CHAIR_i"] for one in by_both["per_image"]}
     assert names == {1: 0.5, 2: None, 4: 1}
     assert by_both["metrics"]["CHAIR_i"] == by_both["metrics"]["CHAIR_s"] == pytest.approx(2 / 3)
     assert by_both["compare"]["metrics"]["CHAIR_s"]["this"] == pytest.approx(2 / 3)
+    assert by_objects["metrics"] == by_both["metrics"]
+    assert "1 of 3 photos have no annotated objects" in by_objects["warnings"][-1]
     assert "3 of 3 photos have no annotated objects" in by_references["warnings"][-1]
     assert by_references["metrics"]["CHAIR_i"] == pytest.approx(2 / 3)
+
+
+def test_attention_is_measured_in_boxes_of_phrases(tiny, captioned, tmp_path, run, reported):
+    """Of all photos in the folder with phrases, or of those that are scored."""
+    boxes = {"left": [[0, 0, 20, 32]]}  # the left half of each photo
+    texts = {"2.png": "A man runs .", "4.png": "The man runs on the grass", "other.png": "A dog"}
+    entries = {
+        name: {
+            "width": 40,
+            "height": 32,
+            "boxes": boxes,
+            "captions": [{"words": text, "phrases": [[0, 2, "left"]]}],
+        }
+        for name, text in texts.items()
+    }
+    given = (*captioned, "--phrases", written(tmp_path / "phrases.json", entries))
+    one = write_captions(tmp_path / "one.json", {"4.png": ["A man."]}, first=4)
+
+    alone, scored_too = reported(*given), reported(*given, "--annotations", one)
+
+    assert "metrics" not in alone
+    model, found = captioner.load(tiny.model), alone["phrase_attention"]["per_phrase"]
+    assert [(one["photo"], one["text"]) for one in found] == [("2.png", "man"), ("4.png", "man")]
+    for row in found:
+        expected = model.explain(tiny.photos / row["photo"], texts[row["photo"]])
+        left = np.arange(40) < np.full((32, 1), 20)
+        share = (expected.alphas[1] * region_coverage(left, expected.regions, (2, 2))).sum()
+        assert row["correctness"] == pytest.approx(share, abs=1e-4)
+    assert scored_too["phrase_attention"]["per_phrase"] == found[1:]
+    assert list(scored_too["metrics"]) == METRICS
+
+    stranger = written(tmp_path / "stranger.json", {"other.png": entries["other.png"]})
+    code, _, err = run("evaluate", *captioned, "--phrases", stranger)
+    assert (code, err.count("\n")) == (FAILED, 1)
+    assert "has no phrases for the photos of" in err
 
 
 # --- METEOR and SPICE ----------------------------------------------------------------------------

@@ -70,6 +70,13 @@ LINES = [
     ("evaluate", "--results"),
     ("evaluate --results RESULTS", "--annotations"),
     ("evaluate --images PHOTOS --instances INSTANCES --compare RESULTS", "--annotations"),
+    ("evaluate --images PHOTOS --instances INSTANCES --objects none.json", "--objects needs refer"),
+    (
+        "evaluate --images PHOTOS --phrases none.json --beam-size 3",
+        "the captions; omit --beam-size",
+    ),
+    (f"{SCORE} --phrases none.json", "no model runs; omit --phrases"),
+    (f"{SCORE} --objects RESULTS", "holds a JSON list"),
     (f"{SCORE} --beam-size 3", "--beam-size"),
     (f"{SCORE} --device cpu", "no model runs; omit --device"),
     ("evaluate --images PHOTOS --faithfulness --meteor", "measured alone; omit --meteor"),

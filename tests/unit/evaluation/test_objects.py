@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from captioner.errors import DataError
 from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.objects import (
     _PHRASES,
@@ -21,6 +24,7 @@ from captioner.evaluation.objects import (
     find_names,
     photo_objects,
     phrases,
+    read_objects,
 )
 from captioner.text.tokenizer import tokenize
 
@@ -103,7 +107,7 @@ def test_the_longest_phrase_from_the_left_wins(words: list[str]) -> None:
 
 
 REFERENCES = {1: ["A dog on grass.", "A puppy."], 2: ["Two men."], 3: ["A cat."], 4: ["Grass."]}
-ANNOTATED = [(1, "frisbee"), (2, "dog"), (9, "cat")]
+ANNOTATED = {1: {"frisbee"}, 2: {"dog"}, 9: {"cat"}}
 CAPTIONS = {
     1: "A dog and a cat play with a frisbee near a cat",  # the cats are not there
     2: "a man with a dog",
@@ -116,6 +120,45 @@ def test_objects_are_those_of_references_and_annotations() -> None:
     assert photo_objects(REFERENCES, ANNOTATED) == {
         1: {"dog", "frisbee"}, 2: {"person", "dog"}, 3: {"cat"}, 4: set(),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "photos",
+    [{"7": [2, 0], "9": []}, {"a.jpg": [7, [2, 0]], "b.jpg": [9, []]}],
+    ids=["by image id", "by file name"],
+)
+def test_both_forms_of_an_objects_file(tmp_path: Path, photos: object) -> None:
+    content = {"classes": ["dog", "cat", "hot dog"], "photos": photos}
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(content))
+
+    assert read_objects(path) == {7: {"dog", "hot dog"}, 9: set()}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"photos": {"7": [0]}}, "lacks 'classes' or 'photos'"),
+        ({"classes": ["dog"], "photos": {}}, "lacks 'classes' or 'photos'"),
+        ({"classes": ["dog", "sofa"], "photos": {"7": [0]}}, "the class 'sofa' is not one of"),
+        ({"classes": [["dog"]], "photos": {"7": [0]}}, r"the class \['dog'\] is not one of"),
+        ({"classes": ["dog"], "photos": {"7": [1]}}, "photo '7' has invalid objects"),
+        ({"classes": ["dog"], "photos": {"7": [-1]}}, "photo '7' has invalid objects"),
+        ({"classes": ["dog"], "photos": {"7": ["dog"]}}, "photo '7' has invalid objects"),
+        ({"classes": ["dog"], "photos": {"7": 0}}, "photo '7' has invalid objects"),
+        ({"classes": ["dog"], "photos": {"a.jpg": [0]}}, "photo 'a.jpg' has invalid objects"),
+        ({"classes": ["dog"], "photos": {"a.jpg": [7.5, [0]]}}, "photo 'a.jpg' has invalid objec"),
+        ({"classes": ["dog"], "photos": {"a.jpg": [7, 8, [0]]}}, "photo 'a.jpg' has invalid obj"),
+    ],
+)
+def test_an_invalid_objects_file_is_one_line(tmp_path: Path, content: object, problem: str) -> None:
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(content))
+
+    with pytest.raises(DataError, match=problem) as caught:
+        read_objects(path)
+
+    assert "\n" not in str(caught.value)
 
 
 def test_chair_by_hand() -> None:

@@ -25,6 +25,7 @@ from captioner.evaluation.report import (
 )
 
 METRICS = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"]
+METRICS += ["supported_words", "supported_captions", "agreement", "length"]
 
 
 WORDS = ("a", "the", "dog", "cat", "man", "runs", "sits", "on", "in", "near", "grass", "snow")
@@ -83,9 +84,11 @@ def test_too_few_images_give_no_intervals_and_no_test() -> None:
 
 
 def test_a_clearly_better_system_is_significantly_better() -> None:
-    found = difference(FEW.good, FEW.poor, evaluator(frequencies=FREQUENCIES))
+    found = difference(FEW.good, FEW.poor, evaluator(frequencies=FREQUENCIES))["metrics"]
 
-    for name, one in found["metrics"].items():
+    length = found.pop("length")  # that of the sentences
+    assert (length["difference"], length["significant"]) == (0, False)
+    for name, one in found.items():
         low, high = one["interval"]
         assert 0 < low < one["difference"] < high, name
         assert one["p_value"] < 0.05, name
@@ -163,6 +166,8 @@ def test_text_is_in_points() -> None:
     low, high = (f"{100 * end:.2f}" for end in ends)
     assert scored == ["CIDEr", f"{100 * value:.2f}", low, "to", high]
     assert compared_with[-4:] == ["p", "<", "0.002,", "significant"]
+    agreement, agreement_with = (line.split() for line in lines if line.startswith("agreement "))
+    assert agreement[1] == agreement_with[1] == f"{report['metrics']['agreement']:.2f}"  # words
 
 
 @pytest.mark.parametrize(

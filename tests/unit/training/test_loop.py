@@ -270,6 +270,7 @@ def test_samples_metrics_and_curves_are_written(configure: Any, tmp_path: Path):
     assert {file.name for file in samples.iterdir()} == {"red.png", "lime.png", "captions.txt"}
     (row,) = rows(tmp_path)
     names = {"Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr", "bad_endings"}
+    names |= {"supported_words", "supported_captions", "agreement", "length"}
     names |= {"val_loss", "perplexity", "empty_captions"}
     assert row.keys() == {"epoch", "step", "loss", "lr"} | names
     assert (row["epoch"], row["step"]) == (1, 3)

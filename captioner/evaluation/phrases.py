@@ -1,0 +1,203 @@
+"""Attention to phrases: how much attention lies in the boxes of the phrases of given captions.
+
+    words      A black dog   runs in   the snow
+    phrases    [0, 3, "1"]             [5, 7, "2"]
+    boxes      of "1"                  of "2"           left, top, right, bottom in pixels
+    measured   black dog               snow             the mean map of the content words
+
+The model explains the captions in the file; it does not write its own. Phrases without content
+words (`captioner.text.content`) are not measured, nor are captions with words that the model does
+not know. `captioner.evaluation.grounding` defines the measures and baselines; the union of the
+boxes takes the place of a mask.
+
+The file can be made from Flickr30k Entities (Plummer et al. 2015, arXiv:1505.04870). It maps the
+file name of each photo to an object:
+
+    {"width": 500, "height": 399, "boxes": {"1": [[216, 193, 419, 334]]},
+     "captions": [{"words": "A black dog runs in the snow", "phrases": [[0, 3, "1"]]}]}
+
+Boxes are in pixels of the stated width and height. The photos themselves may have another size, or
+another shape after squashing: only fractions of width and height count. Words are separated by
+spaces. A phrase has the index of its first word, the index after its last word, and its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from captioner.caption import Caption
+from captioner.data.coco import read_json
+from captioner.data.images import open_image
+from captioner.data.reading import photo_bar, read_batches
+from captioner.errors import DataError, ImageError
+from captioner.evaluation.grounding import Array, Grounding, Marked, Target
+from captioner.evaluation.options import OnError, raise_error
+from captioner.inference.captioner import Captioner
+from captioner.inference.engine import Prepared
+from captioner.text.content import content_stems
+
+Phrase = tuple[int, int, str]
+"""The index of the first word, the index after the last word, and the key of the boxes."""
+
+
+@dataclass(frozen=True)
+class PhrasedPhoto:
+    """A photo with captions, in which phrases are marked."""
+
+    width: int
+    height: int
+    boxes: Mapping[str, Sequence[Sequence[int]]]
+    """Left, top, right and bottom of the boxes of each phrase."""
+    captions: Sequence[tuple[Sequence[str], Sequence[Phrase]]]
+    """The words and the phrases of each caption."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PhrasedPhoto:
+        """Check a photo of the file.
+
+        Raises:
+            ValueError, TypeError, LookupError, AttributeError: The photo is invalid.
+        """
+        width, height, boxes = data["width"], data["height"], data["boxes"]
+        for key, of_phrase in boxes.items():
+            for left, top, right, bottom in of_phrase:
+                whole = all(type(side) is int for side in (left, top, right, bottom))
+                if not (whole and 0 <= left < right <= width and 0 <= top < bottom <= height):
+                    raise ValueError(f"a box of phrase {key} is not inside of the photo")
+        captions = [(one["words"].split(), one["phrases"]) for one in data["captions"]]
+        for words, phrases in captions:
+            for start, stop, _ in phrases:
+                if not 0 <= start < stop <= len(words):
+                    raise ValueError(f"a phrase has no words from {start} to {stop}")
+        return cls(width, height, boxes, captions)
+
+    def labels(self, key: str) -> Array | None:
+        """Return an array, (H, W), with 1 inside a phrase's boxes, or None if it has no boxes."""
+        if not self.boxes.get(key):
+            return None
+        labels = np.zeros((self.height, self.width))
+        for left, top, right, bottom in self.boxes[key]:
+            labels[top:bottom, left:right] = 1
+        return labels
+
+
+def read_phrases(path: str | Path) -> dict[str, PhrasedPhoto]:
+    """Read the photos of a file of phrases, by file name.
+
+    Raises:
+        DataError: The file is missing, or has another form.
+    """
+    found = {}
+    for name, photo in read_json(Path(path)).items():
+        try:
+            found[name] = PhrasedPhoto.from_dict(photo)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise DataError(
+                f"{path}: photo {name!r:.60} is invalid ({error!r:.100}); give a file of phrases "
+                "(docs/evaluation.md)"
+            ) from error
+    return found
+
+
+def measure_phrases(
+    model: Captioner,
+    photos: Mapping[Path, PhrasedPhoto],
+    style: str = "",
+    *,
+    batch_size: int = 32,
+    on_error: OnError = raise_error,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Explain the captions of photos, by path, and measure the attention to their phrases.
+
+    ``on_error`` is called with the error of a photo that cannot be read.
+
+    Returns:
+        The result of `Grounding.summary` for ``phrases`` (``absent``: without boxes; ``empty``:
+        without content words; ``unseen``: outside the crop that the model sees), with ``captions``,
+        the number of captions that were explained, and ``captions_with_unknown_words``.
+    """
+    found, counts = Grounding(), {"captions": 0, "captions_with_unknown_words": 0}
+
+    def read(path: Path) -> Prepared:
+        return model.prepare(open_image(path))
+
+    bar = photo_bar(total=len(photos), shown=progress)
+    with bar, closing(read_batches(read, photos, batch_size)) as batches:
+        for path, prepared in chain.from_iterable(batches):
+            bar.update()
+            if isinstance(prepared, ImageError):
+                on_error(prepared)
+                continue
+            explained = _explain(model, prepared, photos[path], style)
+            counts["captions"] += len(explained)
+            counts["captions_with_unknown_words"] += len(photos[path].captions) - len(explained)
+            for caption, marked in _mark(path.name, photos[path], explained):
+                found.add(path.name, caption, marked)
+    return counts | found.summary("phrases", ("absent", "empty", "unseen"))
+
+
+def _explain(
+    model: Captioner, prepared: Prepared, photo: PhrasedPhoto, style: str
+) -> list[tuple[Caption, list[tuple[str, list[int]]]]]:
+    """Explain the captions of a photo without unknown words.
+
+    Returns:
+        Each caption, with the key of each of its phrases and the positions of the phrase's content
+        words.
+    """
+    vocabulary = model.stored.vocabulary
+    texts, phrases = [], []
+    for words, of_caption in photo.captions:
+        tokens = [vocabulary.tokenize(word) for word in words]
+        text = [*chain.from_iterable(tokens)]
+        if text and all(token in vocabulary for token in text):
+            texts.append(text)
+            phrases.append([*_positions(words, tokens, of_caption)])
+    captions = model.explain_batch([prepared] * len(texts), texts, style=style)
+    return [*zip(captions, phrases, strict=True)]
+
+
+def _positions(
+    words: Sequence[str], tokens: Sequence[Sequence[str]], phrases: Sequence[Phrase]
+) -> Iterator[tuple[str, list[int]]]:
+    """Find the content words of each phrase among the tokens of all words.
+
+    ``tokens`` are the tokens of each word: none for punctuation, two for "dog's".
+    """
+    ends = [0, *accumulate(map(len, tokens))]
+    content = [bool(content_stems(word)) for word in words]
+    for start, stop, key in phrases:
+        inside = [range(ends[n], ends[n + 1]) for n in range(start, stop) if content[n]]
+        yield key, [*chain.from_iterable(inside)]
+
+
+def _mark(
+    name: str,
+    photo: PhrasedPhoto,
+    explained: Sequence[tuple[Caption, Sequence[tuple[str, Sequence[int]]]]],
+) -> Iterator[tuple[Caption, list[Marked]]]:
+    """Mark the phrases of explained captions of one photo, from ``_explain``."""
+
+    @cache
+    def target(key: str) -> Target | str:
+        return Target.seen(photo.labels(key), explained[0][0])
+
+    for caption, phrases in explained:
+        yield (
+            caption,
+            [
+                Marked(
+                    {"photo": name, "phrase": key}, positions, target(key) if positions else "empty"
+                )
+                for key, positions in phrases
+            ],
+        )
