@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -41,7 +41,7 @@ from captioner.evaluation.calibration import (
 )
 from captioner.evaluation.objects import read_objects
 from captioner.evaluation.options import CalibrateOptions, OnError
-from captioner.evaluation.references import DocumentFrequencies, cider_d, ngrams, split
+from captioner.evaluation.references import cider_d, ngrams, split
 from captioner.evaluation.report import ends, table
 from captioner.files import FREQUENCIES
 from captioner.inference.captioner import Captioner
@@ -212,6 +212,8 @@ class _Task(NamedTuple):
     photos: Sequence[CaptionedImage]
     score: Callable[[CaptionedImage, str], float | None]
     """The score of a caption of one of them, see ``Example``; None: it was not judged."""
+    objects: Mapping[int, Collection[str]] = {}
+    """The annotated objects of photos, by their ids."""
 
 
 @dataclass(frozen=True)
@@ -233,21 +235,13 @@ class _Work:
                 "it",
                 given=temperature,
             )
-        total = sum(len(task.photos) for task in self.tasks)
-        if total < MIN_PHOTOS:
-            raise DataError(
-                f"{total} photos with captions are too few to calibrate; give {MIN_PHOTOS} or more"
-            )
-
-    @cached_property
-    def frequencies(self) -> DocumentFrequencies:
-        """Those of the model."""
-        if (found := model_frequencies(self.model)) is None:
-            raise ConfigError(
-                f"the model has no {FREQUENCIES}, which decide whether a caption is right; add it "
-                "with: captioner prepare frequencies CAPTIONS.json -o MODEL"
-            )
-        return found
+        for tasks in filter(None, (self.tasks, self.captioned)):
+            total = sum(len(task.photos) for task in tasks)
+            if total < MIN_PHOTOS:
+                raise DataError(
+                    f"{total} photos with captions are too few to calibrate; give {MIN_PHOTOS} or "
+                    "more"
+                )
 
     @cached_property
     def tasks(self) -> list[_Task]:
@@ -265,7 +259,11 @@ class _Work:
         if given.judged:
             found = read_judgements(given.judged, default, neutral=self.options.neutral)
             return [judged(style, grades) for style, grades in found.items()]
-        frequencies = self.frequencies  # raises if the model does not have them
+        if (frequencies := model_frequencies(self.model)) is None:
+            raise ConfigError(
+                f"the model has no {FREQUENCIES}, which decide whether a caption is right; add it "
+                "with: captioner prepare frequencies CAPTIONS.json -o MODEL"
+            )
 
         def score(photo: CaptionedImage, text: str) -> float:
             caption, *references = (
@@ -286,8 +284,9 @@ class _Work:
             (names for names in (given.styles, stems) if names and len({*names}) == len(names)),
             given.annotations,
         )
+        objects = read_objects(given.objects) if given.objects else {}
         return [
-            _Task(group, style, read_dataset([file], given.images), lambda *_: 0.0)
+            _Task(group, style, read_dataset([file], given.images), lambda *_: 0.0, objects)
             for group, style, file in zip(groups, styles, given.annotations, strict=True)
         ]
 
@@ -304,17 +303,16 @@ class _Work:
     @cached_property
     def annotated(self) -> list[Example]:
         """The captions of the photos with references."""
-        judged = self.given.judged
-        return (
-            (self._examples(self.captioned) if self.captioned else []) if judged else self.examples
-        )
+        if not self.given.judged:
+            return self.examples
+        return self._examples(self.captioned) if self.captioned else []
 
     def _examples(self, tasks: Sequence[_Task]) -> list[Example]:
-        objects = self.objects
         examples = [
             Example(
                 seen, task.style, task.group, score, str(photo.path),
-                true_words(seen.words, photo.captions, objects.get(photo.image_id, ())),
+                true_words(seen.words, photo.captions, task.objects.get(photo.image_id, ()))
+                if photo.captions else np.full(len(seen.words), np.nan),
             )
             for task in tasks
             for photo, seen in self._observed(task.photos, task.group, task.style)
@@ -323,11 +321,6 @@ class _Work:
         if not examples:
             raise DataError("no photo could be captioned; give photos that can be read")
         return examples
-
-    @cached_property
-    def objects(self) -> dict[int, set[str]]:
-        """The annotated objects of each photo, by its id."""
-        return read_objects(self.given.objects) if self.given.objects else {}
 
     def other_kinds(self) -> dict[str, list[Observation]]:
         """The captions of images that are not photos, by kind."""

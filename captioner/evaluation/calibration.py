@@ -22,8 +22,9 @@ from captioner.errors import DataError
 from captioner.evaluation.bootstrap import RESAMPLES, interval, resample_weights
 from captioner.evaluation.objects import find_names
 from captioner.inference.confidence import Calibrator, Observation, features
-from captioner.inference.truth import FUNCTION_WORD, UNKNOWN_WORD, WordTruth, probabilities
+from captioner.inference.truth import WordTruth, probabilities
 from captioner.search.words import NEUTRAL_WORDS
+from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD
 from captioner.text.content import content_stems, phrase_spans, stem
 from captioner.text.tokenizer import caption_tokens
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import END_NAME, Alternative, Caption, CropBox, Keyword, text_of
+from captioner.caption import END_NAME, Alternative, Caption, CropBox, Keyword, LeftOut, text_of
 from captioner.data.images import Photo, is_photo, open_image, reduced_side
 from captioner.data.reading import read_batches, reader_threads
 from captioner.drawing.pages import PhotoCaption, shown_photo, with_photo
@@ -30,11 +30,12 @@ from captioner.inference.engine import ATTENTION_METHODS, CaptionScores, Prepare
 from captioner.inference.folder import SHIPPED_MODEL, StoredModel, load_model, save_model
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
 from captioner.inference.reading import NO_KEYWORDS, Reading, has_keywords
-from captioner.inference.truth import FUNCTION_WORD
+from captioner.inference.truth import WordTruth
 from captioner.options import CardOptions, ExplanationMethod, SearchOptions, check_method
 from captioner.search.arrays import Array, top_k
 from captioner.search.search import Hypothesis
-from captioner.search.words import encode_search_words
+from captioner.search.words import WIDE_WORDS, encode_search_words
+from captioner.search.worth import FUNCTION_WORD, Worth, wide_words
 from captioner.text.vocabulary import END, NEVER_GENERATED
 
 if TYPE_CHECKING:  # they import torch
@@ -419,6 +420,12 @@ class Captioner:
         self.check_method(method)
         if options is not None and options.keywords and not has_keywords(self.stored.reading):
             raise OptionError(f"{{keywords}}: the model {NO_KEYWORDS}")
+        if options is not None and options.certainty and self._truth is None:
+            raise OptionError(
+                "{certainty} is {given}, but the model has no calibrated reading of the photo; "
+                "give 0, or fit it with scripts/fit_reading.py and captioner calibrate",
+                given=options.certainty,
+            )
         if type(alternatives) is not int or alternatives < 0:
             raise ConfigError(
                 f"alternatives is {alternatives!r}; give a whole number, 0 (none) or more"
@@ -451,6 +458,8 @@ class Captioner:
             tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
             scores = self.ensemble.score(encoded.memories, tokens, start)
             self._add_alternatives(captions, scores, alternatives)
+        if options.certainty:
+            self._add_left_out(captions, found, encoded, options, method)
         if calibrator is not None:
             style = options.style or next(iter(vocabulary.styles), "")
             for group, seen in zip(captions, self._observations(encoded, found), strict=True):
@@ -459,6 +468,39 @@ class Captioner:
             for group, words in zip(captions, self._keywords(encoded, options), strict=True):
                 group[0] = replace(group[0], keywords=words)
         return captions
+
+    def _add_left_out(
+        self,
+        captions: list[list[Caption]],
+        found: Sequence[Sequence[Hypothesis]],
+        encoded: _Encoded,
+        options: SearchOptions,
+        method: ExplanationMethod,
+    ) -> None:
+        """Add to the best caption of each photo the words that the search did not say."""
+        best = [hypotheses[0].tokens for hypotheses in found]
+        rest = self.ensemble.continuations(encoded.memories, best, options, self.stored.vocabulary)
+        rows = [row for row, one in enumerate(rest) if one is not None]
+        whole = [[_joined(found[row][0], cast("Hypothesis", rest[row]))] for row in rows]
+        some = encoded._replace(
+            crop_boxes=[encoded.crop_boxes[row] for row in rows],
+            grids=[grid[rows] for grid in encoded.grids] if method not in ATTENTION_METHODS else (),
+            reading=encoded.reading and Reading(*(part[rows] for part in encoded.reading)),
+        )
+        start = self.stored.vocabulary.start(options.style)
+        for row, (caption,) in zip(rows, self._captions(whole, some, start, method), strict=True):
+            part = slice(len(best[row]), None)
+            captions[row][0] = replace(
+                captions[row][0],
+                left_out=LeftOut(
+                    caption.words[part],
+                    caption.log_probs[part],
+                    caption.alphas[part],
+                    caption.gates[part],
+                    np.zeros(0, np.float32) if caption.truth is None else caption.truth[part],
+                    caption.pieces[part],
+                ),
+            )
 
     def _add_alternatives(
         self, captions: list[list[Caption]], scores: CaptionScores, count: int
@@ -495,31 +537,53 @@ class Captioner:
             )
 
     def _find(self, encoded: _Encoded, options: SearchOptions) -> list[list[Hypothesis]]:
-        vocabulary = self.stored.vocabulary
-        return self.ensemble.search(encoded.memories, options, vocabulary, encoded.seeds)
+        return self.ensemble.search(
+            encoded.memories,
+            options,
+            self.stored.vocabulary,
+            encoded.seeds,
+            worth=self._worth(encoded),
+        )
+
+    def _worth(self, encoded: _Encoded) -> Worth | None:
+        """Return how true each word is of the photos; None without a calibrated reading."""
+        if (truth := self._truth) is None or encoded.reading is None:
+            return None
+        truths = np.stack([truth.search_truths(z) for z in encoded.reading.words])
+        return Worth(truths[:, :-1], self._rows, self.stored.grammar, self._wide_words)
+
+    @property
+    def _truth(self) -> WordTruth | None:
+        calibrator = self.stored.calibrator
+        return None if calibrator is None else calibrator.truth
+
+    @cached_property
+    def _rows(self) -> NDArray[np.int64]:
+        """The row of each token in the reading, (V,); see ``inference.truth``."""
+        vocabulary, reading = self.stored.vocabulary, self.stored.reading
+        if reading is None:
+            return np.full(len(vocabulary), FUNCTION_WORD)
+        return reading.token_rows(vocabulary)
+
+    @cached_property
+    def _wide_words(self) -> list[tuple[int, ...]]:
+        return wide_words(self.stored.vocabulary, WIDE_WORDS)
 
     def _observations(
         self, encoded: _Encoded, found: Sequence[Sequence[Hypothesis]]
     ) -> list[Observation]:
         """Collect what is known of each photo's best caption."""
         vocabulary = self.stored.vocabulary
-        photos, (rows, z) = self.engine.summary(encoded.memories[0]), self._read_words(encoded)
+        photos = self.engine.summary(encoded.memories[0])
+        z = np.zeros((len(photos), 0)) if encoded.reading is None else encoded.reading.words
         return [
             Observation(
                 text_of(words, vocabulary.pieces(best.tokens)), words, best, photo,
-                rows[best.tokens], of_photo,
+                self._rows[best.tokens], of_photo,
             )
             for (best, *_), photo, of_photo in zip(found, photos, z, strict=True)
             for words in [vocabulary.shown(best.tokens)]
         ]  # fmt: skip
-
-    def _read_words(self, encoded: _Encoded) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return each token's row in the reading, (V,), and the photos' log-odds, (B, S).
-
-        See ``inference.truth``. A model without a reading has no rows.
-        """
-        nothing = np.zeros((len(encoded.crop_boxes), 0), np.float32)
-        return np.full(len(self.stored.vocabulary), FUNCTION_WORD), nothing
 
     def _captions(
         self,
@@ -543,6 +607,12 @@ class Captioner:
             total = supporting.sum(axis=-1, keepdims=True)
             return np.asarray(supporting / np.where(total > 0, total, np.float32(1)))
 
+        def truth_of(row: int, found: Hypothesis) -> NDArray[np.float32] | None:
+            if self._truth is None or encoded.reading is None:
+                return None
+            rows, z = self._rows[found.tokens], encoded.reading.words[row]
+            return self._truth.truths(rows, found.token_log_probs, z)
+
         def caption(row: int, hypothesis: Hypothesis) -> Caption:
             check()
             maps, crop_box = maps_of(row, hypothesis), encoded.crop_boxes[row]
@@ -556,6 +626,7 @@ class Captioner:
                 pieces=vocabulary.pieces(hypothesis.tokens),
                 geometry=engine.geometry.placed(engine.preprocessing.image_size, *crop_box),
                 method=method,
+                truth=truth_of(row, hypothesis),
             )
 
         return [[caption(row, one) for one in group] for row, group in enumerate(found)]
@@ -634,3 +705,13 @@ class Captioner:
             self.save(f"{folder}/model")
             files = files_to_push(Path(folder, "model"), target.repo, card)
             return push(files, target, **options)
+
+
+def _joined(caption: Hypothesis, rest: Hypothesis) -> Hypothesis:
+    """Return a caption with its continuation."""
+    log_probs, alphas, gates = (
+        np.concatenate([getattr(one, name) for one in (caption, rest)])
+        for name in ("token_log_probs", "alphas", "gates")
+    )
+    tokens, total = [*caption.tokens, *rest.tokens], caption.log_prob + rest.log_prob
+    return Hypothesis(tokens, log_probs, alphas, gates, total, rest.ended)

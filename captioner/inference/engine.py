@@ -25,8 +25,10 @@ from captioner.inference.reading import Reading
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import SearchOptions
 from captioner.search.arrays import Array, mean, mean_probability, to_numpy
+from captioner.search.left_out import continuations
 from captioner.search.search import Advance, Hypothesis, Stepper, search
 from captioner.search.words import encode_search_words
+from captioner.search.worth import Worth
 from captioner.text.vocabulary import END, PAD, Vocabulary
 
 ATTENTION_METHODS = ("attention", "attention_gate")
@@ -196,6 +198,7 @@ class Ensemble:
         options: SearchOptions,
         vocabulary: Vocabulary,
         seeds: Sequence[int],
+        worth: Worth | None = None,
     ) -> list[list[Hypothesis]]:
         """Search for captions, see ``search.search``.
 
@@ -207,13 +210,25 @@ class Ensemble:
             if options.guidance:  # as many blank photos
                 blank, xp = self._stepper(self._blank, start), stepper.xp
                 blank.keep(xp.zeros((stepper.batch_size,), dtype=xp.int64, device=stepper.device))
-            found = search(stepper, options, words, seeds, blank=blank)
+            found = search(stepper, options, words, seeds, blank=blank, worth=worth)
         if not all(found):
             raise OptionError(
                 "no caption satisfies the search options; lower {min_length} or {block_ngrams}, or "
                 "give fewer {forced_words} or {banned_words}"
             )
         return found
+
+    def continuations(
+        self,
+        memories: Sequence[Any],
+        captions: Sequence[Sequence[int]],
+        options: SearchOptions,
+        vocabulary: Vocabulary,
+    ) -> list[Hypothesis | None]:
+        """Continue a caption of each photo, see ``left_out.continuations``."""
+        words, start = encode_search_words(options, vocabulary), vocabulary.start(options.style)
+        with self.engines[0].running():
+            return continuations(self._stepper(memories, start), captions, options, words)
 
     def _stepper(self, memories: Sequence[Any], start: int) -> Stepper:
         steppers = [

@@ -28,6 +28,7 @@ from captioner.inference.folder import (
     DECODER_GRAPH,
     ENCODER_GRAPH,
     EXPORTED,
+    GRAMMAR,
     TOKENIZER,
     WEIGHTS,
     StoredModel,
@@ -99,7 +100,7 @@ def export(
         write_graphs(stored.model, attention, new / ENCODER_GRAPH, new / DECODER_GRAPH)
         write_config(new, config)
         kept = (WEIGHTS, CARD) if weights else ()
-        for name in (TOKENIZER, FREQUENCIES, CONFIDENCE, *kept):
+        for name in (TOKENIZER, FREQUENCIES, CONFIDENCE, GRAMMAR, *kept):
             if (path / name).is_file():
                 shutil.copyfile(path / name, new / name)
         difference = largest_difference(stored.model, new)

@@ -8,6 +8,7 @@
     document_frequencies.json.gz    n-gram document frequencies of the training captions, to compute
                                     CIDEr-D of a few captions; optional
     confidence.safetensors          see ``confidence``; optional
+    grammar.safetensors             see ``search.grammar``; optional
     README.md                       see ``card``; optional
 
     encoder.onnx, decoder.onnx      the network as graphs that run without torch, see
@@ -38,21 +39,23 @@ from captioner.inference import hub
 from captioner.model.preprocessing import Preprocessing
 from captioner.option_fields import build_options
 from captioner.options import DecoderConfig, SearchOptions
-from captioner.text.vocabulary import Subwords, Vocabulary
+from captioner.text.vocabulary import SPECIAL_NAMES, Subwords, Vocabulary
 
 if TYPE_CHECKING:  # the network is imported with torch
     from captioner.inference.confidence import Calibrator
     from captioner.inference.reading import ReadingWords
     from captioner.model.captioner import CaptionModel
+    from captioner.search.grammar import Grammar
 
 FORMAT_VERSION = 1
 CONFIG = hub.CONFIG
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 CONFIDENCE = "confidence.safetensors"
+GRAMMAR = "grammar.safetensors"
 CARD = "README.md"
 ENCODER_GRAPH, DECODER_GRAPH = GRAPHS = ("encoder.onnx", "decoder.onnx")
-MODEL_FILES = (CONFIG, WEIGHTS, *GRAPHS, TOKENIZER, FREQUENCIES, CONFIDENCE, CARD)
+MODEL_FILES = (CONFIG, WEIGHTS, *GRAPHS, TOKENIZER, FREQUENCIES, CONFIDENCE, GRAMMAR, CARD)
 """Everything that a model folder holds. Nothing else is read from it, downloaded or pushed."""
 EXPORTED = "exported"
 """Entry of the config of a folder with graphs: opset, precision, special tokens and source, the
@@ -86,6 +89,8 @@ class StoredModel:
     """Estimates the confidence of captions; None: the model was not calibrated."""
     reading: ReadingWords | None = None
     """The words that the network's reading of a photo has rows for; None: it has no reading."""
+    grammar: Grammar | None = None
+    """Where captions may end, and which words agree; None: only the decoder knows."""
     folder: Path | None = None
     """The folder that it was read from; None: a new model."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -173,6 +178,7 @@ def load_model(folder: str | Path, revision: str | None = None, **hub_options: A
         ConfigError: torch is needed and not installed.
     """
     from captioner.inference.confidence import read_calibrator
+    from captioner.inference.grammar_file import read_grammar
     from captioner.inference.reading import ReadingWords
 
     path = find_model(folder, revision, **hub_options)
@@ -193,6 +199,7 @@ def load_model(folder: str | Path, revision: str | None = None, **hub_options: A
             counted.read_bytes() if counted.is_file() else None,
             read_calibrator(path),
             ReadingWords.from_config(config),
+            read_grammar(path, len(config["vocabulary"]) + len(SPECIAL_NAMES)),
             path,
             config,
         )
@@ -313,7 +320,7 @@ def fingerprint(folder: str | Path) -> str:
     path = find_model(folder)
     read_config(path)  # checks that the files are there
     digest = hashlib.sha256()
-    for name in (CONFIG, TOKENIZER, *GRAPHS, WEIGHTS, CONFIDENCE):
+    for name in (CONFIG, TOKENIZER, *GRAPHS, WEIGHTS, CONFIDENCE, GRAMMAR):
         if (path / name).exists():  # else optional
             digest.update((path / name).read_bytes())
     return digest.hexdigest()[:12]
@@ -334,6 +341,7 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         ConfigError: The model has no weights, or torch is not installed.
         ModelError: The folder cannot be written (disk full, no permission).
     """
+    from captioner.inference.grammar_file import grammar_bytes
     from captioner.inference.reading import READING
     from captioner.inference.weights import required_packages, to_bytes
 
@@ -361,6 +369,7 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         FREQUENCIES: stored.frequencies,
         TOKENIZER: None if subwords is None else subwords.data.encode(),
         CONFIDENCE: None if calibrator is None else calibrator.to_bytes(),
+        GRAMMAR: None if stored.grammar is None else grammar_bytes(stored.grammar),
     }
     if stored.has_graphs:
         assert stored.folder is not None

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from captioner.caption import Keyword
 from captioner.inference.confidence import sigmoid
 from captioner.search.words import NEUTRAL_WORDS
-from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary
+from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD
+from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary, is_content_word
 
 READING = "reading"
 """Entry of a model's config; and the graph's output with the log-odds, see ``onnx_engine``."""
@@ -114,6 +115,14 @@ class ReadingWords:
             for word, phrases in self.keywords.items()
         }
         return {"hidden": hidden, "stems": self.stems, "rows": self.rows, "keywords": keywords}
+
+    def token_rows(self, vocabulary: Vocabulary) -> NDArray[np.int64]:
+        """Return the row of each token, (V,), or a constant of ``inference.truth``."""
+        rows = np.array([*[FUNCTION_WORD] * len(SPECIAL_NAMES), *self.rows])
+        for token, word in enumerate(vocabulary.words, len(SPECIAL_NAMES)):
+            if rows[token] == FUNCTION_WORD and is_content_word(word):
+                rows[token] = UNKNOWN_WORD
+        return rows
 
     def of_tokens(self, words: _Array) -> _Array:
         """Log-odds of every token of the vocabulary, (B, V), from those of the stems, (B, S).

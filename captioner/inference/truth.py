@@ -19,10 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FUNCTION_WORD, UNKNOWN_WORD = -1, -2
-"""The row of a word that cannot be true or false (also of a special token or a piece of a word),
-and of a content word that the reading does not have."""
-
 _Floats = NDArray[np.floating[Any]]
 _Rows = NDArray[np.integer[Any]]
 
@@ -89,6 +85,6 @@ def _with_constants(z: _Floats, unknown: float) -> NDArray[np.float64]:
 
 
 def probabilities(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1 / (1 + exp(-log_odds)), without overflow."""
-    result: NDArray[np.float64] = np.exp(-np.logaddexp(0, -log_odds))
+    """Return 1 / (1 + exp(-log_odds)), without overflow, NaN for NaN."""
+    result: NDArray[np.float64] = (1 + np.tanh(log_odds / 2)) / 2
     return result

@@ -39,7 +39,7 @@ from captioner.search.consensus import by_consensus
 from captioner.search.rules import Rules, guide
 from captioner.search.strategies import Beams, Choice, build_strategy
 from captioner.search.words import SearchTokens
-from captioner.search.worth import Rewards, Worth
+from captioner.search.worth import Worth, build_rewards
 
 _KEPT_SAMPLES = 0.8
 """Share of the sampled candidates that are ranked and count as references: the best ones."""
@@ -144,10 +144,8 @@ def search(
     rules = Rules(options, words, end, xp, device)
     seeds = range(count) if seeds is None else seeds
     strategy = build_strategy(options, words, seeds, end_token=end, xp=xp, device=device)
-    rewards = None  # samples are drawn from the model's own probabilities
-    if worth is not None and not options.temperature:
-        rewards = Rewards(worth, options, end, xp, device)
-        strategy.gain = rewards.most
+    rewards = build_rewards(worth, options, end, xp, device)
+    strategy.gain = rewards.most
     photos = xp.arange(count, device=device)  # the photo in each row of the batch
     beams = _start(count, xp, device)
     last = on_device(stepper.start_token, xp.int64, xp, device)
@@ -159,14 +157,12 @@ def search(
         advance, *unguided = (each.advance(last) for each in steppers)
         for step in (advance, *unguided):
             rules.merge_people(step.log_probs)
-            if rewards is not None:
-                rewards.widen(step.log_probs, beams.tokens)
+            rewards.widen(step.log_probs, beams.tokens)
         scores = advance.log_probs
         for without_photo in unguided:
             scores = guide(scores, without_photo.log_probs, options.guidance)
         scores = rules.favour_rare_words(scores)
-        if rewards is not None:
-            scores = rewards.add(scores, beams.tokens, photos)
+        scores = rewards.add(scores, beams.tokens, photos)
         rules.forbid(scores, beams.tokens)
         choice = strategy.choose(_totals(beams, scores, end), beams, photos)
         beams = _extend(beams, choice, advance.log_probs, end)
@@ -194,7 +190,7 @@ def search(
                 each.keep(remaining)
         last = beams.tokens[:, :, -1]
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
-    rescored = options.rare_words > 0 or blank is not None or rewards is not None
+    rescored = options.rare_words > 0 or blank is not None or rewards.most > 0
     for photo, hypothesis in (one for each in finished for one in _trace(each, end, rescored)):
         results[photo].append(hypothesis)
     # Samples may repeat; beam groups may find the same caption, which is returned once.

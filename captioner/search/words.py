@@ -44,6 +44,12 @@ NEUTRAL_WORDS = {word: neutral for neutral, words in _GROUPS.items() for word in
 """The word that replaces each word with a sex or age."""
 
 
+_WIDE = ("person", "people", "child", "children")
+
+WIDE_WORDS = {word: wide for word, wide in NEUTRAL_WORDS.items() if wide in _WIDE}
+"""The word that covers each word with a sex or age, for ``worth.Worth.wide``."""
+
+
 class PeopleTokens(NamedTuple):
     """The words for people in a vocabulary."""
 

@@ -22,9 +22,7 @@ Notation: N photos, B photos still searched, K beams, V vocabulary, R rows of th
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +30,8 @@ from numpy.typing import NDArray
 
 from captioner.options import SearchOptions
 from captioner.search.arrays import Array, log_sum_exp, namespace, on_device
-from captioner.text.vocabulary import FUNCTION_WORDS, Vocabulary
+from captioner.search.grammar import Grammar
+from captioner.text.vocabulary import Vocabulary
 
 WEIGHT, WHOLE_WEIGHT, WHOLE_CERTAINTY = 8.0, 2.0, 0.5
 """Weight of a word's worth in nats; and for whole sentences (certainty 0), weight and certainty."""
@@ -56,69 +55,8 @@ SURE_ENDING = math.log(0.05)
 WIDE_SHARE = 0.5
 """Worth of a wide word such as "person", as a share of that of a specific one: "man" says more."""
 
-FUNCTION_WORD, NOT_READ = -1, -2
+FUNCTION_WORD, UNKNOWN_WORD = -1, -2
 """Rows of words that are not content words, and of content words that the reading lacks."""
-
-
-@dataclass(frozen=True)
-class Grammar:
-    """What human captions show about the grammar of a vocabulary: endings, and words that agree.
-
-    Counted in the training captions. Pairs of tokens are stored as first * V + second, sorted.
-    """
-
-    endings: NDArray[np.float32]
-    """(V,) share of the occurrences of each token that end a caption; 0 where captions rarely end,
-    or the token is a function word."""
-    not_ending: NDArray[np.int64]
-    """Pairs after which captions do not end, although they do after the second token: "a snow"."""
-    not_following: NDArray[np.int64]
-    """Pairs of a determiner and a word that never follows it: "a umbrella", "two dog"."""
-
-    @classmethod
-    def count(cls, captions: Iterable[Sequence[int]], vocabulary: Vocabulary) -> Grammar:
-        """Count in captions, each a sequence of tokens of the vocabulary."""
-        size = len(vocabulary)
-        words, ends = np.zeros(size), np.zeros(size)
-        pairs: Counter[int] = Counter()
-        ended: Counter[int] = Counter()
-        for tokens in captions:
-            np.add.at(words, list(tokens), 1)
-            ends[tokens[-1:]] += 1
-            keys = [one * size + two for one, two in zip(tokens, tokens[1:], strict=False)]
-            pairs.update(keys)
-            ended.update(keys[-1:])
-        shares = (ends + 0.2) / (words + 10)  # a rare word has few endings by chance
-        shares[vocabulary.whole_words(FUNCTION_WORDS)] = 0.0
-        shares[shares < LEAST_SHARE] = 0.0
-        not_ending = [
-            key
-            for key, count in pairs.items()
-            if (share := shares[key % size])
-            and (ended[key] + 8 * share) / (count + 8) < min(LEAST_SHARE, share / 3)
-        ]
-        determiners = vocabulary.whole_words(DETERMINERS)
-        expected = np.outer(words[determiners], words) / max(words.sum(), 1)
-        not_following = [
-            token * size + word
-            for token, of_token in zip(determiners, expected, strict=True)
-            for word in np.flatnonzero(of_token >= FEWEST).tolist()
-            if pairs[token * size + word] < RARELY * of_token[word]
-        ]
-        return cls(
-            shares.astype(np.float32),
-            np.array(sorted(not_ending), np.int64),
-            np.array(sorted(not_following), np.int64),
-        )
-
-
-LEAST_SHARE = 0.02
-"""A caption may end after a word if at least this share of its occurrences end a human caption."""
-
-DETERMINERS = ("a", "an", "two", "three", "four", "five", "several", "many", "some")
-FEWEST, RARELY = 2, 0.04
-"""A word does not follow a determiner if the pair is this much rarer than by chance, where chance
-would make at least ``FEWEST`` pairs."""
 
 
 class Worth(NamedTuple):
@@ -127,14 +65,29 @@ class Worth(NamedTuple):
     truths: NDArray[np.float32]
     """(N, R + 1); the last column is for content words that the reading lacks."""
     rows: NDArray[np.int64]
-    """(V,) row of each token, or ``FUNCTION_WORD`` or ``NOT_READ``."""
+    """(V,) row of each token, or ``FUNCTION_WORD`` or ``UNKNOWN_WORD``."""
     grammar: Grammar | None = None
     """None: captions end where the decoder ends them."""
     wide: Sequence[Sequence[int]] = ()
     """Groups of tokens: a wide word such as "person", then the words that it covers."""
 
 
-class Rewards:
+class NoRewards:
+    """The rewards of a search without a reading of the photo: it sees the decoder's scores."""
+
+    most = 0.0
+    """The reward of a word that is certainly true, in nats."""
+
+    def widen(self, log_probs: Array, tokens: Array) -> None:
+        """Leave the probabilities of wide words as they are."""
+
+    def add(self, log_probs: Array, tokens: Array, photos: Array) -> Array:
+        """Return the log-probabilities unchanged."""
+        del tokens, photos
+        return log_probs
+
+
+class Rewards(NoRewards):
     """The rewards of a search, on its device."""
 
     def __init__(
@@ -144,12 +97,11 @@ class Rewards:
         weight = WEIGHT if self.certainty else WHOLE_WEIGHT
         certainty = self.certainty or WHOLE_CERTAINTY
         self.most = weight * math.log(1 / certainty)
-        """The reward of a word that is certainly true, in nats."""
         truths = np.maximum(worth.truths, LEAST_TRUTH)
         values = weight * np.log(truths / certainty)
         values = np.pad(values, ((0, 0), (0, 1)))  # of function words, in the last column: 0
         self.unread, self.nothing = values.shape[1] - 2, values.shape[1] - 1
-        rows = np.where(worth.rows == NOT_READ, self.unread, worth.rows)
+        rows = np.where(worth.rows == UNKNOWN_WORD, self.unread, worth.rows)
         rows = np.where(worth.rows == FUNCTION_WORD, self.nothing, rows)
         share = np.ones(len(rows), np.float32)
         share[[group[0] for group in worth.wide]] = WIDE_SHARE
@@ -227,7 +179,16 @@ class Rewards:
         return xp.where(short, end - TOO_SHORT, end)
 
 
-def wide_words(vocabulary: Vocabulary, groups: dict[str, str]) -> list[tuple[int, ...]]:
+def build_rewards(
+    worth: Worth | None, options: SearchOptions, end_token: int, xp: Any, device: Any
+) -> NoRewards:
+    """Build the rewards of a search; samples are drawn from the model's own probabilities."""
+    if worth is None or options.temperature:
+        return NoRewards()
+    return Rewards(worth, options, end_token, xp, device)
+
+
+def wide_words(vocabulary: Vocabulary, groups: Mapping[str, str]) -> list[tuple[int, ...]]:
     """The groups of a vocabulary for ``Worth.wide``, from the wide word of each specific word."""
     found = []
     for wide in dict.fromkeys(groups.values()):

@@ -86,6 +86,7 @@ LINES = [
     ("calibrate", "--model is missing; give the model folder to calibrate"),
     ("calibrate --model MODEL --style coco", "--style is not used here; give --styles"),
     (f"{CALIBRATE} --styles x --styles y", "--styles has 2 names"),
+    ("calibrate --model MODEL --judged X --objects X --images X", "--objects needs --annot"),
     (f"{CALIBRATE} --diagram x.gif", "cannot write .gif as a figure; use .png"),
     (f"{CALIBRATE} --check", "the model is not calibrated; run captioner"),
     # Models.

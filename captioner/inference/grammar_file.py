@@ -1,0 +1,50 @@
+"""The file ``grammar.safetensors`` of a model folder: see ``search.grammar``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save
+
+from captioner.inference.confidence import read_arrays
+from captioner.inference.folder import GRAMMAR
+from captioner.search.grammar import Grammar
+
+FORMAT_VERSION = 1
+
+
+def grammar_bytes(grammar: Grammar) -> bytes:
+    """Return the content of the file."""
+    arrays = {
+        "endings": grammar.endings.astype(np.float16),
+        "not_ending": grammar.not_ending.astype(np.int32),
+        "not_following": grammar.not_following.astype(np.int32),
+    }
+    return save(arrays, metadata={"grammar": json.dumps({"format_version": FORMAT_VERSION})})
+
+
+def read_grammar(folder: Path, size: int) -> Grammar | None:
+    """Read the grammar of a model folder, or return None if it does not have one.
+
+    Args:
+        folder: The model folder.
+        size: Number of tokens of its vocabulary, V.
+
+    Raises:
+        ModelError: The file is damaged, of a later release or for another vocabulary.
+    """
+    path = folder / GRAMMAR
+    if not path.is_file():
+        return None
+    with read_arrays(path, FORMAT_VERSION, "copy the whole folder again") as (_, arrays):
+        grammar = Grammar(
+            arrays["endings"].astype(np.float32),
+            arrays["not_ending"].astype(np.int64),
+            arrays["not_following"].astype(np.int64),
+        )
+        pairs = np.concatenate([grammar.not_ending, grammar.not_following])
+        if grammar.endings.shape != (size,) or not ((pairs >= 0) & (pairs < size**2)).all():
+            raise ValueError("it does not fit the vocabulary")
+        return grammar
