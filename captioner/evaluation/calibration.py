@@ -44,11 +44,11 @@ WRONG = 0.25
 RANGE = (0.005, 0.995)
 """Quantiles of each feature that limit its range."""
 
-FAMILIAR = (0.99, 0.999)
+FAMILIAR = (0.95, 0.999)
 """Shares of photos that are familiar, and that have a confidence, by their log-odds of not being a
 photo in a fit without them. The confidence falls to 0 between these quantiles."""
 
-PENALTY, TRUTH_PENALTY, KINDS_PENALTY = 20.0, 1.0, 30.0
+PENALTY, TRUTH_PENALTY, KINDS_PENALTY = 20.0, 1.0, 60.0
 """Weights of the squared weights, next to the sum of log-losses: of the standardized features of
 captions, of the inputs of `WordTruth`, and of the standardized vectors of photos."""
 
