@@ -68,7 +68,7 @@ class Phrase(NamedTuple):
 
     text: str
     truth: float
-    """The least truth of its words, 0 to 1; NaN without content words."""
+    """The product of the truths of its content words, 0 to 1; NaN without content words."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -339,7 +339,7 @@ def _truth_as_dict(truth: NDArray[np.float32], phrases: tuple[Phrase, ...]) -> d
 def phrases_of(
     words: tuple[str, ...], pieces: tuple[str, ...], truth: NDArray[np.float32]
 ) -> tuple[Phrase, ...]:
-    """Group words into phrases, each with the least truth of its words.
+    """Group words into phrases, each with the probability that all of it is true.
 
     A phrase begins at a function word that follows a content word: "a black and white cat", "is
     sitting", "in a kitchen". Clitics and conjunctions between two content words do not begin one.
@@ -356,9 +356,21 @@ def phrases_of(
     ends = [*starts, len(words)]
     spans = [slice(start, end) for start, end in zip([0, *starts], ends, strict=True) if end]
     return tuple(
-        Phrase(text_of(words[span], pieces[span]), float(np.fmin.reduce(truth[span])))
-        for span in spans
+        Phrase(text_of(words[span], pieces[span]), joint_truth(truth[span])) for span in spans
     )
+
+
+def joint_truth(truth: NDArray[np.floating[Any]]) -> float:
+    """Return the probability that all content words are true: the product of their truths.
+
+    Args:
+        truth: Probability that each word is true, (T,); NaN for function words.
+
+    Returns:
+        NaN without content words.
+    """
+    known = truth[~np.isnan(truth)]
+    return float(known.prod()) if len(known) else float("nan")
 
 
 def text_of(words: tuple[str, ...], pieces: tuple[str, ...]) -> str:

@@ -189,8 +189,15 @@ def search(
             for each in steppers:
                 each.keep(remaining)
         last = beams.tokens[:, :, -1]
-    results: list[list[Hypothesis]] = [[] for _ in range(count)]
     rescored = options.rare_words > 0 or blank is not None or rewards.most > 0
+    return _results(finished, count, options, end, rescored)
+
+
+def _results(
+    finished: Sequence[_Finished], count: int, options: SearchOptions, end: int, rescored: bool
+) -> list[list[Hypothesis]]:
+    """The captions of all photos in their order, best first."""
+    results: list[list[Hypothesis]] = [[] for _ in range(count)]
     for photo, hypothesis in (one for each in finished for one in _trace(each, end, rescored)):
         results[photo].append(hypothesis)
     # Samples may repeat; beam groups may find the same caption, which is returned once.

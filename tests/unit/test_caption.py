@@ -152,7 +152,7 @@ def test_phrases_begin_at_function_words_after_content_words(text, phrases) -> N
     assert [one.truth for one in found] == sorted([one.truth for one in found], reverse=True)
 
 
-def test_a_phrase_is_as_true_as_its_least_true_word() -> None:
+def test_a_phrase_is_true_if_all_of_its_words_are() -> None:
     found = phrases_of(("a", "black", "cat", "is"), (), np.float32([NAN, 0.2, 0.9, NAN]))
 
     assert found[0] == ("a black cat", pytest.approx(0.2))
