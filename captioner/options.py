@@ -355,8 +355,8 @@ class SearchOptions(Checked):
             "{candidates} is {given.candidates}; give at most {beam_size} ({given.beam_size}), "
             f"{more} them": not sampling and self.candidates > self.beam_size,
             "{candidates} is 1; give 2 or more to compare, or 0 for none": self.candidates == 1,
-            "{certainty} {given.certainty} is for beam search, {temperature} for sampling; give one "
-            "of the two": sampling and self.certainty,
+            "{certainty} {given.certainty} is for beam search, {temperature} for sampling; give "
+            "one of the two": sampling and self.certainty,
             "{num_captions} is {given.num_captions}, but {candidates} only {given.candidates}; "
             "give at least as many {candidates} as captions":
                 0 < self.candidates < self.num_captions,

@@ -55,7 +55,7 @@ class Grammar:
             keys = [one * size + two for one, two in pairwise(tokens)]
             pairs.update(keys)
             ended.update(keys[-1:])
-        shares = (ends + 0.2) / (words + 10)  # a rare word has few endings by chance
+        shares = ends / (words + 10)  # a rare word may end captions by chance
         shares[vocabulary.whole_words(FUNCTION_WORDS)] = 0.0
         shares[shares < LEAST_SHARE] = 0.0
         not_ending = [

@@ -20,7 +20,7 @@ from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.images import open_image
 from captioner.inference.captioner import Captioner
 from captioner.inference.folder import CONFIDENCE, fingerprint
-from captioner.inference.truth import FUNCTION_WORD
+from captioner.search.worth import FUNCTION_WORD
 from captioner.text.content import stem
 
 COUNT = 120

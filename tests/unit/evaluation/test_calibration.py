@@ -29,7 +29,8 @@ from captioner.evaluation.calibration import (
     true_words,
 )
 from captioner.inference.confidence import Observation, features, sigmoid
-from captioner.inference.truth import FUNCTION_WORD, UNKNOWN_WORD, WordTruth
+from captioner.inference.truth import WordTruth
+from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD
 from captioner.search.search import Hypothesis
 
 

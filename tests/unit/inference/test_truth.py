@@ -12,7 +12,8 @@ from toy_captioner import TOY_TRUTH, toy_calibrator
 from captioner.errors import ModelError
 from captioner.inference.confidence import read_calibrator
 from captioner.inference.folder import CONFIDENCE
-from captioner.inference.truth import FUNCTION_WORD, UNKNOWN_WORD, WordTruth
+from captioner.inference.truth import WordTruth
+from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD
 from captioner.options import SearchOptions
 
 TRUTH = WordTruth(

@@ -1,0 +1,170 @@
+"""Rewards for true words against a reference in plain Python; grammar; words left out."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from table_stepper import END, TableStepper, constant_table, prefix_table, random_table
+
+from captioner.options import SearchOptions
+from captioner.search import worth as w
+from captioner.search.grammar import Grammar
+from captioner.search.left_out import continuations
+from captioner.search.search import search
+from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD, Worth
+from captioner.text.vocabulary import Vocabulary
+
+pytestmark = pytest.mark.usefixtures("array_library")
+
+A, CAT, CATS, DOG, ODD = range(1, 6)
+"""A function word, two forms of one stem, another stem, and a content word that is not read."""
+ROWS = np.array([FUNCTION_WORD, FUNCTION_WORD, 0, 0, 1, UNKNOWN_WORD])
+SIZE = len(ROWS)
+
+
+def grammar(
+    endings: dict[int, float] | None = None,
+    not_ending: tuple[tuple[int, int], ...] = (),
+    not_following: tuple[tuple[int, int], ...] = (),
+) -> Grammar:
+    shares = np.zeros(SIZE, np.float32)
+    for token, share in (endings or {}).items():
+        shares[token] = share
+    not_ending, not_following = (
+        np.array(sorted(one * SIZE + two for one, two in pairs), np.int64)
+        for pairs in (not_ending, not_following)
+    )
+    return Grammar(shares, not_ending, not_following)
+
+
+def score(table, caption, truths, rules: Grammar | None, certainty: float) -> float:
+    """The score of a caption, which ends unless it has the maximum length of 4 tokens."""
+    weight, least = (w.WEIGHT, certainty) if certainty else (w.WHOLE_WEIGHT, w.WHOLE_CERTAINTY)
+    total, said = 0.0, set()
+    for place, word in enumerate((*caption, END)[:4]):
+        prefix = caption[:place]
+        log_probs = table(prefix).astype(np.float64)
+        own = log_probs[word]
+        row = ROWS[word]
+        if row != FUNCTION_WORD:
+            reward = weight * math.log(max(truths[row], w.LEAST_TRUTH) / least)
+            if reward > 0 and (row in said or own < log_probs.max() - w.PLAUSIBLE):
+                reward = 0.0
+            own += reward
+            said.add(row)
+        if rules is not None and prefix:
+            if prefix[-1] * SIZE + word in rules.not_following:
+                return -math.inf
+            if word == END and certainty:
+                share = rules.endings[prefix[-1]]
+                pair = prefix[-2] * SIZE + prefix[-1] if len(prefix) > 1 else -1
+                if share and pair not in rules.not_ending:
+                    own = max(own, math.log(share) + w.ENDING_GAIN)
+                elif own <= w.SURE_ENDING:
+                    return -math.inf
+                if len(said) < 2:
+                    own -= w.TOO_SHORT
+        total += own
+    return total
+
+
+@pytest.mark.parametrize("certainty", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_wide_beam_finds_the_best_score_of_all_captions(seed: int, certainty: float) -> None:
+    rng = np.random.default_rng(seed)
+    truths = rng.random((2, 3)).astype(np.float32)
+    rules = grammar({CAT: 0.4, DOG: 0.1}, ((A, CAT),), ((A, CATS),)) if seed % 2 else None
+    tables = [random_table(seed, SIZE), random_table(seed + 100, SIZE)]
+    # All captions are wanted, so that the search does not stop at the first good one.
+    options = SearchOptions(
+        beam_size=5**4, num_captions=5**4, max_length=4, certainty=certainty
+    )
+
+    found = search(TableStepper(tables), options, worth=Worth(truths, ROWS, rules))
+
+    for table, of_photo, (best, *_) in zip(tables, truths, found, strict=True):
+        # Row -2 is the last column.
+        known = {0: of_photo[0], 1: of_photo[1], UNKNOWN_WORD: of_photo[2]}
+        captions = [
+            words for length in range(5) for words in product(range(1, SIZE), repeat=length)
+        ]
+        expected = max(score(table, words, known, rules, certainty) for words in captions)
+        assert score(table, tuple(best.tokens), known, rules, certainty) == pytest.approx(expected)
+
+
+def test_the_log_probability_of_a_caption_stays_the_decoders() -> None:
+    table = constant_table(0.3, 0.1, 0.3, 0.1, 0.1, 0.1)
+    truths = np.array([[0.99, 0.1, 0.1]], np.float32)
+
+    ((best,),) = search(
+        TableStepper([table]), SearchOptions(beam_size=3), worth=Worth(truths, ROWS)
+    )
+
+    assert best.tokens == [CAT]
+    assert best.log_prob == pytest.approx(2 * math.log(0.3), abs=1e-5)
+
+
+def test_a_wide_word_has_the_probability_of_the_words_that_it_covers() -> None:
+    """Neither CAT nor DOG is true enough; ODD stands for both."""
+    table = prefix_table({(): (0.01, 0.01, 0.44, 0.01, 0.44, 0.09)}, (0.99, *[0.002] * 5))
+    truths = np.array([[0.6, 0.6, 0.99]], np.float32)
+    options = SearchOptions(beam_size=3, certainty=0.55)
+
+    found = [
+        search(TableStepper([table]), options, worth=Worth(truths, ROWS, None, wide))[0][0]
+        for wide in ((), ((ODD, CAT, DOG),))
+    ]
+
+    assert [one.tokens[0] for one in found] == [ODD, ODD]
+    assert found[0].token_log_probs[0] == pytest.approx(math.log(0.09), abs=1e-4)
+    assert found[1].token_log_probs[0] == pytest.approx(math.log(0.97), abs=1e-4)
+
+
+def test_samples_do_not_depend_on_the_reading() -> None:
+    options = SearchOptions(beam_size=1, temperature=1.0, num_captions=5)
+    truths = np.array([[0.9, 0.001, 0.9]], np.float32)
+
+    plain, read = (
+        search(TableStepper([random_table(3, SIZE)]), options, worth=worth)[0]
+        for worth in (None, Worth(truths, ROWS))
+    )
+
+    assert [one.tokens for one in plain] == [one.tokens for one in read]
+
+
+def test_grammar_is_counted_in_captions() -> None:
+    vocabulary = Vocabulary(["a", "an", "cat", "umbrella", "red", "on", "top"])
+    a, an, cat, umbrella, red, on, top = range(4, 11)
+    captions = [[a, cat], [an, umbrella], [a, red, cat, on, top]] * 300
+
+    found = Grammar.count(captions, vocabulary)
+
+    size = len(vocabulary)
+    assert set(np.flatnonzero(found.endings)) == {cat, umbrella}  # "top" is a function word
+    assert found.endings[umbrella] == pytest.approx(300 / (300 + 10))
+    assert red * size + cat in found.not_ending
+    assert a * size + cat not in found.not_ending
+    assert {a * size + umbrella, an * size + cat, an * size + red} <= {*found.not_following}
+    assert a * size + cat not in found.not_following
+
+
+def test_what_was_left_out_continues_the_caption_greedily() -> None:
+    tables = [random_table(seed, SIZE) for seed in (1, 2, 3)]
+    captions = [[CAT], [], [DOG, A]]
+    options = SearchOptions(beam_size=3, max_length=6)
+
+    found = continuations(TableStepper(tables), captions, options)
+
+    for table, caption, rest in zip(tables, captions, found, strict=True):
+        words = tuple(caption)
+        while len(words) < 5 and (word := int(table(words).argmax())) != END:
+            words += (word,)
+        expected = list(words[len(caption) :])
+        assert (rest.tokens if rest else []) == expected
+        if rest:
+            each = [table(words[:n])[words[n]] for n in range(len(caption), len(words))]
+            np.testing.assert_allclose(rest.token_log_probs, each, rtol=1e-5)
+            np.testing.assert_allclose(rest.alphas[:, 0], range(len(caption), len(words)))
