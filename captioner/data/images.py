@@ -1,9 +1,10 @@
 """Reads image files of any kind as RGB, or fails with a one-line error.
 
 The format is detected from the content, not the extension. EXIF rotation is applied, transparent
-pixels become white, and the first frame of an animation is used. Truncated images are refused: a
-grey lower half would get a confident, wrong caption. Grey values of more than 8 bits are scaled,
-where Pillow would clip them. Of camera RAW, the largest preview is read.
+pixels become white, colour profiles are converted to sRGB, and the first frame of an animation is
+used. Truncated images are refused: a grey lower half would get a confident, wrong caption. So are
+variants of a format that Pillow would decode wrongly (`variants`). Grey values of more than 8 bits
+are scaled, where Pillow would clip them. Of camera RAW, the largest preview is read.
 
 What decoding costs is bounded before it begins: pixels, sides, the scans of a progressive JPEG,
 each of which is a pass over all pixels, and the parts of a file, which Pillow reads one by one.
@@ -11,22 +12,35 @@ each of which is a pass over all pixels, and the parts of a file, which Pillow r
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import io
+import logging
 import math
 import os
 import re
 import stat
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import (
+    ExifTags,
+    Image,
+    ImageFile,
+    ImageOps,
+    JpegImagePlugin,
+    UnidentifiedImageError,
+)
 
+from captioner.data import variants
 from captioner.data.formats import HEIC, RAW, PhotoFormat, format_by_content, register_heif
+from captioner.data.heif import check_complete
 from captioner.data.pixels import image_from_array, to_rgb
 from captioner.errors import ImageError, LargeImageError, NotAnImageError, first_line
 
@@ -76,10 +90,18 @@ _URL = re.compile(r"(https?|ftps?|sftp|file|s3|gs):/|data:image/", re.IGNORECASE
 """One slash: a ``Path`` of a URL has no more."""
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)  # of a segment with a length
 _SCAN, _END = b"\xda", b"\xd9"
-_SIGNATURES = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II\*\0|MM\0\*", re.DOTALL)
+_SIGNATURES = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II[*+]\0|MM\0[*+]", re.DOTALL)
+_BARE_PNG = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf"}
+"""Chunks without which a PNG is shown wrongly."""
+_PNG_CICP = re.compile(rb"\x00\x00\x00\x04cICP(..)", re.DOTALL)
+_HEIF_CICP = re.compile(rb"colrnclx\x00(.)\x00(.)", re.DOTALL)
+_ZEROS = bytes(64)
+"""Zeros that the pixels of few JPEG files contain; see `_zeros_in_scan`."""
 
 # Large images, odd EXIF. Per call, the filters of other threads would be changed too.
 warnings.filterwarnings("ignore", module=r"PIL\b")
+# Its log goes where the program sends it, and not to standard error where it does not say.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 def open_image(
@@ -124,11 +146,21 @@ def open_image(
                 if scans > most:
                     limit = f"the limit is {most} at this size; save it again"
                     raise LargeImageError(f"a JPEG of {scans:,} scans; {limit}")
+            if image.format in {"HEIF", "AVIF"}:
+                _check_heif(image)
             if min_side is not None and image.format in {"JPEG", "MPO"}:
                 image.draft(None, (min_side, min_side))
             reduced = image.size != size  # before loading, by which Pillow rotates some TIFFs
             rotated = reduced and _orientation(image) >= 5
-            plain = _plain(image)
+            metered: Any = getattr(image, "fp", None)
+            try:
+                plain = _plain(image)
+            except ImageError:
+                if (bare := _bare_png(file)) is None:
+                    raise
+                plain = _plain(_identify(bare, max_pixels))
+            if metered.zeros and image.format in {"JPEG", "MPO"} and _zeros_in_scan(metered.file):
+                raise ImageError(f"the image is damaged (a part of it is zeros); {_AGAIN}")
             if reduced:
                 plain.info["size"] = size[::-1] if rotated else size
             return plain
@@ -252,7 +284,10 @@ def _plain(image: Image.Image) -> Image.Image:
             ImageOps.exif_transpose(rgb, in_place=True)
         rgb.info["size"] = rgb.size
     except Exception as error:  # broken data makes decoders raise nearly anything
-        raise _undecodable(error) from error
+        if variants.unusual_compression(image):
+            tags = getattr(image, "tag_v2", {})
+            raise _unsupported("TIFF", variants.described_tiff(tags)) from error
+        raise _undecodable(error, image.format) from error
     return rgb
 
 
@@ -263,45 +298,61 @@ def _identify(
 
     ``name`` is the file's, by which some camera RAW is recognized.
     """
-    too_large = f"the limit is {max_pixels:,} pixels; make the image smaller"
     file.seek(0)
     head = file.read(256)
     kind = format_by_content(head)
     metered: Any = _MeteredFile(file)
-    image = None
+    image = problem = None
     try:
         if kind is not RAW:
             image = Image.open(metered, formats=_to_try(kind, formats))
     except Image.DecompressionBombError as error:
         count = int(re.findall(r"\d+", str(error))[0])  # Pillow's own limit comes after it
-        raise LargeImageError(f"{count:,} pixels; {too_large}") from error
-    except UnidentifiedImageError:
-        pass
-    except Exception as error:
-        raise _undecodable(error) from error
+        raise LargeImageError(f"{count:,} pixels; {_too_large(max_pixels)}") from error
+    except Exception as error:  # broken headers make Pillow raise nearly anything
+        problem = error
     tags = getattr(image, "tag_v2", {}) if image and image.format == "TIFF" else None
     if kind is RAW or ((not image or tags is not None) and _is_raw(tags or {}, name)):
         if formats is not None or not RAW.decodable:
             raise _not_an_image(head, RAW, formats)
         return _identify(_raw_preview(file), max_pixels, USUAL_FORMATS)
     if image is None:
+        if (bare := _bare_png(file)) is not None:
+            return _identify(bare, max_pixels, formats)
+        _explain(file, head, problem)
         raise _not_an_image(head, kind, formats)
-    size = f"{image.width} x {image.height} pixels"
-    if image.width * image.height > max_pixels:
-        raise LargeImageError(f"{size}; {too_large}")
-    if max(image.size) > MAX_SIDE:
-        raise LargeImageError(f"{size}; the limit is {MAX_SIDE:,} per side; cut or scale the image")
+    _check_limits(image, max_pixels)
     # Recognized only; and for PostScript, Pillow would run Ghostscript, and with it the file's code
     if image.format in {"EPS", "MPEG"} or isinstance(image, ImageFile.StubImageFile):
         known = "PostScript" if image.format == "EPS" else image.format
         raise NotAnImageError(f"{known} is not supported; give {_READABLE}")
+    if tags is not None:
+        _silence_libtiff()
+        if variants.wrong_tiff(image):
+            raise _unsupported("TIFF", variants.described_tiff(tags))
     if image.format in {"BMP", "DIB", "PPM", "QOI"}:  # their pixels are read one by one
         metered.reads_left = math.inf
-    if (count := max(np.size((tags or {}).get(tag, ())) for tag in (273, 324))) > MAX_TILES:
+    if image.format == "PNG" and (cicp := _PNG_CICP.search(head)):
+        image.info["cicp"] = tuple(cicp[1])
+    return image
+
+
+def _check_limits(image: Image.Image, max_pixels: int) -> None:
+    """Refuse an image of too many pixels or tiles."""
+    size = f"{image.width} x {image.height} pixels"
+    if image.width * image.height > max_pixels:
+        raise LargeImageError(f"{size}; {_too_large(max_pixels)}")
+    if max(image.size) > MAX_SIDE:
+        raise LargeImageError(f"{size}; the limit is {MAX_SIDE:,} per side; cut or scale the image")
+    tags = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}
+    if (count := max(np.size(tags.get(tag, ())) for tag in (273, 324))) > MAX_TILES:
         raise LargeImageError(
             f"{count:,} tiles or strips; the limit is {MAX_TILES:,}; save the image again"
         )
-    return image
+
+
+def _too_large(max_pixels: int) -> str:
+    return f"the limit is {max_pixels:,} pixels; make the image smaller"
 
 
 class _MeteredFile:
@@ -309,6 +360,7 @@ class _MeteredFile:
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
+        self.zeros = False
         file.seek(0, os.SEEK_END)
         self.reads_left: float = 100_000 + file.tell() // 64
         file.seek(0)
@@ -317,7 +369,9 @@ class _MeteredFile:
         self.reads_left -= 1
         if self.reads_left < 0:
             raise OSError("it has too many small parts")
-        return self.file.read(size)
+        content = self.file.read(size)
+        self.zeros = self.zeros or _ZEROS in content
+        return content
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
@@ -331,6 +385,91 @@ def _count_scans(image: Any) -> int:
         scans += marker[1] == _SCAN
         at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
     return scans
+
+
+def _zeros_in_scan(file: BinaryIO) -> bool:
+    """Return whether pixels of a JPEG were overwritten by zeros, as far as its codes tell.
+
+    Where a card or a disk loses a block, it reads as zeros, which libjpeg decodes without an error.
+    Zeros are the most frequent symbol of a scan again and again. If that symbol is a coefficient,
+    no photo has it a hundred times in a row. If it is the end of a block, which is so where a photo
+    has large even areas, zeros may be right. Scans that have no such code are not checked.
+    """
+    file.seek(0)
+    data, at, progressive = file.read(), 2, False
+    symbols: dict[int, int] = {}  # of the code of zeros, by the table of coefficients
+    while (marker := _MARKER.search(data, at)) and marker[1] != _END:
+        kind, at = marker[1], marker.end()
+        segment = data[at + 2 : (at := at + int.from_bytes(data[at : at + 2], "big"))]
+        progressive = progressive or kind == b"\xc2"
+        while kind == b"\xc4" and len(segment) > 17:
+            if segment[0] >> 4:
+                symbols[segment[0] & 15] = segment[17]
+            segment = segment[17 + sum(segment[1:17]) :]
+        if kind == _SCAN and len(segment) > 5:
+            first, refined = segment[-3], segment[-1] >> 4
+            tables = {table & 15 for table in segment[2:-3:2]}
+            if progressive and (first == 0 or refined):
+                continue
+            end = _MARKER.search(data, at)
+            found = data.find(_ZEROS, at, end.start() if end else len(data)) >= 0
+            if found and any(symbols.get(table, 0) & 15 for table in tables):
+                return True
+    return False
+
+
+def _bare_png(file: BinaryIO) -> BinaryIO | None:
+    """Return a PNG without the chunks that nobody needs, or None if it has no others.
+
+    Pillow refuses a PNG for an error in any of them, such as a long text or a frame out of order.
+    """
+    metered: Any = _MeteredFile(file)
+    if metered.read(8) != b"\x89PNG\r\n\x1a\n":
+        return None
+    kept, left_out = [b"\x89PNG\r\n\x1a\n"], False
+    try:
+        while len(head := metered.read(8)) == 8:
+            size, kind = int.from_bytes(head[:4], "big") + 4, head[4:]
+            if kind in _BARE_PNG:
+                chunk = metered.read(size)
+                whole = zlib.crc32(kind + chunk[:-4]).to_bytes(4, "big") == chunk[-4:]
+                if whole or kind != b"eXIf":
+                    kept += [head, chunk]
+                    continue
+            else:
+                metered.seek(size, os.SEEK_CUR)
+            left_out = True
+    except OSError:
+        return None
+    return io.BytesIO(b"".join(kept)) if left_out else None
+
+
+def _check_heif(image: Any) -> None:
+    """Refuse a HEIC or AVIF file of which data are missing; note the colours that it names."""
+    file = image.fp.file
+    file.seek(0)
+    data = file.read()
+    try:
+        check_complete(data)
+    except (EOFError, ValueError, IndexError) as error:
+        raise _undecodable(error) from error
+    named = set(_HEIF_CICP.findall(data, 0, 1 << 16))
+    if "icc_profile" not in image.info and len(named) == 1:
+        image.info["cicp"] = tuple(ord(number) for number in named.pop())
+
+
+@functools.cache
+def _silence_libtiff() -> None:
+    """Keep the copy of libtiff inside Pillow from printing on standard error.
+
+    Pillow turns off libtiff's warnings itself, but not the messages about errors, which it raises
+    too if they matter. Nothing is done where libtiff's functions are not visible, as on Windows.
+    """
+    import ctypes
+
+    library = importlib.util.find_spec("PIL._imaging")
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(library.origin if library else None).TIFFSetErrorHandler(None)
 
 
 def _to_try(kind: PhotoFormat | None, formats: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -381,10 +520,34 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _undecodable(error: Exception) -> ImageError:
+def _explain(file: BinaryIO, head: bytes, problem: Exception | None) -> None:
+    """Raise an error that tells why Pillow does not open a file, if more is known than its kind."""
+    metered: Any = _MeteredFile(file)
+    if head[:4] in {b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"}:
+        if (tags := variants.tiff_directory(metered)) is not None:
+            raise _unsupported("TIFF", variants.described_tiff(tags)) from problem
+    elif head.startswith(b"\xff\xd8\xff"):
+        try:
+            JpegImagePlugin.JpegImageFile(metered)
+        except Exception as error:
+            if variants.unsupported(str(error)):
+                raise _unsupported("JPEG", first_line(error)) from error
+    elif re.match(rb"PF\s", head):
+        raise _unsupported("PFM", "colour")
+    if problem is not None and not isinstance(problem, UnidentifiedImageError):
+        raise _undecodable(problem, "image") from problem
+
+
+def _unsupported(name: str, variant: str) -> NotAnImageError:
+    return NotAnImageError(f"{name} of this kind is not supported ({variant}); {variants.SAVE}")
+
+
+def _undecodable(error: Exception, name: str | None = None) -> ImageError:
     reason = first_line(error).rstrip(".")
     if isinstance(error, MemoryError):
         return ImageError("out of memory; make the image smaller")
+    if name and variants.unsupported(reason):
+        return _unsupported(name, reason)
     truncated = isinstance(error, EOFError) or "truncated" in reason.lower()
     problem = "truncated" if truncated else "damaged"
     return ImageError(f"the image is {problem} ({reason}); {_AGAIN}")

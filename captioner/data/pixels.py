@@ -8,9 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
+from captioner.data.colour import profile_of, to_srgb
 from captioner.errors import NotAnImageError
 
 _LAYOUT = "(H, W, 3) for RGB with the channels last, (H, W, 4) for RGBA, or (H, W) for grey values"
+_16_BIT = {"PNG", "PPM"}
+"""Formats of which Pillow reads 16-bit values in its 32-bit mode."""
 _STRIP = 256
 """Rows that are scaled together: float64 takes 8 times the memory."""
 
@@ -42,7 +45,28 @@ def image_from_array(array: NDArray[Any]) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of any mode to a new RGB image, transparent pixels to white; not rotated."""
+    """Convert an image of any mode to a new sRGB image, not rotated.
+
+    Transparent pixels become white. A colour profile is applied if it fits the image's colours.
+    """
+    profile = profile_of(image)
+    colours = profile[16:20] if profile else b""
+    if image.mode == "CMYK":
+        inks = image
+        if image.format in {"JPEG", "MPO"} and "adobe" not in image.info:
+            # Adobe stores inverted inks and marks the file; Pillow inverts every CMYK JPEG.
+            inks = ImageChops.invert(image)
+        made = to_srgb(inks, profile) if profile and colours == b"CMYK" else None
+        return made or inks.convert("RGB")
+    rgb = _without_profile(image)
+    if profile and colours == b"RGB ":
+        return to_srgb(rgb, profile) or rgb
+    if profile and colours == b"GRAY" and image.mode[0] in "1LIF" and image.mode != "LAB":
+        return to_srgb(rgb.getchannel(0), profile) or rgb
+    return rgb
+
+
+def _without_profile(image: Image.Image) -> Image.Image:
     if image.mode in {"I", "F"} or image.mode.startswith("I;16"):
         return Image.fromarray(_to_8_bit(image)).convert("RGB")
     if image.has_transparency_data:
@@ -52,37 +76,49 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return Image.alpha_composite(
             white, plain if plain.mode == "RGBA" else plain.convert("RGBA")
         ).convert("RGB")
-    if image.mode == "CMYK" and image.format in {"JPEG", "MPO"} and "adobe" not in image.info:
-        # Adobe stores inverted inks and marks the file; Pillow inverts every CMYK JPEG.
-        return ImageChops.invert(image).convert("RGB")
     return image.convert("RGB")  # always a new image, never Pillow's file object
 
 
 def _to_8_bit(image: Image.Image) -> NDArray[np.uint8]:
     """Scale grey values of more than 8 bits to 0..255.
 
-    16-bit modes, and the 32-bit mode for formats that are 16-bit (PNG, PGM), are divided by 257.
-    Other 32-bit integers and floats have no fixed range, so it is taken from the values: 0..1
-    (floats only) is multiplied by 255, 0..255 is kept, 0..65535 is divided by 257, and any other
-    range is stretched. NaN becomes 0, an infinity the nearest finite value. The value that a PNG
-    declares transparent becomes white.
+    16-bit modes, and the 32-bit mode for formats that are 16-bit (PNG, PGM), are divided by 257,
+    12-bit TIFFs by 4095 / 255. Other 32-bit integers and floats have no fixed range, so it is taken
+    from the values: floats of which most are in 0..1 are multiplied by 255, 0..255 is kept,
+    0..65535 is divided by 257, and any other range is stretched. NaN becomes 0, an infinity the
+    nearest finite value. The value that a PNG declares transparent becomes white.
     """
     array = np.asarray(image)
+    tags: Any = getattr(image, "tag_v2", {})
+    bits = tags.get(258, (16,))[0]
+    if bits == 32 and tags.get(339, (1,))[0] == 1:
+        array = array.view(np.uint32)  # Pillow has no unsigned mode
     finite = array[np.isfinite(array)] if image.mode == "F" else array
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    sixteen = image.mode.startswith("I;16") or image.format in {"PNG", "PPM"}
+    sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format in _16_BIT)
+    white = 4095 if bits == 12 else 65535
+    unit = image.mode == "F" and _mostly_in_unit_range(finite)
     transparent = image.info.get("transparency")
     scaled = np.empty(array.shape, dtype=np.uint8)
     for start in range(0, len(array), _STRIP):
         values = array[start : start + _STRIP].astype(np.float64)
         grey = np.nan_to_num(values, nan=0.0, posinf=high, neginf=low)
-        if sixteen or (low >= 0 and 255 < high <= 65535):
-            grey /= 257
+        if unit:
+            grey *= 255
+        elif sixteen or (low >= 0 and 255 < high <= 65535):
+            grey *= 255 / white
         elif low < 0 or high > 65535:
             grey = (grey - low) * (255 / (high - low) if high > low else 0)
-        elif high <= 1 and image.mode == "F":
-            grey *= 255
         if isinstance(transparent, int):
             grey[values == transparent] = 255
         scaled[start : start + _STRIP] = np.clip(np.rint(grey), 0, 255)
-    return scaled
+    # Pillow inverts "white is zero" for 8 bits and less only.
+    return 255 - scaled if tags and tags.get(262, 0) == 0 else scaled
+
+
+def _mostly_in_unit_range(finite: NDArray[Any]) -> bool:
+    """Return whether floats are from 0 to 1, but for highlights: at most a tenth of them."""
+    if finite.size == 0:
+        return False
+    dark, bright = np.quantile(finite[:: max(1, finite.size // 100_000)], (0.1, 0.9))
+    return bool(dark >= 0 and finite.min() >= 0 and bright <= 1)

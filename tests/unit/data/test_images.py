@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from PIL import Image, TiffImagePlugin
 from tiny_raw import tiny_dng
 
 from captioner.data import formats, images
+from captioner.data.heif import check_complete
 from captioner.data.images import USUAL_FORMATS, image_size, open_image
 from captioner.errors import ImageError, LargeImageError, NotAnImageError
 
@@ -248,6 +250,96 @@ def test_heic_is_read_with_pillow_heif(tmp_path: Path):
     assert open_image(tmp_path / "a.heic", formats=USUAL_FORMATS).size == (64, 48)
     with pytest.raises(NotAnImageError, match="HEIC is not supported here; give JPEG"):
         open_image(tmp_path / "a.heic", formats=("JPEG",))
+
+
+def tiled(tile: int = 64) -> bytes:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    if not hasattr(pillow_heif.options, "GRID_TILE_SIZE"):
+        pytest.skip("this pillow-heif writes no tiles")
+    file = io.BytesIO()
+    pillow_heif.from_pillow(photo((128, 128))).save(file, quality=60, tile_size=tile)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("make", [tiled, heic], ids=["tiles", "one picture"])
+def test_a_heic_file_of_which_data_are_missing(make: Any):
+    whole = make()
+    assert open_image(whole).size in {(128, 128), (64, 48)}
+    for part in (0.3, 0.6, 0.9, 0.99):
+        assert "truncated" in failure(whole[: int(len(whole) * part)])
+    start, rest = whole.index(b"mdat") + 4, len(whole) - whole.index(b"mdat") - 4
+    for at in (start, start + rest // 3, start + rest // 2):
+        length = min(rest // 3, 200)
+        zeroed = whole[:at] + bytes(length) + whole[at + length :]
+        assert "the image is damaged (a part of it is zeros)" in failure(zeroed)
+
+
+def test_tiles_that_the_file_does_not_list():
+    unlisted = tiled().replace(b"dimg", b"free")
+    failure(unlisted)
+    with pytest.raises(EOFError, match="tiles are missing"):
+        check_complete(unlisted)
+
+
+def test_an_avif_file_of_which_data_are_missing():
+    whole = encoded(photo((128, 128)), "AVIF", speed=10)
+    assert open_image(whole).size == (128, 128)
+    assert "truncated" in failure(whole[: len(whole) * 9 // 10])
+    middle = len(whole) // 2
+    zeroed = whole[:middle] + bytes(300) + whole[middle + 300 :]
+    assert "damaged" in failure(zeroed)
+
+
+@pytest.mark.parametrize(
+    ("more", "place"), [({}, 0.6), ({"optimize": True}, 0.6), ({"progressive": True}, 0.25)]
+)
+def test_zeros_in_the_pixels_of_a_jpeg(more: dict[str, Any], place: float):
+    whole = encoded(photo((256, 256)), "JPEG", quality=90, exif=bytes(200), **more)
+    assert open_image(whole).size == (256, 256)
+    middle = int(len(whole) * place)  # progressive: not in bits added later, which may be zeros
+    zeroed = whole[:middle] + bytes(512) + whole[middle + 512 :]
+    assert "the image is damaged (a part of it is zeros)" in failure(zeroed)
+    even = encoded(Image.new("RGB", (1000, 1000), "white"), "JPEG", **more)
+    assert open_image(even).size == (1000, 1000)
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [chunk(b"tEXt", b"a\0" + bytes(2_000_000))],
+        [chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2_000_000)))],
+        [chunk(b"zTXt", b"a\0\7")],
+        [chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(2_000_000)))],
+        [chunk(b"gAMA", b"\0")],
+        [chunk(b"pHYs", b"\0")],
+        [chunk(b"tEXt", b"a\0b")[:-1] + b"?"],  # its checksum
+        [chunk(b"acTL", bytes([0, 0, 0, 2, 0, 0, 0, 0])), chunk(b"fcTL", b"\0\0\0\7" + bytes(22))],
+    ],
+    ids=["text", "compressed", "method", "profile", "gamma", "size", "checksum", "frames"],
+)
+def test_a_png_with_a_part_that_nobody_needs(chunks: list[bytes]):
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    exif = chunk(b"eXIf", turned.tobytes()[6:])
+    rows = b"".join(b"\0" + row.tobytes() for row in RGB)
+    content = png((7, 5), exif, *chunks, rows=rows, kind=(8, 2))
+    np.testing.assert_array_equal(pixels(content), np.rot90(RGB, 3))
+
+
+def test_a_png_with_a_frame_out_of_order_after_its_pixels():
+    rows = b"".join(b"\0" + row.tobytes() for row in RGB)
+    loose = chunk(b"fdAT", b"\0\0\0\0" + zlib.compress(rows))
+    start = chunk(b"acTL", bytes([0, 0, 0, 1, 0, 0, 0, 0]))
+    content = png((7, 5), start, loose, rows=rows, kind=(8, 2), after=1)
+    np.testing.assert_array_equal(pixels(content), RGB)
+
+
+def test_libtiff_prints_nothing(capfd: pytest.CaptureFixture[str]):
+    whole = encoded(photo(), "TIFF", compression="tiff_lzw")
+    broken = bytearray(whole)
+    broken[20:400] = bytes(380)
+    failure(bytes(broken))
+    assert capfd.readouterr().err == ""
 
 
 def test_without_pillow_heif_the_error_names_the_pip_command(monkeypatch: pytest.MonkeyPatch):

@@ -71,7 +71,7 @@ def test_bombs_are_refused_or_read_in_time():
     outcomes = {name: attempt(name, content) for name, content in photos.items()}
 
     assert peak() - before < 100e6
-    read = {"profile.png", "palette.png", "frames.gif", "pages.tif"}
+    read = {"profile.png", "texts.png", "palette.png", "frames.gif", "pages.tif"}
     large = {"scans.jpg", "few-scans-of-many-pixels.jpg", "wide.png", "tall.png", "tiles.tif"}
     assert {name for name, outcome in outcomes.items() if outcome == "read"} <= read
     assert {name for name, outcome in outcomes.items() if outcome == "LargeImageError"} == large
@@ -97,7 +97,7 @@ def resident() -> int:
 @pytest.mark.stress
 @ON_LINUX
 def test_ten_thousand_mutated_photos_leak_no_memory(capfd: pytest.CaptureFixture[str]):
-    """Only image errors, no tracebacks (libtiff prints lines of its own) and no memory growth."""
+    """Only image errors, no lines of libraries and no memory growth."""
     outcomes: Counter[str] = Counter()
     memory = []
     for number, (name, content) in enumerate(mutated_photos(1, 10_000), 1):
@@ -112,4 +112,4 @@ def test_ten_thousand_mutated_photos_leak_no_memory(capfd: pytest.CaptureFixture
     assert np.ptp(memory[1:]) < 60e6, memory
     out, err = capfd.readouterr()
     assert out == ""
-    assert "Traceback" not in err
+    assert err == ""
