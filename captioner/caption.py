@@ -6,6 +6,7 @@ Plain NumPy, so that it can be drawn and stored without torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -339,7 +340,15 @@ def _truth_as_dict(truth: NDArray[np.float32], phrases: tuple[Phrase, ...]) -> d
 def phrases_of(
     words: tuple[str, ...], pieces: tuple[str, ...], truth: NDArray[np.float32]
 ) -> tuple[Phrase, ...]:
-    """Group words into phrases, each with the probability that all of it is true.
+    """Group words into phrases, each with the probability that all of it is true."""
+    return tuple(
+        Phrase(text_of(words[span], pieces[span]), joint_truth(truth[span]))
+        for span in phrase_spans(words)
+    )
+
+
+def phrase_spans(words: Sequence[str]) -> list[slice]:
+    """Return where the phrases of a caption are.
 
     A phrase begins at a function word that follows a content word: "a black and white cat", "is
     sitting", "in a kitchen". Clitics and conjunctions between two content words do not begin one.
@@ -354,10 +363,7 @@ def phrases_of(
         and not (words[at] in ("and", "or") and content[at + 1 : at + 2] == [True])
     ]
     ends = [*starts, len(words)]
-    spans = [slice(start, end) for start, end in zip([0, *starts], ends, strict=True) if end]
-    return tuple(
-        Phrase(text_of(words[span], pieces[span]), joint_truth(truth[span])) for span in spans
-    )
+    return [slice(start, end) for start, end in zip([0, *starts], ends, strict=True) if end]
 
 
 def joint_truth(truth: NDArray[np.floating[Any]]) -> float:

@@ -431,8 +431,7 @@ class TrainingConfig(Checked):
     from 0 (Bengio et al. 2015)."""
     reading: Weight = 0.0
     """Weight of an auxiliary loss: the model's reading of a photo learns which content words its
-    captions have (Fang et al. 2015), together with the encoder and with decoder.dropout. 0: the
-    reading is not trained."""
+    captions have (Fang et al. 2015), together with the encoder. 0: the reading is not trained."""
     attention_penalty: Weight = 0.02
     """Weight of the doubly stochastic attention penalty, summed over regions (Xu et al. 2015,
     equation 14); the authors' code has 1 / L in this scale, and 1.0 makes the maps flat."""

@@ -73,7 +73,7 @@ _KEPT = (
 def calibrate(
     model: Captioner, given: CalibrateOptions, changes: Mapping[str, Any], on_error: OnError
 ) -> tuple[Calibrator, dict[str, Any]]:
-    """Fit a calibrator to a single model with document frequencies, and cross-validate it.
+    """Fit the truth of words and the confidence of captions of one model, and cross-validate both.
 
     ``changes`` are to its search options. ``on_error`` is called with the error of a photo that
     cannot be read; the others go on.
@@ -376,7 +376,7 @@ class _Work:
 
     def report(self, judged: Judged, truths: Sequence[WordTruth | None]) -> dict[str, Any]:
         """Describe what was measured on all photos and, with references, on their words."""
-        report = {
+        report: dict[str, Any] = {
             "right": "nothing in the caption is false, as people judge"
             if self.given.judged
             else f"CIDEr_D >= {judged.threshold:g} under the model's document frequencies",

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from captioner.caption import joint_truth, phrase_spans
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import RESAMPLES, interval, resample_weights
 from captioner.evaluation.objects import find_names
@@ -25,7 +26,7 @@ from captioner.inference.confidence import Calibrator, Observation, features
 from captioner.inference.truth import WordTruth, probabilities
 from captioner.search.words import NEUTRAL_WORDS
 from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD
-from captioner.text.content import content_stems, phrase_spans, stem
+from captioner.text.content import content_stems, stem
 from captioner.text.tokenizer import caption_tokens
 
 _Floats = NDArray[np.float64]
@@ -171,7 +172,8 @@ def fit_truth(examples: Sequence[Example]) -> WordTruth | None:
 
     def fitted(*more: _Floats) -> list[float]:
         inputs = np.stack([z, unknown, ones, *more], axis=1)
-        return logistic_regression(inputs, true, np.full(inputs.shape[1], TRUTH_PENALTY)).tolist()
+        weights = logistic_regression(inputs, true, np.full(inputs.shape[1], TRUTH_PENALTY))
+        return [float(weight) for weight in weights]
 
     scale, shift, bias, log_prob_weight = fitted(log_probs)
     search_scale, search_shift, search_bias = fitted()
@@ -180,17 +182,10 @@ def fit_truth(examples: Sequence[Example]) -> WordTruth | None:
             "the model's reading does not tell true words from false ones; give more photos with "
             "several captions each, or fit the reading again"
         )
-    truth = WordTruth(
+    return WordTruth(
         scale, log_prob_weight, bias, shift / scale,
         search_scale, search_bias, search_shift / search_scale,
     )  # fmt: skip
-    p, right = _phrases(examples, [truth] * len(examples))  # with gamma 1
-    p = p.clip(1e-9, 1 - 1e-9)
-    losses = [-np.log(np.where(right > 0, p**gamma, 1 - p**gamma)).sum() for gamma in _GAMMAS]
-    return replace(truth, gamma=float(_GAMMAS[np.argmin(losses)]))
-
-
-_GAMMAS = np.linspace(0.05, 1, 96)
 
 
 def cross_truth(examples: Sequence[Example]) -> list[WordTruth | None]:
@@ -219,7 +214,7 @@ def measure_truth(
     known = [_is_known(one) for one in examples]
     words = (
         np.concatenate(
-            [_truths(*both)[at] for *both, at in zip(examples, truths, known, strict=True)]
+            [_truths(one, of)[at] for one, of, at in zip(examples, truths, known, strict=True)]
         ),
         np.concatenate([one.true[at] for one, at in zip(examples, known, strict=True)]),
     )
@@ -241,7 +236,8 @@ def measure_truth(
 
 def _is_known(one: Example) -> NDArray[np.bool_]:
     """Return which words have a truth and are known to be true or false, (T,)."""
-    return ~np.isnan(one.true) & (one.seen.rows != FUNCTION_WORD)
+    known: NDArray[np.bool_] = ~np.isnan(one.true) & (one.seen.rows != FUNCTION_WORD)
+    return known
 
 
 def _truths(one: Example, truth: WordTruth | None) -> _Floats:
@@ -257,7 +253,7 @@ def _phrases(
         of_words, known = _truths(one, truth), _is_known(one)
         for span in phrase_spans(one.seen.words) if truth is not None else ():
             if (at := known[span]).any():
-                found.append((truth.phrase(of_words[span][at]), one.true[span][at].min()))
+                found.append((joint_truth(of_words[span][at]), one.true[span][at].min()))
     p, true = np.array(found, np.float64).reshape(-1, 2).T
     return p, true
 
@@ -282,7 +278,7 @@ def fit_kinds(
     for number, name in enumerate(kinds):
         others = np.concatenate([kinds[kind] for kind in kinds if kind != name])
         seen, unseen = (
-            np.concatenate([photos[i] for i in np.flatnonzero(rows)])
+            np.concatenate([photos[i] for i in np.flatnonzero(rows).tolist()])
             for rows in (fold != number, fold == number)
         )
         weights = _tell_apart(seen, others)

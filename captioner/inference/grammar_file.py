@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from captioner.inference.confidence import read_arrays
@@ -17,7 +19,7 @@ FORMAT_VERSION = 1
 
 def grammar_bytes(grammar: Grammar) -> bytes:
     """Return the content of the file."""
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "endings": grammar.endings.astype(np.float16),
         "not_ending": grammar.not_ending.astype(np.int32),
         "not_following": grammar.not_following.astype(np.int32),

@@ -37,6 +37,7 @@ READING = "reading"
 
 MIN_PROBABILITY = 0.3
 """Words that are less probable are not keywords."""
+LEAST_ODDS = float(np.log(MIN_PROBABILITY / (1 - MIN_PROBABILITY)))
 
 NO_KEYWORDS = "does not have keywords; fit its reading with scripts/fit_reading.py"
 """Why ``SearchOptions.keywords`` is an error, after the model."""
@@ -154,45 +155,69 @@ class ReadingWords:
             neutral: Whether men and women are persons, see ``SearchOptions.neutral``.
             familiarity: Factor of the probabilities, see ``Calibrator.familiarity``.
         """
-        found: list[tuple[float, str, set[int]]] = []
-        phrases = self._neutral_rows if neutral else self._rows
-        for word, rows in phrases.items():
-            probability = sigmoid(float(_log_odds(rows, words))) * familiarity
+        keywords = self._neutral if neutral else self._plain
+        odds = words[keywords.rows].min(axis=1)  # of each phrase
+        total = np.logaddexp.reduceat(odds, keywords.starts)
+        found: list[tuple[float, int, set[int]]] = []
+        for number in np.flatnonzero(total >= LEAST_ODDS).tolist():
+            probability = sigmoid(float(total[number])) * familiarity
             if probability >= MIN_PROBABILITY:
-                best = max(rows, key=lambda row: words[list(row)].min())
-                found.append((probability, word, set(best)))
+                of = keywords.phrases(number)
+                best = keywords.rows[of][odds[of].argmax()]
+                found.append((probability, number, set(best.tolist())))
         kept = [one for one in found if not any(one[2] < other[2] for other in found)]
+        best_first = sorted(kept, key=lambda one: -one[0])[:count]
         return tuple(
-            Keyword(word, probability, _log_odds(phrases[word], regions))
-            for probability, word, _ in sorted(kept, key=lambda one: -one[0])[:count]
+            Keyword(keywords.words[number], probability, keywords.map_of(number, regions))
+            for probability, number, _ in best_first
         )
 
     @cached_property
-    def _rows(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """The rows of each phrase of each keyword."""
-        numbers = {stem: row for row, stem in enumerate(self.stems)}
-        return {
-            word: tuple(tuple(numbers[stem] for stem in phrase) for phrase in phrases)
-            for word, phrases in self.keywords.items()
-        }
+    def _plain(self) -> _Keywords:
+        return _Keywords.of(self.stems, self.keywords)
 
     @cached_property
-    def _neutral_rows(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """The same for words without sex and age: a person is whom people call man or woman."""
-        merged: dict[str, tuple[tuple[int, ...], ...]] = {}
-        for word, rows in self._rows.items():
+    def _neutral(self) -> _Keywords:
+        """Keywords without sex and age: a person is whom people call man or woman."""
+        merged: dict[str, _Phrases] = {}
+        for word, phrases in self.keywords.items():
             name = NEUTRAL_WORDS.get(word, word)
-            merged[name] = (*merged.get(name, ()), *rows)
-        return merged
+            merged[name] = (*merged.get(name, ()), *phrases)
+        return _Keywords.of(self.stems, merged)
+
+
+class _Keywords(NamedTuple):
+    """The phrases of all keywords as rows of the reading: K keywords, P phrases."""
+
+    words: tuple[str, ...]
+    rows: NDArray[np.intp]
+    """The rows of the stems of each phrase, (P, longest); shorter phrases repeat the last one."""
+    starts: NDArray[np.intp]
+    """The first phrase of each keyword, (K,)."""
+
+    @classmethod
+    def of(cls, stems: Sequence[str], keywords: Mapping[str, _Phrases]) -> _Keywords:
+        """Look up the stems."""
+        numbers = {stem: row for row, stem in enumerate(stems)}
+        phrases = [phrase for some in keywords.values() for phrase in some]
+        longest = max(map(len, phrases))
+        padded = [(*phrase, *phrase[-1:] * (longest - len(phrase))) for phrase in phrases]
+        rows = np.array([[numbers[stem] for stem in phrase] for phrase in padded])
+        counts = [len(some) for some in keywords.values()]
+        return cls(tuple(keywords), rows, np.cumsum([0, *counts[:-1]]))
+
+    def phrases(self, number: int) -> slice:
+        """The phrases of a keyword."""
+        ends = [*self.starts[1:], len(self.rows)]
+        return slice(self.starts[number], ends[number])
+
+    def map_of(self, number: int, regions: _Array) -> _Array:
+        """Log-odds of a keyword in each region, (Gh, Gw), from those of the stems, (Gh, Gw, S)."""
+        each = regions[..., self.rows[self.phrases(number)]].min(axis=-1)  # (Gh, Gw, phrases)
+        total: _Array = np.logaddexp.reduce(each, axis=-1)
+        return total
 
 
 def has_keywords(reading: ReadingWords | None) -> bool:
     """Return whether a model has keywords."""
     return reading is not None and bool(reading.keywords)
-
-
-def _log_odds(phrases: Sequence[Sequence[int]], log_odds: _Array) -> _Array:
-    """Log of the summed odds of phrases, from the log-odds of the stems, (..., S) to (...)."""
-    each = [log_odds[..., list(rows)].min(axis=-1) for rows in phrases]
-    total: _Array = np.logaddexp.reduce(each, axis=0)
-    return total

@@ -35,9 +35,6 @@ class WordTruth:
     """Used instead of ``scale`` inside the search, where log p is left out."""
     search_bias: float
     search_unknown: float
-    gamma: float = 1.0
-    """Power of the product of a phrase's words: 1 if their mistakes are independent, less if the
-    same phrases have several."""
 
     def log_odds(self, rows: _Rows, log_probs: _Floats, z: _Floats) -> NDArray[np.float64]:
         """Return the log-odds that each word of a caption is true, (T,), NaN for function words.
@@ -67,16 +64,6 @@ class WordTruth:
         """
         z = _with_constants(z, self.search_unknown)
         return probabilities(self.search_scale * z + self.search_bias).astype(np.float32)
-
-    def phrase(self, truths: _Floats) -> float:
-        """Return the probability that all words of a phrase are true, from the truth of each.
-
-        Returns:
-            The product of the content words' truths to the power ``gamma``, or NaN without content
-            words.
-        """
-        known = truths[~np.isnan(truths)]
-        return float(np.prod(known) ** self.gamma) if len(known) else float("nan")
 
 
 def _with_constants(z: _Floats, unknown: float) -> NDArray[np.float64]:

@@ -33,7 +33,7 @@ from captioner.search.arrays import Array, log_sum_exp, namespace, on_device
 from captioner.search.grammar import Grammar
 from captioner.text.vocabulary import Vocabulary
 
-WEIGHT, WHOLE_WEIGHT, WHOLE_CERTAINTY = 8.0, 2.0, 0.5
+WEIGHT, WHOLE_WEIGHT, WHOLE_CERTAINTY = 12.0, 2.0, 0.5
 """Weight of a word's worth in nats; and for whole sentences (certainty 0), weight and certainty."""
 
 PLAUSIBLE = 3.0
@@ -43,10 +43,10 @@ against the grammar."""
 LEAST_TRUTH = 0.001
 """Lower truths count as this one, so that no word is impossible."""
 
-TOO_SHORT = 3.0
+TOO_SHORT = 4.0
 """Cost in nats of ending a caption with fewer than two content words ("a plate")."""
 
-ENDING_GAIN = 0.3
+ENDING_GAIN = 0.5
 """Added to the logarithm of the share of human captions that end after a word, in nats."""
 
 SURE_ENDING = math.log(0.05)
@@ -109,7 +109,8 @@ class Rewards(NoRewards):
         self.rows = on_device(rows, xp.int64, xp, device)  # (V,)
         self.share = on_device(share, xp.float32, xp, device)  # (V,)
         self.wide = [on_device(group, xp.int64, xp, device) for group in worth.wide]
-        self.endings = self.forbidden = None
+        self.endings: Array = None
+        self.forbidden: Array = None
         if (grammar := worth.grammar) is None:
             return
         firsts, pairs = np.unique(grammar.not_following // len(rows), return_inverse=True)

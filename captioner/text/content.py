@@ -9,13 +9,10 @@ Source: the stemmer is Snowball's English stemmer (Porter 2001), from the packag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 
 import snowballstemmer
 
-from captioner.caption import CLITICS
 from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import is_content_word
 
@@ -36,22 +33,3 @@ def content_stems(text: str) -> list[str]:
     """Return the distinct stems of the content words of a caption, in their order."""
     stems = map(stem, caption_tokens(text))
     return list(dict.fromkeys(one for one in stems if one is not None))
-
-
-def phrase_spans(words: Sequence[str]) -> list[slice]:
-    """Split the words of a caption into phrases that are true or false as a whole.
-
-    A phrase begins at a function word that follows a content word: "a black and white cat", "is
-    sitting", "in a kitchen". Clitics and conjunctions between two content words do not begin one.
-    """
-    content = [stem(word) is not None for word in words]
-    starts = [
-        at
-        for at in range(1, len(words))
-        if content[at - 1]
-        and not content[at]
-        and words[at] not in CLITICS
-        and not (words[at] in ("and", "or") and content[at + 1 : at + 2] == [True])
-    ]
-    bounds = [0, *starts, len(words)]
-    return [slice(start, end) for start, end in pairwise(bounds) if end > start]

@@ -29,6 +29,7 @@ from captioner.model.captioner import CaptionModel
 from captioner.model.efficientnet_lite import recompute_blocks
 from captioner.model.encoder import Encoder, build_encoder
 from captioner.model.preprocessing import Preprocessing
+from captioner.model.reading import DROPOUT
 from captioner.options import DecoderConfig, EncoderConfig, TrainConfig
 from captioner.search.words import encode_search_words
 from captioner.text.vocabulary import UNKNOWN, Vocabulary
@@ -112,7 +113,7 @@ def prepare(config: TrainConfig) -> Setup:
         add_reading(stored, train)
     if model.reading is not None:
         model.reading.requires_grad_(config.training.reading > 0)
-        model.reading.dropout.p = config.decoder.dropout
+        model.reading.dropout.p = min(DROPOUT, config.decoder.dropout)
     size, frozen = model.preprocessing.image_size, settings.freeze_depthwise
     model.encoder.finetune_from(settings.finetune_from, size, freeze_depthwise=frozen)
     if settings.recompute:

@@ -95,7 +95,7 @@ def add_reading(stored: StoredModel, *stems: str) -> None:
     stored.reading = ReadingWords.of(stems, stored.vocabulary, {one: ((one,),) for one in stems})
 
 
-TOY_TRUTH = WordTruth(0.5, 0.1, 1.0, -2.0, 0.6, 0.9, -1.5, 0.8)
+TOY_TRUTH = WordTruth(0.5, 0.1, 1.0, -2.0, 0.6, 0.9, -1.5)
 
 
 def toy_calibrator(search: SearchOptions, **more: Any) -> Calibrator:

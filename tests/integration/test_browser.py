@@ -212,7 +212,7 @@ def test_details_of_a_word_with_its_alternatives(visit) -> None:
 def test_left_out_words_are_explored_in_grey(visit, scheme, width) -> None:
     truth = [np.nan, 0.4, 0.93, np.nan, 0.31]
     whole, screen = make(), {"width": width, "height": 844}
-    made = page(photo(), cut(whole, 3, truth))
+    made = page(photo(), cut(whole, 3, truth), title="grass")
     tab = visit(made, color_scheme=scheme, viewport=screen)
     grass, colour = word(tab, "grass"), "e => getComputedStyle(e).color"
 

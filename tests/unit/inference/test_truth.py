@@ -13,12 +13,12 @@ from captioner.errors import ModelError
 from captioner.inference.confidence import read_calibrator
 from captioner.inference.folder import CONFIDENCE
 from captioner.inference.truth import WordTruth
-from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD
 from captioner.options import SearchOptions
+from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD
 
 TRUTH = WordTruth(
     scale=0.5, log_prob_weight=0.2, bias=-0.3, unknown=-2.0,
-    search_scale=0.7, search_bias=0.1, search_unknown=-1.0, gamma=0.5,
+    search_scale=0.7, search_bias=0.1, search_unknown=-1.0,
 )  # fmt: skip
 
 
@@ -40,8 +40,6 @@ def test_the_truth_of_the_words_of_a_caption() -> None:
         ],
         nan_ok=True,
     )
-    assert TRUTH.phrase(found[1:]) == pytest.approx(np.prod(found[1:]) ** 0.5)
-    assert np.isnan(TRUTH.phrase(found[:1]))
 
 
 def test_truths_for_the_search_are_indexed_by_rows() -> None:

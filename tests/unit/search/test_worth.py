@@ -79,9 +79,7 @@ def test_a_wide_beam_finds_the_best_score_of_all_captions(seed: int, certainty: 
     rules = grammar({CAT: 0.4, DOG: 0.1}, ((A, CAT),), ((A, CATS),)) if seed % 2 else None
     tables = [random_table(seed, SIZE), random_table(seed + 100, SIZE)]
     # All captions are wanted, so that the search does not stop at the first good one.
-    options = SearchOptions(
-        beam_size=5**4, num_captions=5**4, max_length=4, certainty=certainty
-    )
+    options = SearchOptions(beam_size=5**4, num_captions=5**4, max_length=4, certainty=certainty)
 
     found = search(TableStepper(tables), options, worth=Worth(truths, ROWS, rules))
 

@@ -67,7 +67,7 @@ def test_a_run_starts_a_reading_of_the_words_of_its_captions(configure: Any) -> 
     assert "a" not in stored.reading.stems
     shares = stored.model.reading.mean.bias.sigmoid()
     assert shares.tolist() == pytest.approx([8.5 / 9, *[1.5 / 9] * 8])
-    assert stored.model.reading.dropout.p == 0.2  # the decoder's
+    assert stored.model.reading.dropout.p == 0.2
     assert prepare(configure()).stored.reading is None
 
 
