@@ -12,7 +12,6 @@ a kill has cut short is dropped.
 
 from __future__ import annotations
 
-import csv
 import html
 import json
 import shlex
@@ -22,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from captioner.data.cells import SafeWriter
 from captioner.errors import ConfigError, clock, counted, printable
 from captioner.files import atomic_write, check_same, named_after
 
@@ -144,7 +144,7 @@ def continued(
         warn(f"{target}: {counted(finished, 'finished photo')} kept{left}")
     lines = [settings, ["", written, {}], *([name, *found] for name, found in known.items())]
     atomic_write(path, "".join(json.dumps(line) + "\n" for line in lines))
-    with path.open("a", encoding="utf-8") as file:
+    with named_after(path), path.open("a", encoding="utf-8") as file:
         try:
             with hint(progress, "with --resume"):
                 yield entries()
@@ -267,10 +267,8 @@ def _write_csv(file: IO[str], photos: Iterable[Entry]) -> None:
                 row["unsure"] = {True: "yes", False: "no", None: ""}[caption["unsure"]]
             if "keywords" in photo["captions"][0]:  # the others have none
                 row["keywords"] = joined(caption)
-            if writer is None:
-                writer = csv.DictWriter(file, row, lineterminator="\n")
-                writer.writeheader()
-            writer.writerow(row)
+            writer = writer or SafeWriter(file, row)
+            writer.write_row(row)
     if writer is None:
         print("image,rank,caption,log_prob,confidence", file=file)
 

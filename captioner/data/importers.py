@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+from captioner.data.cells import plain_cell
 from captioner.data.coco import read_json, read_photos
 from captioner.errors import ConfigError, DataError
 from captioner.files import read_input
@@ -176,7 +177,7 @@ def read_table(
     With comma and semicolon, quotes work as in RFC 4180; with tab and ``|`` they matter only around
     a whole field, as in Flickr30k's results.csv.
     """
-    text = read_text(path)
+    text = read_text(path, line_ends=True)
     separator, _ = _header(text, columns)
     quoting: Any = csv.QUOTE_NONE if separator in "\t|" else csv.QUOTE_MINIMAL
     clean = _unquote if separator in "\t|" else str.strip
@@ -194,14 +195,16 @@ def read_table(
                     f"{where}: {len(row)} fields, but the header has {len(names)}; put quotes "
                     f"around a field that holds {separator!r}"
                 )
-            yield where, dict(zip(names, map(clean, row), strict=True))
+            yield where, dict(zip(names, (plain_cell(clean(cell)) for cell in row), strict=True))
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}: not valid CSV ({error})") from error
 
 
 def _header(text: str, columns: ColumnOptions) -> tuple[str, list[str]]:
     """What splits the header into a file and a caption column, or else into most; the columns."""
-    header = text.lstrip("\n").split("\n", 1)[0].split("\0", 1)[0][: csv.field_size_limit()]
+    header = re.split(r"[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0].split("\0", 1)[0][
+        : csv.field_size_limit()
+    ]
     splits = [(one, next(csv.reader([header], delimiter=one))) for one in "\t|;,"]
     return max(splits, key=lambda split: (len(_find(split[1], columns)), len(split[1])))
 
@@ -282,15 +285,18 @@ def _unquote(text: str) -> str:
     return fields[1].replace('""', '"') if fields else text
 
 
-def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file, with or without a byte order mark."""
+def read_text(path: str | Path, *, line_ends: bool = False) -> str:
+    """Return the text of a UTF-8 file, with or without a byte order mark.
+
+    Line ends become ``\\n``, unless ``line_ends`` keeps them: a name in a CSV file may have one.
+    """
     try:
         text = read_input(path, "the file with the captions").decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from error
     if not text.strip():
         raise DataError(f"{path}: the file is empty")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text if line_ends else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from captioner.drawing.options import PageOptions
-from captioner.drawing.pages import VIEWER, asset, document, embedded, gallery_template, viewer_look
+from captioner.drawing.pages import (
+    VIEWER,
+    WEB,
+    asset,
+    document,
+    embedded,
+    gallery_template,
+    viewer_look,
+)
 from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
 from captioner.inference.folder import StoredModel
@@ -89,5 +97,11 @@ def caption_page(
     body = asset(_WEB / "page.html").rstrip().format(intro=intro, data=embedded(settings))
     base = ("page.css", "kinds.js", "pictures.js", "jobs.js")
     own = ("form.js", "cards.js", "figure.js", "downloads.js", "page.js")
-    every = [*VIEWER, *(_WEB / name for name in base), *files, *(_WEB / name for name in own)]
+    every = [
+        *VIEWER,
+        WEB / "cells.js",
+        *(_WEB / name for name in base),
+        *files,
+        *(_WEB / name for name in own),
+    ]
     return document("captioner", body, every, head=head)

@@ -365,7 +365,7 @@ def content(html: str) -> tuple[str, Any]:
 def test_captions_and_gallery_are_those_that_the_command_writes(  # noqa: PLR0917
     count, tab, visit, served, tiny, tmp_path
 ) -> None:
-    photos = [tmp_path / f"<{n}> & 'x'.png" for n in range(1, count + 1)]
+    photos = [tmp_path / f"=<{n}> & 'x'.png" for n in range(1, count + 1)]
     for number, photo in enumerate(photos, 1):
         photo.write_bytes((tiny.photos / f"{number}.png").read_bytes())
     upload(tab, *photos)

@@ -11,7 +11,6 @@ const textFile = (text, type) => new Blob([text], { type: `${type};charset=utf-8
 
 /** Photos with captions as CSV, as `captioner caption -o captions.csv` writes them. */
 function captionsCsv(photos) {
-  const cell = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
   const withKeywords = photos.some(({ response }) => response.captions[0].keywords);
   const rows = photos.flatMap(({ name, captions }) =>
     captions.map(({ text, log_prob: log, confidence, keywords = [] }, index) => {
@@ -22,7 +21,7 @@ function captionsCsv(photos) {
   );
   const more = withKeywords ? ["keywords"] : [];
   const lines = [["image", "rank", "caption", "log_prob", "confidence", ...more], ...rows];
-  return textFile(lines.map((row) => `${row.map(cell).join(",")}\n`).join(""), "text/csv");
+  return textFile(lines.map((row) => `${row.map(csvCell).join(",")}\n`).join(""), "text/csv");
 }
 
 /** Photos with captions as JSON, as `captioner caption -o captions.json` writes them. */

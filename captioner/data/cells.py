@@ -1,0 +1,48 @@
+"""Cells of CSV files that spreadsheets take for formulas, which may come from strangers.
+
+A spreadsheet computes a cell that begins with =, +, - or @ (or with white space before it), and may
+send what it computes to a server. So an apostrophe is written before such a text, and removed by
+`captioner.data.importers.read_table`. Numbers are left as they are. `csvCell` in
+``drawing/web/cells.js`` does the same.
+
+Source: OWASP, CSV Injection.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping
+from typing import IO, Any
+
+_FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+
+def safe_cell(text: str) -> str:
+    """Return a text as a cell that no spreadsheet computes."""
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+
+
+def plain_cell(cell: str) -> str:
+    """Return the text of a cell that `safe_cell` may have changed."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+class SafeWriter:
+    """A writer of CSV tables that makes every cell safe."""
+
+    def __init__(self, file: IO[str], columns: Iterable[str]) -> None:
+        """Write the header."""
+        self._columns = [*columns]
+        # Older versions of Python quote a text with "\r" only if line ends have it.
+        self._file, self._writer = file, csv.writer(self, lineterminator="\r\n")
+        self._writer.writerow(self._columns)
+
+    def write_row(self, row: Mapping[str, Any]) -> None:
+        """Write a row from its values by column."""
+        self._writer.writerow([safe_cell(str(row.get(name, ""))) for name in self._columns])
+
+    def write(self, line: str) -> None:
+        """Write a line with the line end of the other output formats."""
+        self._file.write(line.removesuffix("\r\n") + "\n")
