@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from captioner.data.folders import NamedFiles
 from captioner.errors import DataError
 from captioner.files import read_input
 
@@ -167,21 +168,20 @@ def locate_photos(
     """
     folders = []
     for folder in map(Path, images):
-        try:  # one listing is faster than a stat call per photo
-            folders.append((folder, set(os.listdir(folder))))  # noqa: PTH208 (names, not paths)
+        try:
+            os.scandir(folder).close()
         except OSError as error:
             raise DataError(
                 f"the image folder {folder} cannot be read ({error.strerror}); check its name"
             ) from error
+        folders.append(NamedFiles(folder))
     found, missing = [], []
     for photo in photos:
-        name = str(photo.path)
-        for folder, files in folders:
-            if name in files if "/" not in name else (folder / name).is_file():
-                found.append(replace(photo, path=folder / name))
-                break
+        paths = (folder.find(str(photo.path)) for folder in folders)
+        if path := next(filter(None, paths), None):
+            found.append(replace(photo, path=path))
         else:
-            missing.append(name)
+            missing.append(str(photo.path))
     if missing:
         searched = ", ".join(map(str, images)) or "no folders"
         raise DataError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from captioner.data.coco import read_photos
+from captioner.data.folders import NamedFiles
 from captioner.data.images import image_size
 from captioner.data.importers import UNSPLIT, ColumnOptions, ImportedPhoto, Layout, import_captions
 from captioner.errors import ConfigError, DataError, ImageError, counted
@@ -162,7 +163,8 @@ def write_coco(photos: Sequence[ImportedPhoto], options: DatasetOptions) -> Impo
                 "remove it, or give another folder"
             )
     summary = ImportSummary()
-    kept = [found for photo in photos if (found := _usable(photo, options.images, summary))]
+    files_in = None if options.images is None else NamedFiles(Path(options.images))
+    kept = [found for photo in photos if (found := _usable(photo, files_in, summary))]
     if not kept:
         if not (missing := summary.missing_photos):
             raise DataError("no photo has a caption; check the captions")
@@ -193,19 +195,25 @@ def write_coco(photos: Sequence[ImportedPhoto], options: DatasetOptions) -> Impo
 
 
 def _usable(
-    photo: ImportedPhoto, images: str | Path | None, summary: ImportSummary
+    photo: ImportedPhoto, images: NamedFiles | None, summary: ImportSummary
 ) -> tuple[ImportedPhoto, dict[str, int]] | None:
-    """A photo with its captions that are not empty, and its size; None, counted: left out."""
+    """Return a photo with its name on disk, its captions that are not empty, and its size.
+
+    Returns None, and counts the photo, if it is left out.
+    """
     captions = [text for text in map(str.strip, photo.captions) if text.lower() not in EMPTY]
     summary.empty_captions += len(photo.captions) - len(captions)
     if not captions:
         summary.photos_without_captions += 1
         return None
-    size = {}
+    size, name = {}, photo.file_name
     if images is not None:
+        path = images.find(name) or images.folder / name
         try:
-            size["width"], size["height"] = image_size(Path(images, photo.file_name))
+            size["width"], size["height"] = image_size(path)
         except ImageError:
-            summary.missing_photos.append(photo.file_name)
+            summary.missing_photos.append(name)
             return None
-    return replace(photo, captions=captions), size
+        if path.is_relative_to(images.folder):
+            name = str(path.relative_to(images.folder))
+    return replace(photo, file_name=name, captions=captions), size

@@ -1,14 +1,15 @@
-"""Finds the photos in files and folders, in natural order, and counts the other files."""
+"""Finds photos: in files and folders, in natural order, and by the names that tables have."""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from captioner.data.formats import FORMATS, RAW, PhotoFormat, format_by_name
 from captioner.errors import DataError
@@ -89,7 +90,8 @@ def _search(
         hidden = [n for n in names if n.startswith(".") and format_by_name(n)]
         skipped.rest["hidden photo", ""] += len(hidden)
         visible = [name for name in folders if not name.startswith(".")]
-        links = [name for name in visible if Path(parent, name).is_symlink()]
+        # Path.is_symlink raises an error for a path that is too long.
+        links = [n for n in visible if os.path.islink(os.path.join(parent, n))]  # noqa: PTH114, PTH118
         if not recursive:
             skipped.rest["subfolder", " (give --recursive to search them)"] += len(visible)
             visible, links = [], []
@@ -173,3 +175,92 @@ def natural(name: str) -> str:
     """
     padded = re.sub("0*([0-9]+)", lambda n: f"{len(n[1]):03}{n[1]}", name.casefold())
     return f"{padded}\0{name}"
+
+
+# --- names in tables ------------------------------------------------------------------------------
+
+_BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
+"""A byte that is not UTF-8, as `captioner.files.atomic_open` writes it."""
+
+
+class NamedFiles:
+    """The files below a folder, found by the names that a table or an annotations file has.
+
+    A name may differ from that on disk in its Unicode form (Macs write NFD), in space around it,
+    and in how bytes are written that are not UTF-8. Each folder is listed once, which is faster
+    than a call of the system per photo.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Take the folder, which is listed when the first name is looked for."""
+        self.folder = folder
+        self._listed: dict[str, dict[str, str]] = {}
+
+    def find(self, name: str) -> Path | None:
+        """Return the file (or folder) of a name, or None if it does not exist."""
+        for spelled in dict.fromkeys((name, decoded_name(name))):
+            if listed := self._find(PurePath(spelled).parts):
+                return listed
+            # A name that leads out of the folder, or with other case where that does not matter.
+            if os.path.isfile(path := self.folder / spelled):  # noqa: PTH113 - False if too long
+                return path
+        return None
+
+    def find_below(self, name: str) -> Path:
+        """Return the file of a name that a stranger may have chosen.
+
+        Raises:
+            DataError: The name leads out of the folder, itself or by a link, or the file does not
+                exist. The message has neither the name nor the folder.
+        """
+        if problem := unsafe_name(decoded_name(name)):
+            raise DataError(problem)
+        found = self.find(name)
+        if found is None or not os.path.isfile(found):  # noqa: PTH113
+            raise DataError("does not exist")
+        # realpath, not resolve, which raises an error for links that lead in a circle.
+        real, top = (Path(os.path.realpath(path)) for path in (found, self.folder))
+        if not real.is_relative_to(top):
+            raise DataError("is a link that leads out of the folder")
+        return found
+
+    def _find(self, parts: Sequence[str]) -> Path | None:
+        found = ""
+        for part in parts:
+            names = self._names(found)
+            if (actual := names.get(part) or names.get(_same(part))) is None:
+                return None
+            found = f"{found}/{actual}" if found else actual
+        return self.folder / found if found else None
+
+    def _names(self, folder: str) -> dict[str, str]:
+        """Names in a folder, by themselves and by what they have in common with other spellings."""
+        if folder not in self._listed:
+            try:
+                names = os.listdir(self.folder / folder)  # noqa: PTH208 (names, not paths)
+            except (OSError, ValueError):
+                names = []
+            self._listed[folder] = {_same(name): name for name in names} | {n: n for n in names}
+        return self._listed[folder]
+
+
+def unsafe_name(name: str) -> str:
+    """Return why a name may lead out of a folder, on any system; empty if it can't."""
+    if not name.strip():
+        return "is empty"
+    if "\0" in name:
+        return "has a NUL character"
+    if name.startswith("/") or re.match(r"[A-Za-z]:", name):
+        return "is an absolute name"
+    if "\\" in name:
+        return "has a backslash"
+    return "leads out of the folder" if ".." in name.split("/") else ""
+
+
+def decoded_name(name: str) -> str:
+    """Return a file name with the bytes that `captioner.files.atomic_open` escapes."""
+    return _BYTE.sub(lambda byte: chr(0xDC00 + int(byte[1], 16)), name)
+
+
+def _same(name: str) -> str:
+    return unicodedata.normalize("NFC", name).strip()

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from captioner.data.cells import plain_cell
 from captioner.data.coco import read_json, read_photos
+from captioner.data.folders import NamedFiles
 from captioner.errors import ConfigError, DataError
 from captioner.files import read_input
 from captioner.option_fields import Shown
@@ -349,8 +350,8 @@ def photo_folder(source: Path, given: str | None, columns: ColumnOptions = USUAL
     if given:
         return Path(given)
     names = [photo.file_name for photo in import_captions(source, columns=columns)]
-    found = (f for f in (own, Path()) if any((f / name).is_file() for name in names))
-    return next(found, own)
+    folders = map(NamedFiles, (own, Path()))
+    return next((one.folder for one in folders if any(map(one.find, names))), own)
 
 
 def detect_layout(path: Path, columns: ColumnOptions = USUAL) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_importers import put
 
-from captioner.data.coco import CaptionedImage, read_dataset
+from captioner.data.coco import CaptionedImage, locate_photos, read_dataset
 from captioner.errors import DataError
 
 IMAGES = [{"id": 9, "file_name": "nine.jpg"}, {"id": 2, "file_name": "two.jpg"}]
@@ -121,3 +123,11 @@ def test_missing_photos_are_counted_and_named(tmp_path: Path, photos: Path):
     assert_refused(
         r"1 of 2 photos of a\.json are not in .*photos \(first: two\.jpg\)", [file], [photos]
     )
+
+
+def test_names_in_another_unicode_form_are_found(tmp_path: Path):
+    """Macs write NFD, most tables NFC."""
+    name = "\u00e9t\u00e9.jpg"
+    (tmp_path / unicodedata.normalize("NFD", name)).touch()
+    (found,) = locate_photos([CaptionedImage(1, Path(name), ("a",))], [tmp_path], "x.json")
+    assert found.path == tmp_path / unicodedata.normalize("NFD", name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import random
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +157,14 @@ def test_an_existing_split_may_not_share_photos(tmp_path: Path):
     assert list(load(tmp_path / "captions_train.json").imgs) == [1]
     (tmp_path / "captions_test.json").write_text("mine")  # not a captions file
     write([a, b], tmp_path, force=True)
+
+
+def test_names_on_disk_are_written(tmp_path: Path):
+    """A table may have them in another Unicode form."""
+    names = [f"\u00e9{n}.png" for n in range(3)]
+    for name in names:
+        Image.new("RGB", (8, 8)).save(tmp_path / unicodedata.normalize("NFD", name))
+    summary = write([photo(name) for name in names], tmp_path / "out", images=str(tmp_path))
+    written = [read["file_name"] for split in summary.files.values() for read in
+               json.loads(split.read_text())["images"]]  # fmt: skip
+    assert written == [unicodedata.normalize("NFD", name) for name in names]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import features
 
-from captioner.data.folders import Skipped, expand_pattern, find_images
+from captioner.data.folders import NamedFiles, Skipped, expand_pattern, find_images
 from captioner.data.formats import FORMATS, RAW
 from captioner.data.images import open_image
 from captioner.errors import DataError, ImageError
@@ -158,3 +159,78 @@ def test_folder_links_are_not_followed_and_broken_links_are_returned(folder: Pat
     found = find_images([folder / "sub"], recursive=True, skipped=skipped)
     assert [noun for noun, _ in skipped.rest.elements()].count("link") == 1
     assert found == [folder / "sub" / "1.webp", folder / "sub" / "2.png"]
+
+
+# --- names in tables ---
+
+
+def test_names_are_found_whatever_their_form(tmp_path: Path):
+    """In NFC and NFD, with bytes that are not UTF-8 as tables have them, and space around."""
+    names = {
+        unicodedata.normalize("NFD", "été/Zoë.jpg"): unicodedata.normalize("NFC", "été/Zoë.jpg"),
+        unicodedata.normalize("NFC", "naïve.jpg"): unicodedata.normalize("NFD", "naïve.jpg"),
+        os.fsdecode(b"caf\xe9.jpg"): "caf\\udce9.jpg",
+        "\\udcff.jpg": "\\udcff.jpg",
+        " space.jpg ": "space.jpg",
+        "a\rb.jpg": "a\rb.jpg",
+    }
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    both = [unicodedata.normalize(form, "ü.jpg") for form in ("NFC", "NFD")]
+    for name in both:
+        (tmp_path / name).touch()
+    files = NamedFiles(tmp_path)
+    for name, other in names.items():
+        for spelled in (name, other, f"./{other}"):
+            assert files.find(spelled) == tmp_path / name
+    assert [files.find(name) for name in both] == [tmp_path / name for name in both]
+    assert files.find("x" * 300) is files.find("none/a.jpg") is files.find("\0") is None
+
+
+def test_names_of_strangers_do_not_lead_out_of_a_folder(tmp_path: Path):
+    folder = tmp_path / "photos"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("out.jpg", "photos/in.jpg", "photos/sub/in.jpg"):
+        (tmp_path / name).touch()
+    links = {"link.jpg": "../out.jpg", "up": "..", "same.jpg": "in.jpg", "loop.jpg": "loop.jpg"}
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    os.mkfifo(folder / "pipe.jpg")
+    (tmp_path / "other").symlink_to("photos")
+    for top in (folder, tmp_path / "other"):
+        files = NamedFiles(top)
+        for name in ("in.jpg", "sub/in.jpg", "same.jpg", "./in.jpg"):
+            assert files.find_below(name) == top / name
+        for name, problem in {
+            "../out.jpg": "leads out",
+            "sub/../../out.jpg": "leads out",
+            "sub/../in.jpg": "leads out",
+            str(tmp_path / "out.jpg"): "absolute",
+            "C:out.jpg": "absolute",
+            "c:/out.jpg": "absolute",
+            "..\\out.jpg": "backslash",
+            "in.jpg\0": "NUL",
+            " ": "empty",
+            "link.jpg": "link",
+            "up/out.jpg": "link",
+            "up/photos/../out.jpg": "leads out",
+            "loop.jpg": "does not exist",
+            "pipe.jpg": "does not exist",
+            "sub": "does not exist",
+            ".": "does not exist",
+        }.items():
+            with pytest.raises(DataError, match=problem):
+                files.find_below(name)
+
+
+def test_a_path_that_is_too_long_does_not_stop_a_search(tmp_path: Path, monkeypatch):
+    (tmp_path / "a.jpg").touch()
+    monkeypatch.chdir(tmp_path)
+    for _ in range(17):
+        os.mkdir("d" * 250)  # noqa: PTH102 - relative, as the whole path is too long
+        os.chdir("d" * 250)
+    monkeypatch.chdir(tmp_path)
+    skipped = Skipped()
+    assert find_images([tmp_path], recursive=True, skipped=skipped) == [tmp_path / "a.jpg"]
+    assert "cannot be listed" in skipped.unlisted[0]
