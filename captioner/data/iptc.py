@@ -1,0 +1,192 @@
+"""Caption, writer and keywords of IPTC data, in the image resources of Photoshop.
+
+Resources and datasets that are not changed keep their bytes and their order: of several of a kind,
+in another signature than 8BIM, or longer than 32,767 bytes, and the padding after them.
+
+Sources: IPTC Information Interchange Model 4.2 (2:25, 2:120, 2:122 and 1:90); Adobe Photoshop File
+Formats, "Image Resources Section".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from captioner.data.xmp import WRITER, is_own_writer, new_keywords
+from captioner.errors import DataError
+
+SIGNATURES = (b"8BIM", b"AgHg", b"DCSR", b"PHUT", b"MeSa")
+_IPTC, _DIGEST = 0x0404, 0x0425  # image resources
+_CHARSET, _KEYWORD, _CAPTION, _WRITER = (1, 90), (2, 25), (2, 120), (2, 122)  # datasets
+_UTF8 = b"\x1b%G"
+_LIMITS = {_KEYWORD: 64, _CAPTION: 2000, _WRITER: 32}  # bytes
+
+Edit = Callable[[bytes], bytes]
+"""A function of IPTC data that returns them edited."""
+
+
+class Resource(NamedTuple):
+    """An image resource, or the padding at the end of all."""
+
+    number: int
+    data: bytes
+    head: bytes = b""
+    """Signature, number and name."""
+    padded: bool = True
+    """Whether a byte follows data of odd length."""
+
+    def encoded(self) -> bytes:
+        """Return its bytes in a file."""
+        if not self.head:
+            return self.data
+        padding = b"\0" * (len(self.data) % 2 and self.padded)
+        return self.head + struct.pack(">I", len(self.data)) + self.data + padding
+
+
+def read_resources(data: bytes) -> list[Resource]:
+    """Return the image resources in Photoshop's data.
+
+    Raises:
+        DataError: They are damaged.
+    """
+    found, at, end = [], 0, len(data.rstrip(b"\0"))
+    while at < end:
+        if data[at : at + 4] not in SIGNATURES or len(data) < at + 12:
+            raise DataError("its Photoshop data are damaged; use --sidecar xmp")
+        number = int.from_bytes(data[at + 4 : at + 6], "big")
+        after = at + 6 + (data[at + 6] // 2 + 1) * 2
+        size = int.from_bytes(data[after : after + 4], "big")
+        stop = after + 4 + size
+        if len(data) < stop:
+            raise DataError("its Photoshop data are damaged; use --sidecar xmp")
+        padded = not size % 2 or stop < len(data)
+        found.append(Resource(number, data[after + 4 : stop], data[at:after], padded))
+        at = stop + (size % 2 and padded)
+    return [*found, Resource(0, data[at:])]
+
+
+def captions(resources: Iterable[Resource]) -> list[str]:
+    """Return the IPTC captions in image resources."""
+    return [text for one in resources if _is_iptc(one) for text in texts(one.data)]
+
+
+def texts(iptc: bytes, dataset: tuple[int, int] = _CAPTION) -> list[str]:
+    """Return the captions in IPTC data."""
+    values = (
+        one.value.decode(errors="replace").strip()
+        for one in _datasets(iptc)[0]
+        if one.key == dataset
+    )
+    return [value for value in values if value]
+
+
+def keywords(resources: Iterable[Resource]) -> list[str]:
+    """Return the IPTC keywords in image resources."""
+    return [word for one in resources if _is_iptc(one) for word in texts(one.data, _KEYWORD)]
+
+
+def edited(resources: Sequence[Resource], edit: Edit) -> list[Resource]:
+    """Return image resources with edited IPTC data: all that have a caption, or else the first.
+
+    Photoshop's digest of the IPTC data is updated if it was right, or all zeros. If not, another
+    program has changed them since XMP was written, which readers have to know.
+    """
+    places = [n for n, one in enumerate(resources) if _is_iptc(one)]
+    chosen = [n for n in places if texts(resources[n].data)] or places[:1]
+    new = [*resources]
+    if not places:
+        new.insert(0, Resource(_IPTC, b"", struct.pack(">4sHH", b"8BIM", _IPTC, 0)))
+        chosen = [0]
+    digests = {}
+    for n in reversed(chosen):  # the first counts
+        data = edit(new[n].data)
+        digest = digests[_md5(new[n].data)] = _md5(data)
+        new[n] = new[n]._replace(data=data, padded=True)
+    for n, one in enumerate(new):
+        if one.number == _DIGEST and one.head:
+            right = digests.get(one.data, one.data) if any(one.data) else digest
+            new[n] = one._replace(data=right)
+    return [one for n, one in enumerate(new) if one.data or n not in chosen]
+
+
+def set_caption(iptc: bytes, text: str, words: Sequence[str], *, own: bool) -> bytes:
+    """Return IPTC data with this caption and more keywords.
+
+    Data in another character set than UTF-8 can't have a text that is not ASCII: an old caption is
+    removed from them, so that XMP has the only one. ``own``: captioner wrote the caption itself.
+    """
+    datasets, tail = _datasets(iptc)
+    kept = [d for d in datasets if d.key != _CAPTION and not (d.key == _WRITER and (own or d.own))]
+    charset = next((d.value for d in kept if d.key == _CHARSET), None)
+    if charset != _UTF8 and not "".join([text, *words]).isascii():
+        if kept:
+            return b"".join(d.raw for d in kept) + tail
+        kept = [_dataset(_CHARSET, _UTF8)]
+    known = [d.value.decode(errors="replace") for d in kept if d.key == _KEYWORD]
+    added = [(_KEYWORD, word) for word in new_keywords(known, words)] + [(_CAPTION, text)]
+    for key, value in [*added, *[(_WRITER, WRITER)] * own]:
+        after = next((n for n, d in enumerate(kept) if d.key > key), len(kept))
+        kept.insert(after, _dataset(key, _short(key, value)))
+    return b"".join(d.raw for d in kept) + tail
+
+
+def remove_caption(iptc: bytes, text: str, words: Iterable[str]) -> bytes:
+    """Return IPTC data without this caption and these keywords, which captioner wrote."""
+    gone = {(_CAPTION, _short(_CAPTION, text)), *((_KEYWORD, _short(_KEYWORD, w)) for w in words)}
+    datasets, tail = _datasets(iptc)
+    kept = [d for d in datasets if (d.key, d.value) not in gone and not d.own]
+    if {d.key for d in kept} <= {_CHARSET} and len(kept) < len(datasets):
+        return tail
+    return b"".join(d.raw for d in kept) + tail
+
+
+def is_caption(text: str, found: str) -> bool:
+    """Return whether a caption in IPTC data is this text, which IPTC may shorten."""
+    return found in (text, _short(_CAPTION, text).decode().strip())
+
+
+def _is_iptc(one: Resource) -> bool:
+    return one.number == _IPTC and one.head.startswith(b"8BIM")
+
+
+def _md5(data: bytes) -> bytes:
+    return hashlib.md5(data, usedforsecurity=False).digest()
+
+
+class _Dataset(NamedTuple):
+    key: tuple[int, int]
+    """Record and number."""
+    value: bytes
+    raw: bytes
+
+    @property
+    def own(self) -> bool:
+        return self.key == _WRITER and is_own_writer(self.value.decode(errors="replace"))
+
+
+def _dataset(key: tuple[int, int], value: bytes) -> _Dataset:
+    return _Dataset(key, value, struct.pack(">BBBH", 0x1C, *key, len(value)) + value)
+
+
+def _short(key: tuple[int, int], text: str) -> bytes:
+    """Return a text in UTF-8, cut at the standard's limit."""
+    return text.encode()[: _LIMITS[key]].decode(errors="ignore").encode()
+
+
+def _datasets(iptc: bytes) -> tuple[list[_Dataset], bytes]:
+    """Return the datasets, and the bytes that follow them."""
+    found, at = [], 0
+    while at + 5 <= len(iptc) and iptc[at] == 0x1C:
+        record, number, size = struct.unpack(">BBH", iptc[at + 1 : at + 5])
+        begin = at + 5
+        if size & 0x8000:  # extended: the size has this many bytes
+            begin += size & 0x7FFF
+            size = int.from_bytes(iptc[at + 5 : begin][:9], "big")
+        end = begin + size
+        if len(iptc) < end:
+            raise DataError("its IPTC data are damaged; use --sidecar xmp")
+        found.append(_Dataset((record, number), iptc[begin:end], iptc[at:end]))
+        at = end
+    return found, iptc[at:]

@@ -1,0 +1,111 @@
+"""The description in a photo file: read, set and removed, by captioner or the program exiftool.
+
+JPEG, PNG, WebP and TIFF are edited by `captioner.data.metadata`. exiftool writes the XMP packet of
+other formats, such as HEIC and AVIF: no maintained library does that without encoding the picture
+again. Camera RAW is never changed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from captioner.data.formats import RAW, format_by_name
+from captioner.data.metadata import (
+    Found,
+    Mark,
+    can_embed,
+    embed_description,
+    find_embedded,
+    find_in_sidecar,
+    remove_embedded,
+    remove_from_sidecar,
+    set_description,
+)
+from captioner.errors import ConfigError, DataError
+
+
+class NotEditableError(DataError):
+    """A photo's format cannot have a description."""
+
+
+def find_in_photo(photo: Path, *, exiftool: bool) -> Found:
+    """Return the description in a photo.
+
+    Raises:
+        NotEditableError: The format can't have one.
+    """
+    data = _readable(photo, exiftool=exiftool)
+    return find_in_sidecar(_packet(photo)) if data is None else find_embedded(data)
+
+
+def with_description(
+    photo: Path, text: str, keywords: Sequence[str], mark: Mark | None, *, exiftool: bool
+) -> bytes:
+    """Return a photo file with this description; see `embed_description`."""
+    data = _readable(photo, exiftool=exiftool)
+    if data is not None:
+        return embed_description(data, text, keywords, mark=mark)
+    return _with_packet(photo, set_description(_packet(photo), text, keywords, mark=mark))
+
+
+def without_own_description(photo: Path, *, exiftool: bool) -> bytes:
+    """Return a photo file without what captioner wrote into it."""
+    data = _readable(photo, exiftool=exiftool)
+    if data is not None:
+        return remove_embedded(data)
+    return _with_packet(photo, remove_from_sidecar(_packet(photo)))
+
+
+def require_exiftool() -> None:
+    """Raise ConfigError unless the program exiftool is installed."""
+    if shutil.which("exiftool") is None:
+        raise ConfigError(
+            "--exiftool needs the program exiftool; install it (apt-get install "
+            "libimage-exiftool-perl, brew install exiftool), or leave the option out"
+        )
+
+
+def _readable(photo: Path, *, exiftool: bool) -> bytes | None:
+    """Return the data of a file that captioner edits, or None if exiftool edits it."""
+    data = b"" if photo.is_fifo() else photo.read_bytes()
+    if format_by_name(photo) is RAW:
+        raise NotEditableError("camera RAW is not changed; use --sidecar xmp")
+    if can_embed(data):
+        return data
+    if exiftool:
+        return None
+    raise NotEditableError(
+        "descriptions are embedded in JPEG, PNG, WebP and TIFF only; use --sidecar xmp, or give "
+        "--exiftool"
+    )
+
+
+def _packet(photo: Path) -> bytes:
+    return _run("-b", "-XMP", photo)
+
+
+def _with_packet(photo: Path, packet: bytes | None) -> bytes:
+    """Return a photo with this XMP packet, or without XMP."""
+    with tempfile.TemporaryDirectory(prefix="captioner-") as folder:
+        # exiftool expands % in names of files that it writes.
+        suffix = photo.suffix if photo.suffix[1:].isalnum() else ""
+        source, new = Path(folder, "packet.xmp"), Path(folder, f"photo{suffix}")
+        source.write_bytes(packet or b"")
+        _run("-q", f"-XMP<={source}" if packet else "-XMP:all=", "-o", new, photo)
+        return new.read_bytes()
+
+
+def _run(*arguments: str | Path) -> bytes:
+    """Return the output of exiftool."""
+    # Absolute names: none begins with a dash.
+    names = [str(a.absolute()) if isinstance(a, Path) else a for a in arguments]
+    done = subprocess.run(["exiftool", *names], capture_output=True, check=False)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").splitlines()
+        problem = (lines or [f"exit code {done.returncode}"])[0]
+        raise DataError(f"exiftool failed ({problem}); use --sidecar xmp")
+    return done.stdout

@@ -1,0 +1,186 @@
+"""Description, keywords and authorship in XMP packets and sidecar files.
+
+    dc:description             a language alternative; the caption is its default text
+    dc:subject                 a bag of keywords
+    photoshop:CaptionWriter    "captioner 0.2.0", if captioner wrote the caption itself
+    captioner:Version, ...     version, confidence, a digest of the caption, and the keywords added
+
+All else in a packet is kept (`captioner.data.xmp_packet`). A DataError is raised for one that is
+damaged.
+
+Sources: XMP Specification Part 1 (2012), 8.3 (Dublin Core), and Part 2, 3.2 (Photoshop).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import chain
+from typing import NamedTuple
+
+from captioner.data.xmp_packet import (
+    Property,
+    edited_packet,
+    full_name,
+    items_of,
+    opened_packet,
+    parse_packet,
+    rdf_bag,
+    rdf_list,
+    resources_of,
+    texts_of,
+    with_properties,
+    without_empty_resources,
+)
+from captioner.version import __version__
+
+DC = "http://purl.org/dc/elements/1.1/"
+PHOTOSHOP = "http://ns.adobe.com/photoshop/1.0/"
+CAPTIONER = "urn:captioner:xmp:1.0/"
+_DESCRIPTION, _SUBJECT = (DC, "dc:description"), (DC, "dc:subject")
+_WRITER = (PHOTOSHOP, "photoshop:CaptionWriter")
+_VERSION, _CONFIDENCE, _DIGEST, _ADDED = (
+    (CAPTIONER, f"captioner:{name}") for name in ("Version", "Confidence", "Digest", "Keywords")
+)
+_MARKS = (_VERSION, _CONFIDENCE, _DIGEST, _ADDED)
+
+WRITER = f"captioner {__version__}"
+"""The name of the description's writer."""
+
+_PADDING = re.compile(rb"\s+(?=<\?xpacket\s+end)")
+
+
+class Mark(NamedTuple):
+    """The mark of a caption that captioner wrote itself."""
+
+    confidence: float | None = None
+
+
+class Found(NamedTuple):
+    """The description of a photo."""
+
+    text: str = ""
+    """Empty without a description."""
+    own: bool = False
+    """Whether captioner wrote this very text; False after a person has changed it."""
+    keywords: tuple[str, ...] = ()
+    """The keywords that captioner added with it."""
+
+
+def find_description(packet: bytes) -> Found:
+    """Return the default description of a packet or sidecar, and whether captioner wrote it."""
+    body = opened_packet(packet).body
+    elements = parse_packet(body) if body else []
+    found = items_of(elements, _DESCRIPTION)
+    default = [item.text for item in found if item.language == "x-default"]
+    attributes = (one.attributes.get(full_name(_DESCRIPTION), "") for one in resources_of(elements))
+    text = next(
+        filter(None, map(str.strip, chain(default, (i.text for i in found), attributes))), ""
+    )
+    own = bool(text) and _digest(text) in texts_of(elements, _DIGEST)
+    return Found(text, own, tuple(texts_of(elements, _ADDED)) if own else ())
+
+
+def set_description(
+    packet: bytes | None,
+    text: str,
+    keywords: Sequence[str] = (),
+    *,
+    mark: Mark | None = None,
+    known: Iterable[str] = (),
+) -> bytes:
+    """Return a packet or sidecar file with this default description.
+
+    Descriptions in other languages are kept. Keywords are added to the packet's own, each once
+    whatever its case.
+
+    Args:
+        packet: None or an empty one: a new packet.
+        text: The description.
+        keywords: The keywords to add.
+        mark: The mark of a caption that captioner wrote; None: a person did.
+        known: Keywords that the photo has elsewhere. They are added, but not marked as added.
+    """
+
+    def edit(body: bytes) -> bytes:
+        elements = parse_packet(body)
+        others = [
+            i for i in items_of(elements, _DESCRIPTION) if i.language not in ("x-default", "")
+        ]
+        items = [f'<rdf:li xml:lang="x-default">{escape(text, quote=False)}</rdf:li>'.encode()]
+        items += [body[item.start : item.end] for item in others]
+        new: dict[Property, bytes] = {_DESCRIPTION: rdf_list("Alt", items)}
+        old = texts_of(elements, _SUBJECT)
+        if added := new_keywords(old, keywords):
+            new[_SUBJECT] = rdf_bag([*old, *added])
+        new |= dict.fromkeys(_MARKS, b"")
+        if mark is not None:
+            certain = "" if mark.confidence is None else f"{mark.confidence:.4f}"
+            before = texts_of(elements, _ADDED) if find_description(body).own else ()
+            ours = [*before, *new_keywords([*known, *before], added)]
+            new[_WRITER], new[_VERSION] = WRITER.encode(), __version__.encode()
+            new[_CONFIDENCE], new[_DIGEST] = certain.encode(), _digest(text).encode()
+            new[_ADDED] = rdf_bag(ours) if ours else b""
+        elif is_own_writer(*texts_of(elements, _WRITER)):
+            new[_WRITER] = b""
+        return with_properties(body, new)
+
+    return edited_packet(packet, edit) or b""
+
+
+def remove_own(packet: bytes) -> bytes | None:
+    """Return a packet without the description and keywords that captioner wrote.
+
+    What people wrote is kept, also a caption that they changed. None: nothing else is in it.
+    """
+    found = find_description(packet)
+    if not found.own:
+        return packet
+
+    def edit(body: bytes) -> bytes:
+        elements = parse_packet(body)
+        others = [
+            i for i in items_of(elements, _DESCRIPTION) if i.language not in ("x-default", "")
+        ]
+        kept = [word for word in texts_of(elements, _SUBJECT) if word not in found.keywords]
+        new: dict[Property, bytes] = dict.fromkeys(_MARKS, b"")
+        new[_DESCRIPTION] = b""
+        if others:
+            new[_DESCRIPTION] = rdf_list("Alt", [body[item.start : item.end] for item in others])
+        if found.keywords:
+            new[_SUBJECT] = rdf_bag(kept) if kept else b""
+        if is_own_writer(*texts_of(elements, _WRITER)):
+            new[_WRITER] = b""
+        return without_empty_resources(with_properties(body, new))
+
+    return edited_packet(packet, edit)
+
+
+def to_edit(packets: Sequence[bytes]) -> list[int]:
+    """Return which packets of a file to edit: all with a description, or else the first."""
+    found = [n for n, packet in enumerate(packets) if find_description(packet).text]
+    filled = [n for n, packet in enumerate(packets) if opened_packet(packet).body]
+    return found or filled[:1] or [n for n, _ in enumerate(packets)][:1]
+
+
+def without_padding(packet: bytes) -> bytes:
+    """Return a packet without the space that it reserves for longer texts."""
+    return _PADDING.sub(b"\n", packet)
+
+
+def new_keywords(old: Iterable[str], keywords: Iterable[str]) -> list[str]:
+    """Return the keywords that are not among the old ones, each once, whatever their case."""
+    known = {word.casefold() for word in old}
+    new = {word.casefold(): word for word in keywords}
+    return [word for folded, word in new.items() if folded not in known]
+
+
+def is_own_writer(*names: str) -> bool:
+    """Return whether captioner, in any version, is a description's writer."""
+    return any(name.startswith("captioner ") for name in names)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.strip().encode()).hexdigest()[:16]
