@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import os
+import errno
 import re
 import shlex
 from collections import Counter
@@ -16,6 +15,8 @@ from urllib.parse import quote, unquote, urljoin
 from captioner.cli.arguments import checked_search, command
 from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import as_sentence, new_file, warn
+from captioner.data.cells import SafeWriter
+from captioner.data.folders import NamedFiles, unsafe_name
 from captioner.data.html_images import HtmlImage, HtmlPage
 from captioner.data.importers import read_table
 from captioner.data.reading import photo_bar
@@ -47,9 +48,13 @@ class AltOptions(ModelOptions):
     """Overwrite the table and its page."""
 
 
+PAGES = (".html", ".htm")
 Row = dict[str, str]
-COLUMNS = ("page", "line", "image", "link", "note", "alt", "confidence", "reviewed", "tag")
-"""``image``: the file in the site, or the URL; ``note``: why nothing is suggested."""
+COLUMNS = (
+    "page", "line", "image", "link", "note", "alt", "confidence", "reviewed", "tag", "suggested",
+)  # fmt: skip
+"""``image``: the file in the site, or the URL; ``note``: why nothing is suggested; ``suggested``:
+the text that ``alt`` had at first, by which a correction is known."""
 
 
 @command("alt", "SITE_FOLDER [-o alt.csv | --apply alt.csv] [options]", AltOptions, SearchOptions)
@@ -81,9 +86,9 @@ def _suggest(site: Path, options: AltOptions, given: dict[str, Any]) -> int:
         warn(f"{row['page']}:{row['line']}: {row['image'] or row['tag']}: {row['note']}")
     with atomic_open(table) as file:
         file.write("\ufeff")  # spreadsheets need it to read UTF-8
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        writer = SafeWriter(file, COLUMNS)
+        for row in rows:
+            writer.write_row(row)
     atomic_write(review, review_page(site, table.name, rows).encode(errors="replace"))
     inside = sum(bool(row["link"]) for row in rows)
     warn(f"{summary}; {inside} in links or buttons, whose text has to name where the link leads")
@@ -94,10 +99,10 @@ def _suggest(site: Path, options: AltOptions, given: dict[str, Any]) -> int:
 
 def _read_site(site: Path, url: str) -> tuple[list[Row], str, int]:
     """The rows of a site, what its images have in words, and the number of unreadable pages."""
-    rows, reasons, failed = [], Counter[str](), 0
+    rows, reasons, failed, files = [], Counter[str](), 0, NamedFiles(site)
     for path in sorted(site.rglob("*.[hH][tT][mM]*")):
         name = path.relative_to(site).as_posix()
-        if path.suffix.lower() not in (".html", ".htm") or "/." in f"/{name}" or path.is_dir():
+        if path.suffix.lower() not in PAGES or "/." in f"/{name}" or path.is_dir():
             continue
         try:
             page = HtmlPage(path)
@@ -108,8 +113,8 @@ def _read_site(site: Path, url: str) -> tuple[list[Row], str, int]:
         for image in page.images:
             reasons[image.reason or "without alternative text"] += 1
             if not image.reason:
-                file, note = _find(site, url.rstrip("/") + "/", name, page, image)
-                values = name, str(image.line), file, image.link, note, "", "", "", image.key
+                file, note = _find(files, url.rstrip("/") + "/", name, page, image)
+                values = name, str(image.line), file, image.link, note, "", "", "", image.key, ""
                 rows.append(dict(zip(COLUMNS, values, strict=True)))
     if not reasons:
         raise DataError(f"{site}: no images in its .html pages; give the folder of a finished site")
@@ -117,7 +122,9 @@ def _read_site(site: Path, url: str) -> tuple[list[Row], str, int]:
     return rows, f"{counted(reasons.total(), 'image')}: {counts}", failed
 
 
-def _find(site: Path, root: str, name: str, page: HtmlPage, image: HtmlImage) -> tuple[str, str]:
+def _find(
+    files: NamedFiles, root: str, name: str, page: HtmlPage, image: HtmlImage
+) -> tuple[str, str]:
     """The file in the site, or else the URL and the reason."""
     problems = []
     for source in image.sources:
@@ -132,8 +139,10 @@ def _find(site: Path, root: str, name: str, page: HtmlPage, image: HtmlImage) ->
             problems.append(("", "a picture inside the page"))
         elif not address.startswith(root):
             problems.append((full, "on another server, not fetched"))
-        elif os.path.isfile(site / inside):  # noqa: PTH113 - False for a name that is too long
-            return inside, ""
+        elif problem := unsafe_name(inside):
+            problems.append((inside, f"the name {problem}"))
+        elif (found := files.find(inside)) and found.is_file():
+            return found.relative_to(files.folder).as_posix(), ""
         else:
             problems.append((inside, "the file does not exist"))
     return problems[0] if problems else ("", "no picture is named")
@@ -156,51 +165,77 @@ def _add_texts(site: Path, rows: Sequence[Row], options: AltOptions, search: Sea
         else:
             best = result.captions[0]
             sure = "" if best.confidence is None else f"{best.confidence:.4f}"
-            row.update(alt=as_sentence(best.text), confidence=sure)
+            text = as_sentence(best.text)
+            row.update(alt=text, suggested=text, confidence=sure)
 
 
-def _reviewed(table: Path) -> dict[str, list[Row]]:
-    """The reviewed rows of a table by page."""
+def _reviewed(table: Path) -> tuple[dict[str, list[Row]], int]:
+    """Return the reviewed rows of a table by page, and the number of rows reported instead."""
     found: dict[str, list[Row]] = {}
+    failed = 0
     for where, line in read_table(table):
         row = dict.fromkeys(COLUMNS, "") | line
         mark = row["reviewed"].lower()
-        if mark not in ("", "no", "yes"):
-            raise DataError(f"{where}: reviewed is {mark!r}; give yes or nothing")
         if mark == "yes":
             found.setdefault(row["page"], []).append(row)
+        elif mark not in ("", "no"):
+            warn(f"{where}: reviewed is {mark!r}; give yes or nothing")
+            failed += 1
+        elif "suggested" in line and row["alt"].split() != row["suggested"].split():
+            warn(f"{where}: the text was changed, but is not reviewed; put yes in that column")
+            failed += 1
     if not found:
         raise DataError(f"{table}: no row is reviewed; put yes in the column reviewed of each")
-    return found
+    return found, failed
 
 
 def _apply(site: Path, table: Path) -> int:
     """Write reviewed texts into the tags that are still as they were; report the others."""
-    counts: Counter[str] = Counter()
-    for name, rows in _reviewed(table).items():
+    reviewed, failed = _reviewed(table)
+    counts, files = Counter(failed=failed), NamedFiles(site)
+    for name, rows in reviewed.items():
         try:
-            page = HtmlPage(site / name)
+            path = files.find_below(name)
+            if path.suffix.lower() not in PAGES:
+                raise DataError("is not a page; give .html and .htm files")
         except DataError as error:
-            warn(str(error))
-            counts["failed"] += 1
+            warn(f"{site / name} {error}")
+            counts["failed"] += len(rows)
             continue
-        texts = []
-        for row in rows:
-            text, place = " ".join(row["alt"].split()), (row["line"], row["tag"])
-            same = [image for image in page.images if (str(image.line), image.key) == place]
-            found = [image for image in same if image.alt == text]
-            found += [image for image in same if not image.reason and image.link == row["link"]]
-            if found and (text or not found[0].needs_text):
-                page.images.remove(found[0])
-                texts += [] if found[0].reason else [(found[0], text)]
-                counts["there"] += bool(found[0].reason)
-            else:
-                lost = "needs a text" if found else "is not there any more; run captioner alt again"
-                warn(f"{name}:{row['line']}: {row['tag'][:80]} {lost}")
-                counts["failed"] += 1
-        if texts:
-            atomic_write(site / name, page.with_texts(texts))
+        try:
+            page = HtmlPage(path)
+            texts = _texts(name, page, rows, counts)
+            if texts:
+                atomic_write(path, page.with_texts(texts))
+        except (DataError, OSError) as error:
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EROFS):
+                raise
+            problem = getattr(error, "strerror", None)
+            warn(f"{path}: {problem}" if problem else str(error))
+            counts["failed"] += len(rows)
+        else:
             counts["written"] += len(texts)
     kept = f", {counts['there']:,} already there" if counts["there"] else ""
     warn(f"{table}: {counted(counts['written'], 'alternative text')} written{kept}")
     return FAILED if counts["failed"] else OK
+
+
+def _texts(
+    name: str, page: HtmlPage, rows: Sequence[Row], counts: Counter[str]
+) -> list[tuple[HtmlImage, str]]:
+    """Return the texts to write into a page. Count the other rows, and report lost ones."""
+    texts: list[tuple[HtmlImage, str]] = []
+    for row in rows:
+        text, place = " ".join(row["alt"].split()), (row["line"], row["tag"])
+        same = [image for image in page.images if (str(image.line), image.key) == place]
+        found = [image for image in same if image.alt == text]
+        found += [image for image in same if not image.reason and image.link == row["link"]]
+        if found and (text or not found[0].needs_text):
+            page.images.remove(found[0])
+            texts += [] if found[0].reason else [(found[0], text)]
+            counts["there"] += bool(found[0].reason)
+        else:
+            lost = "needs a text" if found else "is not there any more; run captioner alt again"
+            warn(f"{name}:{row['line']}: {row['tag'][:80]} {lost}")
+            counts["failed"] += 1
+    return texts

@@ -220,7 +220,7 @@ def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
     values = {"title": escape(str(site)), "file": escape(file)}
     data = embedded({"rows": rows, "pictures": pictures})
     body = asset(WEB / "review.html").rstrip().format(data=data, **values)
-    files = [*VIEWER, *(WEB / name for name in ("page.css", "review.css", "review.js"))]
+    files = [*VIEWER, *(WEB / name for name in ("page.css", "review.css", "cells.js", "review.js"))]
     return with_policy(document(f"Review: {site}", body, files))
 
 

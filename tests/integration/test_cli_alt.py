@@ -101,6 +101,35 @@ def test_changed_pages_are_reported(alt) -> None:
     assert index.read_bytes().count(b'alt="A dog"') == 1
 
 
+def test_tables_of_strangers_stay_in_the_site(alt) -> None:
+    """Every bad row is one line, and the good ones are written."""
+    Path("outside.html").write_text("<img src=a.png>")
+    Path("site/text.txt").write_text("<img src=a.png>")
+    Path("site/good.html").write_text("<img src=a.png>")
+    Path("site/link.html").symlink_to("../outside.html")
+    names = ["../outside.html", str(Path("outside.html").resolve()), "link.html", "text.txt"]
+    tag = "A dog,yes,<img src=a.png>"
+    rows = ["page,line,alt,reviewed,tag", *(f"{name},1,{tag}" for name in [*names, "good.html"])]
+    Path("alt.csv").write_text("\n".join([*rows, f"good.html,1,{tag}".replace("yes", "maybe")]))
+    code, _, err = alt("--apply", "alt.csv")
+    assert (code, len(err.splitlines())) == (FAILED, len(names) + 2)
+    assert all(f"/{name} ".replace("//", "/") in err for name in names)
+    assert "reviewed is 'maybe'" in err
+    assert Path("site/good.html").read_text() == '<img alt="A dog" src=a.png>'
+    assert Path("outside.html").read_text() == Path("site/text.txt").read_text()
+
+
+def test_a_correction_without_a_tick_is_reported(alt) -> None:
+    alt()
+    rows = table(texts={"blog/post.htm:1": "A cat"})
+    (text, *_) = (row["alt"] for row in rows if row["alt"] and not row["reviewed"])
+    lines = Path("alt.csv").read_text("utf-8")
+    Path("alt.csv").write_text(lines.replace(f";{text};", ";A dog;", 1), "utf-8")
+    code, _, err = alt("--apply", "alt.csv")
+    assert code == FAILED
+    assert err.count("the text was changed, but is not reviewed") == 1
+
+
 @pytest.mark.parametrize(
     "arguments", [["-o", "site/alt.csv"], ["-o", "alt.txt"], ["--num-captions", "2"]]
 )
@@ -119,7 +148,10 @@ def test_the_table_is_reviewed_in_a_browser(alt, visit) -> None:
     tab = visit(Path("alt.html").resolve().as_uri())
     assert violations(tab) == []
     card = tab.locator(".review li").filter(has_text="post.htm:1")
-    card.get_by_role("textbox").fill('Two dogs, "Rex" & Zoë')
+    card.get_by_role("textbox").fill('=Two dogs, "Rex" & Zoë')
+    expect(card.get_by_role("checkbox")).to_be_checked()
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Space")  # no key takes back a correction
     expect(card.get_by_role("checkbox")).to_be_checked()
     expect(tab.get_by_role("status")).to_have_text("3 of 9 reviewed")  # the same picture thrice
     with tab.expect_download() as download:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,16 @@ import pytest
 from PIL import Image
 
 from captioner.cli.main import FAILED, OK, USAGE, main
-from captioner.data.metadata import embedded_description, read_description
+from captioner.cli.outputs import WRITERS
+from captioner.data.metadata import (
+    Mark,
+    embed_description,
+    embedded_description,
+    find_embedded,
+    read_description,
+    set_description,
+)
+from captioner.files import atomic_open
 
 
 @pytest.fixture
@@ -84,3 +96,117 @@ def test_what_cannot_be_written_is_one_line_each(capsys) -> None:
     assert code == FAILED
     assert "give --images" in line
     assert run()[0] == USAGE
+
+
+# --- tables of strangers ---
+
+
+@pytest.mark.usefixtures("album")
+@pytest.mark.parametrize("where", [("--sidecar", "txt"), ("--sidecar", "xmp"), ("--in-place",)])
+def test_a_stranger_writes_to_photos_of_the_folder_only(where, capsys) -> None:
+    """Every bad name is one line, and the good ones are written."""
+    shutil.copy("holiday/a.jpg", "victim.jpg")
+    Path("holiday/requirements.in").write_text("mine")
+    for name, target in {"l.jpg": "../victim.jpg", "up": "..", "same.jpg": "a.jpg"}.items():
+        Path("holiday", name).symlink_to(target)
+    os.mkfifo("holiday/pipe.jpg")
+    here = Path.cwd()
+    names = ["../victim.jpg", f"{here}/victim.jpg", "requirements.in", "l.jpg", "up/victim.jpg"]
+    names += [
+        "sub/../../victim.jpg",
+        "pipe.jpg",
+        "C:a.jpg",
+        "sub\\a.jpg",
+        "x" * 300,
+        ".",
+        "gone.jpg",
+    ]
+    rows = [*names, "a.jpg", f"{here}/holiday/b.png"]
+    Path("rows.csv").write_text("\n".join(["image,caption", *(f"{row},evil" for row in rows)]))
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+
+    assert main(["apply", "rows.csv", "--images", "holiday", *where]) == FAILED
+
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(names) + 1
+    assert all(repr(name) in line or name in line for name, line in zip(names, lines, strict=False))
+    changed = {
+        str(path.relative_to(here))
+        for path in here.rglob("*")
+        if path.is_file() and before.get(path) != path.read_bytes()
+    }
+    ending = "" if where == ("--in-place",) else f".{where[1]}"
+    photos = ("holiday/a.jpg", "holiday/b.png")
+    expected = {str(Path(name).with_suffix(ending)) if ending else name for name in photos}
+    assert changed - {"holiday/same.jpg"} == expected
+
+
+@pytest.mark.usefixtures("album")
+@pytest.mark.parametrize("kind", ["txt", "xmp"])
+def test_sidecars_are_not_written_through_links_and_pipes(kind, capsys) -> None:
+    Path("victim").write_text("mine")
+    shutil.copy("holiday/a.jpg", "holiday/c.jpg")
+    shutil.copy("holiday/a.jpg", "holiday/d.jpg")
+    Path(f"holiday/a.{kind}").symlink_to("../victim")
+    Path(f"holiday/c.{kind}").symlink_to("../created")
+    os.mkfifo(f"holiday/d.{kind}")
+    rows = "image,caption\na.jpg,one\nb.png,two\nc.jpg,three\nd.jpg,four\n"
+    Path("rows.csv").write_text(rows)
+    options = ["--images", "holiday", "--sidecar", kind, "--force"]
+    assert main(["apply", "rows.csv", *options]) == FAILED
+    assert capsys.readouterr().err.count("move it away") == 3
+    assert Path("victim").read_text() == "mine"
+    assert not Path("created").exists()
+    assert Path(f"holiday/b.{kind}").is_file()
+
+
+@pytest.mark.usefixtures("album")
+def test_names_that_caption_writes_are_found() -> None:
+    """And those of a table in another Unicode form."""
+    names = ["a\rb.jpg", "a\nb.jpg", "=1+1.jpg", "-a.jpg", "'b.jpg", 'a,"b".jpg', " c.jpg"]
+    names += [os.fsdecode(b"caf\xe9.jpg"), unicodedata.normalize("NFD", "été.jpg")]
+    for name in names:
+        shutil.copy("holiday/a.jpg", Path("holiday", name))
+    entries = [{"image": name, "captions": [{"text": f"+{number}", "log_prob": -1}]}
+               for number, name in enumerate(names)]  # fmt: skip
+    entries[-1]["image"] = unicodedata.normalize("NFC", names[-1])
+    with atomic_open("rows.csv") as file:
+        WRITERS["csv"](file, entries)
+    assert main(["apply", "rows.csv", "--images", "holiday", "--sidecar", "txt"]) == OK
+    for number, name in enumerate(names):
+        assert Path("holiday", name).with_suffix(".txt").read_text() == f"+{number}\n"
+
+
+# --- captions that captioner wrote ---
+
+
+@pytest.mark.usefixtures("album")
+def test_texts_of_people_are_neither_replaced_nor_removed(capsys) -> None:
+    mine = embed_description(Path("holiday/a.jpg").read_bytes(), "mine")
+    original, other = Path("holiday/b.png").read_bytes(), Path("holiday/sub/a.jpg").read_bytes()
+    Path("holiday/a.jpg").write_bytes(mine)
+    Path("holiday/b.png").write_bytes(embed_description(original, "a dog", ["dog"], mark=Mark(0.4)))
+    rows = "image,caption\na.jpg,one\nb.png,two\nsub/a.jpg,three\n"
+    Path("rows.csv").write_text(rows)
+    options = ["--images", "holiday", "--in-place", "--existing", "replace-own"]
+
+    assert main(["apply", "rows.csv", *options]) == OK
+
+    assert "1 of 3 photos already have a caption; skipped" in capsys.readouterr().err
+    assert Path("holiday/a.jpg").read_bytes() == mine
+    for name, text in {"b.png": "two", "sub/a.jpg": "three"}.items():  # chosen by a person
+        found = find_embedded(Path("holiday", name).read_bytes())
+        assert (found.text, found.own) == (text, False)
+
+    Path("holiday/b.png").write_bytes(embed_description(original, "a dog", ["dog"], mark=Mark(0.4)))
+    Path("holiday/sub/a.jpg").write_bytes(embed_description(other, "a cat", mark=Mark()))
+    Path("holiday/a.xmp").write_bytes(set_description(None, "a dog", mark=Mark()))
+    Path("holiday/a.jpg.xmp").write_bytes(set_description(None, "by me"))
+    assert main(["apply", "--remove", "holiday"]) == OK
+    assert "3 captions removed; 2 texts of people kept" in capsys.readouterr().err
+    assert Path("holiday/a.jpg").read_bytes() == mine
+    assert Path("holiday/b.png").read_bytes() == original
+    assert Path("holiday/sub/a.jpg").read_bytes() == other
+    assert not Path("holiday/a.xmp").exists()
+    assert read_description(Path("holiday/a.jpg.xmp").read_bytes()) == "by me"
+    assert main(["apply", "--remove", "holiday", "--in-place"]) == USAGE

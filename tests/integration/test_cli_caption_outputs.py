@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,14 @@ from captioner.cli import caption as caption_module
 from captioner.cli import sidecars as sidecars_module
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE
 from captioner.cli.outputs import entry, journal_path
-from captioner.data.metadata import embedded_description, read_description, set_description
+from captioner.data.metadata import (
+    embed_description,
+    embedded_description,
+    find_embedded,
+    find_in_sidecar,
+    read_description,
+    set_description,
+)
 
 
 @pytest.fixture
@@ -393,7 +401,7 @@ def test_copies_have_the_description(album, tmp_path, caption) -> None:
     code, out, err = caption(album, "--recursive", "--embed", copies)
 
     assert code == FAILED  # the GIF
-    assert "e.gif: descriptions are embedded in JPEG and PNG only; use --sidecar xmp" in err
+    assert "e.gif: descriptions are embedded in JPEG, PNG, WebP and TIFF only; use" in err
     names = ["a.jpg", "b.jpg", "c.jpg", "d.png", "more/a.jpg"]
     assert sorted(str(p.relative_to(copies)) for p in copies.glob("**/*.*")) == names
     for name, text in printed(out).items():
@@ -429,3 +437,52 @@ def test_originals_change_only_with_in_place(album, caption) -> None:
     assert code == USAGE
     assert "already has a description" in err
     assert caption(album, "--in-place", "--skip-existing")[1] == ""
+
+
+def test_only_captions_of_captioner_are_replaced(album, caption) -> None:
+    """A mark says that captioner wrote a caption; a person's correction is a person's text."""
+    (album / "e.gif").unlink()
+    assert caption(album, "--in-place", "--sentence-case")[0] == OK
+    for path in album.iterdir():
+        assert find_embedded(path.read_bytes()).own
+    corrected = album / "b.jpg"
+    corrected.write_bytes(embed_description(corrected.read_bytes(), "mine"))
+    before = corrected.read_bytes()
+
+    code, out, err = caption(album, "--in-place", "--existing", "replace-own")
+
+    assert (code, sorted(printed(out))) == (OK, ["a.jpg", "c.jpg", "d.png"])
+    assert "1 of 4 photos already have a caption; skipped" in err
+    assert corrected.read_bytes() == before
+    for name, text in printed(out).items():
+        assert find_embedded((album / name).read_bytes())[:2] == (text, True)
+    assert caption(album, "--sidecar", "txt", "--existing", "replace-own")[0] == USAGE
+
+
+def test_every_format_of_a_mixed_folder_is_written(album, caption) -> None:
+    """With exiftool, which writes what captioner does not."""
+    if shutil.which("exiftool") is None:
+        pytest.skip("exiftool is not installed (apt-get install libimage-exiftool-perl)")
+    for kind in ("webp", "tif", "avif"):
+        with Image.open(album / "a.jpg") as image, suppress(KeyError):  # no AVIF in this Pillow
+            image.save(album / f"z.{kind}")
+    pixels = {path.name: Image.open(path).tobytes() for path in album.iterdir()}
+
+    code, out, _ = caption(album, "--in-place", "--exiftool")
+
+    assert code == OK
+    for path in album.iterdir():
+        assert Image.open(path).tobytes() == pixels[path.name]
+        packet = subprocess.run(["exiftool", "-b", "-XMP", path], capture_output=True, check=True)
+        assert find_in_sidecar(packet.stdout)[:2] == (printed(out)[path.name], True)
+
+
+def test_a_name_that_is_too_long_costs_no_other_photo(album, caption) -> None:
+    """photo.xmp fits, photo.jpg.xmp does not."""
+    long = album / f"{'é' * 125}.jpg"
+    shutil.copy(album / "a.jpg", long)
+    assert caption(album, "--sidecar", "xmp")[0] == OK
+    assert long.with_suffix(".xmp").is_file()
+    code, out, err = caption(album, "--sidecar", "xmp", "--sidecar-name", "photo.jpg.xmp")
+    assert (code, len(printed(out))) == (FAILED, 5)
+    assert err.count("File name too long") == 1

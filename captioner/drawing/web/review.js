@@ -11,10 +11,13 @@
 
   function card(group) {
     const { image, link, note, alt, confidence, tag } = group[0];
+    let ticked = false; // by hand
     const change = ({ target }) => {
-      if (target === field) box.checked = field.value.trim() !== "";
-      const changed = { alt: field.value.trim(), reviewed: box.checked ? "yes" : "" };
-      for (const row of group) Object.assign(row, changed);
+      if (target === box) ticked = box.checked;
+      const text = field.value.trim();
+      box.disabled = text !== alt.trim(); // so that no key takes back a correction
+      box.checked = box.disabled || ticked;
+      for (const row of group) Object.assign(row, { alt: text, reviewed: box.checked ? "yes" : "" });
       unsaved = true;
       count();
     };
@@ -36,9 +39,8 @@
   }
 
   document.querySelector("[download]").addEventListener("click", ({ target }) => {
-    const cell = (value) => `"${value.replaceAll('"', '""')}"`;
     const lines = [Object.keys(rows[0]), ...rows.map(Object.values)];
-    const text = lines.map((line) => `${line.map(cell).join(",")}\n`).join("");
+    const text = lines.map((line) => `${line.map(csvCell).join(",")}\n`).join("");
     target.href = URL.createObjectURL(new Blob(["\ufeff", text], { type: "text/csv" }));
     unsaved = false;
   });
