@@ -45,6 +45,12 @@ def keep_freed_memory(*, threads: bool = False) -> None:
             libc.mallopt(arena_max, 1)
 
 
+def release_freed_memory() -> None:
+    """Return freed memory to the system, also after `keep_freed_memory` (with glibc only)."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def pick_device(name: str = "auto") -> torch.device:
     """Return the device of this name; ``auto`` is CUDA, else MPS (Apple), else the CPU.
 

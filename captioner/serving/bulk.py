@@ -166,7 +166,8 @@ class BulkResponse(Response):
             photo = await service.decode(self._by, upload)
             async with service.bulk_slots[service.lane(wanted)]:
                 decoded.set()
-                captions = await service.captioned(service.caption_photo(self._by, photo, wanted))
+                found = service.caption_photo(self._by, photo, wanted)
+                captions = await service.captioned(found, wanted.cost)
             render = partial(captions_json, **head, status=200)
             return await asyncio.to_thread(render, photo, captions, self._options)
         except Exception as error:  # of this photo alone

@@ -78,6 +78,7 @@ class Lane:
         threads: int = 1,
         yielding: bool = False,
         together: Callable[[Job, Iterable[Job]], list[Job]] = lambda first, _: [first],
+        after: Callable[[], None] = lambda: None,
     ) -> None:
         """Create an empty queue.
 
@@ -87,9 +88,10 @@ class Lane:
             threads: How many work at the same time.
             yielding: They leave the processor to the threads of other lanes (on Linux).
             together: The first job, and those of the waiting ones that a thread takes with it.
+            after: Called in the thread of the event loop when jobs are done.
         """
         self.closed = False
-        self._work, self._together = work, together
+        self._work, self._together, self._after = work, together, after
         self._waiting: dict[Job, None] = {}  # an ordered set
         # When each client's next one is; who was served longest ago comes first.
         self._turns: dict[str, float] = {}
@@ -161,6 +163,7 @@ class Lane:
             self._serve(client, now + SHARE * (now - start) * jobs / len(found))
         self._idle += 1
         self._start()
+        self._after()
         for job, result in found:
             if job.future.done():
                 continue

@@ -6,16 +6,21 @@
 
 Photos come one by one, in memory and within the size limits. Nothing is written to disk:
 Starlette's form parser would write files above 1 MiB, and read the whole body first.
+
+A JSON parser would build every value of a body (64 bytes of memory for ``[],``) and hold up all
+other requests meanwhile. `JsonBody` therefore decodes long strings as they arrive, which are the
+photos, and passes only the short rest to a parser.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import math
+import secrets
 from collections.abc import AsyncGenerator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from fastapi import Request
 from pydantic_core import from_json
@@ -25,25 +30,39 @@ from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Field, File, MultipartDecoder, NeedData
 
 from captioner.serving.options import Limits
-from captioner.serving.schema import MAX_TEXT, RequestError, client_closed, shortened
+from captioner.serving.schema import MAX_OPTIONS, MAX_TEXT, RequestError, client_closed, shortened
 
 FORM, JSON = "multipart/form-data", "application/json"
 NAMES = ("image", "images")  # of the fields that hold photos
-MAX_FIELDS = 100  # of a form, beside its photos
 JSON_PHOTOS = 8  # of the largest, as long as a JSON list may be; forms have no such limit
+LONG = 4 * MAX_TEXT  # bytes of a text; longer strings in JSON are decoded as photos
+MAX_REST = 1 << 20  # bytes of JSON without its long strings
+MAX_VALUES = 10_000  # commas and opening brackets of JSON outside its long strings
+MAX_QUOTES = 5 * MAX_VALUES  # escaped quotes included
 _OVERHEAD = 64 << 10  # most bytes of a body beside its photos
 _PIECE = 64 << 10  # bytes of a form that are decoded at a time
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
+_ESCAPES = {  # how JSON may write the characters of base64 that are not letters or digits
+    rb"\/": b"/", rb"\n": b"", rb"\r": b"", rb"\t": b"",
+    rb"\u002b": b"+", rb"\u002B": b"+", rb"\u002f": b"/", rb"\u002F": b"/",
+    rb"\u003d": b"=", rb"\u003D": b"=", rb"\u000a": b"", rb"\u000A": b"",
+    rb"\u000d": b"", rb"\u000D": b"",
+}  # fmt: skip
 _SEVERAL = "send several photos to POST /v1/batch"
 
 
-class Upload(NamedTuple):
+@dataclass(frozen=True)
+class Upload:
     """A photo in a body, its file name as sent by the client, and why it was not read."""
 
     data: io.BytesIO
     name: str = ""
     error: RequestError | None = None
     alone: bool = False  # the photo's bytes are the whole body
+
+    def __repr__(self) -> str:
+        """Describe the photo for errors, if a body has it in place of another value."""
+        return f"a text of more than {LONG:,} bytes"
 
 
 Options = dict[str, Any]
@@ -68,8 +87,9 @@ def check_headers(
     size = int(length) if length.isdecimal() else most
     if size > most:
         raise _too_many_bytes("the body", f"{size:,}", most)
-    # The text of photos in JSON is held twice while it is parsed.
-    return math.ceil(max(1, 2 * size / limits.max_bytes)) if kind == JSON else 1
+    # A form has one photo in memory at a time.
+    photos = (size - _OVERHEAD) * 3 / 4 / limits.max_bytes if kind == JSON else 1
+    return max(1, math.ceil(photos))
 
 
 def read_body(request: Request, limits: Limits, options: Options, *, several: bool) -> Photos:
@@ -148,14 +168,14 @@ async def _read_bytes(request: Request, limits: Limits, _: Options, __: bool) ->
 
 
 async def read_object(request: Request, limits: Limits, *, several: bool) -> dict[str, Any]:
-    """The object of a JSON body, whatever its content type; call ``check_headers`` first."""
-    body = bytearray()
+    """Return the object of a JSON body, with an `Upload` for each string of more than `LONG` bytes.
+
+    The content type does not matter. Call ``check_headers`` first.
+    """
+    body = JsonBody(limits.max_bytes)
     async for chunk in _chunks(request, _most_bytes(JSON, limits, several), "the JSON"):
-        body += chunk
-    try:
-        data = await asyncio.to_thread(from_json, body, allow_inf_nan=False)
-    except ValueError as error:
-        raise RequestError(400, "json", f"not valid JSON: {error}") from error
+        body.receive(chunk)
+    data = body.parsed()
     if not isinstance(data, dict):
         raise RequestError(422, "fields", 'the JSON is no object, {"...": ...}; see /docs')
     return data
@@ -174,27 +194,175 @@ async def _read_json(request: Request, limits: Limits, options: Options, several
     photos = given.pop()
     if not several and isinstance(photos, list):
         raise RequestError(422, "fields", f"the JSON has a list of photos; {_SEVERAL}")
+    for name, value in data.items():
+        if isinstance(value, Upload):
+            raise _long_text(name)
     photos = photos[::-1] if isinstance(photos, list) else [photos]
     options |= {name: [value] for name, value in data.items()}
     while photos:  # each is freed when it has been decoded
-        yield await asyncio.to_thread(from_base64, photos.pop(), limits.max_bytes)
+        yield from_base64(photos.pop(), limits.max_bytes)
 
 
 def from_base64(given: Any, most: int) -> Upload:
-    """Decode a photo of at most ``most`` bytes, in base64 or a data: URL; errors are its own."""
-    text, error = given, None
-    if isinstance(given, str) and given[:5].lower() == "data:":
-        text = given.partition(";base64,")[2] or None
-    try:
-        letters = text.encode().translate(_URL_SAFE, b" \t\r\n").rstrip(b"=")
-        data = base64.b64decode(letters + b"=" * (-len(letters) % 4), validate=True)
-    except (AttributeError, ValueError):
-        data, hint = b"", "give the bytes of the file in base64 (base64 -w0 photo.jpg)"
-        message = f"the photo is not valid base64 ({shortened(str(given)[:20])}); {hint}"
-        error = RequestError(422, "base64", f"{message}, or a data: URL of them")
-    if len(data) > most:
-        data, error = b"", _too_many_bytes("the photo", f"{len(data):,}", most)
-    return Upload(io.BytesIO(data), error=error or (None if data else _empty("the photo")))
+    """Decode a photo of at most ``most`` bytes, in base64 or a data: URL.
+
+    An error is stored in the result. A photo that `read_object` has decoded is returned unchanged.
+    """
+    if isinstance(given, Upload):
+        return given
+    reader = _Base64(most, wrong=not isinstance(given, str))
+    reader.receive(str(given).encode("utf-8", "replace"))
+    return reader.upload()
+
+
+class JsonBody:
+    """A reader of JSON that decodes long strings as photos while the body arrives."""
+
+    def __init__(self, most: int) -> None:
+        """Start an empty body, in which photos have at most ``most`` bytes."""
+        self._most = most
+        self._rest = bytearray()  # with a placeholder for each long string
+        self._photos: dict[str, Upload] = {}  # by placeholder
+        self._token = secrets.token_hex(16)  # a client cannot guess it
+        self._inside = False  # whether the next byte belongs to a string
+        self._escaped = False  # whether a backslash escapes the next byte
+        self._start = 0  # where the current string starts in the rest
+        self._photo: _Base64 | None = None  # the current string if it is long
+        self._quotes = 0
+
+    def receive(self, chunk: bytes) -> None:
+        """Read the next part of the body."""
+        self._quotes += chunk.count(b'"')
+        place = 0
+        while place < len(chunk) and self._quotes <= MAX_QUOTES:
+            quote = chunk.find(b'"', place)
+            part = chunk[place:] if quote < 0 else chunk[place:quote]
+            place += len(part) + 1
+            if self._inside:
+                self._add(part)
+                # An odd number of backslashes escapes the quote. They may start before this part.
+                backslashes = len(part) - len(part.rstrip(b"\\"))
+                odd = (backslashes + (self._escaped and backslashes == len(part))) % 2 == 1
+                self._escaped = odd and quote < 0
+                if quote >= 0 and odd:
+                    self._add(b'"')
+                elif quote >= 0:
+                    self._end()
+            else:
+                self._rest += part
+                if quote >= 0:
+                    self._rest += b'"'
+                    self._start, self._inside = len(self._rest), True
+            if len(self._rest) > MAX_REST:
+                most = f"the JSON has more than {MAX_REST:,} bytes without its photos"
+                raise RequestError(413, "fields", f"{most}; send the photos and options only")
+        if self._quotes > MAX_QUOTES:
+            raise _too_many_values()
+
+    def parsed(self) -> Any:
+        """Return the value of the whole body, with an `Upload` in place of each long string."""
+        if sum(map(self._rest.count, (b",", b"[", b"{"))) > MAX_VALUES:
+            raise _too_many_values()
+        try:
+            return self._with_photos(from_json(self._rest, allow_inf_nan=False))
+        except ValueError as error:
+            raise RequestError(400, "json", f"not valid JSON: {error}") from error
+
+    def _add(self, part: bytes) -> None:
+        """Add to the string."""
+        if self._photo is not None:
+            self._photo.receive(part)
+            return
+        self._rest += part
+        if len(self._rest) - self._start > LONG:
+            self._photo = _Base64(self._most)
+            self._photo.receive(bytes(self._rest[self._start :]))
+            del self._rest[self._start :]
+
+    def _end(self) -> None:
+        """End the string."""
+        if self._photo is not None:
+            placeholder = f"{self._token}{len(self._photos)}"
+            self._photos[placeholder] = self._photo.upload()
+            self._rest += placeholder.encode()
+        self._rest += b'"'
+        self._photo, self._inside = None, False
+
+    def _with_photos(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: self._with_photos(one) for name, one in value.items()}
+        if isinstance(value, list):
+            return [self._with_photos(one) for one in value]
+        return self._photos.get(value, value) if isinstance(value, str) else value
+
+
+def _too_many_values() -> RequestError:
+    message = f"the JSON has more than {MAX_VALUES:,} values; send fewer, or a form"
+    return RequestError(413, "fields", message)
+
+
+class _Base64:
+    """A decoder of base64 or a data: URL in the text of a JSON string that arrives in parts."""
+
+    def __init__(self, most: int, *, wrong: bool = False) -> None:
+        """Start an empty photo, which is not kept if it has more than ``most`` bytes."""
+        self._most, self._wrong = most, wrong
+        self._data, self._size = io.BytesIO(), 0
+        self._head = b""  # first characters, for the error
+        self._escape = b""  # an escape that the next part may continue
+        self._letters = b""  # up to three, which the next part makes a group of four
+        self._padded = False  # whether the text has ended with =
+
+    def receive(self, text: bytes) -> None:
+        """Decode the next part of the text. The first part has the whole prefix of a data: URL."""
+        if not self._head:
+            self._head = text[:20]
+            if text[:5].lower() == b"data:":
+                _, found, text = text.partition(b";base64,")
+                self._wrong = self._wrong or not found
+        text = self._escape + text
+        escape = text.rfind(b"\\", -5)
+        self._escape = text[escape:] if escape >= 0 else b""
+        self._decode(text[:escape] if escape >= 0 else text)
+
+    def upload(self) -> Upload:
+        """Return the photo at the end of its text."""
+        self._decode(self._escape + b"=")
+        error = None
+        if self._wrong:
+            shown = shortened(self._head.decode("utf-8", "replace"))
+            hint = "give the bytes of the file in base64 (base64 -w0 photo.jpg)"
+            message = f"the photo is not valid base64 ({shown}); {hint}, or a data: URL of them"
+            error = RequestError(422, "base64", message)
+        elif self._size > self._most:
+            error = _too_many_bytes("the photo", f"about {self._size:,}", self._most)
+        elif not self._size:
+            error = _empty("the photo")
+        self._data.seek(0)
+        return Upload(self._data, error=error)
+
+    def _decode(self, text: bytes) -> None:
+        if self._wrong or self._size > self._most:  # to decode more would only cost time
+            self._size += len(text) * 3 // 4
+            return
+        if b"\\" in text:
+            for escape, character in _ESCAPES.items():
+                text = text.replace(escape, character)
+        text = self._letters + text.translate(_URL_SAFE, b" \t\r\n")
+        letters = text.rstrip(b"=")
+        self._wrong = self._padded and bool(letters)
+        self._padded = self._padded or len(letters) < len(text)
+        whole = len(letters) if self._padded else len(letters) // 4 * 4
+        self._letters = letters[whole:]
+        try:
+            data = base64.b64decode(letters[:whole] + b"=" * (-whole % 4), validate=True)
+        except ValueError:
+            self._wrong, data = True, b""
+        self._size += len(data)
+        if self._wrong or self._size > self._most:
+            self._data = io.BytesIO()
+        else:
+            self._data.write(data)
 
 
 # --- forms ---------------------------------------------------------------------------------------
@@ -214,17 +382,16 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
             if is_photo and name not in NAMES:
                 raise _no_photo(found)
             photos, fields = photos + is_photo, fields + (not is_photo)
-            if fields > MAX_FIELDS:
-                raise RequestError(422, "fields", f"the form has more than {MAX_FIELDS} options")
+            if fields > MAX_OPTIONS:
+                raise RequestError(422, "fields", f"the form has more than {MAX_OPTIONS} options")
             continue
         if error is None:
             content.write(event.data)
         size, most = content.tell(), limits.max_bytes
         if is_photo and size > most:
             content, error = io.BytesIO(), _too_many_bytes("the photo", f"more than {most:,}", most)
-        elif not is_photo and size > 4 * MAX_TEXT:
-            message = f"the field {shortened(name)} has more than {4 * MAX_TEXT:,} bytes"
-            raise RequestError(422, "fields", f"{message}; a photo needs a file name")
+        elif not is_photo and size > LONG:
+            raise _long_text(name, "; a photo needs a file name")
         if event.more_data:
             continue
         if is_photo:
@@ -244,6 +411,11 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
         options.setdefault(name, []).append(text)
     if not photos:
         raise _no_photo(found)
+
+
+def _long_text(name: str, hint: str = "; give a shorter text") -> RequestError:
+    message = f"the field {shortened(name)} has more than {LONG:,} bytes{hint}"
+    return RequestError(422, "fields", message)
 
 
 def _no_photo(found: dict[str, None]) -> RequestError:

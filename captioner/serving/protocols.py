@@ -16,7 +16,6 @@ internal/ai/vision.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +31,7 @@ from captioner.caption import Caption, Keyword
 from captioner.errors import either
 from captioner.serving import schema
 from captioner.serving.bulk import NDJSON
-from captioner.serving.photos import JSON, check_headers, from_base64, read_object
+from captioner.serving.photos import JSON, Upload, check_headers, from_base64, read_object
 from captioner.serving.schema import EXAMPLE_PHOTO, RequestError, json_line, shortened
 from captioner.serving.security import client_of
 from captioner.serving.service import Service
@@ -111,7 +110,7 @@ def _photos_of(data: dict[str, Any]) -> tuple[list[Any], list[str]]:
     kinds: list[str] = []
     for message in reversed(data.get("messages", [])[-MAX_PARTS:]):
         content = message.get("content") or []
-        parts = [{"type": "text"}] if isinstance(content, str) else content[:MAX_PARTS]
+        parts = [{"type": "text"}] if isinstance(content, str | Upload) else content[:MAX_PARTS]
         for part in parts:
             if url := part.get("image_url"):
                 photos.append(url.get("url") if isinstance(url, dict) else url)
@@ -128,7 +127,7 @@ def _check_photos(photos: list[Any], most: int) -> None:
         problem = f"{len(photos)} photos; give 1 to {most}, in base64 or as data: URLs"
         raise RequestError(413 if photos else 400, "fields", f"the request has {problem}")
     for photo in photos:
-        if str(photo)[:6].lower().startswith(("http:", "https:")):
+        if isinstance(photo, str) and photo[:6].lower().startswith(("http:", "https:")):
             hint = "URLs are not fetched; send the photo in base64 or as a data: URL"
             raise RequestError(400, "url", f"the photo is {shortened(photo)}; {hint}")
 
@@ -197,7 +196,9 @@ def _labels(body: CaptionRequest, found: Found) -> Parts:
 
 def _vision(body: CaptionRequest, found: Found, kind: str, result: Any) -> Parts:
     model = {"type": kind, "name": body.model, "version": body.data.get("version") or "latest"}
-    head = {"id": body.data.get("id") or found.id, "code": 200, "model": model}
+    given = body.data.get("id")
+    name = given if given and isinstance(given, str) else found.id
+    head = {"id": name, "code": 200, "model": model}
     return [{**head, "result": {kind: result}}]
 
 
@@ -263,8 +264,11 @@ def _lists(names: list[str], digest: str) -> dict[str, dict[str, Any]]:
     ollama = {"modified_at": now.isoformat(), "size": 0, "digest": digest, "details": _DETAILS}
     openai = {"object": "model", "created": int(now.timestamp()), "owned_by": NAME}
     tags = [name if ":" in name else f"{name}:latest" for name in names]
+    models = [{"name": tag, "model": tag, **ollama} for tag in tags]
+    loaded = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0}
     return {
-        "/api/tags": {"models": [{"name": tag, "model": tag, **ollama} for tag in tags]},
+        "/api/tags": {"models": models},
+        "/api/ps": {"models": [one | loaded for one in models]},
         MODELS: {"object": "list", "data": [{"id": name, **openai} for name in names]},
         "/api/version": {"version": __version__},
     }
@@ -279,13 +283,13 @@ async def _caption(service: Service, request: Request, photos: list[Any], wanted
         for number, photo in enumerate(photos):
             if number:
                 request.state.count_photo()
-            upload = await asyncio.to_thread(from_base64, photo, limits.max_bytes)
+            upload = from_base64(photo, limits.max_bytes)
             if upload.error:
                 raise upload.error
             decoded = await service.decode(client, upload)
             captions.append((await service.caption_photo(client, decoded, wanted))[0])
 
-    await service.captioned(caption_all(), request, len(photos))
+    await service.captioned(caption_all(), wanted.cost, request, len(photos))
     text = "\n".join(one.text for one in captions)
     words = sum(len(one.words) for one in captions)
     confidence = captions[0].confidence if len(captions) == 1 else None
@@ -318,7 +322,7 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
             with service.slots(memory, client_of(request)):
                 reading = read_object(request, service.options, several=True)
                 data = await service.received(reading, "the JSON")
-                body = await asyncio.to_thread(read_request, data, protocol.streams == NDJSON)
+                body = read_request(data, protocol.streams == NDJSON)
                 most = MOST_LABELS if path == LABELS else 0
                 options = query.model_validate({"style": style_of(body), "keywords": most})
                 wanted = service.wanted(options)

@@ -29,6 +29,7 @@ from captioner.serving.options import Limits
 MAX_WORDS = 10  # in a list of words
 MAX_LENGTH = 50  # of a caption (tokens)
 MAX_TEXT = 1000  # characters
+MAX_OPTIONS = 100  # names and values in a query, form or JSON object
 MAX_PANEL = 1280  # pixels
 
 _BEAMS = ("beam_size", "num_captions", "candidates", "beam_groups")
@@ -145,7 +146,10 @@ def _split(separator: str, given: Any) -> Any:
 
 def read_query(given: QueryParams, model: type[BaseModel]) -> BaseModel:
     """The options of a request's query."""
-    return _read(model, {name: given.getlist(name) for name in given})
+    values: dict[str, list[str]] = {}
+    for name, value in given.multi_items():  # getlist would search all of them for each name
+        values.setdefault(name, []).append(value)
+    return _read(model, values)
 
 
 def with_fields(query: BaseModel, fields: dict[str, Any]) -> BaseModel:
@@ -159,6 +163,9 @@ def with_fields(query: BaseModel, fields: dict[str, Any]) -> BaseModel:
 
 def _read(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
     """Check options, given as lists of their values; errors are one line."""
+    if (count := sum(len(v) if isinstance(v, list) else 1 for v in given.values())) > MAX_OPTIONS:
+        message = f"the request has {count} options; give {MAX_OPTIONS} at most"
+        raise RequestError(422, "options", message)
     plain = {n: v[0] if isinstance(v, list) and len(v) == 1 else v for n, v in given.items()}
     try:
         return model.model_validate(plain)

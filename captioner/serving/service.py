@@ -28,6 +28,7 @@ from captioner.caption import Caption
 from captioner.data.images import USUAL_FORMATS, header_work, open_image, reduced_side
 from captioner.drawing.heatmap import fit_photo
 from captioner.errors import ImageError, LargeImageError, NotAnImageError
+from captioner.hardware import release_freed_memory
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
 from captioner.serving import schema
@@ -42,6 +43,8 @@ T = TypeVar("T")
 
 DECODERS = 2  # photos decoded in parallel, beside a large one
 LARGE_PIXELS = 24_000_000  # larger ones are decoded one at a time: 27 bytes per pixel at most
+LARGE_BYTES = 8 << 20  # size of a file after which freed memory is returned to the system
+RELEASE_SECONDS = 1.0  # until it is returned
 
 
 class Decoded(NamedTuple):
@@ -74,17 +77,20 @@ class Service:
         self.metrics = Metrics(lambda: self.captions.waiting, lambda: self.in_flight)
         self.in_flight = 0  # slots that requests hold; most hold one
         self.draining = False  # new requests are refused, because the server shuts down
+        self._releasing: asyncio.TimerHandle | None = None
         # Of a batch: a wider or longer search gets smaller ones, which bounds memory.
         self._batch_cost = options.batch_size * CaptionRequest(model.options()).cost
         self._held: Counter[str] = Counter()  # slots by client
+        self._several_held = 0  # slots of requests that hold more than one
         half = max(1, options.max_queue // 2) if options.api_key_file else options.max_queue
         self._most_held = options.max_per_client or half
         self._closing = asyncio.Event()
         self.captions = Lane("captions", self._caption, together=self._batch)
-        self._costly = Lane("costly", self._caption, yielding=True)
+        memory: Any = {"yielding": True, "after": self._release}
+        self._costly = Lane("costly", self._caption, **memory)
         self._decoders = Lane("decoder", threads=DECODERS)
-        self._large = Lane("large", yielding=True)
-        self._painters = Lane("painter", threads=DECODERS, yielding=True)
+        self._large = Lane("large", **memory)
+        self._painters = Lane("painter", threads=DECODERS, **memory)
         # Photos of bulk requests that may wait.
         self.bulk_slots = {
             self.captions: asyncio.Semaphore(options.batch_size),
@@ -99,6 +105,21 @@ class Service:
         for lane in self._lanes:
             lane.close()
 
+    def _release(self) -> None:
+        """Return freed memory to the system soon, at most once per second.
+
+        Otherwise the process would keep as much as it ever used: 1.2 GB after an explanation.
+        Doing it after each request would slow the next one, which has to get its memory again.
+        """
+
+        def release() -> None:
+            self._releasing = None
+            loop.run_in_executor(None, release_freed_memory)
+
+        if self._releasing is None:
+            loop = asyncio.get_running_loop()
+            self._releasing = loop.call_later(RELEASE_SECONDS, release)
+
     async def caption(self, request: Request, model: type[BaseModel], render: Render) -> bytes:
         """Read the photo of an HTTP request, caption it and render the response.
 
@@ -108,8 +129,7 @@ class Service:
         memory = check_headers(request, self.options, several=False)
         client = client_of(request)
 
-        async def respond(upload: Upload, options: Any) -> bytes:
-            wanted = self.wanted(options)
+        async def respond(upload: Upload, options: Any, wanted: CaptionRequest) -> bytes:
             side = getattr(options, "panel_size", None)
             photo = await self.decode(client, upload, side)
             captions = await self.caption_photo(client, photo, wanted)
@@ -121,8 +141,10 @@ class Service:
         with self.slots(memory, client):
             fields: dict[str, Any] = {}
             upload = await self.received(read_photo(request, self.options, fields), "the photo")
-            response = respond(upload, schema.with_fields(query, fields))
-            return await self.captioned(response, request)
+            options = schema.with_fields(query, fields)
+            wanted = self.wanted(options)
+            response = respond(upload, options, wanted)
+            return await self.captioned(response, wanted.cost, request)
 
     async def decode(self, client: str, upload: Upload, side: int | None = None) -> Decoded:
         """Decode a photo and free its bytes, also if the request is cancelled meanwhile.
@@ -131,6 +153,8 @@ class Service:
         """
         try:
             with upload.data:
+                if upload.data.getbuffer().nbytes > LARGE_BYTES:
+                    self._release()
                 work = partial(self._decode, upload.data, side)
                 found: Decoded | None = await self._decoders.submit(client, work)
                 return found or await self._large.submit(client, partial(work, large=True))
@@ -208,12 +232,13 @@ class Service:
         return await within(seconds, late, work, self._closed())
 
     async def captioned(
-        self, work: Awaitable[T], request: Request | None = None, photos: int = 1
+        self, work: Awaitable[T], cost: int, request: Request | None = None, photos: int = 1
     ) -> T:
         """Await captions of a photo, until the server shuts down or the request's client leaves."""
         seconds = self.options.timeout
-        message = f"captioning took longer than {seconds:g} s: the server is busy, or the options "
-        message += "costly (beam_size, num_captions, max_length, method); try again"
+        message = f"captioning took longer than {seconds:g} s: the request costs {cost:,} steps of "
+        message += "the decoder, or the server is busy; give a smaller beam_size, num_captions or "
+        message += "max_length, or method=attention, or try again"
         late = RequestError(503, "time", message)
         left = [] if request is None else [disconnected(request)]
         return await within(photos * seconds, late, work, self._closed(), *left)
@@ -226,24 +251,32 @@ class Service:
     def slots(self, count: int, client: str) -> Iterator[None]:
         """Hold some of the ``max_queue`` slots, each of which stands for ``max_bytes`` of memory.
 
-        A request that is alone may need more than there are.
+        Requests that need several slots share a quarter of all. A request that is alone may need
+        more than exist.
         """
         if self.draining:
             raise schema.closing()
         count = min(count, self.options.max_queue)
-        for held, most, whose in (
-            (self._held[client], self._most_held, "of yours "),
-            (self.in_flight, self.options.max_queue, ""),
+        several = count if count > 1 else 0
+        quarter = max(1, self.options.max_queue // 4)
+        for needed, held, most, whose in (
+            (count, self._held[client], self._most_held, "of yours "),
+            (several, self._several_held, quarter, "with many photos in JSON "),
+            (count, self.in_flight, self.options.max_queue, ""),
         ):
-            if held + min(count, most) > most:
+            if held + min(needed, most) > most:
                 message = f"{held} requests {whose}are in flight (the limit is {most}); try again "
                 raise RequestError(429, "queue", f"{message}after Retry-After seconds")
         self.in_flight += count
+        self._several_held += several
         self._held[client] += count
         try:
             yield
         finally:
             self.in_flight -= count
+            self._several_held -= several
+            if several:
+                self._release()
             self._held[client] -= count
             self._held += Counter()  # forgets those without any
 

@@ -10,8 +10,9 @@ Starts `captioner serve` itself, restarts it by SIGTERM in the middle, and check
 - resident memory and open descriptors do not grow.
 
 With ``--attackers 40``, clients of eight other addresses hold every slot they can get with bombs
-(scans, pixels) and costly searches and maps, while four ordinary clients send one photo after the
-other: 99 of 100 of these are answered within `ORDINARY` seconds.
+(scans, pixels, JSON of 1 to 330 MB) and costly searches and maps, while four ordinary clients send
+one photo after the other: 99 of 100 of these are answered within `ORDINARY` seconds, and the server
+never has more than `MEMORY` MiB.
 
 Prints the use of memory and the requests by kind and status. Exits with 1 if a check fails.
 """
@@ -57,6 +58,7 @@ VALID = "valid"
 CLIENTS = 100
 SAMPLES = 12  # of memory and descriptors, the restart being in the middle
 GROWTH = 1.1  # largest factor by which memory may grow before the restart, and after it
+MEMORY = 2000_000_000 >> 20  # MiB of the server under attack, at most
 ORDINARY = 2.0  # seconds within which 99 of 100 ordinary requests are answered under attack
 WARM_UP = 20  # seconds of attack until ordinary clients start: torch and matplotlib are loaded
 ATTACKING = [f"127.0.1.{number}" for number in range(1, 9)]  # addresses
@@ -180,9 +182,46 @@ COSTLY = [
 ]
 
 
+BODIES = {  # of JSON: beginning, what is repeated, end
+    "lists": (b'{"images":[', b"[],", b"[]]}"),
+    "objects": (b'{"messages":[', b'{"a":0},', b"0]}"),
+    "depth": (b"", b"[", b""),
+    "digits": (b'{"image":', b"9", b"}"),
+    "letters": (b'{"images":["', b"A", b'"]}'),
+    "escapes": (b'{"image":"', b"\\u0041", b'"}'),
+    "quotes": (b'{"prompt":"', b'\\"', b'"}'),
+    "photos": (b'{"images":["', b"A" * (39 << 20) + b'","', b'"]}'),
+}
+PATHS = ("/v1/batch", "/v1/captions", "/api/generate", "/api/chat", "/v1/chat/completions")
+
+
+@cache
+def repeated(name: str) -> bytes:
+    """About a megabyte of a body, or the whole of what is repeated."""
+    part = BODIES[name][1]
+    return part * max(1, 1_000_000 // len(part))
+
+
+def json_body(chance: random.Random) -> Request:
+    """A body of 1 to 330 MB that a parser would turn into up to 20 times as much."""
+    name = chance.choice(list(BODIES))
+    start, _, end = BODIES[name]
+    part = repeated(name)
+    count = max(1, chance.choice((1, 5, 20, 41, 100, 330)) * 1_000_000 // len(part))
+    length = len(start) + count * len(part) + len(end)
+    head = f"POST {chance.choice(PATHS)} HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    return Request(
+        "JSON", {0, 200, 400, 408, 413, 415, 422}, [head.encode() + start, *[part] * count, end]
+    )
+
+
 def attack(chance: random.Random) -> Request:
     """A request that costs the server as much as it lets it."""
-    if chance.random() < 0.5:
+    kind = chance.random()
+    if kind < 1 / 3:
+        return json_body(chance)
+    if kind < 2 / 3:
         bomb = upload("captions", content=chance.choice(bombs()))
         return Request("attack", {0, 200, 413, 422}, bomb)
     costly = upload(chance.choice(COSTLY), content=chance.choice(PHOTOS))
@@ -304,7 +343,7 @@ class Server:
         self.command = [
             *(sys.executable, "-m", "captioner", "serve", "--port", str(self.port), *options),
             *("--log-format", "json", "--max-queue", "48"),
-            *("--max-bytes", str(MAX_BYTES), "--timeout", str(TIMEOUT)),
+            *("--timeout", str(TIMEOUT)),
         ]
 
     def start(self) -> None:
@@ -312,7 +351,7 @@ class Server:
         start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("a") as log:
             self.process = subprocess.Popen(self.command, stderr=log)
-        while b"serving on" not in self.log.read_bytes()[start:]:
+        while b"serving on http" not in self.log.read_bytes()[start:]:
             if self.process.poll() is not None:
                 raise SystemExit(self.log.read_text()[-2000:])
             time.sleep(0.1)
@@ -321,6 +360,13 @@ class Server:
         """Send SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(120)
+
+    def peak(self) -> int:
+        """The most resident memory so far (MiB); printed too."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        peak = int(status.partition("VmHWM:")[2].split()[0]) >> 10
+        print(f"at most {peak:,} MiB of memory")
+        return peak
 
     def usage(self) -> tuple[int, int]:
         """Resident memory (MiB) and open descriptors."""
@@ -373,7 +419,9 @@ def main() -> None:
     parser.add_argument("--model", default="shipped", help="model folder")
     options = parser.parse_args()
     attackers = options.attackers
-    limits = ["--max-per-client", "4"] if attackers else ["--precision", "fp32"]
+    limits = ["--precision", "fp32", "--max-bytes", str(MAX_BYTES)]
+    if attackers:
+        limits = ["--max-per-client", "4"]
     with (
         tempfile.TemporaryDirectory() as folder,
         ThreadPoolExecutor(CLIENTS + attackers) as pool,
@@ -399,6 +447,8 @@ def main() -> None:
                 check_ordinary(soak)
                 stopped = datetime.now(timezone.utc)
             time.sleep(2 * TIMEOUT)  # idle connections are closed
+            if attackers and (peak := server.peak()) > MEMORY:
+                soak.wrong[f"the server had {peak:,} MiB"] += 1
             memory, descriptors = server.usage()
             print(f"| the clients have left | {memory:,} | {descriptors} |\n")
             if descriptors > 40:

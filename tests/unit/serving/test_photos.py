@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import tracemalloc
 from typing import Any
 
 import httpx
 import pytest
 from colour_server import OWN, png, until
+
+from captioner.serving.photos import LONG, JsonBody, Upload
 
 JSON = {"content-type": "application/json"}
 
@@ -115,24 +118,131 @@ async def test_options_in_the_body_are_those_of_the_query(serve, model):
 
 
 async def test_large_json_takes_more_slots(serve, model):
-    """Its text is held twice while it is parsed; a slot stands for max_bytes of memory."""
-    photo = text(png() + bytes(1500))
-    body = json.dumps({"image": photo}).encode()
+    """A slot stands for max_bytes of memory; requests with several share a quarter of all."""
+    photo = text(png() + bytes(90_000))
+    body = json.dumps({"images": [photo] * 3}).encode()
 
-    server = await serve(max_bytes=1800, max_queue=4)
-    exchange = server.open(headers=JSON | {"content-length": str(len(body))})
-    exchange.send(body[:-1], more=True)
+    server = await serve(max_bytes=100_000, max_queue=12)
+    headers = JSON | {"content-length": str(len(body))}
+    exchange = server.open("/v1/batch", headers=headers).send(body[:-1], more=True)
     await until(lambda: exchange.read == 1)
     assert server.service.in_flight == 3
-    small = server.post(png())
+    small = server.post(json.dumps({"image": photo}).encode(), headers=JSON)
     assert (await small.response()).status == 200
-    refused = await server.post(body, headers=JSON).response()  # of unknown length
+    refused = await server.open("/v1/batch", headers=headers).send(body).response()
     assert refused.status == 429
     assert server.service.in_flight == 3
-    assert (await exchange.send(body[-1:]).response()).status == 200
+    results = (await exchange.send(body[-1:]).response()).json["results"]
+    assert [one["status"] for one in results] == [200] * 3
     assert server.service.in_flight == 0
-    # alone, it may take all slots
-    assert (await server.post(body, headers=JSON).response()).status == 200
+    # alone, it may take more
+    server = await serve(max_bytes=100_000, max_queue=1)
+    assert (await server.open("/v1/batch", headers=JSON).send(body).response()).status == 200
+
+
+LONG_PHOTO = png() + bytes(range(256)) * 40
+WRAPPED = base64.encodebytes(LONG_PHOTO).decode()
+LETTERS = text(LONG_PHOTO)
+ESCAPED = {  # how encoders of JSON write base64
+    "plain": LETTERS,
+    "PHP": LETTERS.replace("/", "\\/"),
+    ".NET": LETTERS.replace("+", "\\u002B"),
+    "lower case": LETTERS.replace("+", "\\u002b").replace("/", "\\u002f").replace("=", "\\u003d"),
+    "line breaks": WRAPPED.replace("\n", "\\r\\n"),
+    "URL-safe": LETTERS.replace("+", "-").replace("/", "_").rstrip("="),
+    "data URL": "data:image/png;base64," + LETTERS,
+    "data URL of PHP": "data:image\\/png;base64," + LETTERS.replace("/", "\\/"),
+}
+
+
+@pytest.mark.parametrize("size", [3, 64, 1 << 20])
+def test_long_strings_of_json_are_photos(size):
+    """And the rest is what a parser makes of it, wherever the body is cut."""
+    others = ['"', "\\", '\\"', 'a"b\\', "\\" * 9 + '"', "", "ä😀", "/", '"' * 50, "\\" * LONG]
+    rest = {"a": others, 'b"\\': {"c": [1, 2.5, None, True, [], {}]}, "d": "x" * LONG}
+    for name, letters in ESCAPED.items():
+        body = json.dumps([rest, "IMAGE", rest, {"e": "IMAGE"}]).replace("IMAGE", letters).encode()
+        reader = JsonBody(100_000)
+        for start in range(0, len(body), size):
+            reader.receive(body[start : start + size])
+        first, photo, second, third = reader.parsed()
+        assert isinstance(first["a"].pop(), Upload)  # the long run of backslashes
+        assert isinstance(second["a"].pop(), Upload)
+        assert first == second == rest | {"a": others[:-1]}, name
+        for found in (photo, third["e"]):
+            assert (found.error, found.data.getvalue()) == (None, LONG_PHOTO), name
+
+
+NO_PHOTOS = [LETTERS + "=" + LETTERS, LETTERS[:-9] + "*"]
+NO_PHOTOS += [start + LETTERS for start in ("ä", "http://", "data:,x")]
+
+
+@pytest.mark.parametrize("letters", NO_PHOTOS)
+def test_long_strings_that_are_no_photos(letters):
+    for size in (7, 1 << 20):
+        reader = JsonBody(100_000)
+        body = json.dumps(letters, ensure_ascii=False).encode()
+        for start in range(0, len(body), size):
+            reader.receive(body[start : start + size])
+        found = reader.parsed()
+        assert (found.error.status, found.data.getvalue()) == (422, b"")
+
+
+BOMBS = {
+    "lists": b'{"images":[' + b"[]," * 500_000,
+    "keys": b"{" + b",".join(b'"k%d":0' % n for n in range(11_000)) + b"}",
+    "depth": b"[" * 2_000_000,
+    "objects": b'{"a":' * 11_000,
+    "numbers": b'{"images":' + b"9" * 2_000_000 + b"}",
+    "long number": b'{"images":' + b"9" * 500_000 + b"}",
+    "space": b'{"images":' + b" " * 2_000_000 + b"}",
+    "short strings": b'{"images":[' + b'"",' * 11_000,
+    "quotes": b'{"images":"' + b'\\"' * 500_000 + b'"}',
+    "backslashes": b'{"images":"' + b"\\\\" * 500_000 + b'"}',
+    "escapes": b'{"images":"' + b"\\u0041" * 500_000 + b'"}',
+    "wide": '{"images":"😀'.encode() + b"A" * 2_000_000 + b'"}',
+    "surrogates": b'{"images":"' + b"\\ud83d\\ude00" * 100_000 + b'"}',
+    "long key": b'{"prompt":"x","' + b"k" * 2_000_000 + b'":0}',
+}
+
+
+async def test_bombs_of_json_are_refused(serve, model):
+    """Before they are parsed; a parser would build up to 20 times as much."""
+    server = await serve()
+    await server.post(png()).response()
+    for name, body in BOMBS.items():
+        tracemalloc.start()
+        exchange = server.open("/v1/batch", headers=JSON)
+        for start in range(0, len(body), 1 << 16):
+            exchange.send(body[start : start + (1 << 16)], more=True)
+        response = await exchange.send(b"").response()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        results = response.json.get("results", []) or [{"status": response.status}]
+        assert results[0]["status"] in (400, 413, 422), name
+        assert peak < 12 << 20, name
+    assert len(model.batches) == 1
+
+
+async def test_bombs_are_refused_before_they_have_arrived(serve):
+    exchange = (await serve()).open("/v1/batch", headers=JSON)
+    exchange.send(b'{"images":[' + b"[]," * 400_000, more=True)
+    response = await exchange.response()
+    assert response.status == 413
+    assert "more than 1,048,576 bytes without its photos" in response.error
+
+
+async def test_number_of_options_is_limited(serve):
+    """However they are given: to name each wrong one would take long."""
+    names = {f"o{n}": "1" for n in range(101)}
+    server = await serve()
+    for response in (
+        await server.open(**names).response(),
+        await server.post(*as_json({"image": text(png())} | names)[:1], headers=JSON).response(),
+        await server.open(banned_words=["a"] * 101).response(),
+    ):
+        assert response.status == 422
+        assert "the request has 101 options; give 100 at most" in response.error
 
 
 REFUSED = {
@@ -145,7 +255,9 @@ REFUSED = {
     "many options": (parts(*[option("words", "a")] * 101), 422, "more than 100 options"),
     "no boundary": ((b"", {"content-type": "multipart/form-data"}), 400, "has no boundary; leave"),
     "cut off": ((parts(file(png()))[0][:-40], parts()[1]), 400, "ends before its last boundary"),
-    "deep JSON": ((b"[" * 70_000, JSON), 400, "not valid JSON: "),
+    "deep JSON": ((b"[" * 9_000, JSON), 400, "not valid JSON: "),
+    "many values": ((b"[" * 11_000, JSON), 413, "the JSON has more than 10,000 values; send fewer"),
+    "long text": (as_json({"image": "", "words": "x" * 5000}), 422, "words has more than 4,000 by"),
     "no object": (as_json(["abc"]), 422, "the JSON is no object, "),
     "null": (as_json({"image": None}), 422, "image is null; give the photo in base64"),
     "list": (as_json({"image": [text(png())]}), 422, "send several photos to POST /v1/batch"),
@@ -155,7 +267,7 @@ REFUSED = {
     "curl -d image=@photo.jpg": ((b"image=@photo.jpg", {}), 415, "by -F image=@photo.jpg"),
     "nothing": ((b"", {}), 415, "the body is empty"),
     "large form": (parts(file(b"x" * 9001)), 413, "the photo has more than 9,000 bytes; the limit"),
-    "large base64": (as_json({"image": text(b"x" * 9001)}), 413, "the photo has 9,001 bytes"),
+    "large base64": (as_json({"image": text(b"x" * 9001)}), 413, "the photo has about 9,001 bytes"),
     "large JSON": (as_json({"words": "x" * 80_000}), 413, "the JSON has more than 77,536 bytes"),
     "large body": ((b"x" * 9001, {}), 413, "the body has more than 9,000 bytes"),
     "declared": ((b"", {"content-length": "200000"}), 413, "the body has 200,000 bytes; the limit"),

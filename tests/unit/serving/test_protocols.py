@@ -67,6 +67,7 @@ def ollama(server):
 def test_ollama_describes_the_model(ollama):
     names = [one.model for one in ollama.list().models]
     assert names == ["captioner:latest", "captioner:flickr8k", "dogs:latest"]
+    assert [one.model for one in ollama.ps().models] == names
     for name in names:
         assert "vision" in ollama.show(name).capabilities
     with pytest.raises(ollama.ResponseError, match="model 'llava' not found; give captioner") as no:
@@ -251,6 +252,7 @@ async def test_cost_and_deadline(serve, model):
     model.gate.clear()
     response = await ask(await serve(timeout=0.05), "/api/v1/vision/caption")
     assert response.json["code"] == 503
+    assert "the request costs 12 steps of the decoder" in response.json["error"]
 
 
 async def test_any_content_type_and_prefix(serve):
@@ -267,7 +269,7 @@ async def test_any_content_type_and_prefix(serve):
 
 
 async def test_what_is_refused(serve):
-    """In a line, also if a request is so long that to find its every error would take a minute."""
+    """In a line, also if a request is long."""
     server, photo = await serve(), {"images": [text(RED)]}
     malformed = "images or messages are malformed; see the examples at /docs"
     for body, status, problem in (
@@ -285,12 +287,25 @@ async def test_what_is_refused(serve):
         ({"messages": [None]}, 400, malformed),
         ({"messages": {"content": ""}}, 400, malformed),
         ({"messages": [{"images": 5}]}, 400, malformed),
-        ({"messages": [{"content": [5] * 100_000}]}, 400, malformed),
-        ({"messages": [{"content": [{}] * 100_000}] * 50}, 400, "the request has 0 photos"),
-        ({"messages": [{"images": [5] * 100_000}]}, 413, "the request has 100000 photos"),
+        ({"messages": [{"content": [5] * 9_000}]}, 400, malformed),
+        ({"messages": [{"content": "x" * 5000, "images": "x" * 5000}]}, 400, malformed),
+        ({"messages": ["x" * 5000]}, 400, malformed),
+        ({"messages": "x" * 5000}, 400, malformed),
+        ({"messages": [{"content": [{}] * 500}] * 9}, 400, "the request has 0 photos"),
+        ({"messages": [{"content": [{}] * 10_000}]}, 413, "more than 10,000 values"),
+        ({"messages": [{"images": [5] * 9_000}]}, 413, "the request has 9000 photos"),
     ):
         response = await ask(server, "/api/chat", body)
         assert (response.status, problem in response.error) == (status, True), body
+
+
+async def test_long_texts_beside_the_photos_are_ignored(serve):
+    """A prompt and an identifier as long as a photo."""
+    long = {"prompt": "x y" * 5000, "messages": [{"content": "x" * 5000, "images": [text(RED)]}]}
+    response = await ask(await serve(), "/api/chat", long | {"stream": False})
+    assert response.json["message"]["content"] == "250-0-0 2 0"
+    response = await ask(await serve(), "/api/v1/vision/caption", VISION | {"id": "x" * 5000})
+    assert response.json["code"] == 200
 
 
 async def test_parts_as_clients_dump_them(serve):

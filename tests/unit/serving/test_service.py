@@ -191,6 +191,20 @@ async def test_internal_error_does_not_leak_its_message(serve, model, caplog):
     assert "secret" not in caplog.text
 
 
+async def test_memory_is_returned_after_work_that_needs_much(serve, monkeypatch):
+    returned = threading.Event()
+    monkeypatch.setattr(service_module, "release_freed_memory", returned.set)
+    monkeypatch.setattr(service_module, "RELEASE_SECONDS", 0)
+    server = await serve()
+    await server.post(png()).response()
+    await asyncio.sleep(0.01)
+    assert not returned.is_set()
+    for request in ({"beam_size": 20, "max_length": 50}, {"path": "/v1/overlay.svg"}):
+        await server.post(png(), **request).response()
+        assert await asyncio.to_thread(returned.wait, 30)
+        returned.clear()
+
+
 async def test_large_jpeg_is_decoded_at_a_reduced_size(serve, model, monkeypatch):
     """The model gets a smaller image, the response has the whole one's size."""
     prepared = []
