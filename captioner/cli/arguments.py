@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -46,12 +47,14 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         options: type[Options],
         *more: type,
         shown: Sequence[str] = (),
+        environment: bool = False,
     ) -> None:
         """Add an option for each field of the command's ``options``.
 
         And of ``more``, of which only those given are returned: the model or the config file has
         the others. Sections become ``--section.option``; the help shows them with ``--help
         SECTION``, except those in ``shown``. Of two options with one name, the first counts.
+        With ``environment``, variables such as ``CAPTIONER_PORT`` set options that are not given.
         """
         super().__init__(
             prog=f"captioner {command}",
@@ -62,6 +65,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             add_help=False,
         )
         self.options, self._shown, self._topic = options, shown, ""
+        self._environment = environment
         self.fields: dict[str, OptionField] = {}
         """All options, by their names in config files: ``training.lr``."""
         self._groups: dict[str, Any] = {"": self._optionals}
@@ -96,7 +100,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             known = "--model" in self._option_string_actions
             hint = f"; did you mean --model {extra[0]}?" if known else ""
             self.error(f"unexpected argument {extra[0]!r}{hint}")
-        given: dict[str, Any] = vars(found)
+        given = self._read_environment() | vars(found)
         if extra:
             given[lists[0]] = [*given.get(lists[0], []), *extra]
         own = taken(given, self.options)
@@ -105,6 +109,27 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             section, _, last = name.rpartition(".")
             (nested.setdefault(section, {}) if section else nested)[last] = value
         return build_options(self.options, own), nested
+
+    def _read_environment(self) -> dict[str, Any]:
+        """Return the options that environment variables set; commas separate the entries of lists.
+
+        Addresses such as ``tcp://...`` are ignored: Kubernetes sets ``CAPTIONER_PORT`` to one in
+        pods next to a service named captioner.
+        """
+        given: dict[str, Any] = {}
+        for name, field in self.fields.items() if self._environment else ():
+            variable = f"CAPTIONER_{name.upper()}"
+            text = os.environ.get(variable, "")
+            if not text or re.match("(tcp|udp|sctp)://", text):
+                continue
+            try:
+                read = _reader(field, entry=field.is_list)
+                parts = [part.strip() for part in text.split(",")] if field.is_list else [text]
+                values = [read(part) for part in parts]
+            except argparse.ArgumentTypeError as error:
+                self.error(f"variable {variable}: {error}")
+            given[name] = values if field.is_list else values[0]
+        return given
 
     def error(self, message: str) -> NoReturn:
         """Raise an error instead of printing the usage."""

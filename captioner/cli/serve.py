@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import re
@@ -16,15 +17,21 @@ from captioner.hardware import keep_freed_memory
 from captioner.inference.folder import SHIPPED, fingerprint
 from captioner.serving.options import ServeOptions
 
+KEYS = "CAPTIONER_API_KEYS"
 
-@command("serve", "[options]", ServeOptions)
+
+@command("serve", "[options]", ServeOptions, environment=True)
 def serve(options: ServeOptions, _: Any) -> NoReturn:
     """Serve until interrupted."""
+    options = dataclasses.replace(options, api_keys=os.environ.get(KEYS))
     keep_freed_memory(threads=True)  # the model runs in a thread
 
     from captioner.serving.server import free_address, run
 
     address = free_address(options.host, options.port)  # before the model is loaded
+    if options.metrics_port is not None:
+        host, port = free_address(options.metrics_host, options.metrics_port)
+        options = dataclasses.replace(options, metrics_host=host, metrics_port=port)
 
     from PIL import Image
 

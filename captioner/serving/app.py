@@ -49,6 +49,7 @@ _HTTP_ERRORS = {
     404: "not found; captions are at POST /v1/captions, the API is described at /docs",
     405: "method not allowed; see /docs",
 }
+_FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
 MAX_FIGURE = 24_000_000  # pixels of a figure, each of 30 bytes while it is drawn
 
 
@@ -151,8 +152,10 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.service = service = Service(model, options)
-    file = options.api_key_file
-    app.state.keys = keys = None if file is None else security.ApiKeys(file)
+    keys = None
+    if options.has_keys:
+        keys = security.ApiKeys(options.api_key_file, options.api_keys or "")
+    app.state.keys = keys
     checks = security.checks(keys, options.rate_limit)
     for output in OUTPUTS:
         _add_output(app, service, output, checks)
@@ -185,6 +188,7 @@ def create_app(
         routes=routes,
         headers=security.HEADERS | versions,
         root_path=options.root_path,
+        leaving=lambda: service.leaving,
     )
     return app
 
@@ -309,19 +313,27 @@ def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", responses=unavailable)
     async def readyz() -> dict[str, str]:
-        """Whether to send requests to this server; 503 from the start of a shutdown.
+        """Whether to send requests to this server; 503 from SIGTERM on.
 
         With the name and fingerprint of its model, and captioner's version.
         """
-        if service.draining:
+        if service.leaving:
             raise schema.closing()
         return {"status": "ok", "model": model_name, "version": __version__}
 
     text = {"description": "Prometheus text format.", "content": {"text/plain": {}}}
 
+    if service.options.metrics_port is not None:
+        return
+
     @app.get("/metrics", response_class=Response, responses={200: text})
-    async def metrics_text() -> Response:
-        """Metrics since the server started."""
+    async def metrics_text(request: Request) -> Response:
+        """Metrics since the server started; 404 for requests that come through a proxy.
+
+        A proxy that should keep the path to itself may pass another spelling of it.
+        """
+        if request.scope["path"] != "/metrics" or _FORWARDED & {*request.headers}:
+            raise HTTPException(404)
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
+import os
 import re
 import secrets
 import time
@@ -12,12 +13,13 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Literal
+from typing import Literal, NoReturn
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from captioner.errors import ModelError
 from captioner.serving.schema import RequestError, internal_error
 
 logger = logging.getLogger("captioner.serving")
@@ -26,6 +28,7 @@ REQUEST_ID = "X-Request-Id"  # header of requests and responses
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+FAILED = 1  # exit code
 _PHOTOS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -88,6 +91,8 @@ class AccessLog:
     """Added to responses that do not set them."""
     root_path: str
     """Prefix of the paths at the proxy, which may remove it."""
+    leaving: Callable[[], bool]
+    """Whether clients should send their next request over another connection."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; count and log it."""
@@ -114,6 +119,8 @@ class AccessLog:
                 headers[REQUEST_ID] = request_id
                 for name, value in self.headers.items():
                     headers.setdefault(name, value)
+                if self.leaving():
+                    headers["Connection"] = "close"
                 message = {**message, "headers": headers.raw}
             await send(message)
 
@@ -166,6 +173,20 @@ def log_exception(error: BaseException, scope: Scope) -> None:
     calls = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-8:]))
     request_id = scope.get("state", {}).get("request_id", "-")
     logger.error("%s at %s id=%s", type(error).__name__, calls, request_id)
+    # ONNX Runtime and torch report it by errors of other types.
+    other = isinstance(error, RuntimeError | ModelError) and "allocate memory" in str(error)
+    if isinstance(error, MemoryError) or other:
+        end("memory has run out")
+
+
+def end(why: str) -> NoReturn:
+    """End the process at once, so that its supervisor starts a new one.
+
+    If an allocation fails in a thread that others wait for, the process may stay alive without
+    answering requests or SIGTERM.
+    """
+    logger.critical("%s; the server ends", why)
+    os._exit(FAILED)
 
 
 class JsonFormatter(logging.Formatter):
@@ -182,7 +203,7 @@ class JsonFormatter(logging.Formatter):
 def log_to_stderr(kind: Literal["text", "json"]) -> None:
     """Write the log of the server, and the warnings of its HTTP library, to stderr."""
     handler = logging.StreamHandler()
-    text = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
+    text = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S%z")
     handler.setFormatter(JsonFormatter() if kind == "json" else text)
     for name, level in (("captioner.serving", logging.INFO), ("_granian", logging.ERROR)):
         log = logging.getLogger(name)

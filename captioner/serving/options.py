@@ -46,6 +46,9 @@ class Limits:
     grace: Annotated[float, Interval(ge=0, lt=math.inf)] = 60.0
     """Time limit (seconds) for completing accepted requests on SIGTERM or Ctrl-C, while new ones
     are refused (503); those still unfinished then fail (503)."""
+    drain_delay: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.0
+    """Time (seconds) for which requests are still served after SIGTERM, while /readyz returns 503
+    and load balancers turn to other servers; --grace starts after it."""
     max_connections: Positive = 500
     """Maximum number of open connections, idle ones included; further ones wait until one is
     closed. Each uses a file descriptor (usual limit of the system: 1,024)."""
@@ -58,7 +61,8 @@ class ServeOptions(ModelOptions, Limits):
     """Run a web page for captioning and an HTTP API.
 
     The API (POST /v1/captions) is documented in /openapi.json. Photos and texts are never written
-    to disk or logged.
+    to disk or logged. Variables of the environment set options that are not given: CAPTIONER_PORT
+    sets --port.
     """
 
     host: str = "127.0.0.1"
@@ -79,15 +83,32 @@ class ServeOptions(ModelOptions, Limits):
     for limits, e.g. 127.0.0.1 or 172.16.0.0/12; repeat for several."""
     api_key_file: File | None = None
     """Require an API key for captions; the file has one per line, NAME KEY, and # starts a comment;
-    SIGHUP reloads it."""
+    SIGHUP reloads it. Or set the variable CAPTIONER_API_KEYS to such lines."""
+    api_keys: Annotated[str | None, Shown(hidden=True)] = None
+    """The text of a key file."""
+    metrics_host: str = "127.0.0.1"
+    """Address to listen on at --metrics-port; 0.0.0.0 accepts connections from anywhere."""
+    metrics_port: Annotated[int, Interval(ge=0, le=65535)] | None = None
+    """Serve /metrics on this port instead of --port; 0: any free port (default: on --port, for
+    requests that do not come through a proxy)."""
     log_format: Literal["text", "json"] = "text"
     """Format of the log on stderr; json: one object per line."""
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients need an API key."""
+        return self.api_key_file is not None or self.api_keys is not None
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.api_keys is not None and self.api_key_file is not None:
+            raise OptionError("{api_key_file} is given besides CAPTIONER_API_KEYS; give one")
         object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
         origins = [origin.lower().removesuffix("/") for origin in self.allow_origin]
         object.__setattr__(self, "allow_origin", origins)
+        if self.metrics_port and self.metrics_port == self.port:
+            message = "{metrics_port} is {given}, like {port}; give another port"
+            raise OptionError(message, given=self.port)
         for name, (pattern, allowed) in _PATTERNS.items():
             given = getattr(self, name)
             for one in [given] if isinstance(given, str) else given:

@@ -14,6 +14,7 @@ that the time reveals nothing of them, and only names are ever logged.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import ipaddress
 import math
@@ -51,6 +52,8 @@ HEADERS = {
 }
 KEY_HEADER = "X-Api-Key"  # for clients that cannot send ``Authorization: Bearer KEY``
 MIN_LENGTH = 16  # characters of a key; shorter ones could be guessed
+WRONG_KEYS = 60  # of an address per minute that get 401; further ones get 429
+WRONG_KEY_SECONDS = 0.5  # until a wrong key is answered
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST = re.compile(rf"{HOST_NAME}\.?(?::[0-9]+)?")
@@ -100,6 +103,10 @@ def origin_check(options: ServeOptions) -> Callable[[Scope], RequestError | None
 
     def check(scope: Scope) -> RequestError | None:
         headers = Headers(scope=scope)
+        given = len(headers.getlist("host"))
+        if given > 1 or (given == 0 and scope.get("http_version") != "1.0"):  # RFC 9112, 3.2
+            message = f"the request has {given} Host headers; send one"
+            return RequestError(400, "host", message)
         host, origin = headers.get("host", ""), headers.get("origin")
         reading = scope["method"] in ("GET", "HEAD")
         if not hosts.allows(host) and not (reading and route_path(scope) in PROBES):
@@ -123,11 +130,16 @@ def origin_check(options: ServeOptions) -> Callable[[Scope], RequestError | None
 
 
 class ApiKeys:
-    """The keys of a file, by name."""
+    """The keys of a file or of the environment, by name."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Read the file; ConfigError if it cannot be read or a line is invalid."""
-        self.path = Path(path)
+    def __init__(self, path: str | Path | None, text: str = "") -> None:
+        """Read the keys from the file, or from ``text`` if ``path`` is None.
+
+        Raises:
+            ConfigError: The file cannot be read, or a line is invalid.
+        """
+        self.path = None if path is None else Path(path)
+        self._text = text
         self._names: dict[bytes, str] = {}
         self.reload()
 
@@ -136,22 +148,26 @@ class ApiKeys:
 
     def reload(self) -> None:
         """Read the file again; after an error the previous keys stay valid."""
+        source, text = f"api-key-file {self.path}", self._text
         try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
+            if self.path is None:
+                source = "CAPTIONER_API_KEYS"
+            else:
+                text = self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or "not a text file"
-            raise ConfigError(f"api-key-file {self.path}: {reason}; give a text file") from error
+            raise ConfigError(f"{source}: {reason}; give a text file") from error
         names: dict[bytes, str] = {}
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(text.splitlines(), 1):
             parts = line.partition("#")[0].split()
             if not parts:
                 continue
             if len(parts) != 2 or len(parts[1]) < MIN_LENGTH:  # never quote a line, which has a key
                 hint = f"give a name and a key of {MIN_LENGTH} characters or more"
-                raise ConfigError(f"api-key-file {self.path}, line {number} is invalid; {hint}")
+                raise ConfigError(f"{source}, line {number} is invalid; {hint}")
             names[_digest(parts[1])] = parts[0]
         if not names:
-            raise ConfigError(f"api-key-file {self.path} has no keys; give lines of: NAME KEY")
+            raise ConfigError(f"{source} has no keys; give lines of: NAME KEY")
         self._names = names
 
     def name(self, key: str) -> str | None:
@@ -195,8 +211,10 @@ def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
 
     A request counts as one towards the rate limit. Of a batch, each photo does: for each further
     one the endpoint calls ``request.state.count_photo``, which raises the refusal.
+    Wrong keys are answered slowly, and those of an address are limited per minute. A client with a
+    valid key at the same address is not affected.
     """
-    limit = RateLimit(per_minute)
+    limit, wrong_keys = RateLimit(per_minute), RateLimit(WRONG_KEYS)
 
     async def check_key(request: Request, bearer: _Bearer, header: _Key) -> None:
         assert keys is not None
@@ -206,6 +224,11 @@ def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
             raise RequestError(401, "no_key", message)
         name = keys.name(key)
         if name is None:
+            wait = wrong_keys.take(client_of(request))
+            await asyncio.sleep(WRONG_KEY_SECONDS)
+            if wait:
+                message = f"too many wrong API keys from this address; try again in {wait} s"
+                raise RequestError(429, "key", message, retry_after=wait)
             message = "unknown API key; check it, or ask for a new one"
             raise RequestError(401, "key", message)
         request.state.api_key = name

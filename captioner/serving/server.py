@@ -8,12 +8,18 @@
     responses     Linux closes a connection whose client does not read its response in time
 
 On SIGTERM or Ctrl-C the server keeps listening while it drains, so that a client gets an answer
-rather than a refused connection, and a load balancer sees that readiness has changed.
+rather than a refused connection, and a load balancer sees that readiness has changed. Before that,
+on SIGTERM, it serves as usual for ``drain_delay`` seconds, but is no longer ready.
+
+granian answers malformed requests (400, 414, 431) itself, with an empty body, and neither counts
+nor logs them. A client that closes its side of the connection before the response gets none.
+granian has no settings for either.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
@@ -29,11 +35,12 @@ from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 from granian.utils.proxies import wrap_asgi_with_proxy_headers
+from prometheus_client import start_http_server
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import CaptionerError, ConfigError
-from captioner.serving.observe import log_to_stderr
+from captioner.serving.observe import end, log_to_stderr
 from captioner.serving.security import ApiKeys
 from captioner.serving.service import Service
 
@@ -44,6 +51,7 @@ DRAIN_SECONDS = 5.0
 DRAIN_BYTES = 64 << 20
 
 _CLOSE_SECONDS = 10.0  # for sending the last responses, after the grace period
+_STILL_SECONDS = 60.0  # for which the event loop may stand still until the process is ended
 _POLL_SECONDS = 0.05
 
 
@@ -107,8 +115,8 @@ class Running:
         self.address = address
         self.started = asyncio.Event()
         """Set when connections are accepted."""
-        self._stopping = asyncio.Event()
-        self._at_once = False
+        self._stopping, self._second = asyncio.Event(), asyncio.Event()
+        self._delay = options.drain_delay
         target = drained(app)
         if options.trust_proxy:
             target = wrap_asgi_with_proxy_headers(target, trusted_hosts=options.trust_proxy)
@@ -123,9 +131,15 @@ class Running:
             log_level=LogLevels.error,
         )
 
-    def stop(self) -> None:
-        """Stop after completing the accepted requests; called again: at once."""
-        self._at_once = self._stopping.is_set()
+    def stop(self, *, delay: bool = True) -> None:
+        """Stop after completing the accepted requests; called again: at once.
+
+        ``delay``: Serve as usual for ``drain_delay`` seconds before.
+        """
+        if self._stopping.is_set():
+            self._second.set()
+        elif not delay:
+            self._delay = 0.0
         self._stopping.set()
 
     async def serve(self) -> None:
@@ -143,9 +157,7 @@ class Running:
             _close_unread_responses(port, self.service.options.timeout)
             shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
             shown = f"[{shown}]" if ":" in shown else shown
-            sys.stderr.write(
-                f"captioner: serving on http://{shown}:{port} (press Ctrl-C to stop)\n"
-            )
+            self._tell(f"serving on http://{shown}:{port} (press Ctrl-C to stop)")
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
@@ -155,15 +167,26 @@ class Running:
         with suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(serving, _CLOSE_SECONDS)
 
+    def _tell(self, message: str) -> None:
+        """Print a message to the user, in the format of the log if that is JSON."""
+        if self.service.options.log_format == "json":
+            logger.info(message)
+        else:
+            sys.stderr.write(f"captioner: {message}\n")
+
     async def _drain(self) -> None:
-        """Refuse new requests, and wait until the accepted ones are completed."""
+        """Stop being ready, then refuse new requests and wait for the accepted ones."""
         service, grace = self.service, self.service.options.grace
+        service.leaving = True
+        if self._delay:
+            self._tell(f"serving for {self._delay:g} s more (press Ctrl-C to stop now)")
+            with suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._second.wait(), self._delay)
         service.draining = True
         if count := service.in_flight:
-            message = f"completing {count} requests within {grace:g} s (press Ctrl-C to stop now)"
-            sys.stderr.write(f"captioner: {message}\n")
-        end = time.monotonic() + grace
-        while service.in_flight and not self._at_once and time.monotonic() < end:
+            self._tell(f"completing {count} requests within {grace:g} s (press Ctrl-C to stop now)")
+        latest = time.monotonic() + grace
+        while service.in_flight and not self._second.is_set() and time.monotonic() < latest:
             await asyncio.sleep(_POLL_SECONDS)
         service.close()
 
@@ -173,22 +196,43 @@ def run(app: FastAPI, address: tuple[str, int]) -> bool:
 
     async def main() -> bool:
         running = Running(app, address)
-        log_to_stderr(running.service.options.log_format)  # granian has changed it
+        options = running.service.options
+        log_to_stderr(options.log_format)  # granian has changed it
         loop = asyncio.get_running_loop()
         received: list[int] = []  # signals
 
         def stop(number: int) -> None:
             received.append(number)
-            running.stop()
+            running.stop(delay=number == signal.SIGTERM)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
         if app.state.keys is not None:
             loop.add_signal_handler(signal.SIGHUP, _reload, app.state.keys)
+        if options.metrics_port is not None:
+            start_http_server(
+                options.metrics_port, options.metrics_host, running.service.metrics.registry
+            )
+        watching = asyncio.create_task(_watch())
         await running.serve()
+        watching.cancel()
         return signal.SIGINT in received
 
     return asyncio.run(main())
+
+
+async def _watch() -> None:
+    """End the process when this event loop stands still, after printing where its threads are.
+
+    When memory runs out in a thread of granian, the loop may wait for that thread for ever, and
+    would not see SIGTERM. The watchdog is a thread that needs neither the loop nor Python.
+    """
+    while True:
+        try:
+            faulthandler.dump_traceback_later(_STILL_SECONDS, file=2, exit=True)
+        except RuntimeError:
+            end("memory for a thread has run out")
+        await asyncio.sleep(_STILL_SECONDS / 10)
 
 
 def _reload(keys: ApiKeys) -> None:

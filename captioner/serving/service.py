@@ -76,13 +76,14 @@ class Service:
         self.model, self.options = model, options
         self.metrics = Metrics(lambda: self.captions.waiting, lambda: self.in_flight)
         self.in_flight = 0  # slots that requests hold; most hold one
+        self.leaving = False  # not ready, because the server shuts down
         self.draining = False  # new requests are refused, because the server shuts down
         self._releasing: asyncio.TimerHandle | None = None
         # Of a batch: a wider or longer search gets smaller ones, which bounds memory.
         self._batch_cost = options.batch_size * CaptionRequest(model.options()).cost
         self._held: Counter[str] = Counter()  # slots by client
         self._several_held = 0  # slots of requests that hold more than one
-        half = max(1, options.max_queue // 2) if options.api_key_file else options.max_queue
+        half = max(1, options.max_queue // 2) if options.has_keys else options.max_queue
         self._most_held = options.max_per_client or half
         self._closing = asyncio.Event()
         self.captions = Lane("captions", self._caption, together=self._batch)
@@ -100,7 +101,7 @@ class Service:
 
     def close(self) -> None:
         """Refuse new and waiting requests; what the threads work on is finished."""
-        self.draining = True
+        self.leaving = self.draining = True
         self._closing.set()
         for lane in self._lanes:
             lane.close()

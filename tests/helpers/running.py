@@ -98,7 +98,7 @@ def serve_command(folder: Path, *options: str) -> Iterator[SimpleNamespace]:
             stderr=file,
             env=os.environ | more,
         )
-    ready = r"captioner: serving on (http://\S+) \(press Ctrl-C to stop\)\n"
+    ready = r"serving on (http://\S+) \(press Ctrl-C to stop\)\"?}?\n"
     try:
         while not (found := re.search(ready, log.read_text())):
             assert process.poll() is None, log.read_text()
@@ -109,7 +109,7 @@ def serve_command(folder: Path, *options: str) -> Iterator[SimpleNamespace]:
             process.send_signal(number)
             return process.wait(300), log.read_text()[beginning:]
 
-        yield SimpleNamespace(url=found[1], process=process, stop=stop)
+        yield SimpleNamespace(url=found[1], process=process, stop=stop, log=log)
     finally:
         process.kill()
         process.wait()

@@ -16,7 +16,9 @@ import httpx
 import pytest
 from pages import ROOT
 
-from captioner.cli.main import FAILED, INTERRUPTED, OK, main
+from captioner.cli.main import FAILED, INTERRUPTED, OK, main, parser_of
+from captioner.errors import ConfigError
+from captioner.serving.server import free_address
 
 PHOTO = (ROOT / "assets" / "examples" / "photographer.jpg").read_bytes()
 
@@ -49,6 +51,8 @@ def test_keys_are_reloaded_on_sighup_and_logs_are_json(serve, tmp_path):
 
     assert code == OK
     lines = [json.loads(line) for line in err.splitlines()]
+    first = json.loads(server.log.read_text().splitlines()[0])
+    assert first["message"].startswith("serving on http")
     # A request is logged after its response: the message about the keys may come before.
     asked = [line for line in lines if "key" in line]
     assert asked[0]["key"] == "alice"
@@ -61,7 +65,8 @@ def test_keys_are_reloaded_on_sighup_and_logs_are_json(serve, tmp_path):
 
 
 def test_ctrl_c_exits_like_every_command(serve):
-    server = serve()
+    """At once, and without waiting for load balancers."""
+    server = serve("--drain-delay", "600")
     assert httpx.get(f"{server.url}/healthz", trust_env=False).json() == {"status": "ok"}
 
     code, err = server.stop(signal.SIGINT)
@@ -97,6 +102,45 @@ def test_grace_ends_the_server_whatever_it_works_on(serve):
     assert (code, responses[0].status_code) == (OK, 503)
     assert "shutting down" in responses[0].text
     assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_metrics_have_an_address_of_their_own(serve, monkeypatch):
+    """And settings come from the environment, as in a container."""
+    port = free_address("127.0.0.1", 0)[1]
+    monkeypatch.setenv("CAPTIONER_METRICS_PORT", str(port))
+    monkeypatch.setenv("CAPTIONER_API_KEYS", "alice alice-0123456789abcdef")
+    server = serve()
+    found = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+    assert "captioner_held_requests 0.0" in found.text
+    assert httpx.get(f"{server.url}/metrics", trust_env=False).status_code == 404
+    assert httpx.post(f"{server.url}/v1/captions", trust_env=False).status_code == 401
+
+
+def test_options_come_from_the_environment(monkeypatch):
+    """Unless they are given. Addresses that Kubernetes sets for services are not options."""
+    for name, value in {
+        "PORT": "tcp://10.0.0.1:8000",
+        "HOST": "0.0.0.0",
+        "TIMEOUT": "7.5",
+        "ALLOW_HOST": "captioner, captioner.default",
+        "MODEL": "/models/best",
+        "LOG_FORMAT": "json",
+        "MAX_QUEUE": "",
+        "PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "KERNELS": "0",
+    }.items():
+        monkeypatch.setenv(f"CAPTIONER_{name}", value)
+    parser = parser_of("serve")
+    options, _ = parser.parse(["--timeout", "9", "--allow-host", "x"])
+    assert (options.host, options.port, options.log_format) == ("0.0.0.0", 8000, "json")
+    assert (options.timeout, options.allow_host) == (9, ["x"])
+    assert parser.parse([])[0].allow_host == ["captioner", "captioner.default"]
+    assert list(options.model) == ["/models/best"]
+    assert parser_of("caption").parse(["x.jpg"])[0].model != options.model
+    monkeypatch.setenv("CAPTIONER_PORT", "http")
+    with pytest.raises(ConfigError, match="CAPTIONER_PORT: 'http' is not allowed; give an integer"):
+        parser.parse([])
 
 
 def metrics(server: SimpleNamespace) -> str:

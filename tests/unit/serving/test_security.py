@@ -7,11 +7,12 @@ import socket
 
 import openapi_spec_validator
 import pytest
-from colour_server import png
+from colour_server import Exchange, png
 from fastapi import Request
 from test_photos import file, parts
 
 from captioner.errors import ConfigError, OptionError
+from captioner.serving import security
 from captioner.serving.options import ServeOptions
 from captioner.serving.security import HEADERS, AllowedHosts, ApiKeys, RateLimit, client_of
 
@@ -31,6 +32,39 @@ async def test_unknown_hosts_are_refused(serve):
             assert "--allow-host" in response.error
         for path in ("/healthz", "/readyz", "/metrics"):
             assert (await server.get(path, host=host)).status == 200
+
+
+async def test_a_request_has_one_host(serve):
+    """RFC 9112, section 3.2: a proxy may have checked the other one."""
+    server = await serve()
+    own = (b"host", b"localhost")
+    for hosts, version, status in (
+        ([], "1.1", 400),
+        ([own, own], "1.1", 400),
+        ([own, (b"host", b"evil.example")], "1.0", 400),
+        ([own], "1.1", 200),
+        ([], "1.0", 200),  # a health check of an old load balancer
+    ):
+        scope = {"type": "http", "method": "GET", "path": "/healthz", "http_version": version}
+        scope |= {"query_string": b"", "headers": hosts, "client": ("127.0.0.1", 1)}
+        response = await Exchange(server.app, scope).send(b"").response()
+        assert response.status == status, (hosts, version)
+        assert status == 200 or "Host headers; send one" in response.error
+
+
+FORWARDED = ({"x-forwarded-for": "192.0.2.1"}, {"forwarded": "for=192.0.2.1"}, {"via": "1.1 x"})
+
+
+async def test_metrics_are_for_direct_requests(serve):
+    """Whatever the spelling that a proxy lets through: it adds a header, and strips a prefix."""
+    server = await serve(root_path="/captioner")
+    assert (await server.get("/metrics")).status == 200
+    for headers in FORWARDED:
+        assert (await server.get("/metrics", **headers)).status == 404
+    for path in ("/captioner/metrics", "/captioner/captioner/metrics", "//metrics", "/metrics/"):
+        assert (await server.get(path)).status == 404, path
+    server = await serve(metrics_port=1)
+    assert (await server.get("/metrics")).status == 404
 
 
 def test_network_server_accepts_addresses_and_its_names():
@@ -174,7 +208,8 @@ FILE = f"# name  key\n\nalice {ALICE}  # until May\nbob\t{BOB}\n"
 
 
 @pytest.fixture
-def keys(tmp_path) -> str:
+def keys(tmp_path, monkeypatch) -> str:
+    monkeypatch.setattr(security, "WRONG_KEY_SECONDS", 0)
     (tmp_path / "keys.txt").write_text(FILE)
     return str(tmp_path / "keys.txt")
 
@@ -204,6 +239,35 @@ async def test_captions_need_a_key(serve, model, keys, caplog):
     assert "key=bob" in caplog.text
     assert "0123456789abcdef" not in caplog.text
     assert len(model.batches) == 3
+
+
+async def test_wrong_keys_are_slowed_down(serve, keys, monkeypatch):
+    """A client at the same address with a key is not affected."""
+    waits = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(security.asyncio, "sleep", sleep)
+    server = await serve(api_key_file=keys)
+    found = [await server.open(headers=bearer(f"wrong-{n:020}")).response() for n in range(62)]
+    assert [one.status for one in found] == [401] * 60 + [429] * 2
+    assert len(waits) == 62
+    assert "too many wrong API keys from this address" in found[-1].error
+    assert int(found[-1].headers["retry-after"]) > 0
+    assert (await server.post(png(), headers=bearer(ALICE)).response()).status == 200
+    other = server.open(headers=bearer("wrong-0123456789"), client="192.0.2.1")
+    assert (await other.response()).status == 401
+
+
+async def test_keys_in_the_environment(serve):
+    server = await serve(api_keys=f"alice {ALICE}\nbob {BOB}")
+    assert (await server.post(png(), headers=bearer(BOB)).response()).status == 200
+    assert (await server.open().response()).status == 401
+    with pytest.raises(ConfigError, match="CAPTIONER_API_KEYS, line 1 is invalid"):
+        ApiKeys(None, "SECRET")
+    with pytest.raises(OptionError, match="is given besides CAPTIONER_API_KEYS; give"):
+        ServeOptions(api_keys="x", api_key_file="y")
 
 
 async def test_every_endpoint_for_photos_needs_a_key_and_the_schema_says_so(serve, keys):

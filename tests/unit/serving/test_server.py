@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from email.message import Message
@@ -137,6 +139,43 @@ def test_refused_upload_gets_its_response_and_keeps_the_connection(listening, qu
         refused = head(5 << 20, f"/v1/captions{query}") + b"x" * (5 << 20)
         assert ask(connection, refused)[0] == (422 if query else 413)
     assert ask(connection, PHOTO)[0] == 200
+
+
+def test_requests_are_served_while_load_balancers_take_notice(listening):
+    """With --drain-delay readiness fails first; a second signal ends the wait."""
+    server = listening(drain_delay=600)
+    kept = server.connect()
+    assert ask(kept, get("/readyz"))[0] == 200
+
+    server.stop()
+    while ask(server.connect(), get("/readyz"))[0] == 200:
+        pass
+
+    assert ask(server.connect(), get("/healthz"))[0] == 200
+    status, headers, _ = ask(kept, PHOTO)
+    assert (status, headers["connection"]) == (200, "close")  # the next one goes elsewhere
+    for stopped in (server, listening(drain_delay=0.1)):
+        stopped.stop()
+        stopped.thread.join(PATIENCE)
+        assert not stopped.thread.is_alive()
+
+
+def test_a_process_that_stands_still_ends():
+    code = """
+import asyncio, time
+from captioner.serving import server
+server._STILL_SECONDS = 4
+async def main():
+    task = asyncio.create_task(server._watch())
+    await asyncio.sleep(5)  # it runs
+    print("runs", flush=True)
+    time.sleep(600)
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "runs\n")
 
 
 def test_draining_completes_accepted_requests(listening):

@@ -191,6 +191,20 @@ async def test_internal_error_does_not_leak_its_message(serve, model, caplog):
     assert "secret" not in caplog.text
 
 
+async def test_the_process_ends_when_memory_runs_out(serve, model, monkeypatch):
+    """Its supervisor starts another one; a thread without memory could leave it standing still."""
+    codes = []
+    monkeypatch.setattr("os._exit", codes.append)
+    server = await serve()
+    for error in (MemoryError(), RuntimeError("Failed to allocate memory for requested buffer")):
+        model.broken = error
+        await server.post(png(BAD)).response()
+    assert codes == [1, 1]
+    model.broken = RuntimeError("something else")
+    assert (await server.post(png(BAD)).response()).status == 500
+    assert codes == [1, 1]
+
+
 async def test_memory_is_returned_after_work_that_needs_much(serve, monkeypatch):
     returned = threading.Event()
     monkeypatch.setattr(service_module, "release_freed_memory", returned.set)
