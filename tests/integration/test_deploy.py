@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from http.client import HTTPResponse
 
 import httpx
 import pytest
@@ -17,6 +20,7 @@ import yaml
 from pages import ROOT
 
 from captioner.serving.client import Client
+from captioner.serving.security import ApiKeys
 from captioner.serving.server import free_address
 
 DEPLOY = ROOT / "deploy"
@@ -38,8 +42,9 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tiny, tmp_path):
     text = (DEPLOY / name).read_text().replace("8080", str(port))
     config = tmp_path / name
     config.write_text(text.replace("127.0.0.1:8000", server.url.removeprefix("http://")))
+    user = "user root;" if os.geteuid() == 0 else ""  # large bodies are written to tmp_path
     command = {
-        "nginx": [program, "-p", str(tmp_path), "-c", str(config), "-g", "daemon off;"],
+        "nginx": [program, "-p", str(tmp_path), "-c", str(config), "-g", f"daemon off; {user}"],
         "caddy": [program, "run", "--config", str(config), "--adapter", "caddyfile"],
     }[proxy]
     log = (tmp_path / "log").open("w")
@@ -68,8 +73,20 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tiny, tmp_path):
             assert schema["servers"] == [{"url": "/captioner"}]
             claimed = {"X-Forwarded-For": "203.0.113.9"}
             assert client.get("/captioner/healthz", headers=claimed).status_code == 200
-            large = client.post("/captioner/v1/captions", content=b"x" * 33_000_000)
-            assert large.status_code in (413, 502)
+            # A photo that is nearly as large as --max-bytes, in base64 as every program sends it.
+            letters = base64.b64encode(small + bytes(29 << 20)).decode()
+            for path, body in (
+                ("v1/captions", {"image": letters}),
+                ("api/generate", {"images": [letters], "stream": False}),
+                ("v1/chat/completions", chat(f"data:image/png;base64,{letters}")),
+                ("api/v1/vision/caption", {"images": [letters]}),
+            ):
+                response = client.post(f"/captioner/{path}", json=body)
+                assert response.status_code == 200, (path, response.text[:200])
+            for size in (33_000_000, 50_000_000):  # the server's limit, and the proxy's
+                large = client.post("/captioner/v1/captions", content=b"x" * size)
+                assert large.status_code in (413, 502)
+                assert list(large.json()) == ["error"]
             photo = small + bytes(17 << 20)  # what follows is not read
             files = [("images", ("a.png", photo))] * 2
             batch = client.post(
@@ -77,12 +94,54 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tiny, tmp_path):
             )
             lines = [json.loads(line)["status"] for line in batch.iter_lines()]
             assert (batch.status_code, lines) == (200, [200, 200]), batch.text
-            assert client.get("/captioner/metrics").status_code == 404
+            for spelling in METRICS:
+                assert "captioner_requests" not in raw_get(port, host, spelling), spelling
+            assert "captioner_requests" in httpx.get(f"{server.url}/metrics", trust_env=False).text
     finally:
         running.terminate()
         running.wait(30)
         log.close()
     assert server.stop(15)[0] == 0
+
+
+METRICS = [
+    "/captioner/metrics",
+    "/captioner/captioner/metrics",
+    "/captioner/captioner/captioner/metrics",
+    "/captioner//metrics",
+    "/captioner//captioner/metrics",
+    "/captioner/./metrics",
+    "/captioner/x/../metrics",
+    "/captioner/%6detrics",
+    "/captioner/%2fmetrics",
+    "/captioner/captioner%2fmetrics",
+    "/captioner%2fmetrics",
+    "/captioner/..%2fmetrics",
+    "/captioner/metrics/",
+    "/captioner/metrics?x=1",
+    "/captioner/metrics;x",
+    "/captioner/metrics%00",
+    "/captioner/METRICS",
+    "/metrics",
+    "//metrics",
+    "/captioner/../metrics",
+]
+"""How somebody may ask a proxy for the metrics."""
+
+
+def chat(url: str) -> dict[str, object]:
+    """A request in OpenAI's protocol about a photo."""
+    return {"messages": [{"content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+
+
+def raw_get(port: int, host: str, path: str) -> str:
+    """The body for a GET request that is sent as it is, and asks to leave out a header."""
+    head = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close, x-forwarded-for\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
+        connection.sendall(head.encode())
+        response = HTTPResponse(connection)
+        response.begin()
+        return response.read().decode(errors="replace")
 
 
 # --- neighbours, other origins, restarts ---------------------------------------------------------
@@ -125,6 +184,15 @@ def test_systemd_unit_is_valid(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_systemd_unit_is_confined():
+    command = ["systemd-analyze", "security", "--offline=yes", "--no-pager"]
+    done = subprocess.run(
+        [*command, str(DEPLOY / "captioner.service")], capture_output=True, text=True, check=True
+    )
+    assert float(re.findall(r"exposure level .*: ([\d.]+)", done.stdout)[0]) < 3
+
+
 def test_grace_periods_exceed_the_server_s():
     from captioner.serving.options import Limits
 
@@ -133,16 +201,60 @@ def test_grace_periods_exceed_the_server_s():
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     service = compose["services"]["captioner"]
     assert int(service["stop_grace_period"].removesuffix("s")) > Limits().grace + 10
-    assert service["read_only"] is True
+    assert (service["read_only"], service["restart"]) == (True, "unless-stopped")
 
 
-def test_the_container_starts_a_valid_command_without_root():
+def test_kubernetes_manifest_fits_the_server(monkeypatch):
+    from captioner.cli.main import parser_of
+
+    parts = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    found = {one["kind"]: one for one in parts}
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    environment = {one["name"]: one.get("value", "") for one in container["env"]}
+    keys = found["Secret"]["stringData"][container["env"][1]["valueFrom"]["secretKeyRef"]["key"]]
+    assert environment.pop("CAPTIONER_API_KEYS") == ""
+    assert ApiKeys(None, keys).name("replace-this-key-0123456789") == "example"
+    parser = parser_of("serve")
+    for name, value in environment.items():
+        assert name == "OMP_NUM_THREADS" or name[10:].lower() in parser.fields, name
+        monkeypatch.setenv(name, value)
+    options = parser.parse([])[0]
+    service = found["Service"]["metadata"]["name"]
+    assert {service, f"{service}.default.svc.cluster.local"} <= {*options.allow_host}
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert ports == {"http": options.port, "metrics": options.metrics_port}
+    wait = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] >= wait + options.drain_delay + options.grace + 10
+    assert pod["enableServiceLinks"] is False  # otherwise CAPTIONER_PORT is an address
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+
+
+def test_the_container_starts_a_valid_command_without_root(monkeypatch):
     from captioner.cli.main import parser_of
 
     text = (DEPLOY / "Dockerfile").read_text()
     entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, flags=re.M)[0])
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    for more in (["--device", "cuda"], compose["services"]["captioner"]["command"]):
-        parser_of("serve").parse([*entry[2:], *more])
+    for name, value in compose["services"]["captioner"]["environment"].items():
+        monkeypatch.setenv(name, value)
+    options, _ = parser_of("serve").parse([*entry[2:], "--device", "cuda"])
+    assert options.allow_host == ["captioner"]  # by which the neighbour calls it
     assert "USER 10001" in text
     assert "HEALTHCHECK" in text
+    assert "\nARG TORCH=\n" in text  # none, unless it is asked for
+    assert re.search(r"^ARG BASE=python:3\.\d+\.\d+-slim", text, flags=re.M)
+
+
+def test_the_image_s_packages_are_locked():
+    """All that the server needs, with digests, and without torch."""
+    lock = (DEPLOY / "requirements.txt").read_text()
+    blocks = re.findall(r"^([a-z0-9-]+)==[\d.]+(.*?)(?=^[a-z]|\Z)", lock, flags=re.M | re.S)
+    names = {name for name, block in blocks if "--hash=sha256:" in block}
+    tomllib = pytest.importorskip("tomllib")  # since Python 3.11
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["serve"], "hatchling"]
+    assert {re.split("[>=<]", one)[0] for one in needed} <= names
+    assert len(names) == len(blocks) == len(re.findall("^[a-z].*==", lock, flags=re.M))
+    assert "torch" not in names
