@@ -16,8 +16,17 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import contourpy
-import matplotlib
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from captioner.drawing.backend import matplotlib  # before its modules
+from captioner.drawing.options import base64_uri, encoded
+from captioner.drawing.style import Theme, printable
+from captioner.version import __version__
+
+# isort: split
+
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -25,12 +34,6 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.transforms import Affine2D, Bbox, TransformedBbox
-from numpy.typing import NDArray
-from PIL import Image
-
-from captioner.drawing.options import base64_uri, encoded
-from captioner.drawing.style import Theme, printable
-from captioner.version import __version__
 
 _SETTINGS: Any = {
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],  # the others in viewers of SVG

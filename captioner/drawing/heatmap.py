@@ -266,7 +266,7 @@ def palette(colormap: str) -> str:
 @lru_cache(maxsize=len(COLORMAPS))
 def _colours(name: str) -> NDArray[np.float32]:
     """Red, green and blue of the 256 colours of a colormap, (3, 256), 0 to 1."""
-    import matplotlib
+    from captioner.drawing.backend import matplotlib
 
     colours: NDArray[np.float32] = matplotlib.colormaps[name](np.arange(256))[:, :3].T
     return np.ascontiguousarray(colours, dtype=np.float32)

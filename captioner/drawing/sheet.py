@@ -21,10 +21,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -33,6 +32,9 @@ from captioner.drawing import heatmap, style
 from captioner.drawing.canvas import Canvas
 from captioner.drawing.options import FigureOptions
 from captioner.options import METHOD_TITLES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _ASPECT = 1.5  # target width / height
 _MAX_COLUMNS = 8  # unless columns is given

@@ -50,7 +50,7 @@ THEMES = {
 
 def font_file(bold: bool = False) -> Path:
     """Path of the font file."""
-    import matplotlib
+    from captioner.drawing.backend import matplotlib
 
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name
@@ -75,9 +75,10 @@ def printable(text: str) -> str:
 
 def lacks_letters(text: str) -> bool:
     """Whether the font lacks characters of a text; pictures show them as boxes."""
+    path = str(font_file())  # imports matplotlib
     from matplotlib.ft2font import FT2Font
 
-    return not FT2Font(str(font_file())).get_charmap().keys() >= set(map(ord, printable(text)))
+    return not FT2Font(path).get_charmap().keys() >= set(map(ord, printable(text)))
 
 
 def wrap(texts: Sequence[str], size: float, width: float) -> list[str]:

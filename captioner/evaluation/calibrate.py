@@ -439,6 +439,9 @@ def diagram(report: Mapping[str, Any]) -> Figure:
     A panel for each group of photos has the share of right captions by confidence; for words and
     phrases, the share of true ones by their truth.
     """
+    import captioner.drawing.backend  # noqa: F401 (before matplotlib)
+
+    # isort: split
     from matplotlib import figure
 
     panels = [

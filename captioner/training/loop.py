@@ -19,6 +19,7 @@ import copy
 import math
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
@@ -32,7 +33,7 @@ from tqdm import tqdm
 
 from captioner.data.batches import Batch
 from captioner.data.sources import open_source
-from captioner.errors import CheckpointError
+from captioner.errors import CheckpointError, first_line
 from captioner.hardware import autocast, float32_precision, memory_errors, pick_precision, upload
 from captioner.inference.captioner import Captioner
 from captioner.inference.card import write_card
@@ -338,8 +339,19 @@ class Trainer:
         self.save()
         if self.main:  # last: a figure that fails loses nothing
             folder.prune(progress.kept)
-            figures = folder.add_samples(progress.epoch, sentences[: training.sample_images])
-            trackers.log_images(figures, progress.step)
+            self._add_samples(sentences[: training.sample_images], trackers)
+
+    def _add_samples(self, sentences: Sequence[Sentence], trackers: Trackers) -> None:
+        """Draw captions of validation photos, without which the run continues too."""
+        try:
+            figures = self.folder.add_samples(self.progress.epoch, sentences)
+            trackers.log_images(figures, self.progress.step)
+        except Exception as error:
+            problem = f"({type(error).__name__}: {first_line(error)})"
+            self._print(
+                f"captioner: warning: samples of epoch {self.progress.epoch} cannot be drawn "
+                f"{problem}; training continues"
+            )
 
     def captioner(self, stored: StoredModel) -> Captioner:
         """A model on the run's device and in its precision, as validation uses it."""

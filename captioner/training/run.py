@@ -117,19 +117,21 @@ class RunFolder:
                 shutil.rmtree(folder)
 
     def add_samples(self, epoch: int, sentences: Sequence[Sentence]) -> dict[str, Path]:
-        """Save figures of captions with their attention; return them by the photo's name."""
+        """Save captions and figures of their attention; return the figures by the photo's name."""
         folder = self.path / "samples" / f"epoch_{epoch:03d}"
         folder.mkdir(parents=True, exist_ok=True)
-        lines, figures = [], dict[str, Path]()
+        lines = (
+            "\t".join([one.image.path.name, one.caption.text, *one.image.captions]) + "\n"
+            for one in sentences
+        )
+        atomic_write(folder / "captions.txt", "".join(lines))
+        figures: dict[str, Path] = {}
         for sentence in sentences:
             stem = name = sentence.image.path.stem
             while name in figures:  # photos of the same name from different folders
                 name = f"{stem}_{len(figures) + 1}"
             figures[name] = folder / f"{name}.png"
             overlay(sentence.image.path, sentence.caption, panel_size=240).save(figures[name])
-            texts = [sentence.caption.text, *sentence.image.captions]
-            lines.append("\t".join([sentence.image.path.name, *texts]) + "\n")
-        atomic_write(folder / "captions.txt", "".join(lines))
         return figures
 
 

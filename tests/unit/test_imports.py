@@ -76,6 +76,32 @@ def test_scoring_needs_only_the_packages_that_its_page_lists(tmp_path) -> None:
     assert re.search(r"^Bleu_4 +100\.00", output_of(script), re.MULTILINE)
 
 
+@pytest.mark.parametrize("backend", ["nonsense", "module://not_installed.backend"])
+def test_a_backend_that_does_not_exist_stops_no_drawing(backend) -> None:
+    """As notebooks name one in ``MPLBACKEND`` for every program that they start."""
+    script = (
+        "import os, sys\n"
+        f"os.environ['MPLBACKEND'] = {backend!r}\n"
+        "import numpy as np\n"
+        "from captioner.drawing.heatmap import palette\n"
+        "from captioner.drawing.style import lacks_letters\n"
+        "palette('inferno'), lacks_letters('a')\n"
+        "from captioner.drawing import canvas, sheet\n"
+        "print(os.environ['MPLBACKEND'], canvas.to_image(canvas.Figure(figsize=(1, 1))).size)"
+    )
+
+    assert output_of(script) == f"{backend} (100, 100)\n"
+
+
+def test_a_backend_that_exists_is_kept_for_pyplot() -> None:
+    script = (
+        "import os\nos.environ['MPLBACKEND'] = 'svg'\nimport captioner.drawing.canvas\n"
+        "from matplotlib import pyplot\nprint(pyplot.get_backend())"
+    )
+
+    assert output_of(script) == "svg\n"
+
+
 # --- the top-level package -----------------------------------------------------------------------
 
 

@@ -264,6 +264,20 @@ def test_a_second_stage_counts_its_own_captions(
     assert DocumentFrequencies.load(tmp_path / "second" / "best" / FREQUENCIES) == expected
 
 
+def test_figures_that_cannot_be_drawn_do_not_end_a_run(
+    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    def overlay(*given: Any, **options: Any) -> None:
+        raise ValueError("Key backend: no such backend")
+
+    monkeypatch.setattr("captioner.training.run.overlay", overlay)
+    train(configure(training={"epochs": 2, "sample_images": 1}), tmp_path)
+
+    assert [row["epoch"] for row in rows(tmp_path)] == [1, 2]
+    assert (tmp_path / "samples" / "epoch_002" / "captions.txt").is_file()
+    assert capsys.readouterr().err.count("cannot be drawn (ValueError: Key backend") == 2
+
+
 def test_samples_metrics_and_curves_are_written(configure: Any, tmp_path: Path):
     train(configure(training={"epochs": 1, "sample_images": 9, "limit_val": 2}), tmp_path)
     samples = tmp_path / "samples" / "epoch_001"
