@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from captioner.errors import ConfigError, ModelError
 from captioner.geometry import Geometry
@@ -25,7 +24,8 @@ from captioner.model.reading import PhotoReading
 from captioner.model.registry import Registry, what_is_missing
 from captioner.options import DecoderConfig
 
-_LOCK = threading.Lock()
+_RANDOM = {"kaiming_uniform_", "uniform_", "normal_", "erfinv_"}
+"""The slow functions that initialize a tensor in place, of torch.nn.init and Tensor."""
 
 
 def to_bytes(model: CaptionModel) -> bytes:
@@ -82,10 +82,10 @@ def read_network(stored: StoredModel, path: Path) -> CaptionModel:
     largest = decoder.hidden_dim**2, decoder.embed_dim * len(vocabulary), words * hidden, hidden
     if max(largest) > path.stat().st_size:
         raise _mismatch(path, "its sizes")
-    with _no_initial_weights():
+    with _WithoutInitialWeights():
         encoder = Encoder(name, image_size=preprocessing.image_size)
         sizes = len(vocabulary), len(vocabulary.styles)
-        network = CaptionModel(encoder, decoder, preprocessing, *sizes)
+        network = CaptionModel(encoder, decoder, preprocessing, *sizes, initialize=False)
         if stored.reading is not None:
             network.reading = PhotoReading(network.feature_dim, words, hidden)
     own = network.state_dict()
@@ -100,15 +100,23 @@ def read_network(stored: StoredModel, path: Path) -> CaptionModel:
     return network.eval()
 
 
-@contextmanager
-def _no_initial_weights() -> Iterator[None]:
-    """Skip ``torch.nn.init``: random weights take longer than captioning a photo."""
-    names = [name for name in dir(nn.init) if name.endswith("_") and name[0] != "_"]
-    with _LOCK, ExitStack() as stack:
-        for name in names:
-            stack.callback(setattr, nn.init, name, getattr(nn.init, name))
-            setattr(nn.init, name, lambda tensor, *_, **__: tensor)
-        yield
+class _WithoutInitialWeights(TorchFunctionMode):
+    """Leave the parameters of new layers as they are in memory, in this thread only.
+
+    Random weights take longer than captioning a photo, and those of the file replace them. Only
+    operations that change a parameter in place are skipped: buffers are not always in the file.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch unless it initializes a parameter."""
+        del types
+        if getattr(func, "__name__", "") in _RANDOM:
+            tensor = args[0] if args else kwargs["tensor"]
+            if isinstance(tensor, nn.Parameter):
+                return tensor
+        return func(*args, **(kwargs or {}))
 
 
 def _read(path: Path) -> dict[str, Tensor]:

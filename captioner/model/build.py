@@ -149,15 +149,25 @@ def check_attention(config: DecoderConfig) -> None:
 
 
 def build_decoder(
-    config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int, styles: int = 0
+    config: DecoderConfig,
+    feature_dim: int,
+    vocabulary_size: int,
+    regions: int,
+    styles: int = 0,
+    *,
+    initialize: bool = True,
 ) -> Decoder:
     """Build the decoder that a config describes, for D features, V words and at most L regions.
 
-    ``styles`` is the number of additional start tokens, see ``Vocabulary.start``.
+    ``styles`` is the number of additional start tokens, see ``Vocabulary.start``. Weights that are
+    read from a file afterwards need not be initialized.
     """
     kind = PlainDecoder if config.attention == "fixed_at_start" else DECODERS[config.order]
     sizes = Sizes(
         config.projection_dim or feature_dim, config.hidden_dim, config.attention_dim, regions
     )
     attention = build_attention(config, sizes)
-    return kind(config, attention, feature_dim, vocabulary_size, styles)
+    decoder = kind(config, attention, feature_dim, vocabulary_size, styles)
+    if initialize:
+        decoder.initialize()
+    return decoder

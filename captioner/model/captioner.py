@@ -32,13 +32,17 @@ class CaptionModel(nn.Module):
         preprocessing: Preprocessing,
         vocabulary_size: int,
         styles: int = 0,
+        *,
+        initialize: bool = True,
     ) -> None:
+        """Create the decoder for an encoder; see `build_decoder`."""
         super().__init__()
         self.preprocessing = preprocessing
         self.encoder = encoder
         self.feature_dim, self.grid = encoder.measure(preprocessing.image_size)
         regions = self.grid[0] * self.grid[1]
-        self.decoder = build_decoder(config, self.feature_dim, vocabulary_size, regions, styles)
+        sizes = self.feature_dim, vocabulary_size, regions, styles
+        self.decoder = build_decoder(config, *sizes, initialize=initialize)
         self.register_module("reading", None)
         self.features_stage: str | None = None
         """Encoder stage whose input cached features hold; None: they hold the encoder's output."""

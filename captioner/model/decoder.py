@@ -107,7 +107,7 @@ class Decoder(nn.Module):
         vocabulary_size: int,
         styles: int = 0,
     ) -> None:
-        """Create the layers; see ``build.build_decoder``, which creates the attention too."""
+        """Create the layers; `build_decoder` creates the attention and initializes the weights."""
         super().__init__()
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
         self.feature_dim = config.projection_dim or feature_dim
@@ -129,7 +129,6 @@ class Decoder(nn.Module):
         self.word_output = nn.Linear(self.readout_dim(config), vocabulary_size)  # L_o
         self.dropout = nn.Dropout(config.dropout)
         self.add_layers(config)
-        self.initialize()
 
     def readout_dim(self, config: DecoderConfig) -> int:
         """Input size of the output layer."""

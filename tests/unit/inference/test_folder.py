@@ -7,6 +7,7 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -236,6 +237,41 @@ def test_a_decoder_larger_than_its_weights_takes_no_memory(
 
 
 # --- Writing ---
+
+
+def test_loading_leaves_layers_of_other_threads_alone(folder: Path, monkeypatch):
+    """Random weights are skipped for the loaded model only, and only while it is built."""
+
+    def weights(generator: torch.Generator) -> list[torch.Tensor]:
+        tensors = torch.full((3, 4), torch.nan), torch.full((4, 4), torch.nan)
+        torch.nn.init.kaiming_uniform_(tensors[0], generator=generator)
+        torch.nn.init.trunc_normal_(tensors[1], generator=generator)
+        linear = torch.nn.Linear(2, 2)
+        assert bool(linear.weight.abs().max() > 0)
+        return [*tensors]
+
+    expected = weights(torch.Generator().manual_seed(0))
+    found: list[torch.Tensor] = []
+
+    def build_meanwhile(*given: Any, **options: Any) -> Encoder:
+        with torch.no_grad():
+            other = Thread(target=lambda: found.extend(weights(torch.Generator().manual_seed(0))))
+            other.start()
+            other.join()
+        return Encoder(*given, **options)
+
+    monkeypatch.setattr("captioner.inference.weights.Encoder", build_meanwhile)
+    load_model(folder)
+
+    assert all(map(torch.equal, found, expected)), "another thread"
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, weights(torch.Generator().manual_seed(0)), expected)), "afterwards"
+
+
+def test_loading_draws_no_random_numbers(folder: Path):
+    state = torch.get_rng_state()
+    load_model(folder)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_full_disk_keeps_the_old_folder(folder: Path, monkeypatch: pytest.MonkeyPatch):
