@@ -18,6 +18,8 @@ message alone and exits with 1 or 2; ``--debug`` adds a traceback.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Control characters, halves of surrogate pairs, and what changes the direction of text."""
@@ -42,6 +44,10 @@ class OptionError(ConfigError):
         """Take the message and the values in it; every other name in braces is an option."""
         self._message, self._values = message, values
         super().__init__(self.spelled(str))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the message and its values: pools return errors of other processes."""
+        return partial(type(self), **self._values), (self._message,)
 
     def spelled(self, spell: Callable[[str], str]) -> str:
         """The message, with every option's name changed by ``spell``."""
@@ -88,6 +94,10 @@ class ServerError(CaptionerError):
         """
         super().__init__(message)
         self.status, self.retry_after = status, retry_after
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle all three arguments: pools return errors of other processes."""
+        return type(self), (str(self), self.status, self.retry_after)
 
 
 def counted(count: int, noun: str) -> str:

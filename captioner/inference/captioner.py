@@ -26,6 +26,7 @@ from captioner.drawing.pages import PhotoCaption, shown_photo, with_photo
 from captioner.errors import ConfigError, ImageError, OptionError
 from captioner.hardware import Precision
 from captioner.inference.confidence import Observation, no_confidence
+from captioner.inference.copies import Portable
 from captioner.inference.engine import ATTENTION_METHODS, CaptionScores, Prepared, open_models
 from captioner.inference.folder import SHIPPED_MODEL, StoredModel, load_model, save_model
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
@@ -97,7 +98,7 @@ def load(
     return Captioner(*models, device=device, precision=precision)
 
 
-class Captioner:
+class Captioner(Portable):
     """A loaded model, or an ensemble of several.
 
     The models of an ensemble share one vocabulary; their word probabilities are averaged. Search
@@ -119,7 +120,8 @@ class Captioner:
             raise ConfigError(f"a model is {stored!r:.60}; use captioner.load(folder)")
         self.stored = stored
         """The (first) model as stored: network in float32, vocabulary, search options."""
-        self.ensemble = open_models((stored, *others), device, precision)
+        self._opened = (stored, *others), device, precision
+        self.ensemble = open_models(*self._opened)
         self.engine = self.ensemble.engines[0]
         self.device = self.engine.device
         """Where the models run."""

@@ -1,0 +1,105 @@
+"""Copies of a loaded model: in memory, and in other processes.
+
+The sessions of ONNX Runtime cannot be pickled, and weights would be slow to send. A pickled model
+therefore consists of the names of its folders, its device and its precision. It is loaded once per
+process, however often a pool sends it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from captioner.errors import ConfigError, ModelError
+from captioner.hardware import Precision
+from captioner.inference.folder import MODEL_FILES, StoredModel, load_model
+
+if TYPE_CHECKING:
+    from captioner.inference.captioner import Captioner
+
+
+class Portable:
+    """Copying and pickling of a `Captioner`."""
+
+    _opened: tuple[Sequence[StoredModel], str, Precision]
+    """The arguments that it was made with: models, device, precision."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the folders, the device and the precision.
+
+        Raises:
+            ConfigError: A model was never saved, or was changed in memory since it was read.
+            ModelError: A folder does not exist any more.
+        """
+        models, device, precision = self._opened
+        folders = tuple(map(_unchanged_folder, models))
+        return _load, (folders, _times(folders), device, precision)
+
+    def __copy__(self) -> Portable:
+        """Return a copy that shares the networks."""
+        new = object.__new__(type(self))
+        vars(new).update(vars(self))
+        return new
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Captioner:
+        """Return a copy of the model as it is in memory, with its own network."""
+        from captioner.inference.captioner import Captioner
+
+        models, device, precision = self._opened
+        return Captioner(*copy.deepcopy(models, memo), device=device, precision=precision)
+
+
+@lru_cache(maxsize=2)
+def _load(folders: Sequence[Path], times: object, device: str, precision: Precision) -> Captioner:
+    """Load models; those that were loaded last are kept while their files do not change."""
+    from captioner.inference.captioner import Captioner
+
+    del times
+    return Captioner(*map(load_model, folders), device=device, precision=precision)
+
+
+def _times(folders: Sequence[Path]) -> tuple[int, ...]:
+    """The modification times of the files of models, in nanoseconds."""
+    files = (folder / name for folder in folders for name in MODEL_FILES)
+    return tuple(file.stat().st_mtime_ns for file in files if file.is_file())
+
+
+def _unchanged_folder(model: StoredModel) -> Path:
+    """Return the absolute path of the folder that a model can be read from again."""
+    advice = "save it with model.save(FOLDER) and use captioner.load(FOLDER), which can be pickled"
+    if model.folder is None:
+        raise ConfigError(f"the model cannot be pickled, as it is in memory only; {advice}")
+    if not model.folder.is_dir():
+        raise ModelError(
+            f"the model cannot be pickled, as its folder {model.folder} does not exist any more; "
+            "restore it, or save the model with model.save(FOLDER) and load that"
+        )
+    if not _same(model, load_model(model.folder)):
+        raise ConfigError(
+            "the model cannot be pickled, as it was changed after it was read from "
+            f"{model.folder}; {advice}"
+        )
+    return model.folder.resolve()
+
+
+def _same(one: StoredModel, other: StoredModel) -> bool:
+    """Return whether two models are equal, as far as both were read."""
+
+    def parts(model: StoredModel) -> list[object]:
+        readers = model.calibrator, model.keywords
+        return [
+            model.decoder, model.vocabulary, model.search, model.info, model.frequencies,
+            *(reader and reader.to_bytes() for reader in readers),
+        ]  # fmt: skip
+
+    if parts(one) != parts(other):
+        return False
+    if one.network is None:
+        return True
+    ours, theirs = (model.model.state_dict() for model in (one, other))
+    return ours.keys() == theirs.keys() and all(
+        tensor.equal(theirs[name]) for name, tensor in ours.items()
+    )
