@@ -24,11 +24,11 @@ import itertools
 import math
 import operator
 import os
+import sys
 import types
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Interval
@@ -79,7 +79,7 @@ class OptionField:
 
     @property
     def help(self) -> str:
-        """The docstring under the field, on one line."""
+        """The docstring under the field, on one line; empty without the source files."""
         return _field_docs(self.owner).get(self.name, "")
 
     @property
@@ -202,7 +202,7 @@ def _read(field: dataclasses.Field[Any], hint: Any, owner: type) -> OptionField:
 @functools.cache
 def _field_docs(owner: type) -> dict[str, str]:
     """The docstrings under the fields of a class; its bases are not read."""
-    body = _classes(inspect.getsourcefile(owner) or "").get(owner.__qualname__, [])
+    body = _classes(owner.__module__).get(owner.__qualname__, [])
     return {
         field.target.id: " ".join(text.value.value.split())
         for field, text in itertools.pairwise(body)
@@ -215,8 +215,12 @@ def _field_docs(owner: type) -> dict[str, str]:
 
 
 @functools.cache
-def _classes(path: str) -> dict[str, list[ast.stmt]]:
-    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+def _classes(module: str) -> dict[str, list[ast.stmt]]:
+    """The bodies of the classes of a module by name; empty if only compiled files are installed."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):  # of a frozen program
+        return {}
     return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 

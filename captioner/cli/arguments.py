@@ -270,7 +270,9 @@ def _title(field: OptionField, section: str) -> str:
 
 
 def _docstring(options: type) -> str:
-    return " ".join((options.__doc__ or "").split())
+    """The docstring on one line; empty under ``python -OO``, which leaves a dataclass's own."""
+    text = options.__doc__ or ""
+    return "" if text.startswith(f"{options.__name__}(") else " ".join(text.split())
 
 
 def _dashed(argument: str) -> str:

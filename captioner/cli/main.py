@@ -55,6 +55,7 @@ GRACE = 5.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, by default that of the command line; return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
@@ -89,6 +90,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return _report(error)
+
+
+def _open_missing_streams() -> None:
+    """Open the null device for standard streams that are missing, as under pythonw or ``>&-``.
+
+    In their order, so that the null device also takes their numbers: otherwise the next file that
+    is opened has number 1 or 2, and libraries that print would write into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None or stream.closed:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def function_of(command: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -71,5 +72,5 @@ def photo_bar(photos: Iterable[Any] | None = None, *, shown: bool = True, **opti
     """
     from tqdm import tqdm  # here, for what shows no progress
 
-    hidden = None if shown else True  # None: unless it is a terminal
+    hidden = None if shown and sys.stderr is not None else True  # None: unless it is a terminal
     return tqdm(photos, **{"unit": "photo", "disable": hidden, "dynamic_ncols": True} | options)

@@ -88,7 +88,7 @@ def train(
     check_replaced(options, changes)
     require_extra("train")
     with Path(os.devnull).open("w") as null, contextlib.ExitStack() as stack:
-        if not progress:
+        if not progress or sys.stderr is None:  # as under pythonw
             stack.enter_context(contextlib.redirect_stderr(null))
         result = run(settings, options)
     assert isinstance(result, TrainingResult)

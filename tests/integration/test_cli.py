@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import subprocess
 import sys
@@ -77,3 +79,29 @@ time.sleep(0.4)
 def test_a_command_that_handles_sigterm_is_not_ended():
     ended = subprocess.run([sys.executable, "-c", OWN_HANDLER], check=False, timeout=60)
     assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(tmp_path, closed):
+    """As schedulers start programs: the result is the same, and nothing else is written to it."""
+    photo = str(noise_photos(tmp_path, ["1.png"])[0])
+    command = f"{sys.executable} -m captioner caption {photo} -o {tmp_path / 'c.csv'} {closed}"
+    shell = ["sh", "-c", command]
+    ended = subprocess.run(shell, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    (row,) = csv.DictReader((tmp_path / "c.csv").read_text(encoding="utf-8-sig").splitlines())
+    assert row["image"] == photo
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("streams", [None, "closed"])
+def test_missing_streams_in_python(streams, monkeypatch):
+    """As under pythonw, where they are None."""
+    for name in ("stdin", "stdout", "stderr"):
+        stream = io.StringIO()
+        stream.close()
+        monkeypatch.setattr(sys, name, stream if streams else None)
+    assert main(["info"]) == 0
+    assert main(["caption", "missing.jpg"]) == FAILED
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        stream.close()

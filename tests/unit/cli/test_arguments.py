@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import compileall
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import captioner
 from captioner.cli import train
 from captioner.cli.arguments import Parser, flag
 from captioner.cli.main import COMMANDS, USAGE, main, parser_of
@@ -72,6 +79,26 @@ def test_help_shows_every_option_as_it_is_typed(command, capsys) -> None:
 
 def read(*arguments: str) -> TrainConfig:
     return train.read_config(*train.train.parser().parse(arguments))
+
+
+@pytest.mark.slow
+def test_help_without_the_source_files(tmp_path) -> None:
+    """As programs of PyInstaller have it: compiled files, without docstrings under fields."""
+    package = Path(captioner.__file__).parent
+    shutil.copytree(package, tmp_path / "captioner", ignore=shutil.ignore_patterns("pretrained"))
+    compileall.compile_dir(tmp_path / "captioner", quiet=2, legacy=True, optimize=2)
+    for source in (tmp_path / "captioner").rglob("*.py"):
+        source.unlink()
+    script = (
+        "from captioner.cli.main import COMMANDS, parser_of\n"
+        "print(*(parser_of(command).format_help() for command in COMMANDS))"
+    )
+    command = [sys.executable, "-OO", "-c", script]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True,
+                           env={**os.environ, "PYTHONPATH": str(tmp_path)}).stdout  # fmt: skip
+
+    assert "--beam-size" in shown
+    assert "CaptionOptions(" not in shown
 
 
 def test_help_of_training_shows_sections_one_by_one(capsys) -> None:
