@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -41,11 +45,19 @@ def read_coco(
 ) -> dict[str, Any]:
     """Read a COCO file of this content and check the fields that the caller relies on.
 
+    Whole numbers may be written as text or as 1.0, as pandas writes them, and become integers. A
+    caption may be null or NaN, and becomes empty.
+
     Raises:
         DataError: It is missing or not JSON, has no such list, an entry lacks a field or has one of
             another type, or two images share an id.
     """
     data = read_json(Path(path))
+    if _is_karpathy(data):
+        raise DataError(
+            f"{path} has the layout of Karpathy's dataset_*.json; convert it with captioner "
+            f"prepare dataset {path} -o FOLDER"
+        )
     for part, types in fields.items():
         entries = data.get(part)
         if not isinstance(entries, list) or not entries:
@@ -54,11 +66,59 @@ def read_coco(
             for key, accepted in types.items():
                 if not isinstance(entry, dict) or type(entry.get(key)) not in accepted:
                     where = f"{path}: {part}[{number}]"
-                    raise DataError(f"{where} lacks a valid {key!r}; give a COCO {content} file")
+                    if not isinstance(entry, dict) or key not in entry:
+                        raise DataError(f"{where} has no {key!r}; give a COCO {content} file")
+                    entry[key] = _converted(where, key, entry[key], accepted)
     counts = Counter(image["id"] for image in data["images"])
     if repeated := [image_id for image_id, count in counts.items() if count > 1]:
         raise DataError(f"{path}: image id {repeated[0]} occurs twice; give each image its own id")
     return data
+
+
+_KINDS = {int: "a whole number", str: "text", list: "a list"}
+
+
+def _is_karpathy(data: Mapping[str, Any]) -> bool:
+    """Return whether images hold their captions, as in Karpathy's files."""
+    images = data.get("images")
+    first = images[0] if isinstance(images, list) and images else None
+    return isinstance(first, dict) and "sentences" in first and "annotations" not in data
+
+
+def _converted(where: str, key: str, value: Any, accepted: tuple[type, ...]) -> Any:
+    """Return a value as one of the accepted types, or raise DataError."""
+    with suppress(ValueError):
+        if int in accepted:
+            return whole_number(value)
+        if key == "caption":
+            return caption_text(value)
+    raise DataError(f"{where} has the {key} {value!r:.60}; give {_KINDS[accepted[0]]}")
+
+
+def whole_number(value: object) -> int:
+    """Return the whole number that an id is, also one written as 1.0 or as text.
+
+    Raises:
+        ValueError: It is not a whole number.
+    """
+    if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,18}\s*", value, re.ASCII):
+        return int(value)
+    if isinstance(value, Real) and not isinstance(value, bool) and value == value // 1:
+        return int(value)
+    raise ValueError(f"{value!r:.60} is not a whole number")
+
+
+def caption_text(value: object) -> str:
+    """Return a caption as text; null and NaN, with which others mark a missing one, are empty.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, str):
+        return value
+    raise ValueError(f"{value!r:.60} is not text")
 
 
 def read_photos(
@@ -201,5 +261,8 @@ def read_json(path: Path) -> dict[str, Any]:
             "converts tables)"
         ) from error
     if not isinstance(data, dict):
-        raise DataError(f"{path} holds a JSON {type(data).__name__}; give an object with 'images'")
+        raise DataError(
+            f"{path} holds a JSON {type(data).__name__}; give an object with 'images' (captioner "
+            "prepare dataset converts lists of captions)"
+        )
     return data

@@ -6,7 +6,9 @@
     kaggle      captions.txt of Kaggle's Flickr8k (``image,caption``)             none
     csv         table with a file, a caption and an optional split column         if it has them
     jsonl       the same as JSON Lines                                            if it has them
+    json        the same as a JSON list (BLIP, LAVIS), or captions by file name   if it has them
     imagefolder Hugging Face's image folder with metadata.jsonl or metadata.csv   if it has them
+    pairs       folder of photos, each with its captions in a text file           none
     coco        COCO captions file                                                none
 
 Photos without a split are in ``"all"``. Empty captions are included (but COCO's);
@@ -20,13 +22,15 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from captioner.data.cells import plain_cell
-from captioner.data.coco import read_json, read_photos
-from captioner.data.folders import NamedFiles
+from captioner.data.coco import caption_text, read_json, read_photos, whole_number
+from captioner.data.folders import NamedFiles, find_images
+from captioner.data.formats import format_by_name
 from captioner.errors import ConfigError, DataError
 from captioner.files import read_input
 from captioner.option_fields import Shown
@@ -79,7 +83,7 @@ def import_captions(
     path = find_source(source, layout)
     layout = detect_layout(path, columns) if layout == "auto" else layout
     named = columns.file_column or columns.caption_column
-    if named and layout not in ("kaggle", "csv", "jsonl", "imagefolder"):
+    if named and layout not in ("kaggle", "csv", "jsonl", "json", "imagefolder"):
         raise ConfigError(
             f"{path} ({layout}) has no columns; leave out --file-column and --caption-column"
         )
@@ -109,13 +113,14 @@ def _read_karpathy(path: Path, _: ColumnOptions) -> Iterator[ImportedPhoto]:
         where = f"{path}: images[{number}]"
         try:
             name = "/".join(part for part in (image.get("filepath"), image["filename"]) if part)
-            texts = [str(sentence["raw"]) for sentence in image["sentences"]]
+            texts = [caption_text(sentence["raw"]) for sentence in image["sentences"]]
             split = _split(where, image["split"])
-        except (AttributeError, KeyError, TypeError) as error:
+            image_id = image.get("cocoid", image.get("imgid"))
+            image_id = None if image_id is None else whole_number(image_id)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{where} is not an entry of Karpathy's ({error}); give his dataset_*.json"
             ) from error
-        image_id = image.get("cocoid", image.get("imgid"))
         yield ImportedPhoto(name, texts, image_id, split, where)
 
 
@@ -220,6 +225,45 @@ def _read_jsonl(path: Path, columns: ColumnOptions) -> Iterator[ImportedPhoto]:
         yield _photo(f"{path}:{number}", record, columns)
 
 
+def _read_json(path: Path, columns: ColumnOptions) -> Iterator[ImportedPhoto]:
+    """A list of objects like those of `_read_jsonl`, or an object of captions by file name."""
+    content = _parse_json(path, read_text(path))
+    if isinstance(content, dict):
+        content = [{"file": name, "caption": texts} for name, texts in content.items()]
+        columns = USUAL
+    for number, record in enumerate(content):
+        where = f"{path}: [{number}]"
+        if not isinstance(record, dict):
+            raise DataError(
+                f"{where} is {record!r:.60}; give an object with a file name and a caption"
+            )
+        yield _photo(where, record, columns)
+
+
+def _parse_json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON ({error}); give a complete JSON file") from error
+
+
+def _read_pairs(path: Path, _: ColumnOptions) -> Iterator[ImportedPhoto]:
+    """photo.jpg with photo.txt, as ``--sidecar txt`` writes them; each line is a caption."""
+    for photo in find_images([path], recursive=True):
+        beside = photo.with_suffix(".txt")
+        text = beside.read_bytes().strip() and read_text(beside) if beside.is_file() else ""
+        lines = [line for _, line in _lines(text)] if text else []
+        yield ImportedPhoto(photo.relative_to(path).as_posix(), lines, where=str(beside))
+
+
+def _has_pairs(folder: Path) -> bool:
+    """Return whether a photo in a folder, or in its subfolders, has a text file beside it."""
+    stems = {file.with_suffix("") for file in folder.rglob("*.txt")}
+    return bool(stems) and any(
+        file.with_suffix("") in stems and format_by_name(file.name) for file in folder.rglob("*")
+    )
+
+
 def _read_imagefolder(path: Path, columns: ColumnOptions) -> Iterator[ImportedPhoto]:
     """An image folder of Hugging Face ``datasets``: its metadata, or that of its split folders."""
     files = _metadata_files(path)
@@ -248,8 +292,12 @@ def _photo(where: str, record: dict[str, Any], columns: ColumnOptions) -> Import
     found = _find(record, columns, where)
     name, caption = record[found["file"]], record[found["caption"]]
     texts = caption if isinstance(caption, list) else [caption]
-    if not isinstance(name, str) or not all(isinstance(text, str) for text in texts):
-        raise DataError(f"{where}: file name and caption are not text")
+    try:
+        texts = [caption_text(text) for text in texts]
+    except ValueError as error:
+        raise DataError(f"{where}: the caption {error}; give text or a list of texts") from error
+    if not isinstance(name, str):
+        raise DataError(f"{where}: the file name {name!r:.60} is not text; give it in quotes")
     return ImportedPhoto(name, texts, None, _split(where, record.get("split")), where)
 
 
@@ -287,17 +335,23 @@ def _unquote(text: str) -> str:
 
 
 def read_text(path: str | Path, *, line_ends: bool = False) -> str:
-    """Return the text of a UTF-8 file, with or without a byte order mark.
+    """Return the text of a UTF-8 file, without a byte order mark and Excel's first line ``sep=;``.
 
     Line ends become ``\\n``, unless ``line_ends`` keeps them: a name in a CSV file may have one.
     """
+    content = read_input(path, "the file with the captions")
+    for beginning, kind in _BINARY.items():
+        if beginning.match(content):
+            raise DataError(f"{path} is {kind}")
     try:
-        text = read_input(path, "the file with the captions").decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from error
     if not text.strip():
         raise DataError(f"{path}: the file is empty")
-    return text if line_ends else text.replace("\r\n", "\n").replace("\r", "\n")
+    if not line_ends:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return _EXCEL_SEPARATOR.sub("", text, count=1)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -305,23 +359,42 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     return ((n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip())
 
 
+_EXCEL_SEPARATOR = re.compile(r'\A"?sep=[,;|\t]"?(?=\n)', re.IGNORECASE)
+_UNPACK = "; unpack it into a folder and give the folder, or the file with the captions in it"
+_TAR = f"a tar file, such as WebDataset's{_UNPACK}"
+_BINARY = {
+    re.compile(rb"PAR1"): "a Parquet file; save it as JSON Lines with pandas: "
+    "read_parquet(FILE).to_json('captions.jsonl', orient='records', lines=True)",
+    re.compile(rb"PK\x03\x04.{26,400}?(xl/|\[Content_Types\])", re.DOTALL):
+        "an Excel workbook; save it as CSV UTF-8",
+    re.compile(rb"PK\x03\x04"): f"a zip file{_UNPACK}",
+    re.compile(rb".{257}ustar", re.DOTALL): _TAR,
+    re.compile(rb"\x1f\x8b"): f"compressed with gzip{_UNPACK}",
+}  # fmt: skip
+"""Files that are no text, by their first bytes, and what to do."""
+
+
 # --- All layouts ----------------------------------------------------------------------------------
 
-Layout = Literal["auto", "karpathy", "flickr8k", "kaggle", "csv", "jsonl", "imagefolder", "coco"]
+Layout = Literal[
+    "auto", "karpathy", "flickr8k", "kaggle", "csv", "jsonl", "json", "imagefolder", "pairs", "coco"
+]  # fmt: skip
 IMPORTERS: dict[str, Reader] = {
     "karpathy": _read_karpathy,
     "flickr8k": _read_flickr8k,
     "kaggle": _read_csv,
     "csv": _read_csv,
     "jsonl": _read_jsonl,
+    "json": _read_json,
     "imagefolder": _read_imagefolder,
+    "pairs": _read_pairs,
     "coco": _read_coco,
 }
 """Reader by layout."""
 
 
 def find_source(path: str | Path, layout: str = "auto") -> Path:
-    """The captions file of a folder; a file is returned as it is, and so is an image folder.
+    """The captions file of a folder; files, image folders and folders of pairs are returned as is.
 
     Raises:
         DataError: The folder has none, or several token files, none of them Flickr8k.token.txt.
@@ -334,12 +407,16 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
     found = (published or tokens) if layout in ("auto", "flickr8k") else []
     if not found and layout in ("auto", "kaggle", "csv"):
         found = [file for file in [path / "captions.txt"] if file.is_file()]
+    if layout == "pairs" or (not found and layout == "auto" and _has_pairs(path)):
+        return path
     if len(found) != 1:
+        if tars := sorted(path.glob("*.tar")):
+            raise DataError(f"{tars[0]} is {_TAR}")
         problem = f"with {len(found)} token files" if found else "without captions"
         raise DataError(
-            f"{path} is a folder {problem} (metadata.jsonl, metadata.csv, captions.txt or"
-            " Flickr8k.token.txt); give the file with the captions of its photos, such as a CSV"
-            " file with the columns file and caption"
+            f"{path} is a folder {problem} (metadata.jsonl, metadata.csv, captions.txt,"
+            " Flickr8k.token.txt, or photo.txt beside photo.jpg); give the file with the captions"
+            " of its photos, such as a CSV file with the columns file and caption"
         )
     return found[0]
 
@@ -354,21 +431,38 @@ def photo_folder(source: Path, given: str | None, columns: ColumnOptions = USUAL
     return next((one.folder for one in folders if any(map(one.find, names))), own)
 
 
+def _detect_json(path: Path, text: str) -> str | None:
+    """The layout of a JSON file, or None if it is unknown."""
+    first, _, rest = text.strip().partition("\n")
+    if rest and first.startswith("{") and first.rstrip().endswith("}"):
+        with suppress(ValueError):  # else it continues in the next line
+            json.loads(first)
+            return "jsonl"
+    data = _parse_json(path, text)
+    if isinstance(data, list):
+        return "json"
+    if "images" in data:
+        if "annotations" in data:
+            return "coco"
+        return "karpathy" if '"sentences"' in text else None
+    texts = (one for of in data.values() for one in (of if isinstance(of, list) else [of]))
+    return "json" if data and all(isinstance(one, str | None) for one in texts) else None
+
+
 def detect_layout(path: Path, columns: ColumnOptions = USUAL) -> str:
     """Detect the layout of a file or an image folder, a key of `IMPORTERS`, by name and content.
 
     Columns that are named make a text file a table. If the layout is unknown, or the file cannot be
     read, a DataError is raised.
     """
-    if path.is_dir() or path.suffix.lower() == ".jsonl":
-        return "imagefolder" if path.is_dir() else "jsonl"
+    if path.is_dir():
+        return "imagefolder" if _metadata_files(path) else "pairs"
+    if path.suffix.lower() in (".jsonl", ".ndjson"):
+        return "jsonl"
     text = read_text(path)
     if text.lstrip().startswith(("{", "[")):
-        data = read_json(path)
-        if "images" in data and "annotations" in data:
-            return "coco"
-        if "images" in data and '"sentences"' in text:
-            return "karpathy"
+        if found := _detect_json(path, text):
+            return found
     elif path.name.endswith(_TOKEN_FILES) or re.match(r".+#\d+\t", text):
         return "flickr8k"
     elif (
@@ -379,7 +473,7 @@ def detect_layout(path: Path, columns: ColumnOptions = USUAL) -> str:
     ):
         return "csv"
     raise DataError(
-        f"{path}: unknown layout; give a CSV or JSON Lines file with a file and a caption column"
+        f"{path}: unknown layout; give a CSV or JSON file with a file and a caption column"
         " (others are named with --file-column and --caption-column), an image folder with"
         " metadata.jsonl, COCO captions, Karpathy's dataset_*.json, Flickr8k.token.txt or its"
         " folder, or Kaggle's captions.txt"

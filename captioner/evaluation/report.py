@@ -11,11 +11,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, zip_longest
-from numbers import Integral
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from captioner.data.coco import caption_text, whole_number
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import compare, interval, resample_weights, too_few
 from captioner.evaluation.metrics import CaptionEvaluator, Scores
@@ -137,12 +137,10 @@ def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
             entries = content["per_image"] if isinstance(content, Mapping) else content
             found = [(entry["image_id"], entry["caption"]) for entry in entries]
         for image_id, caption in found:
-            number = isinstance(image_id, Integral) and not isinstance(image_id, bool)
-            if not (number and isinstance(caption, str)):
-                raise TypeError(f"image_id {image_id!r} with caption {caption!r:.60} is invalid")
-            if image_id in captions:
-                raise ValueError(f"more than one caption of image {image_id}")
-            captions[int(image_id)] = caption
+            number = whole_number(image_id)
+            if number in captions:
+                raise ValueError(f"more than one caption of image {number}")
+            captions[number] = caption_text(caption)
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise DataError(
             f"{path} is not a COCO results file ({error}); give a COCO results file with one "

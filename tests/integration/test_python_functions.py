@@ -69,8 +69,8 @@ def test_faithfulness_has_options_of_its_own(tiny) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"results": {74: None}}, "image_id 74 with caption None is invalid"),
-        ({"results": [{"image_id": 7.0, "caption": "a"}]}, "image_id 7.0 with caption 'a'"),
+        ({"results": {74: 5}}, "5 is not text"),
+        ({"results": [{"image_id": 7.5, "caption": "a"}]}, "7.5 is not a whole number"),
         ({"results": [1]}, "not a COCO results file"),
         ({"annotations": {}}, "annotations is {}; give text"),
         ({"metoer": True}, "unknown option metoer; did you mean meteor?"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -104,8 +106,15 @@ def test_missing_files_and_folders(tmp_path: Path, photos: Path):
         ('{"images": [', r"a\.json is not JSON .*; give a complete JSON file"),
         ([], r"a\.json holds a JSON list; give an object"),
         (coco(images=[]), r"has no 'images'"),
-        (coco(images=[7]), r"images\[0\] lacks a valid 'id'"),
-        (coco(annotations=[{"id": 1, "image_id": 2}]), r"\[0\] lacks a valid 'caption'"),
+        (coco(images=[7]), r"images\[0\] has no 'id'; give"),
+        (coco(annotations=[{"id": 1, "image_id": 2}]), r"\[0\] has no 'caption'"),
+        (coco(images=[{"id": "two", "file_name": "a"}]), r"the id 'two'; give a whole number"),
+        (coco(images=[{"id": True, "file_name": "a"}]), r"the id True; give a whole number"),
+        (coco(images=[{"id": 1, "file_name": None}]), r"the file_name None; give text"),
+        (
+            {"images": [{"imgid": 0, "filename": "a.jpg", "split": "test", "sentences": []}]},
+            r"Karpathy's .*captioner prepare dataset",
+        ),
         (
             coco(annotations=[{"id": 5, "image_id": 77, "caption": "x"}]),
             r"a caption belongs to image 77, which is not in the file; remove",
@@ -114,6 +123,19 @@ def test_missing_files_and_folders(tmp_path: Path, photos: Path):
 )
 def test_files_that_are_not_captions(tmp_path: Path, photos: Path, content: Any, expected: str):
     assert_refused(expected, [put(tmp_path / "a.json", content)], [photos])
+
+
+def test_ids_as_pandas_and_others_write_them(tmp_path: Path, photos: Path):
+    """As text, as 1.0; and captions that are null or NaN are left out as empty ones are."""
+    images = [{"id": "2", "file_name": "two.jpg"}, {"id": 9.0, "file_name": "nine.jpg"}]
+    captions = [(2.0, "A dog."), (" 2 ", None), ("9", math.nan), ("09", "A cat.")]
+    annotations = [{"id": n, "image_id": i, "caption": c} for n, (i, c) in enumerate(captions)]
+    file = put(tmp_path / "a.json", {"images": images, "annotations": annotations})
+    found = read_dataset([file], [photos])
+    assert [(image.image_id, image.captions) for image in found] == [
+        (2, ("A dog.",)),
+        (9, ("A cat.",)),
+    ]
 
 
 def test_missing_photos_are_counted_and_named(tmp_path: Path, photos: Path):

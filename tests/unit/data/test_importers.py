@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +194,11 @@ def test_an_image_folder_of_hugging_face(tmp_path: Path):
         ("kaggle", b"image,caption\na.jpg,caf\xe9\n", r"a: not UTF-8 .*0xe9.*; save"),
         ("jsonl", "{", "a:1: not a JSON object"),
         ("jsonl", '{"file": "1.png", "words": "a"}', "no column .caption.; the columns are file"),
+        ("json", [{"image": "a.jpg", "caption": 5}], r"a: \[0\]: the caption 5 is not text"),
+        ("json", [{"image": 7, "caption": "x"}], r"a: \[0\]: the file name 7 is not text"),
+        ("json", ["a.jpg"], r"a: \[0\] is 'a.jpg'; give an object with a file name"),
+        ("auto", [{"name": "a.jpg", "text": "x"}], r"a: \[0\]: no column 'file'; the columns are"),
+        ("auto", '[{"image": "a.jpg"', r"a is not JSON .*; give a complete"),
         ("imagefolder", "", "a is not a folder with metadata"),
     ],
 )
@@ -238,6 +246,75 @@ def test_the_captions_file_of_a_folder(tmp_path: Path):
         find_source(tmp_path, "coco")
     published = put(tmp_path / "Flickr8k.token.txt", TOKENS)
     assert find_source(tmp_path) == published
+
+
+LISTED = [{"image": "a.jpg", "caption": "A dog."}, {"image": "a.jpg", "caption": ["A cat.", None]}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "layout"),
+    [
+        ("a.json", LISTED, "json"),  # BLIP, LAVIS, ALBEF
+        ("a.json", {"a.jpg": ["A dog.", "A cat.", None]}, "json"),
+        ("a.json", "\n".join(map(json.dumps, LISTED)), "jsonl"),
+        ("a.ndjson", "\n".join(map(json.dumps, LISTED)), "jsonl"),
+        ("a.csv", "sep=;\r\nfile;caption\r\na.jpg;A dog.\r\na.jpg;A cat.\r\na.jpg;\r\n", "csv"),
+        ("a.txt", '"sep=,"\nfile,caption\na.jpg,A dog.\na.jpg,A cat.\na.jpg,\n', "csv"),
+    ],
+)
+def test_captions_as_other_programs_write_them(
+    tmp_path: Path, name: str, content: Any, layout: str
+):
+    file = put(tmp_path / name, content)
+    assert detect_layout(file) == layout
+    assert read(file) == {UNSPLIT: {"a.jpg": ["A dog.", "A cat.", ""]}}
+
+
+def test_photos_with_text_files(tmp_path: Path):
+    """As ``--sidecar txt`` and programs that train diffusion models have them."""
+    put(tmp_path / "10.JPG", b"")
+    put(tmp_path / "10.txt", "a dog\n")
+    put(tmp_path / "sub" / "2.png", b"")
+    put(tmp_path / "sub" / "2.txt", "\ufeffa cat\n\n two cats \n")
+    put(tmp_path / "none.jpg", b"")
+    put(tmp_path / "empty.webp", b"")
+    put(tmp_path / "empty.txt", b"\n")
+    put(tmp_path / "notes.txt", "nothing")
+    assert find_source(tmp_path) == tmp_path
+    assert read(tmp_path) == {
+        UNSPLIT: {
+            "10.JPG": ["a dog"], "empty.webp": [], "none.jpg": [],
+            "sub/2.png": ["a cat", " two cats "],
+        }
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="has no columns"):
+        import_captions(tmp_path, columns=ColumnOptions(file_column="name"))
+
+
+def test_files_that_are_no_text_are_named(tmp_path: Path):
+    put(tmp_path / "1.jpg", b"\xff\xd8")
+    put(tmp_path / "1.txt", "a dog")
+    kinds = {
+        "wds.tar": "a tar file, such as WebDataset's; unpack it",
+        "a.zip": "a zip file; unpack",
+    }
+    with tarfile.open(tmp_path / "wds.tar", "w") as tar:
+        tar.add(tmp_path / "1.txt", "1.txt")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        packed.writestr("captions.csv", "file,caption\n")
+    with zipfile.ZipFile(tmp_path / "a.xlsx", "w") as packed:
+        packed.writestr("xl/workbook.xml", "<workbook/>")
+    put(tmp_path / "a.parquet", b"PAR1\x15\x04PAR1")
+    put(tmp_path / "a.csv.gz", gzip.compress(b"file,caption\n"))
+    kinds |= {"a.xlsx": "an Excel workbook; save it as CSV", "a.parquet": "a Parquet file; save"}
+    kinds |= {"a.csv.gz": "compressed with gzip; unpack"}
+    for name, kind in kinds.items():
+        with pytest.raises(DataError, match=kind):
+            import_captions(tmp_path / name)
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "wds.tar").rename(tmp_path / "shards" / "0.tar")
+    with pytest.raises(DataError, match=r"0\.tar is a tar file, such as WebDataset's; unpack it"):
+        import_captions(tmp_path / "shards")
 
 
 @pytest.mark.parametrize("content", ["some text", "long " * 50_000, '{"images": [1]}'], ids=len)

@@ -125,7 +125,7 @@ def test_different_references_have_different_signatures() -> None:
     [
         pytest.param(b'[{"image_id": 1, "caption": "a d', id="truncated"),
         pytest.param(b'[{"image_id": true, "caption": "a dog"}]', id="image_id is true"),
-        pytest.param(b'[{"image_id": 1, "caption": null}]', id="caption is null"),
+        pytest.param(b'[{"image_id": 1, "caption": 5}]', id="caption is a number"),
         pytest.param(b'[{"image_id": 1, "caption": ""}, {"image_id": 1, "caption": ""}]', id="two"),
     ],
 )
@@ -143,6 +143,16 @@ def test_a_file_without_captions_raises_a_one_line_error(tmp_path: Path, content
 def strict_json(text: str) -> object:
     """Parse JSON without NaN and Infinity."""
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not valid JSON"))
+
+
+def test_ids_and_captions_as_others_write_them(tmp_path: Path) -> None:
+    """Ids as text and as 1.0; a caption that is null is one without words."""
+    file = tmp_path / "results.json"
+    entries = [("1", "a dog"), (2.0, None), (3, "")]
+    file.write_text(json.dumps([{"image_id": i, "caption": text} for i, text in entries]))
+    assert read_captions_of(file) == {1: "a dog", 2: "", 3: ""}
+    file.write_text(json.dumps({"1": "a dog", "2": None}))
+    assert read_captions_of(file) == {1: "a dog", 2: ""}
 
 
 def test_nan_becomes_null() -> None:
