@@ -47,7 +47,8 @@ class OptionError(ConfigError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the message and its values: pools return errors of other processes."""
-        return partial(type(self), **self._values), (self._message,)
+        values: Any = self._values
+        return partial(type(self), **values), (self._message,)
 
     def spelled(self, spell: Callable[[str], str]) -> str:
         """The message, with every option's name changed by ``spell``."""

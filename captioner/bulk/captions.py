@@ -16,28 +16,30 @@ In a pipeline of your own, `Captions` is a callable class for ``Dataset.map_batc
 
 The output of that command is a folder of numbered parts, each written completely or not at all.
 
-    FOLDER/_job.json         written first: settings, and a digest of the inputs and their parts
+    FOLDER/_job.json         written first: the settings
+    FOLDER/_parts.jsonl.gz   the parts: which photos, or rows of which file, are in each
     FOLDER/part-00000.jsonl  one row per photo of part 0, with captions or an error
     FOLDER/_done.json        written last: number of photos, and of those that failed
 
 Readers of a folder of Parquet files skip names that begin with an underscore.
 
 A part is renamed into place on a disk, and put in one request into object storage; both are atomic.
-What a part holds is fixed by ``_job.json``, so a part that exists is finished, and one that is
-computed twice, after a worker or the driver was killed, replaces itself. The result has each photo
-exactly once. On a disk, a second driver is refused.
+What a part holds is fixed by ``_parts.jsonl.gz``, so a part that exists is finished, and one that
+is computed twice, after a worker or the driver was killed, replaces itself. The result has each
+photo exactly once. Photos that are new when a job is continued become further parts. On a disk, a
+second driver is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
+import gzip
 import io
 import json
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import tee
 from pathlib import Path
@@ -55,7 +57,7 @@ from captioner.inference.captioner import Captioner, Result, load
 from captioner.inference.folder import fingerprints
 from captioner.options import ModelOptions, SearchOptions
 
-JOB, DONE = "_job.json", "_done.json"
+JOB, PARTS, DONE = "_job.json", "_parts.jsonl.gz", "_done.json"
 _PART = re.compile(r"part-([0-9]{5,})\.(jsonl|parquet)")
 
 Row = dict[str, Any]
@@ -220,9 +222,13 @@ class Output(NamedTuple):
 
     def clear(self) -> None:
         """Remove a job; ``_job.json`` last, so that an interruption leaves what can be resumed."""
-        for name in [DONE, *self.parts(), JOB]:
-            with suppress(FileNotFoundError):
-                self._files().rm_file(name)
+        for name in [DONE, *self.parts(), PARTS, JOB]:
+            self.remove(name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file if it exists."""
+        with suppress(FileNotFoundError):
+            self._files().rm_file(name)
 
 
 @contextmanager
@@ -231,26 +237,27 @@ def open_job(
     parts: Sequence[Part],
     settings: Mapping[str, Any],
     *,
+    size: int,
     resume: bool,
     force: bool,
-) -> Iterator[None]:
-    """Start a job, or continue an interrupted one.
+) -> Iterator[list[Part]]:
+    """Start a job, or continue an interrupted one, or a complete one whose inputs have grown.
 
-    ``settings`` are all that the captions depend on besides the photos, by option.
+    ``parts`` are those of the inputs, with ``size`` photos each. ``settings`` are all that the
+    captions depend on besides the photos, by option.
+
+    Yields:
+        The parts of the job: of one that is continued its own, and then those of new photos.
 
     Raises:
         ConfigError: The folder has a job, and neither ``resume`` nor ``force`` (to remove it) was
-            given, or the job had other inputs or settings.
+            given; or the job had other settings, or one of its files has changed.
         DataError: Another process works on it.
     """
     folder = output.local_folder()
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(json.dumps(asdict(part)).encode() + b"\n")
-    inputs = {"number of parts": len(parts), "digest of the inputs": digest.hexdigest()[:16]}
-    now = json.loads(json.dumps({**settings, **inputs}))
+    now = json.loads(json.dumps(settings))
     with nullcontext() if folder is None else write_lock(folder):
         before, done = output.read(JOB), output.parts()
         if force:
@@ -262,8 +269,47 @@ def open_job(
                 f"{output.url} has {counted(len(done), 'finished part')} of a job; give --resume "
                 "to continue it, --force to start over, or another folder"
             )
+        known = output.read(PARTS) if resume and before and not force else None
+        old = [] if known is None else _decode_parts(known)
+        job = grown(old, parts, size) if old else [*parts]
         output.write(JOB, json.dumps(now, indent=1).encode() + b"\n")
-        yield
+        if len(job) > len(old):
+            output.remove(DONE)
+            output.write(PARTS, _encode_parts(job))
+        yield job
+
+
+def grown(old: Sequence[Part], inputs: Iterable[Part], size: int) -> list[Part]:
+    """The parts of a job, and after them those of photos and files that are new in the inputs.
+
+    ConfigError: A Parquet or tar file of the job has another size now.
+    """
+    photos = {name for part in old if part.kind == "photos" for name in part.names}
+    files = {part.names[0]: part.bytes for part in old if part.kind != "photos"}
+    parts, names = [*old], list[str]()
+    for part in inputs:
+        name = part.names[0]
+        if part.kind == "photos":
+            names += [one for one in part.names if one not in photos]
+        elif name not in files:
+            parts.append(replace(part, number=len(parts)))
+        elif files[name] != part.bytes:
+            raise ConfigError(
+                f"{name} has {part.bytes:,} bytes now and had {files[name]:,} when the job began; "
+                "put new photos into another file, or start over with --force"
+            )
+    for start in range(0, len(names), size):
+        parts.append(Part(len(parts), "photos", tuple(names[start : start + size])))
+    return parts
+
+
+def _encode_parts(parts: Iterable[Part]) -> bytes:
+    return gzip.compress("".join(json.dumps(vars(part)) + "\n" for part in parts).encode(), 5)
+
+
+def _decode_parts(data: bytes) -> list[Part]:
+    rows = map(json.loads, gzip.decompress(data).splitlines())
+    return [Part(**row | {"names": tuple(row["names"])}) for row in rows]
 
 
 class Finished(NamedTuple):

@@ -112,7 +112,10 @@ def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
             else:  # a pipe or a device, or a photo from one, or videos: cannot be continued
                 entries = captioned([*names])
             file = sys.stdout if target is None else stack.enter_context(atomic_open(target))
-            failures += _write(file, kind, entries, options)
+            failed, written = _write(file, kind, entries, options)
+            failures += failed
+        if target is not None and target.is_file() and store is None:
+            warn(f"{counted(written, 'caption')} written to {target}")
     photos.report_skipped()
     return FAILED if failures else OK
 
@@ -199,25 +202,29 @@ def settings_of(options: CaptionOptions, search: SearchOptions) -> dict[str, Any
     }
 
 
-def _write(file: IO[str], kind: str, entries: Iterable[Entry], options: CaptionOptions) -> int:
-    """Write captions, and errors to standard error; return how many photos failed."""
-    failed, unsure = 0, 0
+def _write(
+    file: IO[str], kind: str, entries: Iterable[Entry], options: CaptionOptions
+) -> tuple[int, int]:
+    """Write captions, and errors to standard error; return how many failed and were written."""
+    failed, unsure, written = 0, 0, 0
 
     def succeeded() -> Iterator[Entry]:
-        nonlocal failed, unsure
+        nonlocal failed, unsure, written
         for one in entries:
             if "error" in one:
                 failed += 1
                 warn(one["error"])
-            else:
-                unsure += not one["captions"]
-                yield one
+                continue
+            found = len(one.get("captions", [one]))  # a row that is kept as it is
+            unsure += not found
+            written += found
+            yield one
 
     WRITERS[kind](file, succeeded())
     if unsure:
         least = options.min_confidence
         warn(f"left out {counted(unsure, 'caption')} with a confidence below {least}")
-    return failed
+    return failed, written
 
 
 # --- videos --------------------------------------------------------------------------------------
@@ -293,11 +300,12 @@ def _caption_on_ray(options: CaptionOptions, search: SearchOptions) -> int:
     from captioner.bulk.captions import DONE, Output, WritePart, open_job
     from captioner.bulk.cluster import cluster, run_on_cluster
     from captioner.bulk.inputs import divide
+    from captioner.bulk.progress import Log
     from captioner.inference.hub import is_hub_name
 
     output = Output(folder, kind)
     size = options.part_photos or 1000
-    parts = divide(
+    given = divide(
         _ray_inputs(options),
         size=size,
         recursive=options.recursive,
@@ -312,27 +320,30 @@ def _caption_on_ray(options: CaptionOptions, search: SearchOptions) -> int:
     )
     settings = settings_of(options, search) | {"--format": kind, "--part-photos": size}
     task = WritePart(output, model, settings["--model"], search)
-    sizes = [part.photos for part in parts]
-    photos = failed = 0
-
-    def finished() -> str:
-        return f"{len(output.parts())} of {len(parts)} parts are finished"
-
-    with open_job(output, parts, settings, resume=options.resume, force=options.force):
+    how: Any = {"size": size, "resume": options.resume, "force": options.force}
+    with open_job(output, given, settings, **how) as parts:
         if (done := output.read(DONE)) is not None:
             warn(f"{folder} is complete; --force captions the photos again")
             return FAILED if json.loads(done)["failed"] else OK
+        sizes, earlier = [part.photos for part in parts], {*output.parts()}
+
+        def finished() -> str:
+            return f"{len(output.parts())} of {len(parts)} parts are finished"
+
         with (
             cluster(options),
             photo_bar(total=None if None in sizes else sum(filter(None, sizes))) as bar,
             hint(finished, "with --resume", DataError),  # the cluster is lost
+            Log(len(parts), len(earlier), warn) as log,
         ):
             for found in run_on_cluster(task, parts, options):
-                photos, failed = photos + found.photos, failed + found.failed
+                new = output.part_name(found.part) not in earlier
+                log.add(found.photos, found.failed, new=new)
                 bar.update(found.photos)
                 if found.failed:
                     more = f" (and {found.failed - 1} more)" if found.failed > 1 else ""
                     warn(f"{output.part_name(found.part)}: {found.error}{more}")
+        photos, failed = log.photos, log.failed
         totals = {"parts": len(parts), "photos": photos, "failed": failed}
         output.write(DONE, json.dumps(totals).encode() + b"\n")
     failures = f'; {failed} failed (rows with "error")' if failed else ""

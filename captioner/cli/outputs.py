@@ -6,8 +6,9 @@ settings and then each photo, and FILE itself, as "", whenever it was written:
     ["a.jpg", [81234, 1700000000000000000], {"image": "a.jpg", "captions": [...]}]
     ["", [7123, 1700000001000000000], {}]
 
-Sizes (bytes) and times of change (ns) show whether a photo, or FILE, is still the same. A line that
-a kill has cut short is dropped.
+Sizes (bytes) and modification times (ns) show whether a photo, or FILE, is still the same. A line
+that a kill has cut short is dropped. Rows of a FILE that somebody has corrected are kept as they
+are, see `cli.kept`; the journal has their captions as {"text": ...}.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from captioner.cli.kept import read_rows
 from captioner.data.cells import SafeWriter
-from captioner.errors import ConfigError, clock, counted, printable
+from captioner.errors import ConfigError, clock, counted, first_of, printable
 from captioner.files import atomic_write, check_same, named_after
 
 if TYPE_CHECKING:
@@ -104,19 +106,22 @@ def continued(
 ) -> Iterator[Iterator[Entry]]:
     """The entries of photos for an output file: those of an earlier run, or new ones, in order.
 
-    ``--resume`` keeps finished photos; it is a ConfigError if the settings, by option, differ.
-    ``--force`` starts over if they do, and overwrites a file that is not from the earlier run; with
-    neither, finished photos are a ConfigError. The journal is removed when the block ends, unless
-    ``--resume`` was given, and after an exception if no photo is finished.
+    ``--resume`` keeps finished photos; it is a ConfigError if the settings, by option, differ. A
+    file that is not as the earlier run wrote it comes first, row by row, and rows of other photos
+    follow. ``--force`` starts over, and overwrites such a file; with neither, finished photos are a
+    ConfigError. The journal is removed when the block ends, unless ``--resume`` was given, and
+    after an exception if no photo is finished.
     """
     path, settings = journal_path(target), json.loads(json.dumps(settings))
-    known, written = _read(target, settings, options)
+    known, written, corrected = _read(target, settings, options)
     stamps = {photo: _stamp(photo) for photo in names}  # before they are read
-    kept: dict[Path, Entry] = {}
-    for photo, stamp in stamps.items():
-        before, one = known.get(str(photo), ([], {}))
-        if "captions" in one and before == stamp:  # an error is tried again
-            kept[photo] = one
+    rows = []
+    if corrected:
+        rows = read_rows(target, choose_format(options.format, target), names.values())
+    kept = _unchanged(names, stamps, known, {row["image"]: row["text"] for row in reversed(rows)})
+    again = {name for photo, name in names.items() if photo not in kept}
+    rows = [row for row in rows if row["image"] not in again]
+    in_rows = {row["image"] for row in rows}
     finished = len(kept)
 
     def append(name: str, stamp: list[int], one: Entry) -> None:
@@ -125,24 +130,32 @@ def continued(
 
     def entries() -> Iterator[Entry]:
         nonlocal finished
+        yield from rows
         new = captioned([photo for photo in names if photo not in kept])
         for photo, name in names.items():
+            if name in in_rows:
+                continue
             one = kept.get(photo)
             if one is None:
                 one = next(new)
                 append(str(photo), stamps[photo], one)
                 finished += "captions" in one
             yield one | {"image": name}  # may be another than before, by --annotations
+        for _ in new:  # nothing is left, but the progress bar ends only then
+            pass
 
     def progress() -> str:
         done = f"{finished} of {len(names)} photos are finished and kept in {path}"
         return done if finished else ""
 
-    if known:
+    if rows:
+        warn(f"{target}: {counted(finished, 'photo')} kept as they are in the file")
+    elif known:
         gone = len(known.keys() - set(map(str, names)))
         left = f"; {counted(gone, 'photo')} of an earlier run left out" if gone else ""
         warn(f"{target}: {counted(finished, 'finished photo')} kept{left}")
-    lines = [settings, ["", written, {}], *([name, *found] for name, found in known.items())]
+    state = {"corrected": True} if rows else {}
+    lines = [settings, ["", written, state], *([name, *found] for name, found in known.items())]
     atomic_write(path, "".join(json.dumps(line) + "\n" for line in lines))
     with named_after(path), path.open("a", encoding="utf-8") as file:
         try:
@@ -152,15 +165,53 @@ def continued(
             if not (known or finished):
                 path.unlink()
             raise
-        append("", _stamp(target), {})
+        append("", _stamp(target), state)
     if not options.resume:
         path.unlink()
 
 
+def _unchanged(
+    names: Mapping[Path, Name],
+    stamps: Mapping[Path, list[int]],
+    known: dict[str, tuple[list[int], Entry]],
+    of_file: Mapping[Name | None, str],
+) -> dict[Path, Entry]:
+    """The photos that are not captioned again, with what is known of them, which is brought up.
+
+    A photo in the file whose row is kept, or else one that is finished and has not changed. A row
+    that is ours is not kept if its photo has changed; others are, as somebody may have written
+    their caption.
+    """
+    kept: dict[Path, Entry] = {}
+    changed = []
+    for photo, stamp in stamps.items():
+        before, one = known.get(str(photo), ([], {}))
+        same = before == stamp
+        if (text := of_file.get(names[photo])) is not None:
+            captions = one.get("captions")
+            if before and not same and captions and text.startswith(captions[0]["text"]):
+                continue
+            if before and not same:
+                changed.append(photo)
+            kept[photo] = one
+            known[str(photo)] = stamp, one or {"text": text}
+        elif "captions" in one and same:  # an error is tried again
+            kept[photo] = one
+    if changed:
+        warn(
+            f"{first_of(changed)} changed since its caption, which is kept; remove its row to "
+            "caption it again"
+        )
+    return kept
+
+
 def _read(
     target: Path, settings: Entry, options: CaptionOptions
-) -> tuple[dict[str, tuple[list[int], Entry]], list[int]]:
-    """What an earlier run knew, by photo, and the stamp of the file that it wrote."""
+) -> tuple[dict[str, tuple[list[int], Entry]], list[int], bool]:
+    """What an earlier run knew, by photo; the stamp of its file; whether to keep the file's rows.
+
+    They are kept with ``--resume`` if the file was written without it, or changed since.
+    """
     path, before = journal_path(target), None
     known: dict[str, tuple[list[int], Entry]] = {}
     with suppress(FileNotFoundError, ValueError, TypeError), path.open(encoding="utf-8") as file:
@@ -168,10 +219,10 @@ def _read(
         for line in file:
             name, stamp, one = json.loads(line)
             known[name] = stamp, one
-    written = known.pop("", ([], {}))[0]
-    done = sum("captions" in one for _, one in known.values())
+    written, state = known.pop("", ([], {}))
+    done = sum("captions" in one or "text" in one for _, one in known.values())
     if not done or (options.force and not (options.resume and before == settings)):
-        known, written = {}, []
+        known, written, state = {}, [], {}
     elif not options.resume:
         raise ConfigError(
             f"{path} has {counted(done, 'photo')} of an earlier run; give --resume to keep them, "
@@ -179,12 +230,8 @@ def _read(
         )
     else:
         check_same(path, before or {}, settings)
-    if not options.force and target.exists() and _stamp(target) != written:
-        raise ConfigError(
-            f"{target} was written without --resume, or changed since; give --force to overwrite "
-            "it, or another name"
-        )
-    return known, written
+    changed = target.exists() and (_stamp(target) != written or "corrected" in state)
+    return known, written, changed and not options.force
 
 
 def _stamp(path: Path) -> list[int]:
@@ -227,6 +274,9 @@ def joined(caption: Entry) -> str:
 def _write_text(file: IO[str], photos: Iterable[Entry]) -> None:
     """Write a line per caption, with its confidence for people, who read it on a terminal."""
     for photo in photos:
+        if "kept" in photo:
+            print(photo["kept"], file=file)
+            continue
         for caption in photo["captions"]:
             sure, mark = caption.get("confidence"), ""
             if caption.get("unsure"):
@@ -241,7 +291,7 @@ def _write_text(file: IO[str], photos: Iterable[Entry]) -> None:
 
 def _write_jsonl(file: IO[str], photos: Iterable[Entry]) -> None:
     for photo in photos:
-        print(json.dumps(photo, ensure_ascii=False), file=file, flush=True)
+        print(json.dumps(photo.get("kept", photo), ensure_ascii=False), file=file, flush=True)
 
 
 def _write_vtt(file: IO[str], photos: Iterable[Entry]) -> None:
@@ -256,6 +306,13 @@ def _write_vtt(file: IO[str], photos: Iterable[Entry]) -> None:
 def _write_csv(file: IO[str], photos: Iterable[Entry]) -> None:
     writer = None
     for photo in photos:
+        if "kept" in photo:
+            if writer is None:
+                how: Any = {"delimiter": photo["delimiter"], "extrasaction": "ignore"}
+                writer = csv.DictWriter(file, photo["kept"], lineterminator="\n", **how)
+                writer.writeheader()
+            writer.writerow(photo["kept"])
+            continue
         times: Entry = {name: f"{photo[name]:.3f}" for name in ("start", "end") if name in photo}
         for rank, caption in enumerate(photo["captions"], 1):
             row: Entry = {"image": photo["image"], **times, "rank": rank}
@@ -274,17 +331,19 @@ def _write_csv(file: IO[str], photos: Iterable[Entry]) -> None:
 
 
 def _write_coco(file: IO[str], photos: Iterable[Entry]) -> None:
-    _write_list(
-        file,
-        ({"image_id": p["image"], "caption": c["text"]} for p in photos for c in p["captions"][:1]),
-    )
+    def rows(photo: Entry) -> list[Entry]:
+        if "kept" in photo:
+            return [photo]
+        return [{"image_id": photo["image"], "caption": one["text"]} for one in photo["captions"]]
+
+    _write_list(file, (row for photo in photos for row in rows(photo)[:1]))
 
 
 def _write_list(file: IO[str], entries: Iterable[Entry]) -> None:
     """Write a JSON list entry by entry, so that a large folder does not fill the memory."""
     separator = "[\n"
     for one in entries:
-        file.write(separator + json.dumps(one, ensure_ascii=False))
+        file.write(separator + json.dumps(one.get("kept", one), ensure_ascii=False))
         separator = ",\n"
     file.write("\n]\n" if separator == ",\n" else "[]\n")
 

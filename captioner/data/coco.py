@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from numbers import Real
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -95,15 +95,19 @@ def _converted(where: str, key: str, value: Any, accepted: tuple[type, ...]) -> 
     raise DataError(f"{where} has the {key} {value!r:.60}; give {_KINDS[accepted[0]]}")
 
 
-def whole_number(value: object) -> int:
+def whole_number(value: Any) -> int:
     """Return the whole number that an id is, also one written as 1.0 or as text.
 
     Raises:
         ValueError: It is not a whole number.
     """
-    if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,18}\s*", value, re.ASCII):
-        return int(value)
-    if isinstance(value, Real) and not isinstance(value, bool) and value == value // 1:
+    if isinstance(value, str):
+        whole = bool(re.fullmatch(r"\s*-?\d{1,18}\s*", value, re.ASCII))
+    elif isinstance(value, float):
+        whole = value.is_integer()
+    else:
+        whole = not isinstance(value, bool) and isinstance(value, Integral)
+    if whole:
         return int(value)
     raise ValueError(f"{value!r:.60} is not a whole number")
 

@@ -86,7 +86,7 @@ _UNSUPPORTED = (
     (re.compile(rb"\s*(<\?xml[^>]*>\s*)?<svg", re.IGNORECASE), "an SVG drawing"),
     (re.compile(rb"\s*<(!doctype|html)", re.IGNORECASE), "a web page"),
 )
-_URL = re.compile(r"(https?|ftps?|sftp|file|s3|gs):/|data:image/", re.IGNORECASE)
+_URL = re.compile(r"(https?|ftps?|sftp|file|s3a?|gc?s|az|abfss?|hdfs):/|data:image/", re.IGNORECASE)
 """One slash: a ``Path`` of a URL has no more."""
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)  # of a segment with a length
 _SCAN, _END = b"\xda", b"\xd9"
@@ -235,7 +235,12 @@ def _opened(source: Photo) -> Iterator[BinaryIO]:
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file that may be a photo; ImageError for URLs, folders, pipes and missing files."""
-    if _URL.match(str(path)):
+    if found := _URL.match(str(path)):
+        if found[0].lower().startswith(("s3", "g", "a", "hdfs")):
+            raise ImageError(
+                "is in object storage; caption it with captioner caption --engine ray -o FOLDER, "
+                "or download it"
+            )
         raise ImageError("is a URL; download the image and give the file")
     try:
         mode = Path(path).stat().st_mode

@@ -359,7 +359,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     return ((n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip())
 
 
-_EXCEL_SEPARATOR = re.compile(r'\A"?sep=[,;|\t]"?(?=\n)', re.IGNORECASE)
+_EXCEL_SEPARATOR = re.compile(r'\A"?sep=[,;|\t]"?(?=\r?\n)', re.IGNORECASE)
 _UNPACK = "; unpack it into a folder and give the folder, or the file with the captions in it"
 _TAR = f"a tar file, such as WebDataset's{_UNPACK}"
 _BINARY = {

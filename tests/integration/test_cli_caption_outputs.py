@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import io
+import json
 import os
 import random
 import shlex
@@ -26,6 +27,7 @@ from captioner.cli import caption as caption_module
 from captioner.cli import sidecars as sidecars_module
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE
 from captioner.cli.outputs import entry, journal_path
+from captioner.data.folders import find_images
 from captioner.data.metadata import (
     embed_description,
     embedded_description,
@@ -134,7 +136,8 @@ def test_a_run_that_reads_standard_input_is_not_resumed(
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=image))
     monkeypatch.setattr(caption_module, "continued", None)
 
-    assert caption("-", photos / "2.png", "-o", tmp_path / "x.csv") == (OK, "", "")
+    code, out, err = caption("-", photos / "2.png", "-o", tmp_path / "x.csv")
+    assert (code, out, err) == (OK, "", f"captioner: 2 captions written to {tmp_path / 'x.csv'}\n")
     assert (tmp_path / "x.csv").read_text().count("\n") == 3
 
 
@@ -204,6 +207,89 @@ def test_resume_captions_what_is_new_or_changed(
     assert caption(tiny.photos, *arguments[1:])[0] == OK  # other photos
     assert str(tiny.photos) in (tmp_path / "x.csv").read_text()
     assert str(photos) not in (tmp_path / "x.csv").read_text()
+
+
+def lines_of(path: Path) -> list[str]:
+    """The entries of an output file, one a line."""
+    if path.suffix == ".json":
+        return [json.dumps(photo) for photo in json.loads(path.read_text())]
+    return path.read_text().splitlines()
+
+
+@pytest.mark.parametrize("journal", [False, True], ids=["without --resume", "with --resume"])
+@pytest.mark.parametrize("name", ["x.csv", "x.txt", "x.json", "x.jsonl"])
+def test_a_corrected_file_is_continued(journal, name, photos, tmp_path, caption) -> None:
+    """Its rows stay as they are, in their order; rows of new photos follow."""
+    (photos / "6.png").unlink()
+    new = tmp_path / "new.png"
+    (photos / "3.png").rename(new)
+    target = tmp_path / name
+    assert caption(photos, "-o", target, *["--resume"] * journal)[0] == OK
+    text = caption(photos / "1.png")[1].split(": ", 1)[1].strip()
+    target.write_text(target.read_text().replace(text, "a CORRECTION", 1))
+    before = lines_of(target)
+
+    new.rename(photos / "3.png")
+    for _ in range(2):  # the second time, nothing is new
+        code, _, err = caption(photos, "-o", target, "--resume")
+        assert (code, "kept as they are in the file" in err) == (OK, True)
+        after = lines_of(target)
+        assert after[: len(before)] == before
+        assert len(after) == len(before) + 1
+        assert "3.png" in after[-1]
+        assert err.endswith(f"12 captions written to {target}\n")
+
+
+def test_a_corrected_table_keeps_its_columns(photos, tmp_path, caption) -> None:
+    """As a spreadsheet saves it: semicolons, another order, a column of its own, fewer rows."""
+    (photos / "6.png").unlink()
+    target = tmp_path / "x.csv"
+    own = [f'yes;{photos / "2.png"};"a dog; no"', "no;elsewhere.png;a cat"]
+    target.write_text("\r\n".join(["reviewed;image;caption", *own, ""]))
+
+    assert caption(photos, "-o", target, "--resume")[0] == OK
+
+    lines = target.read_text().splitlines()
+    assert lines[:3] == ["reviewed;image;caption", *own]
+    assert [line.split(";")[:2] for line in lines[3:]] == [
+        ["", str(photo)] for photo in find_images([photos]) if photo.name != "2.png"
+    ]
+
+
+def test_replaced_photos_of_a_corrected_file(photos, tmp_path, caption) -> None:
+    """Our captions are made again; one that somebody has written stays, and is named."""
+    target = tmp_path / "x.csv"
+    again = (photos, "-o", target, "--resume")
+    caption(*again)
+    first, *_ = csv.DictReader(target.open())
+    target.write_text(target.read_text().replace(first["caption"], "mine", 1))
+    for replaced in (Path(first["image"]), photos / "9.png"):
+        Image.new("RGB", (40, 30), "red").save(replaced)
+
+    _, _, err = caption(*again)
+
+    assert f"{first['image']} changed since its caption, which is kept; remove its row" in err
+    rows = list(csv.DictReader(target.open()))
+    assert (rows[0]["image"], rows[0]["caption"]) == (first["image"], "mine")
+    assert rows[-1]["image"] == str(photos / "9.png")
+    assert len({row["image"] for row in rows}) == len(rows) == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("x.csv", "file,text\na.png,a dog\n", "it lacks a column image"),
+        ("x.csv", "image,caption\na.png,a dog, a cat\n", "line 2 has more or fewer cells"),
+        ("x.json", "[{", "cannot be continued as a json file"),
+        ("x.txt", "a poem: long\n", "no line begins with the name of one of these photos"),
+    ],
+)
+def test_other_files_are_not_continued(name, content, expected, *, tiny, tmp_path, caption) -> None:
+    target = tmp_path / name
+    target.write_text(content)
+    code, _, err = caption(tiny.photos, "-o", target, "--resume")
+    assert (code, expected in err, err.count("\n")) == (USAGE, True, 1)
+    assert target.read_text() == content
 
 
 def test_a_photo_that_could_not_be_read_is_tried_again(tiny, photos, tmp_path, caption) -> None:

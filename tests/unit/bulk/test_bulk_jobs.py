@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,17 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 from cutting import cut  # noqa: E402
 
-from captioner.bulk.captions import JOB, Output, decode_rows, encode_rows, open_job  # noqa: E402
+from captioner.bulk import progress  # noqa: E402
+from captioner.bulk.captions import (  # noqa: E402
+    DONE,
+    JOB,
+    Output,
+    decode_rows,
+    encode_rows,
+    open_job,
+)
 from captioner.bulk.inputs import divide, read_part  # noqa: E402
+from captioner.bulk.progress import Log  # noqa: E402
 from captioner.caption import Caption, Keyword  # noqa: E402
 from captioner.errors import ConfigError, DataError  # noqa: E402
 
@@ -171,7 +181,7 @@ def test_a_second_driver_and_a_changed_job_are_refused(tmp_path) -> None:
     same: dict[str, Any] = {"--beam-size": 3}
 
     def start(resume: bool = True, force: bool = False, parts: Any = parts, **settings: Any) -> Any:
-        return open_job(output, parts, same | settings, resume=resume, force=force)
+        return open_job(output, parts, same | settings, size=1, resume=resume, force=force)
 
     with start(resume=False):
         output.write(output.part_name(0), b"{}\n")
@@ -181,14 +191,65 @@ def test_a_second_driver_and_a_changed_job_are_refused(tmp_path) -> None:
         assert output.parts() == ["part-00000.jsonl"]
     with pytest.raises(ConfigError, match="1 finished part of a job; give --resume"), start(False):
         pass
-    for changed in ({"parts": parts[:1]}, {"parts": divide(["c.jpg", "b.jpg"], size=1)}, {"x": 4}):
-        with pytest.raises(ConfigError, match="cannot resume"), start(**changed):
-            pass
+    with pytest.raises(ConfigError, match="cannot resume"), start(x=4):
+        pass
     (tmp_path / "out" / JOB).unlink()  # parts of something else
     with pytest.raises(ConfigError, match="1 finished part of a job"), start():
         pass
     with start(force=True):
         assert output.parts() == []
+
+
+def test_a_job_whose_inputs_have_grown(tmp_path) -> None:
+    """Its parts stay as they are; photos and files that are new follow, each exactly once."""
+    output = Output(str(tmp_path / "out"), "jsonl")
+    pq.write_table(pa.table({"path": ["x.jpg"] * 5}), tmp_path / "a.parquet")
+    table = str(tmp_path / "a.parquet")
+
+    def start(*names: str, resume: bool = True) -> Any:
+        return open_job(output, divide(names, size=2), {}, size=2, resume=resume, force=False)
+
+    with start("b.jpg", "d.jpg", "e.jpg", table, resume=False) as first:
+        assert [part.names for part in first[:2]] == [("b.jpg", "d.jpg"), ("e.jpg",)]
+    output.write(DONE, b"{}")
+    with start("b.jpg", "d.jpg", "e.jpg", table) as same:
+        assert same == first
+        assert output.read(DONE) is not None
+    pq.write_table(pa.table({"path": ["y.jpg"]}), tmp_path / "b.parquet")
+    everything = [*"abcdef"[::-1], "\udcff"]
+    with start(*(f"{name}.jpg" for name in everything), str(tmp_path)) as more:
+        assert more[: len(first)] == first
+        assert output.read(DONE) is None
+    with start("a.jpg") as again:  # what is gone from the inputs stays in the job
+        assert again == more
+    assert [part.number for part in more] == [*range(len(more))]
+    names = [name for part in more if part.kind == "photos" for name in part.names]
+    assert sorted(names) == sorted(f"{name}.jpg" for name in everything)
+    assert sum(part.photos for part in more if part.kind == "parquet") == 6
+    pq.write_table(pa.table({"path": ["x.jpg", "z.jpg"] * 5}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a\.parquet has .* bytes now and had .*; put new"):
+        start(table).__enter__()
+
+
+def test_progress_lines(monkeypatch) -> None:
+    """Parts of an earlier run, which are only read, do not count as speed."""
+    now, lines, printed = [100.0], list[str](), Event()
+
+    def say(line: str) -> None:
+        lines.append(line)
+        printed.set()
+
+    monkeypatch.setattr(progress, "EVERY", 0.001)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Log(parts=10, finished=2, say=say) as log:
+        for new in (False, False, True, True):
+            log.add(1000, 3, new=new)
+        now[0] += 50.0
+        printed.clear()
+        assert printed.wait(60)
+    assert lines[-1] == (
+        "4 of 10 parts finished, 4,000 photos (40.0 photos/s), 12 failed, time left 0:02:30"
+    )
 
 
 def test_another_model_on_a_worker_stops_the_job(tmp_path) -> None:

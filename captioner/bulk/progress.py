@@ -1,0 +1,64 @@
+"""Progress lines of a bulk job, once a minute, for a log without a progress bar."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from threading import Event, Thread
+
+from captioner.errors import counted
+
+EVERY = 60.0
+"""Seconds between two lines."""
+
+
+class Log:
+    """Prints progress from a thread of its own, as a part may take longer than a minute.
+
+    A context manager; it prints nothing if standard error is a terminal, which has a bar.
+    """
+
+    def __init__(self, parts: int, finished: int, say: Callable[[str], None]) -> None:
+        """Take the number of parts, and of those that an earlier run finished."""
+        self.parts, self._earlier, self._say = parts, finished, say
+        self.done = self.photos = self.failed = 0
+        self._new_photos, self._new = 0, 0
+        self._started, self._ended = time.monotonic(), Event()
+        self._thread = Thread(target=self._run, daemon=True)
+
+    def add(self, photos: int, failed: int, *, new: bool) -> None:
+        """Count a part; ``new``: it was captioned now, and not read from an earlier run."""
+        self.done, self.photos, self.failed = (
+            self.done + 1,
+            self.photos + photos,
+            self.failed + failed,
+        )
+        self._new_photos, self._new = self._new_photos + new * photos, self._new + new
+
+    def line(self) -> str:
+        """Parts, photos per second, failures, and the time that is left."""
+        seconds = time.monotonic() - self._started
+        rate = self._new_photos / seconds
+        left = "unknown"
+        if self._new:
+            remaining = self.parts - max(self._earlier, 0) - self._new
+            left = str(timedelta(seconds=round(seconds / self._new * remaining)))
+        return (
+            f"{self.done:,} of {counted(self.parts, 'part')} finished, "
+            f"{counted(self.photos, 'photo')} ({rate:.1f} photos/s), {self.failed:,} failed, "
+            f"time left {left}"
+        )
+
+    def _run(self) -> None:
+        while not self._ended.wait(EVERY):
+            self._say(self.line())
+
+    def __enter__(self) -> Log:
+        if not sys.stderr.isatty():
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
