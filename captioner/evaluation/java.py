@@ -52,13 +52,14 @@ def unavailable(metric: str) -> str | None:
     if not is_installed("pycocoevalcap"):
         return f"{metric} needs pycocoevalcap; run: pip install 'captioner[evaluate]'"
     if find_java() is None:
-        return f"{metric} needs Java, which is not on the PATH; install Java 8 or 11"
+        version = " 8 or 11" if metric == "SPICE" else ""
+        return f"{metric} needs Java, which is not on the PATH; install Java{version}"
     if metric == "SPICE":
         ran = subprocess.run(["java", "-version"], capture_output=True, check=False)
-        version = re.search(rb'version "(\d+)', ran.stderr)  # 1 is Java 8 or older
-        if version is not None and int(version[1]) >= _TOO_NEW_FOR_SPICE:
+        found = re.search(rb'version "(\d+)', ran.stderr)  # 1 is Java 8 or older
+        if found is not None and int(found[1]) >= _TOO_NEW_FOR_SPICE:
             return (
-                f"SPICE needs Java 8 or 11, but {find_java()} is Java {int(version[1])}; put Java "
+                f"SPICE needs Java 8 or 11, but {find_java()} is Java {int(found[1])}; put Java "
                 "8 or 11 first on the PATH"
             )
     return None

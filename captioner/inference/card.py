@@ -126,7 +126,7 @@ def make_card(
     name = repo.partition("/")[2] if repo else (_run(folder) or folder.resolve()).name
     styles = ", ".join(f"`{style}`" for style in config.get("styles", ()))
     required = config.get("requires", ())  # scorers or encoders that are not built in
-    packages = [one["package"] for one in required if "package" in one]
+    packages = dict.fromkeys(one["package"] for one in required if "package" in one)
     own_code = (
         f"The {one['kind']} `{one['name']}` is code of the author, which is not in this folder; "
         f"register it before loading the model (`captioner.register_{one['kind']}`)."

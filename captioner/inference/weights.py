@@ -133,5 +133,6 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _mismatch(path: Path, what: str) -> ModelError:
     return ModelError(
-        f"{path} does not match its {CONFIG} ({what}); copy both files from the same model"
+        f"{path} does not match its {CONFIG} ({what}); copy both files from the same model, or use "
+        "the version of captioner that trained it, if you have changed its decoder"
     )

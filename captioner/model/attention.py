@@ -57,7 +57,7 @@ class Scorer(nn.Module):
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Unnormalized scores (B, R, L), float32, from query (B, R, N) and keys (B, L, ...)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method forward(query, keys)")
 
 
 class AdditiveScorer(Scorer):

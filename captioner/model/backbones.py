@@ -8,12 +8,15 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import logging
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import Tensor, nn
@@ -257,6 +260,14 @@ def load_weights(backbone: nn.Module, name: str, weights: str) -> None:
     fill(backbone, state, weights)
 
 
+def installed_package(name: str) -> str | None:
+    """Return the installed package of ``WEIGHT_PACKAGES`` for an encoder, or None."""
+    for package, encoder in WEIGHT_PACKAGES.items():
+        if encoder == name and importlib.util.find_spec(package) is not None:
+            return package
+    return None
+
+
 def package_file(package: str) -> Path:
     """The weights file of an installed package."""
     spec = importlib.util.find_spec(package)
@@ -343,7 +354,8 @@ def download_errors(name: str, pretrained: bool) -> Iterator[None]:
     level = hub.level
     hub.setLevel(logging.ERROR)  # it warns twice for each of 12 attempts; the error says enough
     try:
-        yield
+        with _offline() if pretrained and not _hub_is_known() else nullcontext():
+            yield
     except Exception as error:
         if not pretrained or isinstance(error, AssertionError):  # timm asserts options, not data
             raise
@@ -356,7 +368,30 @@ def download_errors(name: str, pretrained: bool) -> Iterator[None]:
         raise ModelError(
             f"cannot download the weights of {name} ({reason[:120].rstrip(' .')}); without a "
             f"network set encoder.weights to a .safetensors or .pth file{''.join(fitting)}, or "
-            "start from the shipped model and its encoder (--init-from shipped)"
+            "start from the shipped model (--init-from shipped, without settings of encoder and "
+            "decoder)"
         ) from error
     finally:
         hub.setLevel(level)
+
+
+def _hub_is_known() -> bool:
+    """Return whether the name of the Hugging Face hub can be looked up, here or by a proxy."""
+    from huggingface_hub import constants
+
+    try:
+        return bool(getproxies() or socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443))
+    except OSError:
+        return False
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Let huggingface_hub look into its cache only; it would retry for a minute."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before

@@ -23,6 +23,7 @@ from captioner.model.backbones import (
     PACKAGES_STD,
     WEIGHT_PACKAGES,
     fill,
+    installed_package,
     load_weights,
     open_backbone,
     size_errors,
@@ -111,9 +112,12 @@ class Encoder(StagedEncoder):
 def build_encoder(name: str, weights: str, image_size: int | None = None) -> Encoder:
     """Build an `Encoder` with weights: default, none, a file, or one of ``WEIGHT_PACKAGES``.
 
+    ``default`` are those of an installed package, or else the library's, which are downloaded.
     Raises ConfigError if they belong to another encoder or do not support the image size, and
     ModelError if they cannot be read or downloaded, or do not fit.
     """
+    if weights == "default":
+        weights = installed_package(name) or weights
     if weights in ("default", "none"):
         return Encoder(name, weights == "default", image_size)
     encoder = Encoder(name, image_size=image_size)

@@ -113,4 +113,7 @@ def what_is_missing(record: Mapping[str, Any]) -> str:
     if not module or module == "__main__":
         call = f"call captioner.register_{kind}({name!r}, ...) first, or install it as a package"
         return f"the {kind} {name} of a script; {call} (docs/python.md)"
-    return f"the {kind} {name}, which {module} registers; import {module} first"
+    return (
+        f"the {kind} {name}, which {module} registers; in Python import {module} first, for "
+        "commands install it as a package (docs/python.md)"
+    )

@@ -50,11 +50,18 @@ class TrainingResult:
     """Its validation score, which selected it: by default CIDEr, where 1.0 is 100 points; see
     ``training.select``. A loss is negated."""
     epoch: int
-    """Its epoch, from 1."""
+    """Its epoch, from 1; 0: no epoch was better than the model of ``init_from``."""
     metrics: list[dict[str, Any]]
     """All validations, oldest first: the rows of ``metrics.jsonl`` in the run folder."""
     problem: str = ""
     """Why the model is of no use, and what to do; empty if it is of use."""
+
+    def __repr__(self) -> str:
+        found = f"{self.problem}; " if self.problem else ""
+        return (
+            f"<TrainingResult {found}score {self.score:.4f}, epoch {self.epoch} of "
+            f"{len(self.metrics)}, {self.model_folder}>"
+        )
 
 
 def train(

@@ -109,11 +109,12 @@ def dry_run(setup: Setup, folder: Path) -> str:
     decode(captioner, some, config.search, setup.cache)
     each = (time.monotonic() - started) / len(some)
     validation = each * math.ceil(len(setup.validated) / trainer.world)
+    validations = epochs + (config.init_from is not None)
     steps = trainer.total_steps
     lines = [
         f"{counted(steps, 'step')} ({steps / epochs:.0f} per epoch), {step:.2f} s per step, "
         f"{_duration(steps / epochs * step)} per epoch, {_duration(validation)} per validation",
-        f"total time: {_duration(steps * step + epochs * validation)}",
+        f"total time: {_duration(steps * step + validations * validation)}",
         f"memory: {peak_memory(trainer.device) / 1e9:.1f} GB; checkpoints and models: "
         f"{disk / 1e9:.2f} GB ({free / 1e9:.0f} GB free)",
     ]

@@ -57,6 +57,7 @@ from captioner.training.validation import (
     decode,
     describe,
     describe_scores,
+    describe_selection,
     score_sentences,
     selection_score,
     summary,
@@ -160,6 +161,8 @@ class Trainer:
             stop_signals() as stop,
             float32_precision(self.precision, self.device),
         ):
+            if self.config.init_from is not None and progress.step == 0 and progress.start is None:
+                self._validate_start()
             while not progress.ending(training):
                 self.model.train()
                 self._clock = time.monotonic()
@@ -185,6 +188,12 @@ class Trainer:
                     raise saved
         if progress.epoch < training.epochs:
             self._print(progress.ending(training))
+        if progress.start is not None and progress.best_epoch < 0:
+            self._print(
+                "captioner: warning: no epoch is better than where it started "
+                f"({describe_selection(training.select, progress.start)}), so {self.folder.best} "
+                "has the model of init_from; lower training.lr"
+            )
 
     def _start(self) -> None:
         """Prepare the run folder, and check that all processes continue from the same step."""
@@ -323,12 +332,18 @@ class Trainer:
         scores, sentences = self._score(validated)
         row = progress.metrics(self._lr(), self.objective.signature())
         row |= {**scores, **describe(sentences)}
-        better = progress.add_score(selection_score(scores, training.select), training)
+        score = selection_score(scores, training.select)
+        better = progress.add_score(score, training)
         progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
         if self.main:
             folder.append(METRICS, row)
             trackers.log(row)
-            self._print(summary(row))
+            start, worse = progress.start, ""
+            if start is not None and score < start:
+                worse = (
+                    f"; worse than where it started ({describe_selection(training.select, start)})"
+                )
+            self._print(f"{summary(row)}{worse}")
             photos = {"train_photos": len(setup.train), "val_photos": len(setup.validated)}
             validated.info = {"training": row | photos}
             validated.frequencies = setup.frequencies
@@ -352,6 +367,19 @@ class Trainer:
                 f"captioner: warning: samples of epoch {self.progress.epoch} cannot be drawn "
                 f"{problem}; training continues"
             )
+
+    def _validate_start(self) -> None:
+        """Validate the model of ``init_from``, which is the best until an epoch is better."""
+        progress, setup, select = self.progress, self.setup, self.training.select
+        stored = setup.stored
+        scores, _ = self._score(stored)
+        progress.start = progress.best = selection_score(scores, select)
+        if self.main:
+            self._print(f"start: {describe_scores(scores)}")
+            initial = StoredModel(stored.model, stored.decoder, stored.vocabulary, stored.search)
+            initial.info, initial.frequencies = stored.info, setup.frequencies
+            save_model(self.folder.best, initial)
+        self.save()
 
     def captioner(self, stored: StoredModel) -> Captioner:
         """A model on the run's device and in its precision, as validation uses it."""

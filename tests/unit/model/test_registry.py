@@ -169,8 +169,14 @@ RECORD = {"kind": "scorer", "name": "mine", "module": "my_scorers"}
             {**RECORD, "package": "my-pkg"},
             "the scorer mine of the package my-pkg; run: pip install",
         ),
-        ({**RECORD, "package": "torch"}, "which my_scorers registers; import my_scorers first"),
-        (RECORD, "which my_scorers registers; import my_scorers first"),
+        (
+            {**RECORD, "package": "torch"},
+            "which my_scorers registers; in Python import my_scorers first, for commands install",
+        ),
+        (
+            RECORD,
+            "which my_scorers registers; in Python import my_scorers first, for commands install",
+        ),
         ({**RECORD, "module": "__main__"}, "call captioner.register_scorer('mine', ...) first"),
         ({**RECORD, "package": "x; rm -rf /", "module": "\x1b[2J"}, "call captioner.register_scor"),
     ],

@@ -24,7 +24,7 @@ from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, ImageError
 from captioner.evaluation.references import DocumentFrequencies, count_frequencies
 from captioner.files import FREQUENCIES
-from captioner.inference.folder import StoredModel
+from captioner.inference.folder import WEIGHTS, StoredModel
 from captioner.options import TrainConfig
 from captioner.training.loop import Trainer, start
 from captioner.training.run import METRICS, STEPS, RunFolder, read_rows
@@ -310,9 +310,37 @@ def test_training_curves_have_a_point_every_few_steps(configure: Any, tmp_path: 
     assert read_rows(tmp_path / "stopped" / STEPS) == points
 
 
+def test_a_model_stays_the_best_if_training_makes_it_worse(
+    configure: Any, first_stage: str, tmp_path: Path, capsys: Any
+):
+    """It is validated before the first step, once, and a resumed run remembers its score."""
+    training = {"epochs": 2, "lr": 10.0, "select": "loss"}
+    config = configure(init_from=first_stage, training=training)
+    with signal_in_step(5), pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path)
+    trainer = train(config, tmp_path, resume=True)
+
+    assert trainer.progress.best_epoch == -1
+    assert trainer.progress.best == trainer.progress.start
+    first, kept = (load_file(Path(one) / WEIGHTS) for one in (first_stage, trainer.folder.best))
+    assert all(torch.equal(kept[name], tensor) for name, tensor in first.items())
+    err = capsys.readouterr().err
+    assert err.count("start: validation loss") == 1
+    assert err.count("; worse than where it started (validation loss ") == 2
+    assert "warning: no epoch is better than where it started (validation loss " in err
+
+
+def test_a_model_that_gets_better_is_replaced(configure: Any, first_stage: str, tmp_path: Path):
+    config = configure(init_from=first_stage, training={"epochs": 2, "select": "loss"})
+    progress = train(config, tmp_path).progress
+    assert progress.best_epoch >= 0
+    assert progress.start is not None
+    assert progress.best > progress.start
+
+
 def test_the_loss_is_the_mean_over_words_in_nats(configure: Any, tmp_path: Path):
     """ln V for uniform predictions."""
-    config = configure(training={"epochs": 1, "lr": 0.0}, decoder={"dropout": 0.0})
+    config = configure(training={"epochs": 1, "lr": 1e-30}, decoder={"dropout": 0.0})
     setup = prepare(config)
     with torch.no_grad():
         for parameter in setup.stored.model.decoder.word_output.parameters():
