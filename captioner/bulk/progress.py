@@ -24,18 +24,18 @@ class Log:
         """Take the number of parts, and of those that an earlier run finished."""
         self.parts, self._earlier, self._say = parts, finished, say
         self.done = self.photos = self.failed = 0
-        self._new_photos, self._new = 0, 0
+        self._new = self._new_photos = 0
         self._started, self._ended = time.monotonic(), Event()
         self._thread = Thread(target=self._run, daemon=True)
 
     def add(self, photos: int, failed: int, *, new: bool) -> None:
         """Count a part; ``new``: it was captioned now, and not read from an earlier run."""
-        self.done, self.photos, self.failed = (
-            self.done + 1,
-            self.photos + photos,
-            self.failed + failed,
-        )
-        self._new_photos, self._new = self._new_photos + new * photos, self._new + new
+        self.done += 1
+        self.photos += photos
+        self.failed += failed
+        if new:
+            self._new += 1
+            self._new_photos += photos
 
     def line(self) -> str:
         """Parts, photos per second, failures, and the time that is left."""
@@ -43,7 +43,7 @@ class Log:
         rate = self._new_photos / seconds
         left = "unknown"
         if self._new:
-            remaining = self.parts - max(self._earlier, 0) - self._new
+            remaining = self.parts - self._earlier - self._new
             left = str(timedelta(seconds=round(seconds / self._new * remaining)))
         return (
             f"{self.done:,} of {counted(self.parts, 'part')} finished, "
@@ -62,3 +62,5 @@ class Log:
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()

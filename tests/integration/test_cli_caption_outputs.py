@@ -261,7 +261,7 @@ def test_replaced_photos_of_a_corrected_file(photos, tmp_path, caption) -> None:
     target = tmp_path / "x.csv"
     again = (photos, "-o", target, "--resume")
     caption(*again)
-    first, *_ = csv.DictReader(target.open())
+    first, *_ = csv.DictReader(target.read_text().splitlines())
     target.write_text(target.read_text().replace(first["caption"], "mine", 1))
     for replaced in (Path(first["image"]), photos / "9.png"):
         Image.new("RGB", (40, 30), "red").save(replaced)
@@ -269,7 +269,7 @@ def test_replaced_photos_of_a_corrected_file(photos, tmp_path, caption) -> None:
     _, _, err = caption(*again)
 
     assert f"{first['image']} changed since its caption, which is kept; remove its row" in err
-    rows = list(csv.DictReader(target.open()))
+    rows = list(csv.DictReader(target.read_text().splitlines()))
     assert (rows[0]["image"], rows[0]["caption"]) == (first["image"], "mine")
     assert rows[-1]["image"] == str(photos / "9.png")
     assert len({row["image"] for row in rows}) == len(rows) == 12

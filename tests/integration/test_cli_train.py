@@ -50,8 +50,10 @@ def train(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> Train:
     return lambda *options: run("train", config, *options)
 
 
-def test_a_run_whose_best_model_gives_empty_captions_fails(train: Train, tmp_path: Path):
-    untrained = ("--training.lr", "0", "--training.epochs", "1", "--force")
+def test_a_run_whose_best_model_gives_empty_captions_fails(
+    train: Train, run: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    untrained = ("--training.lr", "1e-12", "--training.epochs", "1", "--force")
     code, out, err = train(*untrained)
     assert code == FAILED
     assert out == f"best CIDEr 0.0 in epoch 1: {tmp_path / 'run' / 'best'}\n"
@@ -59,8 +61,15 @@ def test_a_run_whose_best_model_gives_empty_captions_fails(train: Train, tmp_pat
         "captioner: the best model is of no use: all captions of the 4 validation photos are "
         "empty; raise training.epochs or training.lr, or give init_from"
     )
+    code, out, err = run("caption", tmp_path / "photos" / "red.png", "--model", tmp_path / "run")
+    assert (code, out) == (FAILED, "")
+    assert "red.png: the model writes no words for it; give --min-length 1" in err
     code, _, err = train(*untrained, "--training.select", "loss")
     assert (code, "are empty" in err) == (FAILED, True)
+    with monkeypatch.context() as patch:  # it prints a traceback if a process fails
+        patch.setenv("TORCHELASTIC_RUN_ID", "1")
+        code, _, err = train(*untrained, "--training.select", "loss")
+        assert (code, "are empty" in err) == (OK, True)
     code, _, err = train(*untrained, "--training.limit_val", "1")
     assert code == FAILED
     assert "no model could be selected: the CIDEr of a single validation photo is always 0" in err

@@ -96,10 +96,15 @@ def test_data_and_images_prepare_and_train(own, capsys) -> None:
         ),
         (["photos/1.jpg"], "photos/1.jpg is not valid YAML: "),
         ([*DATA, "--val", "0"], "captions.csv has no validation photos; give --val"),
+        (
+            ["--data", "unreadable.csv", "--images", "photos", "--val", "0.5"],
+            "unreadable.csv: no photo for validation can be read .* first: gone3.jpg",
+        ),
         ([*DATA, "--caption-column", "words"], "no column 'words'; the columns are file, caption"),
     ],
 )
 def test_errors_about_files_are_one_line_with_advice(own, arguments, expected, capsys) -> None:
+    Path("unreadable.csv").write_text("file,caption\n1.jpg,a dog\ngone3.jpg,a cat\n")
     assert main(["train", *arguments]) in (FAILED, USAGE)
     [line] = capsys.readouterr().err.splitlines()
     assert re.search(expected, line)

@@ -107,6 +107,7 @@ def test_train_returns_the_best_model(tiny, training_settings, tmp_path, capfd) 
     assert capfd.readouterr() == ("", "")
     assert result.model_folder == run / "best"
     assert result.epoch == 1
+    assert len(repr(result)) < 200 + len(str(run))
     (row,) = result.metrics
     assert result.score == row["CIDEr"]
     assert captioner.load(result.model_folder).caption(tiny.photos / "1.png").words is not None

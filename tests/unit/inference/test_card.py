@@ -139,7 +139,7 @@ def test_a_card_names_the_packages_and_the_code_that_the_model_needs(best):
     config = json.loads(path.read_text())
     package = {"kind": "encoder", "name": "patches", "module": "acme", "package": "acme-layers"}
     script = {"kind": "scorer", "name": "mine", "module": "__main__"}
-    path.write_text(json.dumps(config | {"requires": [package, script]}))
+    path.write_text(json.dumps(config | {"requires": [package, package, script]}))
     card = make_card(best)
     assert "pip install captioner acme-layers\n" in card
     assert "scorer `mine` is code of the author" in card
