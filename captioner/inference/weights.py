@@ -112,11 +112,12 @@ class _WithoutInitialWeights(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch unless it initializes a parameter."""
         del types
+        options = kwargs or {}
         if getattr(func, "__name__", "") in _RANDOM:
-            tensor = args[0] if args else kwargs["tensor"]
+            tensor = args[0] if args else options.get("tensor")
             if isinstance(tensor, nn.Parameter):
                 return tensor
-        return func(*args, **(kwargs or {}))
+        return func(*args, **options)
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -100,7 +100,7 @@ def prepared(config: TrainConfig, data: TrainOptions) -> Iterator[TrainConfig]:
         summary = prepare_dataset(how)
         if "train" not in summary.files:
             raise DataError(f"{data.captions} has no training photos; change its splits")
-        if "val" not in summary.files and (missing := summary.missing_photos):
+        if data.val and "val" not in summary.files and (missing := summary.missing_photos):
             raise DataError(
                 f"{data.captions}: no photo for validation can be read ({len(missing)} of the "
                 f"photos are missing or unreadable in {images}, first: {missing[0]}); give "
