@@ -79,7 +79,7 @@ class OptionField:
 
     @property
     def help(self) -> str:
-        """The docstring under the field, on one line; empty without the source files."""
+        """The docstring under the field, on one line, or nothing without the source files."""
         return _field_docs(self.owner).get(self.name, "")
 
     @property
@@ -216,7 +216,7 @@ def _field_docs(owner: type) -> dict[str, str]:
 
 @functools.cache
 def _classes(module: str) -> dict[str, list[ast.stmt]]:
-    """The bodies of the classes of a module by name; empty if only compiled files are installed."""
+    """Return the bodies of the classes of a module by name, or nothing without its source."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):  # of a frozen program

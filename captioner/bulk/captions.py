@@ -17,7 +17,7 @@ In a pipeline of your own, `Captions` is a callable class for ``Dataset.map_batc
 The output of that command is a folder of numbered parts, each written completely or not at all.
 
     FOLDER/_job.json         written first: the settings
-    FOLDER/_parts.jsonl.gz   the parts: which photos, or rows of which file, are in each
+    FOLDER/_parts.jsonl.gz   the parts: the photos of each, or its rows of a file
     FOLDER/part-00000.jsonl  one row per photo of part 0, with captions or an error
     FOLDER/_done.json        written last: number of photos, and of those that failed
 
@@ -241,13 +241,14 @@ def open_job(
     resume: bool,
     force: bool,
 ) -> Iterator[list[Part]]:
-    """Start a job, or continue an interrupted one, or a complete one whose inputs have grown.
+    """Start a job, or continue one, which may be complete if its inputs have grown.
 
-    ``parts`` are those of the inputs, with ``size`` photos each. ``settings`` are all that the
-    captions depend on besides the photos, by option.
+    ``parts`` divide the inputs, with ``size`` photos each. ``settings`` are all that the captions
+    depend on besides the photos, by option.
 
     Yields:
-        The parts of the job: of one that is continued its own, and then those of new photos.
+        The parts of the job. A job that is continued keeps its parts, and parts of new photos
+        follow.
 
     Raises:
         ConfigError: The folder has a job, and neither ``resume`` nor ``force`` (to remove it) was
@@ -280,9 +281,10 @@ def open_job(
 
 
 def grown(old: Sequence[Part], inputs: Iterable[Part], size: int) -> list[Part]:
-    """The parts of a job, and after them those of photos and files that are new in the inputs.
+    """Return the parts of a job, followed by parts of the photos and files that are new.
 
-    ConfigError: A Parquet or tar file of the job has another size now.
+    Raises:
+        ConfigError: A Parquet or tar file of the job has changed its size.
     """
     photos = {name for part in old if part.kind == "photos" for name in part.names}
     files = {part.names[0]: part.bytes for part in old if part.kind != "photos"}

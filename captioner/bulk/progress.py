@@ -21,7 +21,7 @@ class Log:
     """
 
     def __init__(self, parts: int, finished: int, say: Callable[[str], None]) -> None:
-        """Take the number of parts, and of those that an earlier run finished."""
+        """Take the number of parts, and how many of them an earlier run has finished."""
         self.parts, self._earlier, self._say = parts, finished, say
         self.done = self.photos = self.failed = 0
         self._new = self._new_photos = 0

@@ -270,8 +270,8 @@ def _title(field: OptionField, section: str) -> str:
 
 
 def _docstring(options: type) -> str:
-    """The docstring on one line; empty under ``python -OO``, which leaves a dataclass's own."""
-    text = options.__doc__ or ""
+    """Return the docstring on one line, or nothing under ``python -OO``, which removes it."""
+    text = options.__doc__ or ""  # without one, a dataclass writes its signature there
     return "" if text.startswith(f"{options.__name__}(") else " ".join(text.split())
 
 

@@ -21,7 +21,7 @@ Kept = dict[str, Any]
 
 
 def read_rows(path: Path, kind: str, names: Iterable[str | int]) -> list[Kept]:
-    """Read the rows of an output file of a format; ``names`` are those of photos in it.
+    """Read the rows of an output file; ``names`` are what its photos may be called in it.
 
     Raises:
         ConfigError: It is damaged, or not such a file.

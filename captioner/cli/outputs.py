@@ -176,11 +176,10 @@ def _unchanged(
     known: dict[str, tuple[list[int], Entry]],
     of_file: Mapping[Name | None, str],
 ) -> dict[Path, Entry]:
-    """The photos that are not captioned again, with what is known of them, which is brought up.
+    """Return the photos that are not captioned again, with their entries; update ``known``.
 
-    A photo in the file whose row is kept, or else one that is finished and has not changed. A row
-    that is ours is not kept if its photo has changed; others are, as somebody may have written
-    their caption.
+    These are the photos with a row in the file, and the finished photos that have not changed. If a
+    photo has changed, its row is kept only if somebody may have written the caption.
     """
     kept: dict[Path, Entry] = {}
     changed = []
@@ -208,9 +207,11 @@ def _unchanged(
 def _read(
     target: Path, settings: Entry, options: CaptionOptions
 ) -> tuple[dict[str, tuple[list[int], Entry]], list[int], bool]:
-    """What an earlier run knew, by photo; the stamp of its file; whether to keep the file's rows.
+    """Read what an earlier run knew.
 
-    They are kept with ``--resume`` if the file was written without it, or changed since.
+    Returns:
+        The entries by photo, the stamp of the file that the run wrote, and whether to keep the rows
+        of the file, which was written without ``--resume`` or has changed since.
     """
     path, before = journal_path(target), None
     known: dict[str, tuple[list[int], Entry]] = {}

@@ -226,7 +226,7 @@ def _read_jsonl(path: Path, columns: ColumnOptions) -> Iterator[ImportedPhoto]:
 
 
 def _read_json(path: Path, columns: ColumnOptions) -> Iterator[ImportedPhoto]:
-    """A list of objects like those of `_read_jsonl`, or an object of captions by file name."""
+    """A list of objects as `_read_jsonl` reads them, or an object of captions by file name."""
     content = _parse_json(path, read_text(path))
     if isinstance(content, dict):
         content = [{"file": name, "caption": texts} for name, texts in content.items()]
@@ -257,7 +257,7 @@ def _read_pairs(path: Path, _: ColumnOptions) -> Iterator[ImportedPhoto]:
 
 
 def _has_pairs(folder: Path) -> bool:
-    """Return whether a photo in a folder, or in its subfolders, has a text file beside it."""
+    """Return whether a photo in a folder, or in its subfolders, has a text file of its name."""
     stems = {file.with_suffix("") for file in folder.rglob("*.txt")}
     return bool(stems) and any(
         file.with_suffix("") in stems and format_by_name(file.name) for file in folder.rglob("*")

@@ -54,7 +54,7 @@ class Portable:
 
 @lru_cache(maxsize=2)
 def _load(folders: Sequence[Path], times: object, device: str, precision: Precision) -> Captioner:
-    """Load models; those that were loaded last are kept while their files do not change."""
+    """Load models, or return the same object while their files do not change."""
     from captioner.inference.captioner import Captioner
 
     del times

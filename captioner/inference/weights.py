@@ -103,8 +103,9 @@ def read_network(stored: StoredModel, path: Path) -> CaptionModel:
 class _WithoutInitialWeights(TorchFunctionMode):
     """Leave the parameters of new layers as they are in memory, in this thread only.
 
-    Random weights take longer than captioning a photo, and those of the file replace them. Only
-    operations that change a parameter in place are skipped: buffers are not always in the file.
+    Random weights take longer than captioning a photo, and the weights of the file replace them.
+    Only parameters are skipped, since the file may lack buffers. A mode of torch belongs to its
+    thread; replacing functions of torch.nn.init would leave layers of other threads uninitialized.
     """
 
     def __torch_function__(

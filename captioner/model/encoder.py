@@ -112,7 +112,7 @@ class Encoder(StagedEncoder):
 def build_encoder(name: str, weights: str, image_size: int | None = None) -> Encoder:
     """Build an `Encoder` with weights: default, none, a file, or one of ``WEIGHT_PACKAGES``.
 
-    ``default`` are those of an installed package, or else the library's, which are downloaded.
+    ``default`` takes them from an installed package, or else downloads the library's.
     Raises ConfigError if they belong to another encoder or do not support the image size, and
     ModelError if they cannot be read or downloaded, or do not fit.
     """

@@ -48,7 +48,7 @@ class Progress:
     best: float = -1.0
     """Best validation score so far, see ``validation.selection_score``."""
     best_epoch: int = -1
-    """Epoch of the best score, from 0; -1: that of `start`, or no validation yet."""
+    """Epoch of the best score, from 0; -1: `start` is the best, or there was no validation yet."""
     start: float | None = None
     """Score of the model of ``init_from`` before the first step."""
     sums: dict[str, float] = field(default_factory=dict)
