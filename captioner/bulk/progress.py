@@ -39,7 +39,7 @@ class Log:
 
     def line(self) -> str:
         """Parts, photos per second, failures, and the time that is left."""
-        seconds = time.monotonic() - self._started
+        seconds = max(time.monotonic() - self._started, 1e-9)
         rate = self._new_photos / seconds
         left = "unknown"
         if self._new:

@@ -245,8 +245,9 @@ def test_progress_lines(monkeypatch) -> None:
         for new in (False, False, True, True):
             log.add(1000, 3, new=new)
         now[0] += 50.0
-        printed.clear()
-        assert printed.wait(60)
+        for _ in range(2):  # the first may have been under way before
+            printed.clear()
+            assert printed.wait(60)
     assert lines[-1] == (
         "4 of 10 parts finished, 4,000 photos (40.0 photos/s), 12 failed, time left 0:02:30"
     )
