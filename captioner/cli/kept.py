@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from captioner.data.cells import plain_cell
 from captioner.errors import ConfigError, first_line, printable
 
 Kept = dict[str, Any]
@@ -48,7 +49,8 @@ def _csv_rows(text: str, _: Iterable[str | int]) -> Iterator[Kept]:
         if None in row or None in row.values():
             raise ValueError(f"line {reader.line_num} has more or fewer cells than the header")
         yield {
-            "image": row["image"], "text": row["caption"], "kept": row, "delimiter": delimiter
+            "image": plain_cell(row["image"]), "text": plain_cell(row["caption"]), "kept": row,
+            "delimiter": delimiter,
         }  # fmt: skip
 
 

@@ -308,11 +308,8 @@ def _write_csv(file: IO[str], photos: Iterable[Entry]) -> None:
     writer = None
     for photo in photos:
         if "kept" in photo:
-            if writer is None:
-                how: Any = {"delimiter": photo["delimiter"], "extrasaction": "ignore"}
-                writer = csv.DictWriter(file, photo["kept"], lineterminator="\n", **how)
-                writer.writeheader()
-            writer.writerow(photo["kept"])
+            writer = writer or SafeWriter(file, photo["kept"], photo["delimiter"])
+            writer.write_cells(photo["kept"])
             continue
         times: Entry = {name: f"{photo[name]:.3f}" for name in ("start", "end") if name in photo}
         for rank, caption in enumerate(photo["captions"], 1):

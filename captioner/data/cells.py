@@ -32,16 +32,23 @@ def plain_cell(cell: str) -> str:
 class SafeWriter:
     """A writer of CSV tables that makes every cell safe."""
 
-    def __init__(self, file: IO[str], columns: Iterable[str]) -> None:
+    def __init__(self, file: IO[str], columns: Iterable[str], delimiter: str = ",") -> None:
         """Write the header."""
         self._columns = [*columns]
         # Older versions of Python quote a text with "\r" only if line ends have it.
-        self._file, self._writer = file, csv.writer(self, lineterminator="\r\n")
+        self._file, self._writer = (
+            file,
+            csv.writer(self, delimiter=delimiter, lineterminator="\r\n"),
+        )
         self._writer.writerow(self._columns)
 
     def write_row(self, row: Mapping[str, Any]) -> None:
         """Write a row from its values by column."""
         self._writer.writerow([safe_cell(str(row.get(name, ""))) for name in self._columns])
+
+    def write_cells(self, row: Mapping[str, str]) -> None:
+        """Write a row of cells from a table, as they are there."""
+        self._writer.writerow([row.get(name, "") for name in self._columns])
 
     def write(self, line: str) -> None:
         """Write a line with the line end of the other output formats."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from captioner.errors import ConfigError, ModelError
 from captioner.hardware import Precision
 from captioner.inference.folder import MODEL_FILES, StoredModel, load_model
+from captioner.inference.grammar_file import grammar_bytes
 
 if TYPE_CHECKING:
     from captioner.inference.captioner import Captioner
@@ -89,10 +90,10 @@ def _same(one: StoredModel, other: StoredModel) -> bool:
     """Return whether two models are equal, as far as both were read."""
 
     def parts(model: StoredModel) -> list[object]:
-        readers = model.calibrator, model.keywords
         return [
             model.decoder, model.vocabulary, model.search, model.info, model.frequencies,
-            *(reader and reader.to_bytes() for reader in readers),
+            model.reading, model.calibrator and model.calibrator.to_bytes(),
+            model.grammar and grammar_bytes(model.grammar),
         ]  # fmt: skip
 
     if parts(one) != parts(other):
