@@ -50,6 +50,10 @@ WIDE_WORDS = {word: wide for word, wide in NEUTRAL_WORDS.items() if wide in _WID
 """The word that covers each word with a sex or age, for ``worth.Worth.wide``."""
 
 
+REPEATABLE = FUNCTION_WORDS - {"back", "front", "side", "top"}
+"""Words that may repeat if ``block_repeats`` is set; not "the side of the side"."""
+
+
 class PeopleTokens(NamedTuple):
     """The words for people in a vocabulary."""
 
@@ -137,7 +141,7 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
         tuple(vocabulary.encode(options.forced_words)),
         tuple(vocabulary.encode(word for word in options.banned_words if word in vocabulary)),
         tuple(vocabulary.whole_words(endings)),
-        tuple(vocabulary.whole_words(FUNCTION_WORDS if options.block_repeats else ())),
+        tuple(vocabulary.whole_words(REPEATABLE if options.block_repeats else ())),
         rarities(len(vocabulary)) if rarity else (),
         people_tokens(vocabulary) if options.neutral else PeopleTokens(),
     )

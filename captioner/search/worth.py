@@ -36,15 +36,17 @@ from captioner.text.vocabulary import Vocabulary
 WEIGHT, WHOLE_WEIGHT, WHOLE_CERTAINTY = 12.0, 2.0, 0.5
 """Weight of a word's worth in nats; and for whole sentences (certainty 0), weight and certainty."""
 
-PLAUSIBLE = 3.0
-"""Only words within this many nats of the most probable word are rewarded. Others would be chosen
-against the grammar."""
+PLAUSIBLE, PENALTY = 3.0, 20.0
+"""Words further than the first below the most probable word are not rewarded, in nats. With a
+certainty, the second is subtracted too: to avoid doubtful words, the search would write nonsense
+("the side of the side"). They stay possible, for forced words."""
 
 LEAST_TRUTH = 0.001
 """Lower truths count as this one, so that no word is impossible."""
 
-TOO_SHORT = 4.0
-"""Cost in nats of ending a caption with fewer than two content words ("a plate")."""
+ENOUGH, TOO_SHORT = 3, 1.5
+"""A caption should have this many different content words; each that it lacks costs this, in nats.
+Otherwise most captions would be as short as "a plate"."""
 
 ENDING_GAIN = 0.5
 """Added to the logarithm of the share of human captions that end after a word, in nats."""
@@ -156,7 +158,11 @@ class Rewards(NoRewards):
         values[each, beam, said] = xp.where(kept > 0, 0.0, kept)  # a stem is rewarded once
         reward = values[..., self.rows] * self.share  # (B, K, V)
         least = xp.max(log_probs, axis=2, keepdims=True) - PLAUSIBLE
-        scores = log_probs + xp.where((log_probs < least) & (reward > 0), 0.0, reward)
+        implausible = log_probs < least
+        scores = log_probs + xp.where(implausible & (reward > 0), 0.0, reward)
+        if self.certainty:
+            scores = xp.where(implausible, scores - PENALTY, scores)
+            scores[..., self.end_token] = log_probs[..., self.end_token]
         if self.forbidden is not None and length:
             scores = xp.where(self.forbidden[self.places[tokens[..., -1]]], -xp.inf, scores)
         if self.endings is not None and length:
@@ -173,11 +179,11 @@ class Rewards(NoRewards):
         can_end = xp.isfinite(least)
         end = xp.where(can_end, xp.where(own > least, own, least), own)
         end = xp.where(can_end | (own > SURE_ENDING), end, -xp.inf)
-        content = said != self.nothing
-        first = xp.argmax(xp.astype(content, xp.int32), axis=2)[..., None]
-        same = said == xp.take_along_axis(said, first, axis=2)
-        short = ~xp.any(content & ~same, axis=2)  # fewer than two different content words
-        return xp.where(short, end - TOO_SHORT, end)
+        ordered = xp.sort(said, axis=2)  # equal rows are neighbours now
+        new = xp.concat([xp.ones_like(ordered[..., :1]) > 0, xp.diff(ordered, axis=2) > 0], axis=2)
+        count = xp.sum(xp.astype(new & (ordered != self.nothing), xp.int64), axis=2)
+        lacking = xp.where(count < ENOUGH, ENOUGH - count, 0)
+        return end - TOO_SHORT * xp.astype(lacking, end.dtype)
 
 
 def build_rewards(

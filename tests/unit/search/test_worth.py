@@ -48,10 +48,13 @@ def score(table, caption, truths, rules: Grammar | None, certainty: float) -> fl
         prefix = caption[:place]
         log_probs = table(prefix).astype(np.float64)
         own = log_probs[word]
+        if certainty and word != END and own < log_probs.max() - w.PLAUSIBLE:
+            total -= w.PENALTY
         row = ROWS[word]
         if row != FUNCTION_WORD:
             reward = weight * math.log(max(truths[row], w.LEAST_TRUTH) / least)
-            if reward > 0 and (row in said or own < log_probs.max() - w.PLAUSIBLE):
+            implausible = own < log_probs.max() - w.PLAUSIBLE
+            if reward > 0 and (row in said or implausible):
                 reward = 0.0
             own += reward
             said.add(row)
@@ -65,8 +68,7 @@ def score(table, caption, truths, rules: Grammar | None, certainty: float) -> fl
                     own = max(own, math.log(share) + w.ENDING_GAIN)
                 elif own <= w.SURE_ENDING:
                     return -math.inf
-                if len(said) < 2:
-                    own -= w.TOO_SHORT
+                own -= w.TOO_SHORT * max(w.ENOUGH - len(said), 0)
         total += own
     return total
 
