@@ -1,19 +1,19 @@
-"""Fit a model's reading of photos, from which keywords come, to captions and annotated objects.
+"""Fit a model's reading of photos to captions, and count the grammar of the captions.
 
     python scripts/fit_reading.py runs/mine --train captions_train.json --val captions_val.json \
-        --images photos/ [--objects objects.json] [--words FILE] --features FOLDER -o mine_read/
+        --images photos/ [--words FILE] --features FOLDER -o mine_read/
 
 The encoder and the decoder stay as they are. The network of ``model.reading`` learns in two stages:
 
     1   all training photos: the share of a photo's captions that have each word
-    2   photos with five captions or more: whether one of them has the word, or an object that the
-        word names is annotated (scripts/objects.txt)
+    2   photos with five captions or more: whether one of them has the word
 
-so a probability is the one that a word is true of a photo as far as five people say. The photos of
---val are not trained on, and the keywords are measured on those of them that have five captions.
---features is a folder for the encoder's features, 256 kB a photo for the shipped encoder; an
-interrupted run continues with the photos that it lacks. --objects has the layout
-``{"classes": [names], "photos": {image id: [class numbers]}}``.
+so the probability of a word is the probability that one of five people says it. Annotated objects
+were tried as further truths of the second stage: captions then name more things that nobody says.
+``captioner calibrate`` makes truths of the probabilities. The photos of --val are not trained on,
+and the keywords are measured on those of them that have five captions. --features is a folder for
+the encoder's features, 256 kB a photo for the shipped encoder; an interrupted run continues with
+the photos that it lacks.
 
 Source of the method: see ``model.reading``. Notation: N photos, S stems, K keywords.
 """
@@ -21,9 +21,8 @@ Source of the method: see ``model.reading``. Notation: N photos, S stems, K keyw
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -49,20 +48,19 @@ from captioner.files import read_input
 from captioner.inference.folder import StoredModel, load_model, save_model
 from captioner.model.captioner import CaptionModel
 from captioner.model.reading import reading_loss
+from captioner.search.grammar import Grammar
 from captioner.text.content import content_stems, stem
 from captioner.text.tokenizer import caption_tokens
+from captioner.text.vocabulary import Vocabulary
 from captioner.training.reading import add_reading
 
 WORDS = Path(__file__).with_name("keywords.txt")
 """The default list of keywords."""
-OBJECTS = Path(__file__).with_name("objects.txt")
 
 FIVE = 5
 """Captions from which a word that none of them has is taken for false."""
 BATCH = 32
 """Photos that are encoded together."""
-
-Labels = NDArray[np.bool_]
 
 
 class Stage(NamedTuple):
@@ -76,20 +74,18 @@ class Stage(NamedTuple):
     """Share of the regions of a photo that a step looks at, chosen anew for every batch."""
 
 
-STAGES = Stage(2, 128, 1e-3, 0.5), Stage(4, 64, 5e-4, 1.0)
+STAGES = Stage(2, 128, 1e-3, 0.5), Stage(5, 64, 5e-4, 1.0)
 WEIGHT_DECAY = 1e-4
 CLIP_NORM = 5.0
 
 
 class Counted(NamedTuple):
-    """What captions and annotators say about N photos."""
+    """What captions say about N photos."""
 
     counts: NDArray[np.uint8]
     """Captions of each photo with each stem, (N, S)."""
     captions: NDArray[np.uint8]
     """Captions of each photo, (N,)."""
-    objects: Labels
-    """Whether an annotated object is named by the stem, (N, S)."""
 
 
 def main() -> None:
@@ -98,7 +94,7 @@ def main() -> None:
     stored = load_model(options.model)
     if stored.reading is not None and not options.force:
         raise ConfigError(f"{options.model} has a reading; give --force to fit a new one")
-    table, objects = read_words(options.words), read_objects(options.objects)
+    table = read_words(options.words)
     photos = read_dataset([*options.train, *options.val], options.images)
     held = {one.image_id for one in read_dataset(options.val, options.images)}
     cache = encode(stored.model, photos, options.features)
@@ -108,7 +104,8 @@ def main() -> None:
     add_reading(stored, train)
     assert stored.reading is not None
     stored.reading = replace(stored.reading, keywords=keywords_of(table, stored.reading.stems))
-    fit(stored, train, objects, cache)
+    fit(stored, train, cache)
+    stored.grammar = grammar_of(train, stored.vocabulary)
     judged = [one for one in photos if one.image_id in held and len(one.captions) >= FIVE]
     if judged:
         print(report(stored, judged, cache, table))
@@ -123,7 +120,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--train", action="append", required=True, help="training captions (COCO)")
     parser.add_argument("--val", action="append", required=True, help="captions of other photos")
     parser.add_argument("--images", action="append", required=True, help="folder with the photos")
-    parser.add_argument("--objects", action="append", default=[], help="annotated objects")
     parser.add_argument("--features", required=True, help="folder for the encoder's features")
     parser.add_argument("--words", type=Path, default=WORDS, help="list of keywords")
     parser.add_argument("--force", action="store_true", help="replace the model's reading")
@@ -183,55 +179,24 @@ def keywords_of(table: Phrases, stems: Sequence[str]) -> dict[str, tuple[tuple[s
     return {keyword: tuple(phrases) for keyword, phrases in found.items()}
 
 
-def read_objects(paths: Sequence[str]) -> dict[int, set[str]]:
-    """Read the names of the classes that are annotated in photos, by image id.
-
-    Raises:
-        DataError: A file is damaged or has another layout.
-    """
-    found: dict[int, set[str]] = {}
-    for path in paths:
-        try:
-            content = json.loads(read_input(path, "annotated objects"))
-            classes = content["classes"]
-            for key, value in content["photos"].items():
-                # coco_train names photos by their files: [image id, [class numbers]].
-                nested = len(value) == 2 and isinstance(value[1], list)
-                image_id, numbers = value if nested else (int(key), value)
-                found.setdefault(image_id, set()).update(classes[number] for number in numbers)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise DataError(
-                f"{path} does not hold annotated objects ({error!r:.80}); give a file with "
-                '{"classes": [names], "photos": {image id: [class numbers]}}'
-            ) from error
-    return found
-
-
-def count(
-    photos: Sequence[CaptionedImage], stems: Sequence[str], objects: Mapping[int, Set[str]]
-) -> Counted:
-    """Count what the captions and the annotators say about photos."""
+def count(photos: Sequence[CaptionedImage], stems: Sequence[str]) -> Counted:
+    """Count what the captions say about photos."""
     columns = {one: column for column, one in enumerate(stems)}
-    named = _named_by_objects()
     counts = np.zeros((len(photos), len(stems)), np.uint8)
-    shown = np.zeros((len(photos), len(stems)), bool)
     for row, photo in enumerate(photos):
         for text in photo.captions:
             for one in content_stems(text):
                 if one in columns:
                     counts[row, columns[one]] += 1
-        for category in objects.get(photo.image_id, ()):
-            shown[row, [columns[one] for one in named.get(category, ()) if one in columns]] = True
-    captions = np.array([len(photo.captions) for photo in photos], np.uint8)
-    return Counted(counts, captions, shown)
+    return Counted(counts, np.array([len(photo.captions) for photo in photos], np.uint8))
 
 
-def _named_by_objects() -> dict[str, list[str]]:
-    """The stems that are true of a photo with an object of each category."""
-    lines = OBJECTS.read_text(encoding="utf-8").splitlines()
-    pairs = [line.split(":") for line in lines if not line.startswith("#")]
-    return {category: [stem(word.strip()) or "" for word in words.split(",")]
-            for category, words in pairs}  # fmt: skip
+def grammar_of(photos: Sequence[CaptionedImage], vocabulary: Vocabulary) -> Grammar | None:
+    """Count the grammar of the captions; None for a vocabulary of pieces of words."""
+    if vocabulary.subwords is not None:
+        return None
+    texts = (caption_tokens(text) for photo in photos for text in photo.captions)
+    return Grammar.count((vocabulary.encode(words) for words in texts if words), vocabulary)
 
 
 # --- the fit -------------------------------------------------------------------------------------
@@ -240,15 +205,13 @@ def _named_by_objects() -> dict[str, list[str]]:
 def fit(
     stored: StoredModel,
     photos: Sequence[CaptionedImage],
-    objects: Mapping[int, Set[str]],
     cache: FeatureCache,
 ) -> None:
     """Train the reading of a model; see the top of this file."""
     assert stored.reading is not None
-    said = count(photos, stored.reading.stems, objects)
+    said = count(photos, stored.reading.stems)
     captions = torch.from_numpy(said.captions).float()
     counts = torch.from_numpy(said.counts)
-    true = (counts > 0) | torch.from_numpy(said.objects)
 
     def shares(log_odds: Tensor, rows: Tensor) -> Tensor:
         # More captions say more about a photo, but they agree with each other.
@@ -257,7 +220,7 @@ def fit(
         return reading_loss(log_odds, weighted, captions[rows] * weights)
 
     def truth(log_odds: Tensor, rows: Tensor) -> Tensor:
-        return reading_loss(log_odds, true[rows].float(), torch.ones(len(rows)))
+        return reading_loss(log_odds, (counts[rows] > 0).float(), torch.ones(len(rows)))
 
     ids = [photo.image_id for photo in photos]
     five = torch.from_numpy(np.flatnonzero(said.captions >= FIVE))

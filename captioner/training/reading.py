@@ -39,7 +39,7 @@ def add_reading(stored: StoredModel, photos: Sequence[CaptionedImage]) -> None:
         each = [content_stems(text) for text in photo.captions]
         captions += len(each)
         of_captions.update(one for stems in each for one in stems)
-        of_photos.update(dict.fromkeys(one for stems in each for one in stems))
+        of_photos.update([*dict.fromkeys(one for stems in each for one in stems)])
     known = {stem(word) for word in vocabulary.words} if vocabulary.subwords is None else of_photos
     stems = [one for one, n in of_photos.most_common() if n >= MIN_PHOTOS and one in known]
     if not stems:

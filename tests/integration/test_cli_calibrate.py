@@ -20,6 +20,7 @@ from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.images import open_image
 from captioner.inference.captioner import Captioner
 from captioner.inference.folder import CONFIDENCE, fingerprint
+from captioner.inference.reading import Reading
 from captioner.search.worth import FUNCTION_WORD
 from captioner.text.content import stem
 
@@ -164,14 +165,21 @@ def test_words_of_a_model_with_a_reading_have_a_truth(own, model, run, tmp_path,
     plain = load(model, precision="fp32")
     true = {plain.prepare(open_image(path)).seed for path in own.photos[1::2]}
 
-    def read_words(self: Captioner, encoded: Any) -> tuple[np.ndarray, np.ndarray]:
-        """All content words have one row, whose log-odds say which references are captions."""
+    def rows(self: Captioner) -> np.ndarray:
+        """All content words have one row."""
         words = [self.stored.vocabulary.shown([n])[0] for n in range(len(self.stored.vocabulary))]
-        rows = np.array([FUNCTION_WORD if stem(word) is None else 0 for word in words])
-        z = [(seed in true) + np.random.default_rng(seed).normal() / 2 for seed in encoded.seeds]
-        return rows, np.array(z, np.float32)[:, None]
+        return np.array([FUNCTION_WORD if stem(word) is None else 0 for word in words])
 
-    monkeypatch.setattr(Captioner, "_read_words", read_words)
+    def encode(self: Captioner, *arguments: Any) -> Any:
+        """Its log-odds say which references are captions."""
+        encoded = plain_encode(self, *arguments)
+        z = [(seed in true) + np.random.default_rng(seed).normal() / 2 for seed in encoded.seeds]
+        z = np.array(z, np.float32)[:, None]
+        return encoded._replace(reading=Reading(z, z[:, None]))
+
+    plain_encode = Captioner._encode
+    monkeypatch.setattr(Captioner, "_rows", property(rows))
+    monkeypatch.setattr(Captioner, "_encode", encode)
     table = tmp_path / "judged.csv"
     with table.open("w", newline="") as file:
         grades = ["right" if number % 4 == 1 else "wrong" for number in range(COUNT)]

@@ -513,7 +513,7 @@ def test_copies_have_the_description(album, tmp_path, caption) -> None:
 
 def test_originals_change_only_with_in_place(album, caption) -> None:
     (album / "e.gif").unlink()
-    pixels = {path.name: Image.open(path).tobytes() for path in album.iterdir()}
+    pixels = {path.name: pixels_of(path) for path in album.iterdir()}
     for path in album.iterdir():
         os.utime(path, ns=(10**18, 10**18))
 
@@ -550,6 +550,11 @@ def test_only_captions_of_captioner_are_replaced(album, caption) -> None:
     assert caption(album, "--sidecar", "txt", "--existing", "replace-own")[0] == USAGE
 
 
+def pixels_of(path: Path) -> bytes:
+    with Image.open(path) as image:
+        return image.tobytes()
+
+
 def test_every_format_of_a_mixed_folder_is_written(album, caption) -> None:
     """With exiftool, which writes what captioner does not."""
     if shutil.which("exiftool") is None:
@@ -557,13 +562,13 @@ def test_every_format_of_a_mixed_folder_is_written(album, caption) -> None:
     for kind in ("webp", "tif", "avif"):
         with Image.open(album / "a.jpg") as image, suppress(KeyError):  # no AVIF in this Pillow
             image.save(album / f"z.{kind}")
-    pixels = {path.name: Image.open(path).tobytes() for path in album.iterdir()}
+    pixels = {path.name: pixels_of(path) for path in album.iterdir()}
 
     code, out, _ = caption(album, "--in-place", "--exiftool")
 
     assert code == OK
     for path in album.iterdir():
-        assert Image.open(path).tobytes() == pixels[path.name]
+        assert pixels_of(path) == pixels[path.name]
         packet = subprocess.run(["exiftool", "-b", "-XMP", path], capture_output=True, check=True)
         assert find_in_sidecar(packet.stdout)[:2] == (printed(out)[path.name], True)
 

@@ -39,10 +39,7 @@ def own(
         write_captions(folder / f"{part}.json", {name: captions[name] for name in some}, first)
         for part, some, first in (("train", names[:200], 1), ("val", names[200:], 201))
     )
-    objects = folder / "objects.json"
-    annotated = {image_id: [1] for image_id in range(2, 201, 2)}
-    objects.write_text(json.dumps({"classes": ["bus", "dog"], "photos": annotated}))
-    command = ("--train", train, "--val", val, "--images", folder / "photos", "--objects", objects,
+    command = ("--train", train, "--val", val, "--images", folder / "photos",
                "--features", folder / "features")  # fmt: skip
 
     def fit(model: Path, output: Path) -> None:

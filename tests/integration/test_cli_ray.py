@@ -59,7 +59,8 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for part in parts for line in part.read_text().splitlines()]
     rows = [row for part in parts for row in pq.read_table(part).to_pylist()]
     for caption in (one for row in rows for one in row["captions"] or ()):
-        caption.pop("keywords")  # null without any, which JSON leaves out
+        for name in ("keywords", "truth", "phrases", "left_out"):
+            caption.pop(name)  # null without any, which JSON leaves out
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 

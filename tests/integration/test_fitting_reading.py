@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from captioner.data.coco import CaptionedImage
-from captioner.errors import ConfigError, DataError
+from captioner.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -47,31 +46,11 @@ def test_keywords_are_phrases_of_stems_that_the_reading_has(fitting) -> None:
     }
 
 
-def test_every_category_names_words_with_stems(fitting) -> None:
-    named = fitting._named_by_objects()
-
-    assert named["couch"] == ["couch", "sofa"]
-    assert all(all(stems) for stems in named.values())
-
-
-def test_captions_and_annotated_objects_are_counted(fitting) -> None:
+def test_captions_are_counted(fitting) -> None:
     captions = ("A dog and a dog.", "Two dogs.", "A cat.")
     photos = [CaptionedImage(7, Path("x"), captions), CaptionedImage(8, Path("y"), captions[:1])]
 
-    found = fitting.count(photos, ["dog", "two", "sofa"], {7: {"couch", "hair drier"}})
+    found = fitting.count(photos, ["dog", "two", "sofa"])
 
     assert found.counts.tolist() == [[2, 1, 0], [1, 0, 0]]
     assert found.captions.tolist() == [3, 1]
-    assert found.objects.tolist() == [[False, False, True], [False, False, False]]
-
-
-def test_annotated_objects_by_id_or_by_file(fitting, tmp_path) -> None:
-    by_id, by_file, damaged = (tmp_path / f"{name}.json" for name in "abc")
-    by_id.write_text(json.dumps({"classes": ["cat", "dog"], "photos": {"5": [0, 1], "6": []}}))
-    by_file.write_text(json.dumps({"classes": ["bus"], "photos": {"x.jpg": [7, [0]]}}))
-
-    assert fitting.read_objects([by_id, by_file]) == {5: {"cat", "dog"}, 6: set(), 7: {"bus"}}
-    for content in ("[]", '{"classes": [], "photos": {"5": [3]}}', '{"photos": {}}', "x"):
-        damaged.write_text(content)
-        with pytest.raises(DataError, match=r"c\.json does not hold annotated objects"):
-            fitting.read_objects([damaged])
