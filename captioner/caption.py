@@ -22,6 +22,9 @@ CLITICS = frozenset({"'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"})
 # Its names of brackets.
 BRACKETS = {"-lrb-": "(", "-rrb-": ")", "-lsb-": "[", "-rsb-": "]", "-lcb-": "{", "-rcb-": "}"}
 
+CONJUNCTIONS = ("and", "or")
+"""Words that join two content words of one phrase."""
+
 
 class CropBox(NamedTuple):
     """The part of a photo that the encoder saw, as fractions of its width and height."""
@@ -360,7 +363,7 @@ def phrase_spans(words: Sequence[str]) -> list[slice]:
         if content[at - 1]
         and not content[at]
         and words[at] not in CLITICS
-        and not (words[at] in ("and", "or") and content[at + 1 : at + 2] == [True])
+        and not (words[at] in CONJUNCTIONS and content[at + 1 : at + 2] == [True])
     ]
     ends = [*starts, len(words)]
     return [slice(start, end) for start, end in zip([0, *starts], ends, strict=True) if end]

@@ -120,3 +120,22 @@ def assert_as_python(found: list[dict[str, Any]], model: Any, photos: list[Path]
             continue
         assert one["log_probs"] == pytest.approx(caption.log_probs.tolist(), abs=2e-3)
         assert one["confidence"] == pytest.approx(caption.confidence, abs=2e-3)
+        data = caption.as_dict()
+        for name in ("truth", "phrases", "left_out", "keywords"):
+            assert_near(one.get(name), data.get(name))
+
+
+def assert_near(one: Any, other: Any) -> None:
+    """Equal but for rounding errors of numbers."""
+    if isinstance(one, float) and isinstance(other, float):
+        assert one == pytest.approx(other, abs=2e-3)
+    elif isinstance(one, dict) and isinstance(other, dict):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert_near(value, other[name])
+    elif isinstance(one, list) and isinstance(other, list):
+        assert len(one) == len(other)
+        for pair in zip(one, other, strict=True):
+            assert_near(*pair)
+    else:
+        assert one == other

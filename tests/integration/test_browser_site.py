@@ -20,13 +20,14 @@ from PIL import Image
 from playwright.sync_api import Page as Tab
 from playwright.sync_api import expect
 from running import static_server
-from toy_captioner import mean_colours, random_model, toy_calibrator
+from toy_captioner import add_reading, mean_colours, random_model, toy_calibrator
 
 from captioner import load
 from captioner.inference.folder import SHIPPED_MODEL, save_model
 from captioner.model.captioner import CaptionModel
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig
+from captioner.search.grammar import Grammar
 from captioner.serving.site.writer import write_site
 
 pytestmark = pytest.mark.slow
@@ -85,15 +86,25 @@ def test_photos_of_many_kinds(site, tiny, open_site, tmp_path) -> None:
 
 
 def other_site(parent: Path) -> SimpleNamespace:
-    """A calibrated model with styles and other inputs and states: the middle of a photo, in BGR."""
+    """A calibrated model with styles and other inputs and states: the middle of a photo, in BGR.
+
+    It reads photos, and leaves out what is doubtful.
+    """
     sizes = {"embed_dim": 5, "hidden_dim": 6, "projection_dim": 6, "dropout": 0.0}
     config = DecoderConfig(**sizes, attention="dot", order="luong")
     preprocessing = Preprocessing(image_size=64, resize="crop", channel_order="BGR")
-    search = {"guidance": 0.5, "block_ngrams": 2, "guard_endings": True, "max_length": 6}
+    search = {
+        "guidance": 0.5, "block_ngrams": 2, "guard_endings": True, "max_length": 6,
+        "certainty": 0.5, "keywords": 3,
+    }  # fmt: skip
     stored = random_model(
         3, config, WORDS, ("plain", "loud"), factor=3, preprocessing=preprocessing, beam_size=3,
         **search,
     )  # fmt: skip
+    add_reading(stored, "dog", "run", "man", "hat")
+    captions = ("a dog runs on the grass", "the man 's hat", "a man", "a dog")
+    tokens = [stored.vocabulary.encode(caption.split()) for caption in captions]
+    stored.grammar = Grammar.count(tokens * 20, stored.vocabulary)
     kinds = np.append(np.linspace(-0.3, 0.3, 6), 1).astype(np.float32)
     stored.calibrator = toy_calibrator(stored.search, kinds=kinds)
     save_model(parent / "model", stored)
@@ -105,13 +116,15 @@ def test_another_model_with_styles(tiny, open_site, tmp_path, monkeypatch) -> No
     made = other_site(tmp_path)
     photos = sorted(tiny.photos.iterdir())
     tab = open_site(made.folder)
-    assert_as_python(results(tab, *photos), made.model, photos)
+    found = results(tab, *photos)
+    assert_as_python(found, made.model, photos)
+    assert any("left_out" in one for one in found)
 
     tab.get_by_label("style").select_option("loud")
 
     expect(tab.locator(".count")).to_have_text("4 of 4 captioned")
     for card, photo in zip(tab.locator(".card .text").all(), photos, strict=True):
-        expect(card).to_have_text(made.model.caption(photo, style="loud").text)
+        expect(card).to_contain_text(made.model.caption(photo, style="loud").text)
     loud = made.model.caption(photos[0], style="loud")
     expect(tab.locator(".total")).to_contain_text(f"log p {loud.log_prob:.1f}")
 
@@ -123,11 +136,11 @@ def test_the_shipped_model_in_8_bits(open_site, tmp_path) -> None:
     tab = open_site(tmp_path / "site")
 
     # An activation between two of its 256 values may be rounded up in one runtime and down in the
-    # other, so captions that are almost equally probable can change places.
-    model = load()
-    for one, photo in zip(results(tab, *photos), photos, strict=True):
-        found = model.explain(photo, one["text"])
-        assert found.log_prob > model.caption(photo).log_prob - 1, (photo.name, one["text"])
+    # other, so captions that are almost equally good can change places.
+    texts = [one["text"] for one in results(tab, *photos)]
+    expected = [caption.text for caption in load().caption(photos)]
+    same = sum(one == other for one, other in zip(texts, expected, strict=True))
+    assert same >= len(photos) / 2, (texts, expected)
     assert written.first_load < 25
 
 

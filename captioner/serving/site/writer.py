@@ -4,9 +4,9 @@ The page is that of ``captioner serve``; instead of requests to a server, a work
 with onnxruntime-web:
 
     index.html       the page, with the scripts and styles that it shares with the served one
-    code/            the worker: photos, search and confidence, in JavaScript (web/*.js)
+    code/            the worker: photos, search, truth and confidence, in JavaScript (web/*.js)
     runtime/         onnxruntime-web
-    model/           config.json, the graphs, confidence.safetensors
+    model/           config.json with everything that the worker knows of the model, the graphs
     sw.js            the service worker: offline use, isolation, security headers
     manifest.json    makes the site installable
     icons/
@@ -20,19 +20,21 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from captioner.caption import BRACKETS, CLITICS, DOUBTFUL, END_NAME, join_words
+import numpy as np
+from numpy.typing import NDArray
+
+from captioner.caption import BRACKETS, CLITICS, CONJUNCTIONS, DOUBTFUL, DOUBTFUL_TRUTH, END_NAME
 from captioner.drawing.pages import asset, policy, with_policy
 from captioner.errors import ConfigError
 from captioner.files import atomic_folder
-from captioner.inference.confidence import no_confidence
+from captioner.inference.confidence import FEATURES, Calibrator, no_confidence
 from captioner.inference.engine import ATTENTION_METHODS
 from captioner.inference.folder import (
-    CONFIDENCE,
     CONFIG,
     DECODER_GRAPH,
     ENCODER_GRAPH,
@@ -40,17 +42,26 @@ from captioner.inference.folder import (
     StoredModel,
     load_model,
 )
+from captioner.inference.reading import MIN_PROBABILITY, ReadingWords, has_keywords
 from captioner.option_fields import changed
-from captioner.options import SearchOptions
-from captioner.search.words import encode_search_words, people_tokens
+from captioner.search import worth
+from captioner.search.grammar import Grammar
+from captioner.search.words import (
+    NEUTRAL_WORDS,
+    WIDE_WORDS,
+    encode_search_words,
+    people_tokens,
+)
 from captioner.serving.page import caption_page
-from captioner.text.tokenizer import caption_tokens
-from captioner.text.vocabulary import BLANK, SPACE
+from captioner.text.vocabulary import BLANK, SPACE, SPECIAL_NAMES, Vocabulary, is_content_word
 
 MAX_BEAM = 10  # of the page; also its maximum number of captions
 
 _WEB = Path(__file__).parent / "web"
-_WORKER = ("worker", "model", "photo", "resize", "search", "captions", "confidence")
+_WORKER = (
+    *("worker", "model", "photo", "resize", "search", "worth", "reading", "captions"),
+    "confidence",
+)
 # Of onnxruntime-web: its API, and the name of its WebAssembly.
 _RUNTIMES = {
     "cpu": ("ort.wasm.min", "ort-wasm-simd-threaded"),
@@ -61,10 +72,17 @@ _PREPROCESSING = ("image_size", "resize", "channel_order", "mean")
 # Search options that the page's search reads.
 _SEARCH = (
     *("beam_size", "num_captions", "min_length", "max_length", "length_penalty", "guidance"),
-    *("rare_words", "block_ngrams", "block_repeats", "neutral", "style"),
+    *("rare_words", "certainty", "block_ngrams", "block_repeats", "neutral", "style", "keywords"),
 )
 # Those whose words the page gets as token ids, and those without effect on its captions.
-_OTHERS = ("banned_words", "guard_endings", "diversity", "top_k", "top_p", "seed", "keywords")
+_OTHERS = ("banned_words", "guard_endings", "diversity", "top_k", "top_p", "seed")
+_WORTH = (
+    *("WEIGHT", "WHOLE_WEIGHT", "WHOLE_CERTAINTY", "PLAUSIBLE", "LEAST_TRUTH", "TOO_SHORT"),
+    *("ENDING_GAIN", "SURE_ENDING", "WIDE_SHARE"),
+)
+"""Constants of ``search.worth`` that the page's search uses."""
+_OF_FEATURES = ("weights", "mean", "scale", "lowest", "highest")
+"""Fields of ``Calibrator`` with a number for each feature."""
 
 
 class Site(NamedTuple):
@@ -87,7 +105,7 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
     model = load_model(folder)
     assert model.folder is not None
     config = site_config(model)
-    graphs = [ENCODER_GRAPH, DECODER_GRAPH, *([CONFIDENCE] if config["calibrated"] else [])]
+    graphs = [ENCODER_GRAPH, DECODER_GRAPH]
     text = json.dumps(config, ensure_ascii=False, separators=(",", ":"))
     files = {f"model/{CONFIG}": text.encode()}
     for name in graphs:
@@ -114,7 +132,10 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
         ATTENTION_METHODS,
         intro=asset(_WEB / "intro.html").rstrip(),
         files=[_WEB / "device.js", _WEB / "site.css"],
-        fields=["words"] if model.vocabulary.subwords is None else [],
+        fields=[
+            *(["words"] if model.vocabulary.subwords is None else []),
+            *(["keywords"] if has_keywords(model.reading) else []),
+        ],
         data={"device": device, "maxBeam": MAX_BEAM},
         head=asset(_WEB / "head.html").splitlines(),
     )
@@ -131,8 +152,14 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
     return Site(len(files), _transferred(files) - gpu, gpu)
 
 
-def check_search(options: SearchOptions) -> None:
+def check_search(model: StoredModel) -> None:
     """Raise ConfigError unless the page's search supports a model's search defaults."""
+    options = model.search
+    if options.certainty and not _has_truth(model):
+        raise ConfigError(
+            f"the model's search default certainty is {options.certainty}, but it has no "
+            "calibrated reading of the photo; run captioner calibrate"
+        )
     for name in changed(options):
         if name not in (*_SEARCH, *_OTHERS):
             raise ConfigError(
@@ -147,11 +174,11 @@ def site_config(model: StoredModel) -> dict[str, Any]:
     def some(source: Any, *names: str) -> dict[str, Any]:
         return {name: getattr(source, name) for name in names}
 
-    check_search(model.search)
-    vocabulary, config = model.vocabulary, model.config
+    check_search(model)
+    vocabulary, config, calibrator = model.vocabulary, model.config, model.calibrator
     words = encode_search_words(model.search, vocabulary)
-    split = {word: caption_tokens(join_words([word])) for word in vocabulary.words}
     pieces = vocabulary.subwords is not None
+    truth = calibrator.truth if calibrator and _has_truth(model) else None
     return {
         "grid": config["encoder"]["grid"],
         "geometry": config["encoder"]["geometry"],
@@ -169,22 +196,97 @@ def site_config(model: StoredModel) -> dict[str, Any]:
             "space": SPACE if pieces else "",
             "blank": BLANK,
             "end_name": END_NAME,
-            "split": {word: tokens for word, tokens in split.items() if tokens != [word]},
+            "conjunctions": CONJUNCTIONS,
+            "function_words": _function_words(vocabulary),
         },
         "doubtful_below": DOUBTFUL,
-        "calibrated": _calibrated(model),
+        "doubtful_truth": DOUBTFUL_TRUTH,
+        "reading": _reading(model.reading, vocabulary),
+        "truth": truth and asdict(truth),
+        "worth": truth and worth_config(model.grammar, worth.wide_words(vocabulary, WIDE_WORDS)),
+        "confidence": _confidence(model),
+        "familiarity": _familiarity(calibrator),
         "vocabulary": vocabulary.words,
     }
 
 
-def _calibrated(model: StoredModel) -> bool:
-    """Whether the page shows a confidence; its JavaScript knows no sub-words' statistics."""
+def worth_config(grammar: Grammar | None, wide: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return what the page's search knows of the worth of words; see ``search.worth``."""
+    constants = {name.lower(): getattr(worth, name) for name in _WORTH}
+    counted = grammar and {
+        "endings": _short(grammar.endings),
+        "not_ending": grammar.not_ending.tolist(),
+        "not_following": grammar.not_following.tolist(),
+    }
+    return {**constants, "wide": wide, "grammar": counted}
+
+
+def reading_rows(rows: NDArray[np.int64], stems: int) -> list[int]:
+    """Return each token's index in the truths of the stems, of unknown and of function words."""
+    unknown = np.where(rows == worth.UNKNOWN_WORD, stems, rows)
+    found: list[int] = np.where(rows == worth.FUNCTION_WORD, stems + 1, unknown).tolist()
+    return found
+
+
+def _has_truth(model: StoredModel) -> bool:
     calibrator = model.calibrator
-    if calibrator is None or model.vocabulary.subwords is not None:
-        return False
-    # The beam size may change on the page, which then decides itself.
-    options = replace(model.search, beam_size=calibrator.search["beam_size"], num_captions=1)
-    return no_confidence(calibrator, options, model.vocabulary.styles) is None
+    return model.reading is not None and calibrator is not None and calibrator.truth is not None
+
+
+def _reading(reading: ReadingWords | None, vocabulary: Vocabulary) -> dict[str, Any] | None:
+    if reading is None:
+        return None
+    row = {stem: number for number, stem in enumerate(reading.stems)}
+    return {
+        "rows": reading_rows(reading.token_rows(vocabulary), len(reading.stems)),
+        "keyword_rows": [
+            (
+                word,
+                NEUTRAL_WORDS.get(word, word),
+                [[row[stem] for stem in phrase] for phrase in phrases],
+            )
+            for word, phrases in reading.keywords.items()
+        ],
+        "least_probability": MIN_PROBABILITY,
+    }
+
+
+def _function_words(vocabulary: Vocabulary) -> list[int]:
+    tokens = range(len(SPECIAL_NAMES), len(vocabulary))
+    words = vocabulary.shown(tokens)
+    return [token for token, word in zip(tokens, words, strict=True) if not is_content_word(word)]
+
+
+def _confidence(model: StoredModel) -> dict[str, Any] | None:
+    """Return the numbers of the confidence, or None if the page does not show it."""
+    calibrator = model.calibrator
+    if calibrator is None:
+        return None
+    # The page may change these options, and then decides itself.
+    fitted = {name: calibrator.search[name] for name in ("beam_size", "certainty")}
+    options = replace(model.search, num_captions=1, **fitted)
+    if no_confidence(calibrator, options, model.vocabulary.styles) is not None:
+        return None
+    numbers = zip(*(getattr(calibrator, name).tolist() for name in _OF_FEATURES), strict=True)
+    return {
+        "features": {
+            feature: dict(zip(_OF_FEATURES, own, strict=True))
+            for feature, own in zip(FEATURES, numbers, strict=True)
+        },
+        "intercepts": calibrator.intercepts,
+        "search": fitted,
+    }
+
+
+def _familiarity(calibrator: Calibrator | None) -> dict[str, Any] | None:
+    if calibrator is None or calibrator.kinds is None:
+        return None
+    return {"kinds": _short(calibrator.kinds), "familiar": calibrator.familiar}
+
+
+def _short(values: NDArray[np.float32]) -> list[float]:
+    """Return 32-bit numbers with no more digits than they need."""
+    return [float(str(value)) for value in values.astype(np.float32)]
 
 
 def _service_worker(files: Mapping[str, bytes], rules: str) -> bytes:

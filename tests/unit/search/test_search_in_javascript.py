@@ -13,13 +13,18 @@ from reference_search import Task, searches
 from table_stepper import END, START, Prefix, Table, TableStepper, encode_prefix, random_table
 
 from captioner.options import SearchOptions
+from captioner.search.grammar import Grammar
+from captioner.search.left_out import continuations
 from captioner.search.search import Hypothesis, search
 from captioner.search.words import PeopleTokens, SearchTokens
+from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD, Worth
+from captioner.serving.site.writer import reading_rows, worth_config
 
 pytestmark = pytest.mark.slow
 
-_SEARCH = """async ({tables, options, words, wanted, start, end}) => {
-    const {search} = await import("/search.js");
+_SEARCH = """async ({tables, options, words, alternatives, worth, truths, caption, start, end}) => {
+    const {continuation, search} = await import("/search.js");
+    const {Rewards} = await import("/worth.js");
     const width = tables[0][""].logProbs.length;
     const [stepper, blank] = tables.map((table) => ({
         startToken: start, endToken: end, prefixes: null,
@@ -38,15 +43,27 @@ _SEARCH = """async ({tables, options, words, wanted, start, end}) => {
         },
         reorder(parents) { this.prefixes = parents.map((k) => this.prefixes[k]); },
     }));
-    const found = await search(stepper, options, words, {...wanted, blank: blank ?? null});
+    const rewards = worth && new Rewards(worth, options, truths.map((truth) => truth ?? NaN));
+    const wanted = {alternatives, rewards, blank: blank ?? null};
+    const found = caption === null ? await search(stepper, options, words, wanted)
+        : [await continuation(stepper, caption, options, words)].filter((one) => one !== null);
     return found.map((one) => ({...one, alphas: one.alphas.map((alphas) => [...alphas])}));
 }"""
 
 
 def javascript_search(
-    tab: Any, table: Table, task: Task, alternatives: int = 0, blank: Table | None = None
+    tab: Any,
+    table: Table,
+    task: Task,
+    *,
+    alternatives: int = 0,
+    blank: Table | None = None,
+    worth: Worth | None = None,
+    caption: list[int] | None = None,
 ) -> list[Any]:
-    words = range(1, len(table(())))
+    """The captions of a table; with ``caption`` its continuation, if there is one."""
+    size = len(table(()))
+    words = range(1, size)
     prefixes: list[Prefix] = [
         prefix for n in range(task.options.max_length) for prefix in product(words, repeat=n)
     ]
@@ -63,12 +80,24 @@ def javascript_search(
         ],
         "options": dataclasses.asdict(task.options),
         "words": task.tokens._asdict() | {"people": task.tokens.people._asdict()},
-        "wanted": {"evidence": True, "alternatives": alternatives},
+        "alternatives": alternatives,
+        "worth": worth and site_config(worth, size),
+        "truths": worth and [*worth.truths[0].tolist(), None],
+        "caption": caption,
         "start": START,
         "end": END,
     }
     found: list[Any] = tab.evaluate(_SEARCH, given)
     return found
+
+
+def site_config(worth: Worth, size: int) -> dict[str, Any]:
+    return {
+        "worth": worth_config(worth.grammar, worth.wide),
+        "reading": {"rows": reading_rows(worth.rows, worth.truths.shape[1] - 1)},
+        "tokens": {"end": END, "first_word": 0},
+        "vocabulary": [""] * size,
+    }
 
 
 def hypothesis(one: dict[str, Any]) -> Hypothesis:
@@ -77,8 +106,8 @@ def hypothesis(one: dict[str, Any]) -> Hypothesis:
         token_log_probs=np.array(one["logProbs"], np.float32),
         alphas=np.array(one["alphas"], np.float32),
         gates=np.array(one["gates"], np.float32),
-        log_prob=one["logProb"],
-        ended=one["ended"],
+        log_prob=one.get("logProb", sum(one["logProbs"])),
+        ended=one.get("ended", True),
     )
 
 
@@ -140,6 +169,67 @@ def test_other_tables_are_searched_as_in_python(javascript, options, words) -> N
         plain = dataclasses.replace(wanted, rare_words=0.0, guidance=0.0, neutral=False)
         changed += search(TableStepper([table]), plain)[0][0].tokens != expected[0].tokens
     assert changed
+
+
+def random_worth(seed: int, size: int, *, grammar: bool, wide: bool) -> Worth:
+    """Of words whose last two share a stem; tokens 0 and 1 are not content words."""
+    rng = np.random.default_rng(seed)
+    truths = rng.random((1, 4)).astype(np.float32)
+    rows = np.array([FUNCTION_WORD, FUNCTION_WORD, UNKNOWN_WORD, 0, 1, 2, 2])[:size]
+    endings = (rng.random(size) * (rng.random(size) < 0.6)).astype(np.float32)
+    pairs = rng.permutation(size * size)
+    counted = Grammar(endings, np.sort(pairs[:6]), np.sort(pairs[6:16])) if grammar else None
+    return Worth(truths, rows, counted, [(4, 3, 5)] if wide else ())
+
+
+@pytest.mark.parametrize("certainty", [0.0, 0.3, 0.6, 0.95])
+@pytest.mark.parametrize("grammar", [False, True])
+def test_the_worth_of_words_is_that_of_python(javascript, certainty, grammar) -> None:
+    words = SearchTokens(repeatable=(1,))
+    changed = 0
+    for seed in range(12):
+        options = SearchOptions(
+            beam_size=3, num_captions=2, max_length=4, length_penalty=0.5,
+            certainty=certainty, block_repeats=bool(seed % 2), guidance=seed % 3 / 2,
+        )  # fmt: skip
+        table, blank = (random_table(seed + more, 7, forbidden=0.1) for more in (0, 100))
+        if not options.guidance:
+            blank = None
+        worth = random_worth(seed, 7, grammar=grammar, wide=seed % 4 > 0)
+
+        task = Task(options, words)
+        given = javascript_search(javascript, table, task, blank=blank, worth=worth)
+
+        def python(worth: Worth | None, table=table, blank=blank, task=task) -> list[Hypothesis]:
+            other = blank and TableStepper([blank])
+            return search(TableStepper([table]), *task, blank=other, worth=worth)[0]
+
+        found, expected = [hypothesis(one) for one in given], python(worth)
+        assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in expected]
+        assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in expected])
+        assert all(map(same_arrays, found, expected))
+        changed += [h.tokens for h in python(None)] != [h.tokens for h in expected]
+    assert changed > 6
+
+
+def test_left_out_words_are_those_of_python(javascript) -> None:
+    continued = 0
+    for seed in range(12):
+        table = random_table(seed, 6, forbidden=0.1)
+        options = SearchOptions(max_length=5, block_repeats=True, neutral=seed % 2 > 0)
+        words = SearchTokens(banned=(5,), repeatable=(1,), people=PeopleTokens(((1, 2, 3),)))
+        if not options.neutral:
+            words = words._replace(people=PeopleTokens())
+        caption = [[], [4], [1, 4], [4, 1, 1, 1, 1]][seed % 4]
+
+        given = javascript_search(javascript, table, Task(options, words), caption=caption)
+
+        (expected,) = continuations(TableStepper([table]), [caption], options, words)
+        found = [hypothesis(one) for one in given]
+        assert [one.tokens for one in found] == ([expected.tokens] if expected else [])
+        assert all(same_arrays(one, expected) for one in found)
+        continued += len(found)
+    assert 4 < continued < 12
 
 
 def test_alternatives_are_the_most_probable_words_before_rules(javascript) -> None:

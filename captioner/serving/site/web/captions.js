@@ -8,6 +8,7 @@ export class Vocabulary {
     Object.assign(this, { words: vocabulary, special: tokens, text });
     this.ids = new Map(vocabulary.map((word, index) => [word, index + tokens.first_word]));
     this.clitics = new Set(text.clitics);
+    this.functionWords = new Set(text.function_words);
   }
 
   word(token) {
@@ -36,9 +37,22 @@ export class Vocabulary {
     return text;
   }
 
-  /** The words of a caption as the metrics split its text. */
-  counted(tokens) {
-    return tokens.flatMap((token) => this.text.split[this.word(token)] ?? [this.word(token)]);
+  /** Words that are true or false together, each with its least truth; captioner/caption.py. */
+  phrases(tokens, truths) {
+    const shown = this.shown(tokens);
+    const content = tokens.map((token) => !this.functionWords.has(token));
+    const begins = (at) =>
+      at === 0 ||
+      (content[at - 1] &&
+        !content[at] &&
+        !this.clitics.has(shown[at]) &&
+        !(this.text.conjunctions.includes(shown[at]) && content[at + 1]));
+    const starts = [...tokens.keys()].filter(begins);
+    return starts.map((start, i) => {
+      const known = truths.slice(start, starts[i + 1]).filter((truth) => !Number.isNaN(truth));
+      const text = this.sentence(tokens.slice(start, starts[i + 1]));
+      return { text, truth: known.length ? round(Math.min(...known), 4) : null };
+    });
   }
 
   /** Token ids of a text; throws Error if the model does not know a word. */
@@ -69,35 +83,28 @@ function withoutClitics(word) {
 
 /** A caption as `Caption.as_dict(attention=True)` has it.
 
-    found       a hypothesis of the search
+    found       a hypothesis of the search, with the truths of its words, or null
     photo       {box} from readPhoto
     config      of the site
     method      attention or attention_gate
-    confidence  a number or null */
-export function captionData(found, photo, config, vocabulary, method, confidence) {
-  const [rows, columns] = config.grid;
+    more        confidence: a number or null; leftOut: {tokens, ...} as of a hypothesis, or null;
+                keywords, or null */
+export function captionData(found, photo, config, vocabulary, method, more = {}) {
+  const { confidence = null, leftOut = null, keywords = null } = more;
   const [left, top, right, bottom] = photo.box;
   const size = config.preprocessing.image_size;
-  const logProbs = found.logProbs.map((value) => round(value, 4));
-  const map = (alphas, gate) =>
-    Array.from({ length: rows }, (_, y) =>
-      Array.from({ length: columns }, (_, x) => {
-        const share = alphas[y * columns + x];
-        return round(method === "attention" ? share : share * gate, 6);
-      }),
-    );
+  const { truths, logProbs } = found;
+  const doubtful = (_, i) => (truths ? truths[i] < config.doubtful_truth : Math.exp(logProbs[i]) < config.doubtful_below);
   return {
-    text: vocabulary.sentence(found.tokens),
-    words: vocabulary.shown(found.tokens),
+    ...wordsData(found, config, vocabulary, method),
     log_prob: round(found.logProb, 4),
-    log_probs: logProbs,
     confidence: confidence === null ? null : round(confidence, 4),
-    doubtful: found.logProbs.flatMap((value, i) => (Math.exp(value) < config.doubtful_below ? [i] : [])),
+    doubtful: [...found.tokens.keys()].filter(doubtful),
+    ...(leftOut && { left_out: wordsData(leftOut, config, vocabulary, method) }),
+    ...(keywords && { keywords: keywords.map((one) => keywordData(one, config)) }),
     alternatives: found.alternatives.map((words) =>
       words.map(([token, value]) => ({ word: alternative(token, vocabulary), log_prob: round(value, 4) })),
     ),
-    gates: found.gates.map((value) => round(value, 4)),
-    alphas: found.alphas.map((alphas, i) => map(alphas, found.gates[i])),
     region: photo.box.map((side) => round(side, 6)),
     geometry: {
       x: mapped(config.geometry.x, (right - left) / size, left),
@@ -105,6 +112,32 @@ export function captionData(found, photo, config, vocabulary, method, confidence
     },
     ...(method === "attention" ? {} : { method }),
   };
+}
+
+/** The words of a caption, or those that it left out. */
+function wordsData({ tokens, logProbs, gates, alphas, truths }, config, vocabulary, method) {
+  const map = (shares, gate) =>
+    inRows(shares, config.grid, (share) => round(method === "attention" ? share : share * gate, 6));
+  return {
+    text: vocabulary.sentence(tokens),
+    words: vocabulary.shown(tokens),
+    log_probs: logProbs.map((value) => round(value, 4)),
+    ...(truths && {
+      truth: truths.map((value) => (Number.isNaN(value) ? null : round(value, 4))),
+      phrases: vocabulary.phrases(tokens, truths),
+    }),
+    gates: gates.map((value) => round(value, 4)),
+    alphas: alphas.map((shares, i) => map(shares, gates[i])),
+  };
+}
+
+/** Values of the regions in rows of the grid. */
+function inRows(values, [rows, columns], change) {
+  return Array.from({ length: rows }, (_, y) => Array.from(values.slice(y * columns, (y + 1) * columns), change));
+}
+
+function keywordData({ word, probability, map }, { grid }) {
+  return { word, probability: round(probability, 4), map: inRows(map, grid, (value) => round(value, 3)) };
 }
 
 function alternative(token, vocabulary) {

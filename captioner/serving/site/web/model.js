@@ -1,12 +1,14 @@
 /* An exported model, run by ONNX Runtime; captioner/inference/onnx_engine.py. */
 
-import { Calibrator } from "./confidence.js";
 import { Vocabulary, captionData } from "./captions.js";
+import { confidenceOf, familiarityOf } from "./confidence.js";
 import { readPhoto } from "./photo.js";
-import { largest, search } from "./search.js";
+import { PhotoReading } from "./reading.js";
+import { continuation, largest, search } from "./search.js";
+import { Rewards } from "./worth.js";
 
 const STATE = ["hidden", "cell", "fed"]; // of the decoder, with "next_" in front its outputs
-const MOST_PHOTOS = 16; // whose encoding is kept, half a megabyte each
+const MOST_PHOTOS = 16; // whose encoding is kept, a megabyte each
 
 export class Model {
   /** `ort` is the module of ONNX Runtime, `files` the site's by name, as bytes.
@@ -15,12 +17,11 @@ export class Model {
     const make = (name, executionProviders) => ort.InferenceSession.create(files[name], { executionProviders, logSeverityLevel: 3 });
     const encoder = await make("encoder.onnx", providers);
     const decoder = await make("decoder.onnx", ["wasm"]);
-    const calibrator = config.calibrated ? new Calibrator(files["confidence.safetensors"]) : null;
-    return new Model(ort, config, encoder, decoder, calibrator);
+    return new Model(ort, config, encoder, decoder);
   }
 
-  constructor(ort, config, encoder, decoder, calibrator) {
-    Object.assign(this, { ort, config, encoder, decoder, calibrator });
+  constructor(ort, config, encoder, decoder) {
+    Object.assign(this, { ort, config, encoder, decoder });
     this.vocabulary = new Vocabulary(config);
     this.encoded = new Map(); // by the number of a photo; the latest last
   }
@@ -34,28 +35,43 @@ export class Model {
     const { photo, memory } = await this.encode(number, file);
     const style = given.get("style") ?? this.config.search.style;
     const start = this.config.tokens.styles[style] ?? this.config.tokens.start;
-    const stepper = new Stepper(this, memory, start);
+    const stepper = (seen = memory) => new Stepper(this, seen, start);
+    const reading = this.config.reading && new PhotoReading(this.config, memory);
     const method = given.get("method") ?? "attention";
     const count = Number(given.get("alternatives") ?? 0);
-    const data = (found, confidence) =>
-      captionData(found, photo, this.config, this.vocabulary, method, confidence);
+    const withTruths = (found) => ({ ...found, truths: this.config.truth && reading.truths(found) });
+    const data = (found, more) => captionData(withTruths(found), photo, this.config, this.vocabulary, method, more);
     const { width, height } = photo;
     if (given.has("words")) {
-      const found = await score(stepper, this.vocabulary.encode(given.get("words")), count);
-      return { width, height, captions: [data(found, null)] };
+      const found = await score(stepper(), this.vocabulary.encode(given.get("words")), count);
+      return { width, height, captions: [data(found)] };
     }
     const options = this.options(given);
-    const blank = options.guidance ? new Stepper(this, await this.blankMemory(), start) : null;
-    const wanted = { evidence: this.calibrator !== null, alternatives: count, blank };
-    const captions = await search(stepper, options, this.config.words, wanted);
-    if (captions.length === 0) throw new Error("No caption satisfies the search options of this model.");
-    const confidence = this.confidence(captions[0], memory, style, options);
-    return { width, height, captions: captions.map((found, i) => data(found, i === 0 ? confidence : null)) };
+    const blank = options.guidance ? stepper(await this.blankMemory()) : null;
+    const rewards = this.config.truth && new Rewards(this.config, options, reading.searchTruths());
+    const wanted = { alternatives: count, blank, rewards };
+    const [best, ...others] = await search(stepper(), options, this.config.words, wanted);
+    if (best === undefined) throw new Error("No caption satisfies the search options of this model.");
+    const rest = options.certainty ? await continuation(stepper(), best.tokens, options, this.config.words) : null;
+    const more = { ...this.judged(best, reading, memory, style, options), leftOut: rest && withTruths(rest) };
+    return { width, height, captions: [data(best, more), ...others.map((found) => data(found))] };
+  }
+
+  /** The confidence of a photo's best caption, and the photo's keywords; each null if there is none. */
+  judged(best, reading, memory, style, options) {
+    const { confidence: fitted, familiarity: kinds, tokens, truth } = this.config;
+    const familiarity = kinds === null ? 1 : familiarityOf(kinds, memory.summary.data);
+    const named = style || (Object.keys(tokens.styles)[0] ?? "");
+    const confidence = fitted && confidenceOf(fitted, best, truth ? reading.logOdds(best) : [], named, options);
+    return {
+      confidence: confidence === null ? null : confidence * familiarity,
+      keywords: options.keywords ? reading.keywords(options.keywords, options.neutral, familiarity) : null,
+    };
   }
 
   options(given) {
     const options = { ...this.config.search };
-    for (const name of ["beam_size", "num_captions"]) {
+    for (const name of ["beam_size", "num_captions", "certainty", "keywords"]) {
       if (given.has(name)) options[name] = Number(given.get(name));
     }
     if (given.has("neutral")) options.neutral = given.get("neutral") === "true";
@@ -63,13 +79,6 @@ export class Model {
       throw new Error(`${options.num_captions} captions need a beam size of ${options.num_captions} or more.`);
     }
     return options;
-  }
-
-  confidence(best, memory, style, options) {
-    if (this.calibrator === null) return null;
-    const words = this.vocabulary.counted(best.tokens);
-    const named = style || (Object.keys(this.config.tokens.styles)[0] ?? "");
-    return this.calibrator.confidence(best, words, memory.summary.data, named, options.beam_size);
   }
 
   async encode(number, file) {

@@ -1,4 +1,4 @@
-/* Beam search for the captions of one photo, as in captioner/decoding; tests compare the two.
+/* Beam search for the captions of one photo, as in captioner/search; tests compare the two.
 
    A stepper scores the next words:
      startToken, endToken
@@ -18,39 +18,43 @@ const EMPTY = { score: 0, length: 0, ended: false, tokens: [], step: null };
      options  search options, named as in Python
      words    token ids: banned, bad_endings and repeatable; rarity of every token, for rare_words;
               people, for neutral
-     wanted   evidence: collect what the confidence needs; alternatives: how many of the most probable
-              words to return for every position, as [token, log-probability]; blank: a stepper of a
-              blank photo, for guidance
+     wanted   alternatives: how many of the most probable words to return for every position, as
+              [token, log-probability]; blank: a stepper of a blank photo, for guidance; rewards: the
+              `Rewards` of a model that reads photos
 
    A promise of the best captions, best first, as `hypothesis` returns them; fewer than num_captions if
    there are not as many, none if only forbidden words were left. */
 export async function search(stepper, options, words, wanted = {}) {
-  const { evidence = false, alternatives = 0, blank = null } = wanted;
+  const { alternatives = 0, blank = null, rewards = null } = wanted;
   const end = stepper.endToken;
-  const people = options.neutral ? words.people : null;
-  const forbidden = { ...words, banned: [...words.banned, ...(people?.never ?? [])] };
+  const rules = rulesOf(options, words);
+  const merge = (logProbs, { tokens }) => {
+    mergePeople(logProbs, rules.people);
+    rewards?.widen(logProbs, tokens);
+  };
   let beams = [EMPTY];
   let last = [stepper.startToken];
   for (let t = 0; t < options.max_length; t++) {
     const advance = await stepper.advance(last);
     const rows = beams.map((_, k) => row(advance.logProbs, k, beams.length));
-    rows.forEach((logProbs) => mergePeople(logProbs, people));
     const seen = beams.map((_, k) => ({
-      // Before words are forbidden.
-      entropy: evidence ? entropy(rows[k]) : 0,
-      alternatives: largest(rows[k], alternatives),
+      alternatives: largest(rows[k], alternatives), // before words are merged or forbidden
       alphas: row(advance.alphas, k, beams.length),
       gate: advance.gates[k],
     }));
+    rows.forEach((logProbs, k) => merge(logProbs, beams[k]));
     const without = blank === null ? null : (await blank.advance(last)).logProbs;
     const guided = (logProbs, k) => {
       if (without === null) return logProbs;
       const unseen = row(without, k, beams.length);
-      mergePeople(unseen, people);
+      merge(unseen, beams[k]);
       return guide(logProbs, unseen, options);
     };
-    const scores = rows.map((logProbs, k) => favourRareWords(guided(logProbs, k), options, words));
-    beams.forEach(({ tokens }, k) => forbid(scores[k], tokens, options, forbidden, end, people));
+    const scores = rows.map((logProbs, k) => {
+      const preferred = favourRareWords(guided(logProbs, k), options, words);
+      return rewards?.add(preferred, beams[k].tokens) ?? preferred;
+    });
+    beams.forEach(({ tokens }, k) => forbid(scores[k], tokens, options, rules, end));
     const chosen = choose(beams, scores, options.beam_size, end);
     beams = chosen.map(({ parent, word, score }) => {
       const beam = beams[parent];
@@ -60,15 +64,47 @@ export async function search(stepper, options, words, wanted = {}) {
       const tokens = ended ? beam.tokens : [...beam.tokens, word];
       return { score, length: beam.length + 1, ended, tokens, step, parent };
     });
-    if (t === options.max_length - 1 || settled(beams, options)) break;
+    if (t === options.max_length - 1 || settled(beams, options, rewards?.most ?? 0)) break;
     for (const each of [stepper, blank]) each?.reorder(beams.map(({ parent }) => parent));
     last = beams.map(({ ended, tokens }) => (ended ? end : tokens.at(-1)));
   }
   const ranked = beams.map((beam) => [rank(beam.score, beam.length, options), beam]);
   ranked.sort(([one], [other]) => other - one);
   const best = ranked.slice(0, options.num_captions).map(([, beam]) => beam);
-  const shares = evidence ? beamShares(beams) : null;
-  return best.map((beam) => hypothesis(beam, options, evidence && agreement(beam, beams, shares)));
+  return best.map(hypothesis);
+}
+
+/** The words with which the decoder would continue a caption; captioner/search/left_out.py.
+
+    A promise of {tokens, logProbs, alphas, gates}, or null where the decoder itself would end. */
+export async function continuation(stepper, caption, options, words) {
+  const rules = rulesOf(options, words);
+  const found = { tokens: [], logProbs: [], alphas: [], gates: [] };
+  let tokens = [];
+  while (tokens.length < options.max_length - 1) {
+    const { logProbs, alphas, gates } = await stepper.advance([tokens.at(-1) ?? stepper.startToken]);
+    if (tokens.length < caption.length) {
+      tokens = caption.slice(0, tokens.length + 1);
+      continue;
+    }
+    mergePeople(logProbs, rules.people);
+    const scores = logProbs.slice();
+    forbid(scores, tokens, options, rules, stepper.endToken);
+    const [[word] = [stepper.endToken]] = largest(scores, 1);
+    if (word === stepper.endToken) break;
+    tokens = [...tokens, word];
+    found.tokens.push(word);
+    found.logProbs.push(logProbs[word]);
+    found.alphas.push(alphas);
+    found.gates.push(gates[0]);
+  }
+  return found.tokens.length ? found : null;
+}
+
+/** The words that `forbid` and `mergePeople` use with these options. */
+function rulesOf(options, words) {
+  const people = options.neutral ? words.people : null;
+  return { ...words, people, banned: [...words.banned, ...(people?.never ?? [])] };
 }
 
 /** Row k of a matrix of `count` rows. */
@@ -94,18 +130,20 @@ function choose(beams, rows, size, end) {
   return kept;
 }
 
-function rank(score, length, { length_penalty: penalty }) {
-  return Math.fround(score / Math.fround(length ** penalty));
+/** With a certainty, every word must be worth its own cost. */
+function rank(score, length, { length_penalty: penalty, certainty }) {
+  return certainty ? score : Math.fround(score / Math.fround(length ** penalty));
 }
 
-/** Whether the best captions are final: log-probabilities only decrease. */
-function settled(beams, options) {
+/** Whether the best captions are final: log-probabilities only decrease, except for the `gain` of true
+    words. */
+function settled(beams, options, gain) {
   const { num_captions: count, max_length: longest } = options;
   const unfinished = beams.filter(({ ended }) => !ended);
   if (unfinished.length === 0) return true;
   const ranks = beams.filter(({ ended }) => ended).map((beam) => rank(beam.score, beam.length, options));
   if (ranks.length < count) return false;
-  const bound = Math.max(...unfinished.map(({ score }) => rank(score, longest, options)));
+  const bound = Math.max(...unfinished.map(({ score }) => rank(Math.fround(score + gain), longest, options)));
   return ranks.sort((one, other) => other - one)[count - 1] > bound;
 }
 
@@ -125,11 +163,9 @@ function guide(logProbs, blank, { guidance }) {
 function mergePeople(logProbs, people) {
   for (const group of people?.groups ?? []) {
     const [neutral, ...members] = group;
-    const highest = Math.max(...group.map((word) => logProbs[word]));
-    if (highest === -Infinity) continue;
-    const total = group.reduce((sum, word) => sum + Math.exp(logProbs[word] - highest), 0);
+    const merged = logSumExp(group.map((word) => logProbs[word]));
     for (const word of members) logProbs[word] = -Infinity;
-    logProbs[neutral] = highest + Math.log(total);
+    logProbs[neutral] = merged;
   }
 }
 
@@ -141,15 +177,20 @@ function favourRareWords(logProbs, { rare_words: strength }, { rarity }) {
 
 /** Log-probabilities in proportion to the exponentials of scores. */
 function normalized(scores) {
-  const highest = scores.reduce((one, other) => Math.max(one, other), -Infinity);
-  if (highest === -Infinity) return scores;
-  const total = scores.reduce((sum, score) => sum + Math.exp(score - highest), 0);
-  return scores.map((score) => score - highest - Math.log(total));
+  const total = logSumExp(scores);
+  return total === -Infinity ? scores : scores.map((score) => score - total);
+}
+
+export function logSumExp(values) {
+  const highest = values.reduce((one, other) => Math.max(one, other), -Infinity);
+  if (highest === -Infinity) return highest;
+  return highest + Math.log(values.reduce((sum, value) => sum + Math.exp(value - highest), 0));
 }
 
 /** Set the log-probabilities of forbidden words to -Infinity; captioner/search/rules.py. */
-function forbid(logProbs, tokens, options, words, end, people) {
+function forbid(logProbs, tokens, options, words, end) {
   const { length } = tokens;
+  const { people } = words;
   const refuse = (some) => some.forEach((word) => (logProbs[word] = -Infinity));
   refuse(words.banned);
   if (people?.ages.includes(tokens.at(-1))) refuse(people.not_after_ages);
@@ -163,14 +204,6 @@ function forbid(logProbs, tokens, options, words, end, people) {
   for (let at = 0; at + size <= length; at++) {
     if (prefix.every((word, i) => tokens[at + i] === word)) refuse([tokens[at + size - 1]]);
   }
-}
-
-export function entropy(logProbs) {
-  let sum = 0;
-  for (const value of logProbs) {
-    if (value > -1e4) sum -= Math.exp(value) * value;
-  }
-  return sum;
 }
 
 /** The `count` largest values as [index, value], largest first. */
@@ -187,39 +220,18 @@ export function largest(values, count) {
   return found;
 }
 
-/** The beam's captions' shares of their probability. */
-function beamShares(beams) {
-  const highest = Math.max(...beams.map(({ score }) => score));
-  const weights = beams.map(({ score }) => Math.exp(score - highest));
-  const total = weights.reduce((sum, weight) => sum + weight, 0);
-  return weights.map((weight) => weight / total);
-}
-
-/** A caption's share, and the mean share of its words that the captions of the beam contain. */
-function agreement(beam, beams, shares) {
-  const { tokens } = beam;
-  const overlaps = beams.map(({ tokens: others }) => {
-    const common = tokens.filter((word) => others.includes(word)).length;
-    return common / Math.max(tokens.length, 1);
-  });
-  const overlap = overlaps.reduce((sum, part, k) => sum + shares[k] * part, 0);
-  return { share: shares[beams.indexOf(beam)], overlap };
-}
-
-/** {tokens, logProbs, alphas, gates, alternatives, logProb, ended, evidence} of a caption. */
-function hypothesis(beam, options, agreed) {
+/** {tokens, logProbs, alphas, gates, alternatives, logProb, ended} of a caption. */
+function hypothesis({ tokens, ended, step: last }) {
   const steps = [];
-  for (let step = beam.step; step !== null; step = step.before) steps.unshift(step);
-  const { length } = beam.tokens;
-  const part = (name) => steps.slice(0, length).map((step) => step[name]);
+  for (let step = last; step !== null; step = step.before) steps.unshift(step);
+  const part = (name) => steps.slice(0, tokens.length).map((step) => step[name]);
   return {
-    tokens: beam.tokens,
+    tokens,
     logProbs: part("logProb"),
     alphas: part("alphas"),
     gates: part("gate"),
     alternatives: part("alternatives"),
-    logProb: options.rare_words || options.guidance ? steps.reduce((sum, step) => sum + step.logProb, 0) : beam.score,
-    ended: beam.ended,
-    evidence: agreed ? { entropies: part("entropy"), ...agreed } : null,
+    logProb: steps.reduce((sum, { logProb }) => sum + logProb, 0),
+    ended,
   };
 }

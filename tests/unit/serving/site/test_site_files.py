@@ -104,14 +104,18 @@ def test_search_words_become_tokens(tmp_path) -> None:
 
 
 def test_the_confidence_is_left_out_where_it_does_not_apply(exported, tmp_path) -> None:
-    assert config_of(exported)["calibrated"]
+    assert config_of(exported)["confidence"]
 
     other = write_exported(tmp_path / "other")
     calibrated = toy_calibrator(SearchOptions(beam_size=3, max_length=9))
     (other / "confidence.safetensors").write_bytes(calibrated.to_bytes())
-    files = site_of(other)
-    assert not json.loads(files["model/config.json"])["calibrated"]
-    assert "model/confidence.safetensors.gzip" not in files
+    assert config_of(other)["confidence"] is None
+
+
+def test_a_certainty_needs_a_reading(tmp_path) -> None:
+    exported = write_exported(tmp_path / "exported", certainty=0.5)
+    with pytest.raises(ConfigError, match="no calibrated reading of the photo"):
+        site_of(exported)
 
 
 def test_searches_that_the_page_lacks_are_refused(tmp_path) -> None:

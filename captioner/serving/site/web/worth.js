@@ -1,0 +1,59 @@
+/* How much a word is worth saying of a photo; captioner/search/worth.py explains it. */
+
+import { logSumExp } from "./search.js";
+
+export class Rewards {
+  /** `config` of the site; `truths` of the reading's rows, see `PhotoReading.searchTruths`. */
+  constructor({ worth, reading, tokens, vocabulary }, { certainty }, truths) {
+    const { grammar, wide } = worth; // pairs of tokens are numbers, see search/grammar.py
+    const weight = certainty ? worth.weight : worth.whole_weight;
+    const least = certainty || worth.whole_certainty;
+    const valueOf = (truth) => weight * Math.log(Math.max(truth, worth.least_truth) / least);
+    Object.assign(this, worth, { rows: reading.rows, end: tokens.end });
+    this.size = vocabulary.length + tokens.first_word;
+    this.most = weight * Math.log(1 / least);
+    this.values = Float32Array.from(truths, (truth) => (Number.isNaN(truth) ? 0 : valueOf(truth)));
+    this.nothing = truths.length - 1; // the row of function words
+    this.shares = new Map(wide.map(([word]) => [word, worth.wide_share]));
+    this.wide = certainty ? wide : [];
+    this.notFollowing = grammar?.not_following ?? [];
+    this.endings = certainty && grammar ? grammar.endings.map((share) => Math.log(share) + worth.ending_gain) : null;
+    this.notEnding = new Set(grammar?.not_ending);
+  }
+
+  /** Give each wide word the probability of all words that it covers, unless one of them is said. */
+  widen(logProbs, tokens) {
+    for (const group of this.wide) {
+      if (tokens.some((word) => group.includes(word))) continue;
+      logProbs[group[0]] = logSumExp(group.map((word) => logProbs[word]));
+    }
+  }
+
+  /** Scores for the search: log-probabilities with the worth of the words and endings. */
+  add(logProbs, tokens) {
+    const said = tokens.map((word) => this.rows[word]);
+    const values = this.values.slice();
+    for (const row of said) values[row] = Math.min(values[row], 0); // a stem is rewarded once
+    const highest = logProbs.reduce((one, other) => Math.max(one, other), -Infinity);
+    const least = Math.fround(highest - this.plausible);
+    const scores = logProbs.map((value, word) => {
+      const reward = values[this.rows[word]] * (this.shares.get(word) ?? 1);
+      return value < least && reward > 0 ? value : value + reward;
+    });
+    if (tokens.length === 0) return scores;
+    for (const pair of this.notFollowing) {
+      if (Math.trunc(pair / this.size) === tokens.at(-1)) scores[pair % this.size] = -Infinity;
+    }
+    if (this.endings) scores[this.end] = this.ending(logProbs[this.end], tokens, said);
+    return scores;
+  }
+
+  /** The log-probability of an ending after these words, from the decoder's own. */
+  ending(own, tokens, said) {
+    const [before, last] = [tokens.at(-2) ?? -1, tokens.at(-1)];
+    const least = this.notEnding.has(before * this.size + last) ? -Infinity : this.endings[last];
+    if (least === -Infinity && own <= this.sure_ending) return -Infinity;
+    const content = new Set(said.filter((row) => row !== this.nothing));
+    return Math.max(own, least) - (content.size < 2 ? this.too_short : 0);
+  }
+}
