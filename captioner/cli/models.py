@@ -181,11 +181,11 @@ def export(options: ExportOptions, _: Any) -> int:
             f"{model} is exported already; give the model folder it was exported from with --int8, "
             "or leave out --int8 and --calibration"
         )
-    from captioner.inference.folder import read_search
+    from captioner.inference.folder import load_model
     from captioner.serving.site.onnxruntime_web import runtime_files
     from captioner.serving.site.writer import check_search, write_site
 
-    check_search(read_search(model)[0])
+    check_search(load_model(model))
     runtime = runtime_files(options.onnxruntime_web)  # before minutes of work
     with tempfile.TemporaryDirectory() as temporary:
         graphs = model

@@ -50,7 +50,8 @@ def continuations(
         so_far = on_device(tokens[:, None, :t], xp.int64, xp, device)
         scores = xp.asarray(advance.log_probs, copy=True)
         rules.forbid(scores, so_far)
-        chosen = to_numpy(xp.argmax(scores[:, 0], axis=1))
+        chosen = to_numpy(xp.argmax(scores[:, 0], axis=1)).copy()
+        chosen[to_numpy(xp.max(scores[:, 0], axis=1)) == -np.inf] = end  # the rules forbid all
         free = (t >= lengths) & (t < stops)
         tokens[free, t] = chosen[free]
         stops[free & (chosen == end)] = t

@@ -41,8 +41,9 @@ PLAUSIBLE, PENALTY = 3.0, 20.0
 certainty, the second is subtracted too: to avoid doubtful words, the search would write nonsense
 ("the side of the side"). They stay possible, for forced words."""
 
-LEAST_TRUTH = 0.001
-"""Lower truths count as this one, so that no word is impossible."""
+LEAST_WORTH = -12.0
+"""Words with less worth count as this one, in nats: a doubtful noun is better than a phrase without
+one ("a white and a girl")."""
 
 ENOUGH, TOO_SHORT = 3, 1.5
 """A caption should have this many different content words; each that it lacks costs this, in nats.
@@ -99,8 +100,8 @@ class Rewards(NoRewards):
         weight = WEIGHT if self.certainty else WHOLE_WEIGHT
         certainty = self.certainty or WHOLE_CERTAINTY
         self.most = weight * math.log(1 / certainty)
-        truths = np.maximum(worth.truths, LEAST_TRUTH)
-        values = weight * np.log(truths / certainty)
+        with np.errstate(divide="ignore"):
+            values = np.maximum(weight * np.log(worth.truths / certainty), LEAST_WORTH)
         values = np.pad(values, ((0, 0), (0, 1)))  # of function words, in the last column: 0
         self.unread, self.nothing = values.shape[1] - 2, values.shape[1] - 1
         rows = np.where(worth.rows == UNKNOWN_WORD, self.unread, worth.rows)
@@ -162,7 +163,8 @@ class Rewards(NoRewards):
         scores = log_probs + xp.where(implausible & (reward > 0), 0.0, reward)
         if self.certainty:
             scores = xp.where(implausible, scores - PENALTY, scores)
-            scores[..., self.end_token] = log_probs[..., self.end_token]
+            # An empty caption says nothing.
+            scores[..., self.end_token] = log_probs[..., self.end_token] if length else -xp.inf
         if self.forbidden is not None and length:
             scores = xp.where(self.forbidden[self.places[tokens[..., -1]]], -xp.inf, scores)
         if self.endings is not None and length:

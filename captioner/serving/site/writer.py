@@ -77,8 +77,8 @@ _SEARCH = (
 # Those whose words the page gets as token ids, and those without effect on its captions.
 _OTHERS = ("banned_words", "guard_endings", "diversity", "top_k", "top_p", "seed")
 _WORTH = (
-    *("WEIGHT", "WHOLE_WEIGHT", "WHOLE_CERTAINTY", "PLAUSIBLE", "LEAST_TRUTH", "TOO_SHORT"),
-    *("ENDING_GAIN", "SURE_ENDING", "WIDE_SHARE"),
+    *("WEIGHT", "WHOLE_WEIGHT", "WHOLE_CERTAINTY", "PLAUSIBLE", "PENALTY"),
+    *("LEAST_WORTH", "ENOUGH", "TOO_SHORT", "ENDING_GAIN", "SURE_ENDING", "WIDE_SHARE"),
 )
 """Constants of ``search.worth`` that the page's search uses."""
 _OF_FEATURES = ("weights", "mean", "scale", "lowest", "highest")

@@ -44,6 +44,8 @@ def score(table, caption, truths, rules: Grammar | None, certainty: float) -> fl
     """The score of a caption, which ends unless it has the maximum length of 4 tokens."""
     weight, least = (w.WEIGHT, certainty) if certainty else (w.WHOLE_WEIGHT, w.WHOLE_CERTAINTY)
     total, said = 0.0, set()
+    if certainty and not caption:
+        return -math.inf
     for place, word in enumerate((*caption, END)[:4]):
         prefix = caption[:place]
         log_probs = table(prefix).astype(np.float64)
@@ -52,7 +54,7 @@ def score(table, caption, truths, rules: Grammar | None, certainty: float) -> fl
             total -= w.PENALTY
         row = ROWS[word]
         if row != FUNCTION_WORD:
-            reward = weight * math.log(max(truths[row], w.LEAST_TRUTH) / least)
+            reward = max(weight * math.log(truths[row] / least), w.LEAST_WORTH)
             implausible = own < log_probs.max() - w.PLAUSIBLE
             if reward > 0 and (row in said or implausible):
                 reward = 0.0

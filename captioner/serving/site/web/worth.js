@@ -8,13 +8,14 @@ export class Rewards {
     const { grammar, wide } = worth; // pairs of tokens are numbers, see search/grammar.py
     const weight = certainty ? worth.weight : worth.whole_weight;
     const least = certainty || worth.whole_certainty;
-    const valueOf = (truth) => weight * Math.log(Math.max(truth, worth.least_truth) / least);
+    const valueOf = (truth) => Math.max(weight * Math.log(truth / least), worth.least_worth);
     Object.assign(this, worth, { rows: reading.rows, end: tokens.end });
     this.size = vocabulary.length + tokens.first_word;
     this.most = weight * Math.log(1 / least);
     this.values = Float32Array.from(truths, (truth) => (Number.isNaN(truth) ? 0 : valueOf(truth)));
     this.nothing = truths.length - 1; // the row of function words
     this.shares = new Map(wide.map(([word]) => [word, worth.wide_share]));
+    this.certain = certainty > 0;
     this.wide = certainty ? wide : [];
     this.notFollowing = grammar?.not_following ?? [];
     this.endings = certainty && grammar ? grammar.endings.map((share) => Math.log(share) + worth.ending_gain) : null;
@@ -38,8 +39,11 @@ export class Rewards {
     const least = Math.fround(highest - this.plausible);
     const scores = logProbs.map((value, word) => {
       const reward = values[this.rows[word]] * (this.shares.get(word) ?? 1);
-      return value < least && reward > 0 ? value : value + reward;
+      const implausible = value < least;
+      const score = implausible && reward > 0 ? value : value + reward;
+      return implausible && this.certain ? score - this.penalty : score;
     });
+    if (this.certain) scores[this.end] = tokens.length ? logProbs[this.end] : -Infinity; // not empty
     if (tokens.length === 0) return scores;
     for (const pair of this.notFollowing) {
       if (Math.trunc(pair / this.size) === tokens.at(-1)) scores[pair % this.size] = -Infinity;
@@ -54,6 +58,6 @@ export class Rewards {
     const least = this.notEnding.has(before * this.size + last) ? -Infinity : this.endings[last];
     if (least === -Infinity && own <= this.sure_ending) return -Infinity;
     const content = new Set(said.filter((row) => row !== this.nothing));
-    return Math.max(own, least) - (content.size < 2 ? this.too_short : 0);
+    return Math.max(own, least) - this.too_short * Math.max(this.enough - content.size, 0);
   }
 }
