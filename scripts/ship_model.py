@@ -2,7 +2,8 @@
 
     python scripts/ship_model.py runs/everyday_sharp/best --runs runs/everyday runs/everyday_sharp \
         --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
-        --other-images other_kinds [--judged judged.csv] [--start captioner/pretrained] \
+        --held NEW/captions.json [--objects objects.json] --other-images other_kinds \
+        [--judged judged.csv] [--start captioner/pretrained] \
         [--commit COMMIT] [--failures scripts/model_failures.md]
 
 Before, scripts/fit_reading.py fits the model's reading. Stores the search options and the history
@@ -21,6 +22,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ from captioner.training.run import read_rows
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 VALIDATION = Path("data/flickr8k/captions_val.json")
-SEARCH = SearchOptions(beam_size=3, length_penalty=0.5, block_repeats=True)
+SEARCH = SearchOptions(beam_size=3, length_penalty=0.5, block_repeats=True, certainty=0.7)
 VARIED = {"temperature": 0.85, "candidates": 128}
 """Consensus search, which the card reports beside the default one."""
 METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
@@ -69,7 +71,7 @@ def main() -> None:
     if first.is_dir():  # trained on all photos; later stages may skip some
         start = load_model(first)
         stored.frequencies, stages = start.frequencies, start.info.get("stages", [])
-    stored.search = SEARCH
+    stored.search = replace(SEARCH, certainty=0.0)  # until the truth of words is calibrated
     stored.info = {
         "data": "COCO (39,750 photos of train2014, 2,075 of val2014 and 2017) and Flickr8k (6,000 "
         "training photos); selected on 728 photos of COCO val2014 and Flickr8k's 1,000 validation "
@@ -80,9 +82,15 @@ def main() -> None:
     }
     with atomic_folder(options.to) as new:
         save_model(new, stored)
+        _export(new, options)
+        _calibrate(new, options)
+        stored = load_model(new)
+        stored.search = SEARCH
+        save_model(new, stored)
+        _calibrate(new, options)  # with the captions of the search that ships
+        stored = load_model(new)
         fields = _measure(new, stored, options)
         save_model(new, stored)
-        _complete(new, options)
         card = TEMPLATE.read_text(encoding="utf-8").format(
             **fields,
             info=stored.info,
@@ -112,6 +120,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
     parser.add_argument("--other-images", type=Path, help="scripts/make_other_kinds.py's folder")
     parser.add_argument("--judged", type=Path, nargs="+", default=[], help="judged captions")
+    parser.add_argument(
+        "--held",
+        type=Path,
+        required=True,
+        help="captions.json of photos not trained on, in images/",
+    )
+    parser.add_argument("--objects", type=Path, help="objects that are annotated in these photos")
     parser.add_argument("--commit", default="", help="commit at which the stages were trained")
     parser.add_argument("--failures", type=Path, help="failures found by inspection, in Markdown")
     return parser.parse_args()
@@ -176,22 +191,27 @@ def _measure(folder: Path, stored: StoredModel, options: argparse.Namespace) -> 
     }
 
 
-def _complete(folder: Path, options: argparse.Namespace) -> None:
-    """Add graphs in 8 bits and the confidence to a model folder."""
-    val = [options.coco / "captions_val.json", VALIDATION]
-    train = [path.with_name("captions_train.json") for path in val]
+def _export(folder: Path, options: argparse.Namespace) -> None:
+    """Add graphs in 8 bits to a model folder."""
+    train = [options.coco / "captions_train.json", VALIDATION.with_name("captions_train.json")]
     train_images = (options.coco / "train", options.flickr8k / "images")
     sample: list[Path] = []
     for captions, images in zip(train, train_images, strict=True):
         known = sorted(image.path for image in read_dataset([captions], [images]))
         sample += random.Random(0).sample(known, min(PHOTOS, len(known)))
     export(folder, folder, sample, weights=True)
-    photos = _each("--images", (options.coco / "val", *train_images))
+
+
+def _calibrate(folder: Path, options: argparse.Namespace) -> None:
+    """Fit the truth of words to held-out photos and the confidence to judgements."""
+    held = options.held.parent / "images"
+    photos = _each("--images", (options.coco / "val", options.flickr8k / "images", held))
+    given = {"--objects": options.objects, "--other-images": options.other_images}
     _run(
         "-m", "captioner", "calibrate", "--model", folder, "--force", *photos,
-        *_each("--annotations", val), "--styles", "coco", "--styles", "flickr8k",
-        *_each("--judged", options.judged), "--diagram", "docs/confidence.png",
-        *_each("--other-images", [options.other_images] if options.other_images else []),
+        "--annotations", options.held, "--styles", "coco", *_each("--judged", options.judged),
+        "--diagram", "docs/confidence.png",
+        *(part for name, path in given.items() if path for part in (name, path)),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -181,10 +181,15 @@ def test_words_of_a_model_with_a_reading_have_a_truth(own, model, run, tmp_path,
     monkeypatch.setattr(Captioner, "_rows", property(rows))
     monkeypatch.setattr(Captioner, "_encode", encode)
     table = tmp_path / "judged.csv"
-    with table.open("w", newline="") as file:
+
+    def judge(texts: Sequence[str]) -> None:
         grades = ["right" if number % 4 == 1 else "wrong" for number in range(COUNT)]
-        rows = zip([path.name for path in own.photos], own.texts, grades, strict=True)
-        csv.writer(file).writerows([("image", "caption", "grade"), *rows])
+        names = [path.name for path in own.photos]
+        with table.open("w", newline="") as file:
+            judged = zip(names, texts, grades, strict=True)
+            csv.writer(file).writerows([("image", "caption", "grade"), *judged])
+
+    judge(own.texts)
     for kind, value in (("black", 0), ("white", 255)):
         (tmp_path / "kinds" / kind).mkdir(parents=True)
         for number in range(10):
@@ -208,6 +213,7 @@ def test_words_of_a_model_with_a_reading_have_a_truth(own, model, run, tmp_path,
 
     check = ("calibrate", "--check", *command[1:], "--annotations", own.captions)
     assert "phrases" in run(*check)[1]
+    judge([one.text for one in calibrated.caption(own.photos)])  # the truth changes captions
     assert run(*command, "--force")[0] == OK  # judgements alone do not change the truth
     assert load(model).stored.calibrator.truth == calibrated.stored.calibrator.truth
 

@@ -37,7 +37,7 @@ export class Vocabulary {
     return text;
   }
 
-  /** Words that are true or false together, each with its least truth; captioner/caption.py. */
+  /** Words that are true or false together, each with the product of their truths; captioner/caption.py. */
   phrases(tokens, truths) {
     const shown = this.shown(tokens);
     const content = tokens.map((token) => !this.functionWords.has(token));
@@ -51,7 +51,7 @@ export class Vocabulary {
     return starts.map((start, i) => {
       const known = truths.slice(start, starts[i + 1]).filter((truth) => !Number.isNaN(truth));
       const text = this.sentence(tokens.slice(start, starts[i + 1]));
-      return { text, truth: known.length ? round(Math.min(...known), 4) : null };
+      return { text, truth: known.length ? round(known.reduce((one, other) => one * other, 1), 4) : null };
     });
   }
 
