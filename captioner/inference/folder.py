@@ -274,7 +274,9 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
         decoder = dataclasses.asdict(build_options(DecoderConfig, config["decoder"]))
         del decoder["dropout"]  # a setting of the run
         tokenizer = config.get("tokenizer", "words")
-        return {"search": _search_of(config), "decoder": decoder, "data": {"tokenizer": tokenizer}}
+        # The truth of words is that of the initial model; the new one is not calibrated.
+        search = dataclasses.replace(_search_of(config), certainty=0.0)
+        return {"search": search, "decoder": decoder, "data": {"tokenizer": tokenizer}}
 
 
 def _search_of(config: dict[str, Any]) -> SearchOptions:

@@ -378,6 +378,7 @@ class Trainer:
             self._print(f"start: {describe_scores(scores)}")
             initial = StoredModel(stored.model, stored.decoder, stored.vocabulary, stored.search)
             initial.info, initial.frequencies = stored.info, setup.frequencies
+            initial.reading = stored.reading
             save_model(self.folder.best, initial)
         self.save()
 

@@ -242,7 +242,7 @@ def test_a_damaged_graph_is_one_line(copied) -> None:
 
 
 IMPOSSIBLE = "is not a captioner model config"
-OTHERS = r"graphs of .* do not match its config\.json"
+OTHERS = r"graphs of .* do not match its config\.json|its reading do not match its vocabulary"
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_timms_weights_and_preprocessing_are_used(monkeypatch) -> None:
     published = timm_model(0)
     config = resolve_data_config({}, model=published)
     monkeypatch.setattr(timm, "create_model", lambda name, **how: published)
+    monkeypatch.setattr("captioner.model.backbones.WEIGHT_PACKAGES", {})  # else the installed ones
 
     encoder = build_encoder("timm/tf_efficientnet_lite0", "default")
 
