@@ -411,6 +411,7 @@ def test_left_out_words_are_grey_in_cards_pictures_and_downloads(tab, tiny) -> N
     tab.route("**/v1/captions*", said_less)
     upload(tab, tiny.photos / "1.png")
     shown = card(tab, 1).locator(".text")
+    expect(shown).to_contain_text("left out: and the rest")  # the response is there
     expect(shown).to_have_text(f"{words[0]} left out: and the rest")
     expect(shown.locator(".left-out")).to_be_visible()
     expect(tab.get_by_role("status")).to_have_text(words[0])
