@@ -38,7 +38,7 @@ def server(tiny, tmp_path_factory) -> Iterator[SimpleNamespace]:
     with serve_command(folder / "server") as running:
         yield SimpleNamespace(url=running.url, folder=folder, captions=captions)
         _, log = running.stop()
-    pattern = r"[-\d]+ [:\d]+ \w+ (/\S*|other) \d+ \d+ ms \d+ bytes client=\S+ id=\w+"
+    pattern = r"[-\d]+ [:+\d]+ \w+ (/\S*|other) \d+ \d+ ms \d+ bytes client=\S+ id=\w+"
     # No part of a request is written to disk or logged; matplotlib has a folder for its fonts.
     other = [line for line in log.splitlines() if not re.fullmatch(pattern, line)]
     assert [line for line in other if not re.fullmatch(r"WROTE \S*/matplotlib", line)] == []
