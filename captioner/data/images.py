@@ -349,7 +349,9 @@ def _check_limits(image: Image.Image, max_pixels: int) -> None:
         raise LargeImageError(f"{size}; {_too_large(max_pixels)}")
     if max(image.size) > MAX_SIDE:
         raise LargeImageError(f"{size}; the limit is {MAX_SIDE:,} per side; cut or scale the image")
-    tags = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}
+    if image.format != "TIFF":
+        return
+    tags = getattr(image, "tag_v2", {})
     if (count := max(np.size(tags.get(tag, ())) for tag in (273, 324))) > MAX_TILES:
         raise LargeImageError(
             f"{count:,} tiles or strips; the limit is {MAX_TILES:,}; save the image again"
@@ -375,7 +377,8 @@ class _MeteredFile:
         if self.reads_left < 0:
             raise OSError("it has too many small parts")
         content = self.file.read(size)
-        self.zeros = self.zeros or _ZEROS in content
+        if len(content) >= len(_ZEROS) and not self.zeros:  # a header is read in small pieces
+            self.zeros = _ZEROS in content
         return content
 
     def __getattr__(self, name: str) -> Any:
