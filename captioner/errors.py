@@ -17,12 +17,9 @@ message alone and exits with 1 or 2; ``--debug`` adds a traceback.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Control characters, halves of surrogate pairs, and what changes the direction of text."""
 
 
 class CaptionerError(Exception):
@@ -99,39 +96,3 @@ class ServerError(CaptionerError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle all three arguments: pools return errors of other processes."""
         return type(self), (str(self), self.status, self.retry_after)
-
-
-def counted(count: int, noun: str) -> str:
-    """``1 part`` or ``2,000 parts``, for messages."""
-    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def clock(seconds: float) -> str:
-    """A time as ``00:01:05.000``, as in WebVTT."""
-    minutes, milliseconds = divmod(round(seconds * 1000), 60_000)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:02}:{minutes:02}:{milliseconds / 1000:06.3f}"
-
-
-def either(names: Iterable[object]) -> str:
-    """``a, b or c``, for messages."""
-    *most, last = map(str, names)
-    return f"{', '.join(most)} or {last}" if most else last
-
-
-def first_of(names: Sequence[object]) -> str:
-    """``a``, or of several ``a (and 2 more)``, for messages."""
-    return f"{names[0]} (and {len(names) - 1} more)" if len(names) > 1 else str(names[0])
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's text, or its class if it has no text, for messages."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip()
-
-
-def printable(text: str, *, lines: bool = False) -> str:
-    """A text whose control characters, such as file names may have, are escaped.
-
-    With ``lines``, ends of lines are kept.
-    """
-    return _CONTROLS.sub(lambda c: c[0] if lines and c[0] == "\n" else ascii(c[0])[1:-1], text)

@@ -18,7 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from captioner.errors import ConfigError, DataError, first_line
+from captioner.errors import ConfigError, DataError
+from captioner.messages import first_line
 
 FREQUENCIES = "document_frequencies.json.gz"
 """Usual name of a document frequencies file, also in a model folder."""

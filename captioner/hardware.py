@@ -16,7 +16,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from captioner.errors import CaptionerError, ConfigError, either
+from captioner.errors import CaptionerError, ConfigError
+from captioner.messages import either
 
 if TYPE_CHECKING:
     import torch

@@ -33,7 +33,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Interval
 
-from captioner.errors import ConfigError, OptionError, either
+from captioner.errors import ConfigError, OptionError
+from captioner.messages import either
 
 Options = TypeVar("Options")
 

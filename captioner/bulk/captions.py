@@ -50,11 +50,12 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from captioner.bulk.inputs import Part, RemoteFile, read_part
-from captioner.errors import ConfigError, DataError, counted
+from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_write, check_same, write_lock
 from captioner.hardware import Precision
 from captioner.inference.captioner import Captioner, Result, load
 from captioner.inference.folder import fingerprints
+from captioner.messages import counted
 from captioner.options import ModelOptions, SearchOptions
 
 JOB, PARTS, DONE = "_job.json", "_parts.jsonl.gz", "_done.json"

@@ -30,8 +30,9 @@ from captioner.data.folders import expand_pattern, natural, without_twins
 from captioner.data.formats import format_by_name
 from captioner.data.images import MAX_STREAM_BYTES
 from captioner.data.reading import read_ahead
-from captioner.errors import ConfigError, DataError, counted, first_line
+from captioner.errors import ConfigError, DataError
 from captioner.files import unreadable
+from captioner.messages import counted, first_line
 
 STORAGE = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hdfs")
 """Protocols of URLs in Parquet files."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from threading import Event, Thread
 
-from captioner.errors import counted
+from captioner.messages import counted
 
 EVERY = 60.0
 """Seconds between two lines."""

@@ -21,8 +21,9 @@ from captioner.data.html_images import HtmlImage, HtmlPage
 from captioner.data.importers import read_table
 from captioner.data.reading import photo_bar
 from captioner.drawing.pages import review_page
-from captioner.errors import ConfigError, DataError, counted
+from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_open, atomic_write
+from captioner.messages import counted
 from captioner.option_fields import File, Shown
 from captioner.options import ModelOptions, SearchOptions
 

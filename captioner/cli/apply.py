@@ -18,7 +18,8 @@ from captioner.data.formats import format_by_name
 from captioner.data.images import image_size
 from captioner.data.importers import ColumnOptions, find_source, import_captions, photo_folder
 from captioner.data.photo_metadata import require_exiftool
-from captioner.errors import ConfigError, DataError, counted
+from captioner.errors import ConfigError, DataError
+from captioner.messages import counted
 from captioner.option_fields import Folder, Shown, changed
 
 

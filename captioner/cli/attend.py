@@ -26,7 +26,8 @@ from captioner.drawing.figure import Figure, overlay
 from captioner.drawing.options import AnimationOptions, Drawing, FigureOptions, PageOptions
 from captioner.drawing.pages import Entry, Page, gallery
 from captioner.drawing.style import lacks_letters
-from captioner.errors import ConfigError, ImageError, either, printable
+from captioner.errors import ConfigError, ImageError
+from captioner.messages import either, printable
 from captioner.option_fields import File, ModelName, Shown, option_fields, taken
 from captioner.options import METHOD_TITLES, ExplanationMethod, ModelOptions, SearchOptions
 

@@ -33,10 +33,11 @@ from captioner.cli.photos import STDIN, PhotoOptions, find_photos, read_names
 from captioner.cli.sidecars import SidecarOptions, Store, choose_store
 from captioner.data.formats import FORMATS, VIDEO
 from captioner.data.reading import photo_bar
-from captioner.errors import ConfigError, DataError, counted
+from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_open
 from captioner.hardware import require_extra
 from captioner.inference.folder import find_model, fingerprints
+from captioner.messages import counted
 from captioner.option_fields import File, Shown, option_fields
 from captioner.options import ModelOptions, SearchOptions
 from captioner.version import __version__

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from captioner.data.cells import plain_cell
-from captioner.errors import ConfigError, first_line, printable
+from captioner.errors import ConfigError
+from captioner.messages import first_line, printable
 
 Kept = dict[str, Any]
 """A row: ``image``, the photo's name or None; ``text``, its caption; ``kept``, its content."""

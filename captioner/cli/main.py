@@ -152,7 +152,7 @@ def _report(error: BaseException) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    from captioner.errors import printable
+    from captioner.messages import printable
 
     print(f"captioner: {printable(message, lines=True)}", file=sys.stderr)
     return code

@@ -14,7 +14,8 @@ from captioner.cli.arguments import command
 from captioner.cli.main import OK
 from captioner.cli.outputs import require_parent
 from captioner.data.folders import find_images
-from captioner.errors import ConfigError, printable
+from captioner.errors import ConfigError
+from captioner.messages import printable
 from captioner.option_fields import ModelName, Shown, changed
 from captioner.options import CardOptions, SearchOptions
 

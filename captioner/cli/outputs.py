@@ -24,8 +24,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from captioner.cli.kept import read_rows
 from captioner.data.cells import SafeWriter
-from captioner.errors import ConfigError, clock, counted, first_of, printable
+from captioner.errors import ConfigError
 from captioner.files import atomic_write, check_same, named_after
+from captioner.messages import clock, counted, first_of, printable
 
 if TYPE_CHECKING:
     from captioner.caption import Caption

@@ -15,7 +15,8 @@ from captioner.cli.outputs import warn
 from captioner.data.folders import Skipped, expand_pattern, find_images
 from captioner.data.formats import FORMATS, VIDEO, PhotoFormat, format_by_name
 from captioner.data.images import open_image
-from captioner.errors import ConfigError, DataError, counted
+from captioner.errors import ConfigError, DataError
+from captioner.messages import counted
 from captioner.option_fields import File, Shown
 
 STDIN = Path("-")

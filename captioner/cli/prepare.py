@@ -15,7 +15,8 @@ from captioner.cli.outputs import hint, refuse_overwrite, warn
 from captioner.cli.train import read_config
 from captioner.data.dataset import DatasetOptions, prepare_dataset
 from captioner.data.reading import photo_bar
-from captioner.errors import ConfigError, counted
+from captioner.errors import ConfigError
+from captioner.messages import counted
 from captioner.option_fields import Shown
 from captioner.options import Positive, TrainConfig
 from captioner.training.own_data import ConfigOptions

@@ -33,8 +33,9 @@ from captioner.data.photo_metadata import (
     with_description,
     without_own_description,
 )
-from captioner.errors import ConfigError, DataError, counted, first_of
+from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_write
+from captioner.messages import counted, first_of
 from captioner.option_fields import Folder, Shown
 
 _INVALID = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -18,8 +18,9 @@ from captioner.data.coco import read_photos
 from captioner.data.folders import NamedFiles
 from captioner.data.images import image_size
 from captioner.data.importers import UNSPLIT, ColumnOptions, ImportedPhoto, Layout, import_captions
-from captioner.errors import ConfigError, DataError, ImageError, counted
+from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_write
+from captioner.messages import counted
 from captioner.option_fields import Folder, Shown
 
 EMPTY = ("", "nan")

@@ -42,7 +42,8 @@ from captioner.data import variants
 from captioner.data.formats import HEIC, RAW, PhotoFormat, format_by_content, register_heif
 from captioner.data.heif import check_complete
 from captioner.data.pixels import image_from_array, to_rgb
-from captioner.errors import ImageError, LargeImageError, NotAnImageError, first_line
+from captioner.errors import ImageError, LargeImageError, NotAnImageError
+from captioner.messages import first_line
 
 MAX_PIXELS = 178_956_970
 """Larger images are refused before decoding; the size at which Pillow raises an error."""

@@ -14,7 +14,8 @@ import av.filter
 from PIL import Image
 
 from captioner.data.images import open_file
-from captioner.errors import ImageError, clock
+from captioner.errors import ImageError
+from captioner.messages import clock
 
 MAX_PIXELS = 1 << 26
 """Videos with larger frames are refused: a decoder holds dozens of frames."""

@@ -13,7 +13,7 @@ from captioner.caption import Caption
 from captioner.data.coco import CaptionedImage, locate_photos, read_captions, read_dataset
 from captioner.data.folders import find_images
 from captioner.data.reading import photo_bar
-from captioner.errors import ConfigError, DataError, OptionError, either, first_of
+from captioner.errors import ConfigError, DataError, OptionError
 from captioner.evaluation.grounding import Instances, measure, read_instances
 from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.objects import by_confidence, photo_objects, read_objects
@@ -24,6 +24,7 @@ from captioner.evaluation.report import Report, build, difference, read_captions
 from captioner.files import FREQUENCIES
 from captioner.inference.captioner import Captioner, load
 from captioner.inference.folder import find_model
+from captioner.messages import either, first_of
 from captioner.option_fields import build_options, changed, option_fields, similar
 from captioner.options import FaithfulnessOptions, SearchOptions
 from captioner.search.words import neutral_caption

@@ -21,7 +21,7 @@ from captioner.data.images import open_image
 from captioner.data.importers import read_table
 from captioner.data.reading import photo_bar, read_batches
 from captioner.drawing.figure import Figure
-from captioner.errors import ConfigError, DataError, ImageError, OptionError, counted
+from captioner.errors import ConfigError, DataError, ImageError, OptionError
 from captioner.evaluation.api import model_frequencies
 from captioner.evaluation.calibration import (
     JUDGED_RIGHT,
@@ -48,6 +48,7 @@ from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import Calibrator, Observation, search_key
 from captioner.inference.engine import Prepared
 from captioner.inference.truth import WordTruth
+from captioner.messages import counted
 from captioner.options import SearchOptions
 from captioner.search.words import neutral_caption
 from captioner.text.tokenizer import caption_tokens

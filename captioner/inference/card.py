@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
-from captioner.errors import ConfigError, counted
+from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.hardware import require_extra
 from captioner.inference.folder import CARD, MODEL_FILES, RUN_CONFIG, WEIGHTS, read_config
+from captioner.messages import counted
 from captioner.option_fields import different
 from captioner.options import CardOptions, TrainConfig
 

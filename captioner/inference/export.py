@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from captioner.caption import CropBox
 from captioner.data.images import open_image
-from captioner.errors import ConfigError, ModelError, first_line
+from captioner.errors import ConfigError, ModelError
 from captioner.files import FREQUENCIES, atomic_folder
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Ensemble, Prepared
@@ -39,6 +39,7 @@ from captioner.inference.folder import (
 from captioner.inference.onnx_engine import NEXT, READ, STATE, SUMMARY, OnnxEngine
 from captioner.inference.quantize import quantize_graphs
 from captioner.inference.torch_engine import TorchEngine
+from captioner.messages import first_line
 from captioner.model.attention import Memory
 from captioner.model.captioner import CaptionModel
 from captioner.model.decoder import Decoder, State

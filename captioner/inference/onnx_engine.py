@@ -24,7 +24,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from captioner.errors import ConfigError, ModelError, first_line
+from captioner.errors import ConfigError, ModelError
 from captioner.geometry import Geometry
 from captioner.inference.engine import CaptionScores
 from captioner.inference.folder import (
@@ -35,6 +35,7 @@ from captioner.inference.folder import (
     StoredModel,
 )
 from captioner.inference.reading import READING, Reading
+from captioner.messages import first_line
 from captioner.model.preprocessing import Preprocessing
 from captioner.search.arrays import NUMPY
 from captioner.search.search import Advance

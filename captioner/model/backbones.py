@@ -21,7 +21,8 @@ from urllib.request import getproxies
 import torch
 from torch import Tensor, nn
 
-from captioner.errors import ConfigError, ModelError, first_line
+from captioner.errors import ConfigError, ModelError
+from captioner.messages import first_line
 from captioner.model.efficientnet_lite import TIMM_MEAN, TIMM_STD, EfficientNetLite, lite_size
 from captioner.model.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from captioner.model.registry import Registry

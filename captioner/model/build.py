@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from captioner.errors import ConfigError, first_line
+from captioner.errors import ConfigError
+from captioner.messages import first_line
 from captioner.model.attention import (
     AdditiveScorer,
     Attention,

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any, Generic, TypeVar
 
-from captioner.errors import ConfigError, first_line
+from captioner.errors import ConfigError
+from captioner.messages import first_line
 
 T = TypeVar("T")
 

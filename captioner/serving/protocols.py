@@ -28,7 +28,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from captioner.caption import Caption, Keyword
-from captioner.errors import either
+from captioner.messages import either
 from captioner.serving import schema
 from captioner.serving.bulk import NDJSON
 from captioner.serving.photos import JSON, Upload, check_headers, from_base64, read_object

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from captioner.errors import counted
 from captioner.files import require_space
 from captioner.hardware import memory_errors, peak_memory
+from captioner.messages import counted
 from captioner.text.vocabulary import END, UNKNOWN
 from captioner.training.optim import warmup_steps
 from captioner.training.run import RunFolder, Trackers

@@ -15,7 +15,8 @@ from captioner.data.features import FeatureCache, feature_fingerprint, read_head
 from captioner.data.images import image_size, open_image
 from captioner.data.importers import import_captions
 from captioner.data.reading import read_batches, reader_threads
-from captioner.errors import ConfigError, ImageError, first_of
+from captioner.errors import ConfigError, ImageError
+from captioner.messages import first_of
 from captioner.model.captioner import CaptionModel
 from captioner.options import DataConfig, TrainConfig
 from captioner.text.tokenizer import lacks_spaces

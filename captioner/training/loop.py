@@ -33,11 +33,12 @@ from tqdm import tqdm
 
 from captioner.data.batches import Batch
 from captioner.data.sources import open_source
-from captioner.errors import CheckpointError, first_line
+from captioner.errors import CheckpointError
 from captioner.hardware import autocast, float32_precision, memory_errors, pick_precision, upload
 from captioner.inference.captioner import Captioner
 from captioner.inference.card import write_card
 from captioner.inference.folder import CARD, StoredModel, load_model, save_model
+from captioner.messages import first_line
 from captioner.model.captioner import CaptionModel
 from captioner.model.losses import Losses
 from captioner.training.checks import setting_warnings

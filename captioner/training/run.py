@@ -32,8 +32,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from captioner.drawing.figure import overlay
-from captioner.errors import CheckpointError, ConfigError, first_line
+from captioner.errors import CheckpointError, ConfigError
 from captioner.files import atomic_write, write_lock
+from captioner.messages import first_line
 from captioner.options import TrainConfig
 from captioner.training.state import flatten
 from captioner.training.validation import Sentence

@@ -15,7 +15,7 @@ from tiny_video import shots, write_video
 
 from captioner.cli.caption import merged
 from captioner.cli.main import FAILED, OK
-from captioner.errors import clock
+from captioner.messages import clock
 
 pytest.importorskip("av")
 

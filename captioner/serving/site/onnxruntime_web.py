@@ -19,8 +19,9 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
-from captioner.errors import ConfigError, first_line
+from captioner.errors import ConfigError
 from captioner.files import atomic_write
+from captioner.messages import first_line
 
 VERSION = "1.30.0"
 PACKAGE = f"onnxruntime-web@{VERSION}"
