@@ -1,22 +1,18 @@
-"""Device and precision selection, memory settings, and which optional packages are installed.
+"""The device and the precision that a model runs in.
 
 torch is imported inside functions, since the command line imports this module at startup.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
-import os
-import re
-import resource
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import ConfigError
+from captioner.extras import is_installed
 from captioner.messages import either
 
 if TYPE_CHECKING:
@@ -25,31 +21,6 @@ if TYPE_CHECKING:
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 """Of matrix products and convolutions; see `pick_precision`. Softmax, attention scores, losses and
 trained weights stay in float32."""
-
-
-def keep_freed_memory(*, threads: bool = False) -> None:
-    """Make glibc keep freed memory instead of returning it to the system.
-
-    The system zeroes each new page, which can take as long as the matrix products. The setting
-    affects the whole process, so programs call this and libraries should not. It has no effect with
-    another C library or if the user has set any ``MALLOC_...`` variable. ``threads``: if the model
-    runs in a thread; a heap per thread would ignore the setting.
-    """
-    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
-        return
-    mmap_max, trim_threshold, arena_max = -4, -1, -8  # M_MMAP_MAX etc. in malloc.h
-    with suppress(AttributeError, OSError, TypeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, 2**31 - 1)
-        if threads:
-            libc.mallopt(arena_max, 1)
-
-
-def release_freed_memory() -> None:
-    """Return freed memory to the system, also after `keep_freed_memory` (with glibc only)."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -166,68 +137,3 @@ def upload(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
-
-
-def peak_memory(device: torch.device) -> int:
-    """Peak memory so far in bytes, of the GPU or else of this process."""
-    import torch
-
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    if status.exists():  # the maximum of getrusage is inherited from the parent process
-        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
-
-
-@contextmanager
-def memory_errors(advice: str) -> Iterator[None]:
-    """Raise CaptionerError with advice if the memory of the GPU or of the machine is exhausted."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:  # torch has classes of its own for some
-        text = str(error)
-        if not (isinstance(error, MemoryError) or re.search("out of memory|alloc", text, re.I)):
-            raise
-        tried = re.search(r"tried to allocate ([\d.]+ \w+)", text, re.I)
-        needed = f" (tried to allocate {tried[1]})" if tried else ""
-        raise CaptionerError(f"out of memory{needed}; {advice}") from error
-
-
-# --- packages ------------------------------------------------------------------------------------
-
-EXTRAS = {
-    "torch": ("torch", "torchvision"),
-    "serve": (
-        "fastapi", "fastapi_offline", "prometheus_client", "starlette", "werkzeug",
-        "granian",
-    ),
-    "train": ("torch", "torchvision", "accelerate"),
-    "export": ("torch", "onnx", "onnxscript"),
-    "hub": ("huggingface_hub",),
-    "ray": ("ray", "pyarrow", "fsspec"),
-    "video": ("av",),
-}  # fmt: skip
-"""Modules by extra. An extra that only one command needs has the command's name."""
-
-
-def is_installed(module: str) -> bool:
-    """Whether a top-level module can be imported; it is not."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # from a finder that hides it
-        return False
-
-
-def require_extra(extra: str, needed_by: str | None = None) -> None:
-    """Raise ConfigError if modules of an extra are missing, which a command of its name needs.
-
-    Or another thing, which the message names; not every command has an extra.
-    """
-    absent = [name for name in EXTRAS.get(extra, ()) if not is_installed(name)]
-    if absent:
-        raise ConfigError(
-            f"{needed_by or f'captioner {extra}'} needs {', '.join(absent)}; run: "
-            f"pip install 'captioner[{extra}]'"
-        )

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from annotated_types import Interval
 
 from captioner.errors import CaptionerError, DataError
-from captioner.hardware import keep_freed_memory
+from captioner.memory import keep_freed_memory
 from captioner.messages import first_line
 from captioner.option_fields import Shown
 from captioner.options import Positive

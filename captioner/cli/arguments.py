@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from captioner.bulk.cluster import CaptionRayOptions, RayOptions
 from captioner.errors import ConfigError
-from captioner.hardware import require_extra
+from captioner.extras import require_extra
 from captioner.option_fields import (
     OptionField,
     build_options,

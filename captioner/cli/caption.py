@@ -34,8 +34,8 @@ from captioner.cli.sidecars import SidecarOptions, Store, choose_store
 from captioner.data.formats import FORMATS, VIDEO
 from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, DataError
+from captioner.extras import require_extra
 from captioner.files import atomic_open
-from captioner.hardware import require_extra
 from captioner.inference.folder import find_model, fingerprints
 from captioner.messages import counted
 from captioner.option_fields import File, Shown, option_fields

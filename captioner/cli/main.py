@@ -117,7 +117,8 @@ def parser_of(command: str) -> Any:
 
 
 def _run(command: str, arguments: list[str], debug: bool) -> int:
-    from captioner.hardware import keep_freed_memory, memory_errors, require_extra
+    from captioner.extras import require_extra
+    from captioner.memory import keep_freed_memory, memory_errors
 
     keep_freed_memory()
     with warnings.catch_warnings():

@@ -59,7 +59,7 @@ def info(options: InfoOptions, _: Any) -> int:
 
 def _facts(folder: Path) -> dict[str, Any]:
     """What is known of a model, whether it is exported or not."""
-    from captioner.hardware import is_installed
+    from captioner.extras import is_installed
     from captioner.inference.folder import EXPORTED, GRAPHS, WEIGHTS, load_model
 
     stored = load_model(folder)

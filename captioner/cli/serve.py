@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 from captioner.cli.arguments import command
 from captioner.cli.main import INTERRUPTED, OK
 from captioner.cli.outputs import warn
-from captioner.hardware import keep_freed_memory
 from captioner.inference.folder import SHIPPED, fingerprint
+from captioner.memory import keep_freed_memory
 from captioner.serving.options import ServeOptions
 
 KEYS = "CAPTIONER_API_KEYS"

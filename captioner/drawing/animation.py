@@ -37,7 +37,7 @@ from captioner.drawing.options import (
     check_size,
     encoded,
 )
-from captioner.hardware import require_extra
+from captioner.extras import require_extra
 from captioner.option_fields import build_options
 
 _MAX_SIDE = 16_382  # pixels; the largest even side that WebP supports

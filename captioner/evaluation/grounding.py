@@ -36,8 +36,8 @@ from captioner.data.coco import Fields, read_coco
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation.bootstrap import interval, resampled_means, too_few
 from captioner.evaluation.objects import find_names
+from captioner.extras import is_installed
 from captioner.geometry import Axis, Geometry
-from captioner.hardware import is_installed
 
 Array = NDArray[np.float64]
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.errors import ProgramError
-from captioner.hardware import is_installed
+from captioner.extras import is_installed
 
 METEOR_COUNTS = 23
 """Counts per caption: words of candidate and reference, function words of both; for each of four

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 
 from captioner.errors import ConfigError
+from captioner.extras import require_extra
 from captioner.files import atomic_write
-from captioner.hardware import require_extra
 from captioner.inference.folder import CARD, MODEL_FILES, RUN_CONFIG, WEIGHTS, read_config
 from captioner.messages import counted
 from captioner.option_fields import different

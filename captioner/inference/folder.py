@@ -32,9 +32,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.errors import CaptionerError, ConfigError, ModelError
+from captioner.extras import require_extra
 from captioner.files import FREQUENCIES, atomic_folder
 from captioner.geometry import Geometry
-from captioner.hardware import has_gpu, require_extra
+from captioner.hardware import has_gpu
 from captioner.inference import hub
 from captioner.model.preprocessing import Preprocessing
 from captioner.option_fields import build_options

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from captioner.errors import ConfigError, ModelError
-from captioner.hardware import require_extra
+from captioner.extras import require_extra
 from captioner.version import __version__
 
 PREFIX = "hf:"

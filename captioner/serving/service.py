@@ -28,9 +28,9 @@ from captioner.caption import Caption
 from captioner.data.images import USUAL_FORMATS, header_work, open_image, reduced_side
 from captioner.drawing.heatmap import fit_photo
 from captioner.errors import ImageError, LargeImageError, NotAnImageError
-from captioner.hardware import release_freed_memory
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
+from captioner.memory import release_freed_memory
 from captioner.serving import schema
 from captioner.serving.lanes import Job, Lane
 from captioner.serving.observe import Metrics

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from captioner.errors import ConfigError, ModelError, OptionError
+from captioner.extras import require_extra
 from captioner.files import read_input
-from captioner.hardware import require_extra
 from captioner.inference.folder import read_settings
 from captioner.messages import counted
 from captioner.option_fields import build_options, checked_settings, different, taken

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from captioner.files import require_space
-from captioner.hardware import memory_errors, peak_memory
+from captioner.memory import memory_errors, peak_memory
 from captioner.messages import counted
 from captioner.text.vocabulary import END, UNKNOWN
 from captioner.training.optim import warmup_steps

@@ -34,10 +34,11 @@ from tqdm import tqdm
 from captioner.data.batches import Batch
 from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
-from captioner.hardware import autocast, float32_precision, memory_errors, pick_precision, upload
+from captioner.hardware import autocast, float32_precision, pick_precision, upload
 from captioner.inference.captioner import Captioner
 from captioner.inference.card import write_card
 from captioner.inference.folder import CARD, StoredModel, load_model, save_model
+from captioner.memory import memory_errors
 from captioner.messages import first_line
 from captioner.model.captioner import CaptionModel
 from captioner.model.losses import Losses

@@ -19,11 +19,12 @@ from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache, FeatureEncoder, feature_fingerprint
 from captioner.errors import ConfigError
 from captioner.evaluation.references import count_frequencies
-from captioner.hardware import autocast, memory_errors, pick_device, pick_precision
+from captioner.hardware import autocast, pick_device, pick_precision
 from captioner.inference.engine import pixel_format
 from captioner.inference.folder import StoredModel, load_model
 from captioner.inference.reading import ReadingWords
 from captioner.inference.weights import to_float16
+from captioner.memory import memory_errors
 from captioner.model.build import check_attention
 from captioner.model.captioner import CaptionModel
 from captioner.model.efficientnet_lite import recompute_blocks

@@ -27,10 +27,10 @@ from measuring import Rows, clock, measure, parser, print_table, ratios
 
 from captioner.data.folders import find_images
 from captioner.data.images import open_image
-from captioner.hardware import keep_freed_memory
 from captioner.inference.captioner import Captioner, load
 from captioner.inference.engine import Prepared
 from captioner.inference.folder import GRAPHS, WEIGHTS, find_model, load_model, runs_graphs
+from captioner.memory import keep_freed_memory
 
 START = """
 import sys

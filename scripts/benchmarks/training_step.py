@@ -27,15 +27,8 @@ from scale import LENGTHS
 from torch import Tensor, nn
 
 from captioner.data.sources import epoch_batches
-from captioner.hardware import (
-    Precision,
-    autocast,
-    float32_precision,
-    keep_freed_memory,
-    peak_memory,
-    pick_precision,
-    product_type,
-)
+from captioner.hardware import Precision, autocast, float32_precision, pick_precision, product_type
+from captioner.memory import keep_freed_memory, peak_memory
 from captioner.model.build import build_decoder
 from captioner.model.losses import caption_losses
 from captioner.options import DecoderConfig, TrainingConfig

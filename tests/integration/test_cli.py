@@ -12,7 +12,7 @@ import pytest
 from tiny_data import noise_photos, write_captions
 
 from captioner.cli.main import COMMANDS, FAILED, OK, USAGE, main
-from captioner.hardware import EXTRAS
+from captioner.extras import EXTRAS
 from captioner.inference.folder import GRAPHS, SHIPPED_MODEL, WEIGHTS
 
 
