@@ -244,3 +244,35 @@ def test_a_training_step_is_measured(run: Any, capsys: Any) -> None:
     small = ("--sizes", 6, 8, 5, 40, "--photos", 4, "--captions", 2, "--rounds", 1)
     run("benchmarks/training_step", *small, "--precision", "fp32")
     assert re.search(r"^\| fp32 \| [\d.,]+ \| [\d,]+ \|", capsys.readouterr().out, re.MULTILINE)
+
+
+# --- what a person has to go through -------------------------------------------------------------
+
+
+def test_hand_kept_lists_of_options_are_found(script: Any, tmp_path: Path) -> None:
+    (tmp_path / "options.py").write_text(
+        "class Base:\n"
+        "    beam: int\n"
+        "class SearchOptions(Base):\n"
+        "    seed: int\n"
+        "    top: float = 1.0\n"
+        "    kind: Literal['beam', 'seed', 'top'] = 'top'\n"
+        "ALL = ('beam', *('seed', 'top'))\n"
+        "LIMITS = {'beam': 1, 'seed': 2, **{'top': 3, 'other': 4}}\n"
+        "OTHER = ['beam', 'seed'], {'a', 'b', 'c', 'beam', 'seed', 'top'}\n"
+    )
+
+    assert script("journeys").lists(tmp_path) == (
+        2, "2 of search options: options.py:7, options.py:8; 0 of other options: "
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_journey_is_measured(run: Callable[..., Any], capfd: Any) -> None:
+    run("journeys")
+
+    figures = dict(line.split()[:2] for line in capfd.readouterr().out.splitlines())
+    assert list(figures) == ["calls", "words", "options", "unused", "lists"]
+    assert int(figures["calls"]) > 500
+    assert int(figures["words"]) > 2000
+    assert int(figures["options"]) > 50

@@ -1,0 +1,312 @@
+"""Measures what a person has to go through: to read, to choose from, and to follow.
+
+    python scripts/journeys.py                       # the whole table
+    python scripts/journeys.py calls words           # some of its rows
+    python scripts/journeys.py --tree ../before      # the same figures of another checkout
+
+calls: calls of functions of the package while `captioner caption PHOTO` runs, imports included.
+    Python 3.12 and later count fewer, because they inline list comprehensions.
+words: words in the files that a reader of the model goes through, as `wc -w` counts them.
+options: distinct options of all commands, in all their spellings.
+unused: training settings that no config, script or page names, without the search options.
+lists: tuples, lists, sets and dictionaries in the package that repeat names of options.
+
+The script knows a checkout by its files and its command line only, so that it also measures
+checkouts in which functions have other names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import dataclasses
+import importlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+ROOT = Path(__file__).parents[1]
+PHOTO = "assets/examples/chelsea.jpg"
+SCHEMA = ("schema.py", "option_fields.py")
+"""Names of the file that describes options, in the package; the first that exists counts."""
+TRAIN_CONFIG = ("captioner.options", "captioner.training.options")
+"""Modules that may have the settings of a training run; the first that does counts."""
+READERS_PATH = (
+    ("model/attention.py",),
+    ("model/decoder.py",),
+    ("model/encoder.py",),
+    ("model/caption_model.py", "model/captioner.py"),
+    ("model/losses.py",),
+    ("training/optim.py", "training/optimizer.py"),
+    ("training/loop.py",),
+)
+"""Files for a reader of the model, in the package; of several names, the first that exists."""
+
+
+def main() -> None:
+    """Print the measures, each taken in a fresh process that imports the tree's package."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"{', '.join(MEASURES)}")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="checkout to measure")
+    parser.add_argument("--files", nargs="+", help="files to count the words of, in the package")
+    parser.add_argument("--fresh", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    package = options.tree.resolve() / "captioner"
+    if options.fresh:
+        print(json.dumps(MEASURES[options.fresh](package)))
+        return
+    if unknown := set(options.measures) - set(MEASURES):
+        parser.error(f"unknown measure {', '.join(unknown)}; give {', '.join(MEASURES)}")
+    for name in options.measures or MEASURES:
+        if name == "words":
+            figure, details = words(package, options.files)
+        else:
+            figure, details = in_fresh_process(name, package.parent)
+        print(f"{name:<8} {figure:>6}  {details}", flush=True)
+
+
+def in_fresh_process(measure: str, tree: Path) -> Any:
+    """Take one measure in a process of its own, in the folder of the tree."""
+    command = [sys.executable, __file__, "--fresh", measure, "--tree", str(tree)]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# --- the measures: each returns a figure and its details -----------------------------------------
+
+
+def calls(package: Path) -> tuple[int, str]:
+    """Count calls of package functions while `captioner caption` runs.
+
+    Bodies of modules and classes count too, as do resumed generators: a reader who steps through
+    the run enters them.
+    """
+    counts: Counter[str] = Counter()
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            counts[frame.f_code.co_filename] += 1
+
+    sys.setprofile(count)  # of this thread: others wait for it, and how often differs between runs
+    from captioner.cli.main import main as run
+
+    code = run(["caption", PHOTO])
+    sys.setprofile(None)
+    assert code == 0, f"captioner caption {PHOTO} failed"
+    ours = {file: n for file, n in counts.items() if Path(file).is_relative_to(package)}
+    schema = ours.get(str(first_of(package, SCHEMA)), 0)
+    return sum(ours.values()), f"in {len(ours)} files; {schema} in the schema of options"
+
+
+def words(package: Path, files: list[str] | None = None) -> tuple[int, str]:
+    """Count the words of the reader's path, or of other files."""
+    paths = [first_of(package, names) for names in READERS_PATH]
+    paths = [package / file for file in files] if files else paths
+    counts = {path.stem: len(path.read_text(encoding="utf-8").split()) for path in paths}
+    return sum(counts.values()), ", ".join(f"{stem} {n}" for stem, n in counts.items())
+
+
+def options(_: Path) -> tuple[int, str]:
+    """Count distinct options: those with dashes, and training settings without."""
+    names = {name for command in commands() for name in options_of(command)}
+    assert "--model" in names, "found no options; do the commands still use argparse?"
+    spelled = {name.replace("-", "_").lstrip("_") for name in names}
+    apart = set(training_settings()) - spelled
+    return len(names) + len(apart), f"{len(names)} with dashes, {len(apart)} settings without"
+
+
+def unused(package: Path) -> tuple[int, str]:
+    """Count the training settings that nothing names."""
+    tree = package.parent
+    settings = [name for name in training_settings() if not name.startswith("search.")]
+    recipes = [*tree.glob("configs/*.yaml"), *tree.glob("scripts/**/*")]
+    pages = [*tree.glob("docs/*.md"), tree / "README.md"]
+    in_recipes = set(named_settings(recipes, settings))
+    named = in_recipes | set(named_settings(pages, settings))
+    missing = [name for name in settings if name not in named]
+    no_recipe = len(set(settings) - in_recipes)
+    details = f"of {len(settings)} ({no_recipe} in no config or script): {', '.join(missing)}"
+    return len(missing), details
+
+
+def lists(package: Path) -> tuple[int, str]:
+    """Count collections of strings, at least 3 of them and most of them fields of one dataclass."""
+    sources = {path: ast.parse(path.read_bytes()) for path in sorted(package.rglob("*.py"))}
+    declared = option_names(sources.values())
+    found: dict[str, list[str]] = {"search options": [], "other options": []}
+    for path, source in sources.items():
+        for line, strings in collections_of_strings(source):
+            most = max((len(strings & fields) for fields in declared.values()), default=0)
+            if most >= 3 and most > len(strings) / 2:
+                of_search = len(strings & declared["SearchOptions"]) == most
+                group = found["search options" if of_search else "other options"]
+                group.append(f"{path.relative_to(package)}:{line}")
+    details = [f"{len(places)} of {kind}: {', '.join(places)}" for kind, places in found.items()]
+    return sum(map(len, found.values())), "; ".join(details)
+
+
+MEASURES: dict[str, Callable[..., tuple[int, str]]] = {
+    "calls": calls,
+    "words": words,
+    "options": options,
+    "unused": unused,
+    "lists": lists,
+}
+
+
+# --- options of the commands ---------------------------------------------------------------------
+
+
+def first_of(package: Path, names: tuple[str, ...]) -> Path:
+    """Return the first of these files that exists; the last if none does."""
+    paths = [package / name for name in names]
+    return next((path for path in paths if path.exists()), paths[-1])
+
+
+def printed(argv: list[str]) -> str:
+    """Run a command of the package and return its standard output."""
+    from captioner.cli.main import main as run
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        run(argv)
+    return out.getvalue()
+
+
+def commands() -> list[str]:
+    """Return the names of all commands, from the help."""
+    return re.findall(r"^  captioner (\w+(?: \w+)?)  +\w", printed(["--help"]), re.MULTILINE)
+
+
+def options_of(command: str) -> Iterator[str]:
+    """Yield all spellings of each option of the parser that a command makes."""
+    parsers: list[argparse.ArgumentParser] = []
+    original = argparse.ArgumentParser.__init__
+
+    def recording(self: argparse.ArgumentParser, *args: Any, **settings: Any) -> None:
+        parsers.append(self)
+        original(self, *args, **settings)
+
+    argparse.ArgumentParser.__init__ = recording  # type: ignore[method-assign]
+    try:
+        printed([*command.split(), "--help"])
+    finally:
+        argparse.ArgumentParser.__init__ = original  # type: ignore[method-assign]
+    for parser in parsers:
+        for action in parser._actions:
+            yield from action.option_strings
+
+
+# --- settings of training ------------------------------------------------------------------------
+
+
+def training_settings() -> list[str]:
+    """Return the names of all settings of a training run, such as ``training.lr``."""
+    for module in TRAIN_CONFIG:
+        with contextlib.suppress(ImportError, AttributeError):
+            return list(settings_of(importlib.import_module(module).TrainConfig))
+    raise SystemExit(f"found no TrainConfig in {' or '.join(TRAIN_CONFIG)}")
+
+
+def settings_of(kind: Any, section: str = "") -> Iterator[str]:
+    """Yield the names of a dataclass's settings and of those in its sections."""
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from settings_of(hints[field.name], f"{field.name}.")
+        else:
+            yield f"{section}{field.name}"
+
+
+def named_settings(paths: Iterable[Path], settings: list[str]) -> Iterator[str]:
+    """Yield the settings that these files name, as ``training.lr`` or in the blocks of YAML."""
+    import yaml
+
+    for path in paths:
+        if not path.is_file() or path.suffix not in ("", ".md", ".py", ".sh", ".yaml"):
+            continue
+        text = path.read_text(encoding="utf-8")
+        blocks = [text] if path.suffix == ".yaml" else re.findall(r"```yaml\n(.*?)```", text, re.S)
+        for block in blocks:
+            yield from flat(yaml.safe_load(block))
+        for name in settings:
+            spelled = re.escape(name).replace("_", "[-_]")  # on command lines, with dashes
+            if re.search(rf"(?<![\w.]){spelled}\b", text):
+                yield name
+
+
+def flat(settings: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the names in nested dictionaries, joined by dots."""
+    for name, value in settings.items() if isinstance(settings, dict) else ():
+        yield f"{prefix}{name}"
+        yield from flat(value, f"{prefix}{name}.")
+
+
+# --- names of options in the code ----------------------------------------------------------------
+
+
+def option_names(sources: Iterable[ast.Module]) -> dict[str, set[str]]:
+    """Return the names of the fields of each dataclass of options, its bases' fields included."""
+    classes = {
+        node.name: node
+        for source in sources
+        for node in ast.walk(source)
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def fields(name: str) -> set[str]:
+        if name not in classes:
+            return set()
+        own = {
+            entry.target.id
+            for entry in classes[name].body
+            if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name)
+        }
+        return own.union(*(fields(b.id) for b in classes[name].bases if isinstance(b, ast.Name)))
+
+    return {name: fields(name) for name in classes if name.endswith(("Options", "Config"))}
+
+
+def collections_of_strings(source: ast.Module) -> Iterator[tuple[int, set[str]]]:
+    """Yield the line and the strings of each tuple, list, set and dictionary that is written out.
+
+    Parts that are unpacked into another collection, such as ``*("a", "b")``, belong to it. An
+    annotation such as ``Literal["a", "b"]`` does not count.
+    """
+    inner: set[int] = set()
+
+    def strings(node: ast.AST | None) -> Iterator[str]:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Starred):
+            yield from unpacked(node.value)
+
+    def unpacked(node: ast.AST) -> Iterator[str]:
+        inner.add(id(node))
+        if isinstance(node, ast.Tuple | ast.List | ast.Set):
+            for entry in node.elts:
+                yield from strings(entry)
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                yield from unpacked(value) if key is None else strings(key)
+
+    for node in ast.walk(source):  # outer nodes come before inner ones
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Literal"):
+            inner.add(id(node.slice))
+        if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict) and id(node) not in inner:
+            yield node.lineno, set(unpacked(node))
+
+
+if __name__ == "__main__":
+    main()
