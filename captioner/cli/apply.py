@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from captioner.cli.arguments import command, refuse
+from captioner.cli.console import warn
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import warn
 from captioner.cli.sidecars import SidecarOptions, choose_store, own_places, problem_of, remove_own
 from captioner.data.dataset import EMPTY
 from captioner.data.folders import NamedFiles, natural

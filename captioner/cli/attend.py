@@ -15,8 +15,9 @@ from annotated_types import Interval
 
 from captioner.caption import END_NAME, Caption
 from captioner.cli.arguments import checked_search, command, flag, flags_given, refuse
+from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import hint, refuse_overwrite, require_parent, warn
+from captioner.cli.output_files import refuse_overwrite, require_parent
 from captioner.cli.photos import PICTURE_MARK, STDIN, PhotoOptions, Photos, find_photos
 from captioner.data.images import MAX_STREAM_BYTES, open_image
 from captioner.data.reading import photo_bar

@@ -17,18 +17,10 @@ from annotated_types import Interval
 
 from captioner.bulk.cluster import CaptionRayOptions
 from captioner.cli.arguments import check_engine, checked_search, command, flag, flags_given, refuse
+from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import (
-    WRITERS,
-    Entry,
-    Name,
-    choose_format,
-    continued,
-    entry,
-    hint,
-    new_file,
-    warn,
-)
+from captioner.cli.output_files import new_file
+from captioner.cli.outputs import WRITERS, Entry, Name, choose_format, continued, entry
 from captioner.cli.photos import STDIN, PhotoOptions, find_photos, read_names
 from captioner.cli.sidecars import SidecarOptions, Store, choose_store
 from captioner.data.formats import FORMATS, VIDEO

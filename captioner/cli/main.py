@@ -1,7 +1,7 @@
 """The ``captioner`` command: finds the subcommand, runs it, turns errors into one line.
 
-A subcommand is a `Command` of its name in a module of this folder, which is imported only when
-needed, so that ``captioner --help`` is fast.
+A subcommand is a `Command` in the module of its name, or of its first word. The module is imported
+only when the command is run, so that ``captioner --help`` is fast.
 
 Exit codes: 0 success, 1 some inputs failed (each is reported, the others are processed), 2 usage
 error, 130 interrupted.
@@ -42,9 +42,6 @@ COMMANDS = {
     "info": "show a model's architecture, training data and scores",
     "push": "upload a model with its card to the Hugging Face hub",
 }
-
-MODULES = {"calibrate": "evaluate", "export": "models", "info": "models", "push": "models"}
-"""The modules that are not named for their command."""
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -107,7 +104,7 @@ def _open_missing_streams() -> None:
 def function_of(command: str) -> Any:
     """The `captioner.cli.arguments.Command` of a command, such as ``prepare shards``."""
     name, *kind = command.split()
-    module = importlib.import_module(f"captioner.cli.{MODULES.get(name, name)}")
+    module = importlib.import_module(f"captioner.cli.{name}")
     return getattr(module, *kind or [name])
 
 

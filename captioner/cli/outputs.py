@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import html
 import json
-import shlex
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from captioner.cli.console import hint, warn
 from captioner.cli.kept import read_rows
 from captioner.data.cells import SafeWriter
 from captioner.errors import ConfigError
@@ -37,56 +36,6 @@ Name = str | int
 
 Entry = dict[str, Any]
 """A photo's name in the output and its captions, or why there are none: ``error``."""
-
-
-def refuse_overwrite(path: Path, force: bool) -> None:
-    """Raise ConfigError if an output file exists and ``--force`` was not given."""
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give a file name")
-    if path.exists() and not force:
-        raise ConfigError(f"{path} exists; give --force to overwrite it, or another name")
-
-
-def require_parent(path: Path) -> None:
-    """Raise ConfigError unless the folder exists in which a file or folder is to be created."""
-    if not path.parent.is_dir():
-        raise ConfigError(
-            f"cannot write {path}: the folder {path.parent} does not exist; create it first "
-            f"(mkdir -p {shlex.quote(str(path.parent))}), or give another name"
-        )
-
-
-def new_file(name: str | Path | None, force: bool) -> Path | None:
-    """The path of an output file; ConfigError: it cannot be created, or would be overwritten."""
-    if name is None:
-        return None
-    path = Path(name)
-    require_parent(path)
-    refuse_overwrite(path, force)
-    return path
-
-
-def warn(message: str) -> None:
-    """Print one line to standard error."""
-    from tqdm import tqdm
-
-    tqdm.write(f"captioner: {printable(message, lines=True)}", file=sys.stderr)
-
-
-@contextmanager
-def hint(
-    finished: Callable[[], str], change: str = "", error: type[Exception] = OSError
-) -> Iterator[None]:
-    """If the block is interrupted, print what is finished, if anything, and how to continue.
-
-    By Ctrl-C, a full disk, or an error; ``change`` is what the same command needs then.
-    """
-    try:
-        yield
-    except (KeyboardInterrupt, OSError, error):
-        if message := finished():
-            warn(f"{message}; to continue, run the same command {change}".rstrip())
-        raise
 
 
 # --- files that are continued --------------------------------------------------------------------

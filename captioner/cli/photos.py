@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from captioner.cli.outputs import warn
+from captioner.cli.console import warn
 from captioner.data.folders import Skipped, expand_pattern, find_images
 from captioner.data.formats import FORMATS, VIDEO, PhotoFormat, format_by_name
 from captioner.data.images import open_image

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from captioner.bulk.cluster import RayOptions
 from captioner.cli.arguments import check_engine, command
+from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import hint, refuse_overwrite, warn
+from captioner.cli.output_files import refuse_overwrite
 from captioner.cli.train import read_config
 from captioner.data.dataset import DatasetOptions, prepare_dataset
 from captioner.data.reading import photo_bar

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from captioner.cli.arguments import command
+from captioner.cli.console import warn
 from captioner.cli.main import INTERRUPTED, OK
-from captioner.cli.outputs import warn
 from captioner.inference.folder import SHIPPED, fingerprint
 from captioner.memory import keep_freed_memory
 from captioner.serving.options import ServeOptions

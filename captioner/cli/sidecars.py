@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from captioner.cli.arguments import flags_given, refuse
-from captioner.cli.outputs import Entry, require_parent, warn
+from captioner.cli.console import warn
+from captioner.cli.output_files import require_parent
+from captioner.cli.outputs import Entry
 from captioner.data.images import open_image
 from captioner.data.metadata import (
     Found,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from captioner.cli.arguments import command
+from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
-from captioner.cli.outputs import hint, warn
 from captioner.data.importers import detect_layout, find_source
 from captioner.errors import ConfigError, DataError
 from captioner.options import TrainConfig

@@ -1,0 +1,109 @@
+"""``captioner export``: write a model as ONNX graphs, or as a site."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from captioner.cli.arguments import command
+from captioner.cli.main import OK
+from captioner.cli.output_files import require_parent
+from captioner.data.folders import find_images
+from captioner.errors import ConfigError
+from captioner.option_fields import Shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Export a model to ONNX.
+
+    captioner caption, attend, serve and evaluate run the folder with ONNX Runtime, without torch;
+    other programs can run it too (docs/export.md). With --web: as a static site that captions
+    photos in the browser (docs/browser.md).
+    """
+
+    model: Annotated[str, Shown("MODEL", positional=True)] | None = None
+    """Model or run folder (default: the shipped model); with --web also an exported folder."""
+    output: Annotated[str, Shown("FOLDER", ("-o", "--output"))]
+    """Folder to write."""
+    force: bool = False
+    """Replace an existing folder."""
+    int8: bool = False
+    """Write 8-bit graphs: a quarter of the size of float32 ones and faster; captions differ
+    slightly; needs --calibration."""
+    calibration: list[Annotated[str, Shown("PHOTOS")]] = field(default_factory=list)
+    """A few hundred photos (files or folders) to choose the ranges of --int8 with, similar to those
+    you will caption, but none that you evaluate on; repeat for several."""
+    web: bool = False
+    """Write a static site that captions photos in the browser; combine with --int8 for a site small
+    enough for phones."""
+    weights: bool = False
+    """Keep the weights beside the graphs: on a CPU the folder then runs the graphs by default, and
+    GPUs, other precisions and training use the weights."""
+    onnxruntime_web: Annotated[str, Shown("SOURCE")] | None = None
+    """Tarball or folder of the npm package onnxruntime-web for --web, without a network (default:
+    downloaded once)."""
+
+
+@command("export", "[MODEL] -o FOLDER [--int8 --calibration PHOTOS] [--web]", ExportOptions)
+def export(options: ExportOptions, _: Any) -> int:
+    """Export, check against the model, and print what was written."""
+    output = Path(options.output)
+    require_parent(output)
+    if output.exists() and not options.force:
+        raise ConfigError(f"{output} exists; give --force to replace it, or another name")
+    photos = find_images(options.calibration, recursive=True)
+    if options.int8 != bool(photos):
+        raise ConfigError(
+            "--int8 and --calibration go together; give a few hundred photos of your own: "
+            "--int8 --calibration FOLDER"
+        )
+    if options.onnxruntime_web is not None and not options.web:
+        raise ConfigError("--onnxruntime-web is for --web; give both, or neither")
+
+    from captioner.inference.folder import EXPORTED, SHIPPED_MODEL, WEIGHTS, find_model, read_config
+
+    model = find_model(options.model or SHIPPED_MODEL)
+    config = read_config(model)  # a wrong folder fails before torch is imported
+    if not options.web:
+        for name, size in _export(model, output, photos, weights=options.weights).items():
+            print(f"{output / name}  {size:.1f} MB")
+        return OK
+    if photos and not (model / WEIGHTS).is_file():
+        raise ConfigError(
+            f"{model} is exported already; give the model folder it was exported from with --int8, "
+            "or leave out --int8 and --calibration"
+        )
+    from captioner.inference.folder import load_model
+    from captioner.serving.site.onnxruntime_web import runtime_files
+    from captioner.serving.site.writer import check_search, write_site
+
+    check_search(load_model(model))
+    runtime = runtime_files(options.onnxruntime_web)  # before minutes of work
+    with tempfile.TemporaryDirectory() as temporary:
+        graphs = model
+        if photos or EXPORTED not in config:
+            graphs = Path(temporary) / "exported"
+            _export(model, graphs, photos)
+        site = write_site(graphs, output, runtime)
+    print(f"{output}  {site.files} files; the first visit loads {site.first_load:.1f} MB")
+    print(f"the GPU, if the reader chooses it: {site.gpu:.1f} MB more")
+    print(f"to try it: python -m http.server --directory {shlex.quote(str(output))}")
+    return OK
+
+
+def _export(
+    model: Path, output: Path, photos: list[Path], *, weights: bool = False
+) -> dict[str, float]:
+    """Export, print how the graphs compare with the model, and return the sizes (MB)."""
+    from captioner.inference.export import export as write
+
+    written = write(model, output, photos, weights=weights)
+    print(f"float32: log-probabilities differ from torch's by at most {written.difference:.1g}")
+    if written.equal is not None:
+        equal, count = written.equal
+        print(f"int8: the same caption as float32 for {equal} of {count} calibration photos")
+    return dict(written.sizes)

@@ -1,0 +1,111 @@
+"""``captioner info``: show a model's architecture, training data and scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from captioner.cli.arguments import command
+from captioner.cli.main import OK
+from captioner.messages import printable
+from captioner.option_fields import ModelName, changed
+from captioner.options import SearchOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class InfoOptions:
+    """Show a model's architecture, preprocessing, search options, training data and scores."""
+
+    model: ModelName | None = None
+    """Model or run folder, or hf:user/name[@revision] of the Hugging Face hub (default: the shipped
+    model)."""
+    card: bool = False
+    """Print the model card too."""
+    format: Literal["text", "json"] = "text"
+    """text: the main facts; json: all of them."""
+
+
+@command("info", "[--model MODEL] [--card] [--format text|json]", InfoOptions)
+def info(options: InfoOptions, _: Any) -> int:
+    """Print the facts, and the model card on request."""
+    from captioner.inference.card import readable
+    from captioner.inference.folder import CARD, SHIPPED_MODEL, config_errors, find_model
+
+    folder = find_model(options.model or SHIPPED_MODEL)
+    facts = _facts(folder)
+    if options.format == "json":
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        return OK
+    with config_errors(folder):
+        summary = _summary(facts)
+    for name, value in summary.items():
+        if value:
+            print(f"{name:<12}{printable(value)}")
+    card = folder / CARD
+    if options.card and card.is_file():
+        print("\n" + readable(card.read_text(encoding="utf-8", errors="replace")))
+    return OK
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """What is known of a model, whether it is exported or not."""
+    from captioner.extras import is_installed
+    from captioner.inference.folder import EXPORTED, GRAPHS, WEIGHTS, load_model
+
+    stored = load_model(folder)
+    config, vocabulary = stored.config, stored.vocabulary
+    sizes = [(folder / n).stat().st_size for n in (*GRAPHS, WEIGHTS) if (folder / n).is_file()]
+    facts: dict[str, Any] = {"folder": str(folder), "size_mb": round(sum(sizes) / 1e6, 1)}
+    if stored.has_graphs:
+        facts["exported"] = {name: config[EXPORTED][name] for name in ("opset", "precision")}
+    facts |= {"encoder": config["encoder"]["name"], "grid": config["encoder"]["grid"]}
+    if stored.has_weights and is_installed("torch"):
+        parts = {"encoder": stored.model.encoder, "decoder": stored.model.decoder}
+        facts["parameters"] = {
+            name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()
+        }
+    calibrator = stored.calibrator
+    return {
+        **facts,
+        "preprocessing": config["preprocessing"],
+        "decoder": dataclasses.asdict(stored.decoder),
+        "search": dataclasses.asdict(stored.search),
+        "vocabulary": len(vocabulary.words),
+        "tokenizer": vocabulary.tokenizer,
+        "styles": list(vocabulary.styles),
+        **stored.info,
+        "confidence": "not calibrated" if calibrator is None else dict(calibrator.report),
+    }
+
+
+def _summary(facts: dict[str, Any]) -> dict[str, str]:
+    """The main facts in words; empty: not known."""
+    decoder, grid, graphs = facts["decoder"], facts["grid"], facts.get("exported")
+    search, data = SearchOptions(**facts["search"]), facts.get("data")
+    own = [f"{name} {getattr(search, name)}" for name in changed(search)]
+    sizes = [f"{part} {count:,}" for part, count in facts.get("parameters", {}).items()]
+    measured = facts.get("scores", {}) | {"validation": facts.get("training", {})}
+    scores = [
+        f"{photos} CIDEr {100 * found['CIDEr']:.1f}, BLEU-4 {100 * found['Bleu_4']:.1f}"
+        for photos, found in measured.items()
+        if "CIDEr" in found
+    ]
+    confidence = facts["confidence"]
+    return {
+        "folder": f"{facts['folder']}, {facts['size_mb']} MB",
+        "graphs": f"{graphs['precision']}, opset {graphs['opset']}" if graphs else "",
+        "encoder": f"{facts['encoder']}, {grid[0]} x {grid[1]} regions at "
+        f"{facts['preprocessing']['image_size']} pixels",
+        "decoder": f"{decoder['attention']} attention ({decoder['selection']}), "
+        f"{decoder['hidden_dim']} hidden units, {decoder['order']} order",
+        "parameters": ", ".join(sizes),
+        "vocabulary": f"{facts['vocabulary']:,} {facts['tokenizer']}",
+        "styles": ", ".join(facts["styles"]),
+        "search": ", ".join(own),
+        "data": data if isinstance(data, str) else "",
+        "scores": "; ".join(scores),
+        "confidence": confidence if isinstance(confidence, str) else "calibrated",
+    }
