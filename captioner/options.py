@@ -127,12 +127,9 @@ class DataConfig(Checked):
     """Number of processes that load photos; 0: load in the main process."""
     features: Folder | None = None
     """Folder of captioner prepare features, to read encoder features from."""
-    shards: Folder | None = None
-    """Folder of captioner prepare shards, or the URL of a copy (s3://...), to stream photos from.
-    Captions still come from train_annotations."""
     bucket_batches: Positive = 64
     """Sort photos by caption length within this many batches (at most a quarter of an epoch), which
-    saves padding; 1: random batches. Ignored with shards."""
+    saves padding; 1: random batches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,8 +151,6 @@ class DataConfig(Checked):
             "data.features were computed from unchanged photos; omit data.min_crop and "
             "data.color_jitter, or data.features":
                 self.features and (self.min_crop < 1 or self.color_jitter),
-            "data.features and data.shards both replace the training photos; give one of the two":
-                self.features and self.shards,
         })  # fmt: skip
 
 

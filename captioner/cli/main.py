@@ -38,7 +38,6 @@ COMMANDS = {
     "prepare dataset": "convert captions from other formats to COCO",
     "prepare frequencies": "count document frequencies of n-grams for CIDEr-D",
     "prepare features": "compute the features of a frozen encoder once for all epochs",
-    "prepare shards": "pack training photos into tar files for streaming",
     "info": "show a model's architecture, training data and scores",
     "push": "upload a model with its card to the Hugging Face hub",
 }
@@ -102,7 +101,7 @@ def _open_missing_streams() -> None:
 
 
 def function_of(command: str) -> Any:
-    """The `captioner.cli.arguments.Command` of a command, such as ``prepare shards``."""
+    """The `captioner.cli.arguments.Command` of a command, such as ``prepare features``."""
     name, *kind = command.split()
     module = importlib.import_module(f"captioner.cli.{name}")
     return getattr(module, *kind or [name])

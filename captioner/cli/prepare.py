@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -76,59 +76,6 @@ def frequencies(options: FrequenciesOptions, _: Any) -> int:
     atomic_write(target, found.to_bytes())
     print(f"{target}: {len(found.counts)} n-grams of {found.documents} photos")
     return OK
-
-
-# --- shards --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardsOptions(ConfigOptions):
-    """Pack the training photos of a config and their captions into tar files.
-
-    Training streams these (WebDataset format) sequentially, which is faster on network storage.
-    After an interruption, run the same command again to continue.
-    """
-
-    output: OutputFolder
-    """Folder for the tar files."""
-    photos_per_shard: Positive = 1000
-    """Photos per tar file; training needs at least one file per process."""
-    force: bool = False
-    """Replace existing shards."""
-
-
-SHARDS_SHOWN = ["data.images", "data.train_annotations", "training.seed"]
-
-
-@command("prepare shards", CONFIG_USAGE, ShardsOptions, TrainConfig, shown=SHARDS_SHOWN)
-def shards(options: ShardsOptions, given: dict[str, Any]) -> int:
-    """Write the shards, and print the photos that were skipped."""
-    config = read_config(options, given)
-
-    from captioner.data.shards import write_shards
-    from captioner.training.data import read_data
-
-    images, _ = read_data(replace(config.data, shards=None), validation=False)
-    change = "without --force" if options.force else ""
-    kept = hint(lambda: "complete shards are kept", change)
-    with kept, photo_bar(total=len(images), desc="writing shards") as bar:
-        manifest, skipped = write_shards(
-            images,
-            Path(options.output),
-            photos_per_shard=options.photos_per_shard,
-            seed=config.training.seed,
-            force=options.force,
-            progress=bar.update,
-        )
-    for problem in skipped:
-        warn(problem)
-    gigabytes = sum(shard.bytes for shard in manifest.shards) / 1e9
-    print(
-        f"{options.output}: {counted(manifest.photos, 'photo')} in "
-        f"{counted(len(manifest.shards), 'shard')}, "
-        f"{gigabytes:.2f} GB"
-    )
-    return FAILED if skipped else OK
 
 
 # --- features ------------------------------------------------------------------------------------

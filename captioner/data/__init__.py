@@ -1,1 +1,1 @@
-"""What runs read: photos, COCO captions, cached features, shards, and batches of them."""
+"""What runs read: photos, COCO captions, cached features, and batches of them."""

@@ -11,7 +11,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import NamedTuple
 
 import numpy as np
@@ -88,10 +87,6 @@ class Request(NamedTuple):
     epoch: int
     """-1: of a filler, a black photo without captions, which adds nothing to the loss."""
     photo: EncodedImage
-    data: bytes | None = None
-    """The photo's file; None: it is read from its path."""
-    name: str | None = None
-    """Of the photo in messages; None: its path."""
 
 
 _ASPECT = math.log(5 / 4)  # log of the largest change of a crop's aspect ratio
@@ -166,12 +161,12 @@ class PhotoReader(Dataset[Item]):
 
     def __getitem__(self, request: Request) -> Item:
         """The item of a photo; if that is damaged, a filler, with a warning."""
-        epoch, photo, data, name = request
+        epoch, photo = request
         captions, flipped = self.sample(photo, epoch)
         image = Image.new("RGB", (32, 32))
         if epoch >= 0:
             try:
-                image = open_image(photo.image.path if data is None else BytesIO(data), name=name)
+                image = open_image(photo.image.path)
             except ImageError as error:  # one of thousands should not stop training
                 warn_skipped(error)
                 captions = []

@@ -188,7 +188,7 @@ def read_captions(
 
 def read_dataset(
     annotations: Sequence[str | Path],
-    images: Sequence[str | Path] | None,
+    images: Sequence[str | Path],
     *,
     ids: Container[int] | None = None,
     renumber: bool = False,
@@ -197,8 +197,7 @@ def read_dataset(
 
     Args:
         annotations: See `read_photos`.
-        images: Image folders, searched in order. None: the photos are in shards, and their paths
-            are their file names.
+        images: Image folders, searched in order.
         ids: Image ids to keep; None: all.
         renumber: See `read_photos`.
 
@@ -217,7 +216,7 @@ def read_dataset(
         if ids is not None:
             raise DataError(f"no captioned photo of {source} is in this part of karpathy_split")
         raise DataError(f"{source} has no captioned photos; give a COCO captions file")
-    return photos if images is None else locate_photos(photos, images, source)
+    return locate_photos(photos, images, source)
 
 
 def locate_photos(

@@ -1,22 +1,18 @@
-"""Sources of a run's batches: photos, a cache of their features, or shards of photos.
+"""The source of a run's batches: photos, or a cache of their features.
 
-All three give the same items and can start at any batch of an epoch: a photo's captions and flip
-depend only on seed, epoch and photo. Photos and features come in the same order; shards have their
-own. Neither depends on the number of workers, which only decode.
+Both give the same photos in the same order and can start at any batch of an epoch: a photo's
+captions and flip depend only on seed, epoch and photo. Nothing depends on the number of workers,
+which only decode.
 """
 
 from __future__ import annotations
 
-import random
 import signal
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -32,13 +28,8 @@ from captioner.data.batches import (
 )
 from captioner.data.features import FeatureCache
 from captioner.data.reading import read_ahead
-from captioner.data.shards import Manifest, Shard, ShardPhoto, read_manifest, read_shard
-from captioner.errors import ConfigError, DataError
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import TrainConfig
-
-READ_AHEAD = 3
-"""Shards that are read at a time, and held in memory."""
 
 
 @dataclass
@@ -86,7 +77,7 @@ class PhotoSource:
     def _features(self, cache: FeatureCache, requests: list[Request]) -> Batch:
         """A batch of features; collated before reading, so that they are copied once."""
         items = []
-        for epoch, photo, *_ in requests:
+        for epoch, photo in requests:
             captions, flipped = self.reader.sample(photo, epoch)
             items.append(Item(photo.image.image_id, torch.tensor(flipped), captions, photo.start))
         batch = collate(items)
@@ -118,81 +109,6 @@ def epoch_batches(
     return batches
 
 
-@dataclass
-class ShardSource:
-    """Photos from shards, which threads read ahead.
-
-    The shards of an epoch, shuffled by seed and epoch, are divided among the processes: process
-    ``rank`` reads the shards ``rank``, ``rank + world``, ... through a shuffle buffer. All
-    processes get the same number of batches: one that runs out gets fillers.
-    """
-
-    reader: PhotoReader
-    manifest: Manifest
-    photos: Mapping[int, EncodedImage]
-    """The captions by image id; those in the shards are not used."""
-    batch_size: int
-    """Photos per step over all processes."""
-    rank: int = 0
-    world: int = 1
-    workers: int = 0
-    buffer: int = 1000
-    """Undecoded photos that are shuffled."""
-
-    def __post_init__(self) -> None:
-        if min(len(self.manifest.shards), self.batch_size) < self.world:
-            raise ConfigError(
-                f"{len(self.manifest.shards)} shards and training.batch_size {self.batch_size} are "
-                f"too few for {self.world} processes; make smaller shards with captioner prepare "
-                f"shards --photos-per-shard {max(1, self.manifest.photos // self.world)}"
-            )
-
-    def batches_in(self, epoch: int) -> int:
-        """Number of batches in an epoch; differs slightly if shards have unequal sizes."""
-        photos = (sum(s.photos for s in self._shards(epoch, rank)) for rank in range(self.world))
-        return max(-(-count // self._share(rank)) for rank, count in enumerate(photos))
-
-    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """An epoch's batches from batch ``start``; those before are not decoded."""
-        read, shards = partial(read_shard, self.manifest.folder), self._shards(epoch, self.rank)
-        with closing(read_ahead(read, shards, ahead=READ_AHEAD, threads=READ_AHEAD)) as found:
-            photos = map(partial(self._request, epoch), chain.from_iterable(found))
-            yield from _load(self.reader, self._requests(photos, epoch, start), self.workers)
-
-    def _requests(
-        self, photos: Iterator[Request], epoch: int, start: int
-    ) -> Iterator[list[Request]]:
-        rng = random.Random(f"{self.reader.seed} {epoch} {self.rank}")
-        photos = _shuffled(photos, self.buffer, rng)
-        for number in range(self.batches_in(epoch)):
-            batch = list(islice(photos, self._share(self.rank)))
-            if number >= start:
-                yield batch or [Request(-1, next(iter(self.photos.values())))]
-
-    def _shards(self, epoch: int, rank: int) -> list[Shard]:
-        """The shards of a process."""
-        order = list(self.manifest.shards)
-        random.Random(f"{self.reader.seed} {epoch} shards").shuffle(order)
-        return order[rank :: self.world]
-
-    def _share(self, rank: int) -> int:
-        """Photos of a process per batch."""
-        return len(range(rank, self.batch_size, self.world))
-
-    def _request(self, epoch: int, found: ShardPhoto) -> Request:
-        known = self.photos.get(found.image_id)
-        if known is None or known.image.path.name != Path(found.file_name).name:
-            raise DataError(
-                f"{found.name}, image id {found.image_id}, is not in the training captions; give "
-                "the captions that the shards were made from"
-            )
-        return Request(epoch, known, found.data, found.name)
-
-
-Source: TypeAlias = PhotoSource | ShardSource
-"""Batches of one process."""
-
-
 def open_source(
     config: TrainConfig,
     photos: Sequence[EncodedImage],
@@ -201,7 +117,7 @@ def open_source(
     *,
     rank: int = 0,
     world: int = 1,
-) -> Source:
+) -> PhotoSource:
     """Open the source of process ``rank`` of ``world``; with a cache, it gives features."""
     data, batch_size = config.data, config.training.batch_size
     reader = PhotoReader(
@@ -211,10 +127,6 @@ def open_source(
         Augmentation(data.min_crop, data.color_jitter),
         config.training.seed,
     )
-    if data.shards:
-        by_id = {photo.image.image_id: photo for photo in photos}
-        manifest = read_manifest(data.shards)
-        return ShardSource(reader, manifest, by_id, batch_size, rank, world, data.workers)
     # At most a quarter of the epoch: a bucket over all of it gives the same batches every epoch.
     bucket = max(1, min(data.bucket_batches, len(photos) // (4 * batch_size)))
     return PhotoSource(reader, photos, batch_size, bucket, rank, world, data.workers, cache)
@@ -253,16 +165,3 @@ def _leave_signals_to_parent(_: int) -> None:
     """Ignore Ctrl-C and SIGTERM, which reach the whole process group: the parent handles them."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _shuffled(photos: Iterator[Request], buffer: int, rng: random.Random) -> Iterator[Request]:
-    held: list[Request] = []
-    for photo in photos:
-        if len(held) < buffer:
-            held.append(photo)
-            continue
-        index = rng.randrange(buffer)
-        yield held[index]
-        held[index] = photo
-    rng.shuffle(held)
-    yield from held

@@ -43,7 +43,6 @@ _PRIVATE = {
     "val_annotations",
     "images",
     "features",
-    "shards",
     "workers",
     "trackers",
 }

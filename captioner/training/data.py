@@ -27,34 +27,32 @@ Words = list[list[list[str]]]
 
 
 def read_data(
-    config: DataConfig, *, renumber: bool = False, validation: bool = True
+    config: DataConfig, *, renumber: bool = False
 ) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
     """Read the captions of the training and the validation photos, and locate the photos.
 
     Training photos have at least ``min_captions`` captions. ``renumber`` as for ``read_photos``.
-    Without ``validation``, there may be no validation photos.
     """
 
-    def read(files: list[str], images: list[str] | None, styles: list[str]) -> list[CaptionedImage]:
-        photos = read_dataset(files, images, renumber=renumber)
+    def read(files: list[str], styles: list[str]) -> list[CaptionedImage]:
+        photos = read_dataset(files, config.images, renumber=renumber)
         return [replace(p, style=styles[p.source]) for p in photos] if styles else photos
 
-    folders = None if config.shards else config.images  # of the training photos
     if config.karpathy_split is not None:
         ids: dict[str, set[Any]] = {"train": set(), "val": set()}
         for photo in import_captions(config.karpathy_split, "karpathy"):
             ids.setdefault(photo.split, set()).add(photo.image_id)
         files = [*config.train_annotations, *config.val_annotations]
-        train = read_dataset(files, folders, ids=ids["train"])
+        train = read_dataset(files, config.images, ids=ids["train"])
         val = read_dataset(files, config.images, ids=ids["val"])
-    elif validation and not config.val_annotations:
+    elif not config.val_annotations:
         raise ConfigError(
             "data.val_annotations is empty; give captions of your own (captioner train --data "
             "captions.csv --images photos/), a COCO captions file or data.karpathy_split"
         )
     else:
-        train = read(config.train_annotations, folders, config.styles)
-        val = read(config.val_annotations, config.images, config.val_styles) if validation else []
+        train = read(config.train_annotations, config.styles)
+        val = read(config.val_annotations, config.val_styles)
     train = [photo for photo in train if len(photo.captions) >= config.min_captions]
     if not train:
         raise ConfigError(

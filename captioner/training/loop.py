@@ -105,7 +105,7 @@ class Trainer:
             make_optimizer(self.model, self.training),
             # Small gradients would be 0 in fp16; otherwise it does nothing.
             torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16"),
-            Progress(settings=resume_settings(setup, self.world)),
+            Progress(settings=resume_settings(setup)),
         )
         forward = Forward(self.model, self.precision)
         self.forward: nn.Module = self.accelerator.prepare(forward)

@@ -89,8 +89,8 @@ def prepare(config: TrainConfig) -> Setup:
     """Read the data and build the model."""
     check_attention(config.decoder)  # fail on a misspelled setting before the data are read
     teachers = {folder: load_model(folder) for folder in config.distillation.models}
-    by_id = config.data.features or config.data.shards  # stored under the photos' ids
-    train, val = read_data(config.data, renumber=not by_id)
+    # Features are stored under the photos' ids.
+    train, val = read_data(config.data, renumber=not config.data.features)
     torch.manual_seed(config.training.seed)
     if config.init_from is None:
         vocabulary, words = new_vocabulary(train, config.data)
@@ -340,7 +340,7 @@ def plan_features(
     train on.
     """
     pick_device(device)  # an error before the captions are read
-    train, val = read_data(replace(config.data, shards=None))
+    train, val = read_data(config.data)
     encoder = open_feature_encoder(config, dtype=dtype, device=device)
     known = {(image.image_id, image.path) for image in train}
     images = [*train, *(image for image in val if (image.image_id, image.path) not in known)]

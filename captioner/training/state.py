@@ -15,7 +15,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from captioner.data.shards import read_manifest
 from captioner.errors import CheckpointError
 from captioner.files import atomic_write, check_same
 from captioner.inference.folder import fingerprint
@@ -218,7 +217,7 @@ MUST_MATCH = (
 not the captions in the files."""
 
 
-def resume_settings(setup: Setup, processes: int) -> dict[str, Any]:
+def resume_settings(setup: Setup) -> dict[str, Any]:
     """What must match when resuming: settings by name, hashes of the data and of models."""
     settings = {
         name: value
@@ -232,14 +231,12 @@ def resume_settings(setup: Setup, processes: int) -> dict[str, Any]:
     for image in setup.val:
         digest.update(f"{image.image_id} {image.captions}".encode())
     settings["captions"] = digest.hexdigest()[:12]
-    data, distillation = setup.config.data, setup.config.distillation
+    distillation = setup.config.distillation
     read: list[str | None] = [*distillation.models]  # by every session anew
     if setup.config.training.initial_share or (distillation.active and not read):
         read.append(setup.config.init_from)
     if read:
         settings["models"] = " ".join(fingerprint(folder) for folder in read if folder)
-    if data.shards:  # they are distributed over processes
-        settings["shards"] = f"{read_manifest(data.shards).digest}, {processes} processes"
     return settings
 
 

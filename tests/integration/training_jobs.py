@@ -7,13 +7,15 @@ rounding, and Adam takes a full step in either direction.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from typing import Any
 
 import pytest
 from safetensors.torch import save_file
 
-from captioner.cli.main import OK, main
+from captioner.cli.main import INTERRUPTED, OK, main
 from captioner.cli.train import read_config
 from captioner.cli.train import train as command
 from captioner.training.loop import Trainer
@@ -27,6 +29,20 @@ Jobs = list[tuple[str, str, list[str]]]
 def train(target: str, arguments: list[str]) -> None:
     """Train through the command line, in the config's precision; ``target`` is the run folder."""
     assert main(["train", *arguments, "--run-folder", target]) == OK
+
+
+def interrupt(target: str, arguments: list[str]) -> None:
+    """Train as ``train`` does, but stop in the second step, by a signal to the last process."""
+    whole = Trainer.step
+
+    def step(trainer: Trainer, batch: Any) -> None:
+        whole(trainer, batch)
+        if trainer.progress.step == 1 and trainer.rank == trainer.world - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", step)
+        assert main(["train", *arguments, "--run-folder", target]) == INTERRUPTED
 
 
 def double(target: str, arguments: list[str]) -> Trainer:

@@ -1,15 +1,12 @@
-"""Grey photos, their captions as tokens, and the shards that hold them."""
+"""Grey photos, and their captions as tokens."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from toy_shards import PER_SHARD, grey_photos
+from grey_photos import grey_photos
 
 from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage
-from captioner.data.shards import write_shards
 from captioner.text.vocabulary import END
 
 
@@ -25,11 +22,3 @@ def photos(images: list[CaptionedImage]) -> list[EncodedImage]:
         EncodedImage(one, tuple([one.image_id, *[5] * r, END] for r in range(len(one.captions))))
         for one in images
     ]
-
-
-@pytest.fixture(scope="session")
-def folder(images: list[CaptionedImage], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read-only shards of them."""
-    made = tmp_path_factory.mktemp("shards") / "train"
-    write_shards(images, made, photos_per_shard=PER_SHARD)
-    return made

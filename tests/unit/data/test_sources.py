@@ -1,29 +1,24 @@
-"""Photos, cached features and shards: each photo once per epoch, from any start, for any process
+"""Photos and cached features: each photo once per epoch, from any start, for any process
 and any number of workers."""
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import re
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from grey_photos import PHOTOS
 from torch import Tensor
-from toy_shards import PER_SHARD, PHOTOS
 
 from captioner.data.batches import Batch, EncodedImage, PhotoReader
 from captioner.data.images import open_image
-from captioner.data.shards import Manifest, read_manifest, write_shards
-from captioner.data.sources import PhotoSource, ShardSource, Source
-from captioner.errors import ConfigError, DataError
+from captioner.data.sources import PhotoSource
 from captioner.model.preprocessing import Preprocessing
 from captioner.text.vocabulary import PAD
 
@@ -48,19 +43,16 @@ class Cache:
         return encode(torch.from_numpy(np.stack(turned)))
 
 
-Make = Callable[..., Source]
+Make = Callable[..., PhotoSource]
 
 
 @pytest.fixture
-def make(photos: list[EncodedImage], folder: Path) -> Make:
+def make(photos: list[EncodedImage]) -> Make:
     """``make(kind, **settings)``: a source of these photos."""
 
-    def build(kind: str, manifest: Manifest | None = None, **more: Any) -> Source:
+    def build(kind: str, **more: Any) -> PhotoSource:
         reader = PhotoReader(PREPROCESSING, max_captions=2, horizontal_flip=True, seed=5)
         more = {"batch_size": 4} | more
-        if kind == "shards":
-            known = {photo.image.image_id: photo for photo in photos}
-            return ShardSource(reader, manifest or read_manifest(folder), known, buffer=5, **more)
         cache: Any = Cache(photos) if kind == "features" else None
         return PhotoSource(reader, photos, cache=cache, **more)
 
@@ -89,8 +81,7 @@ def by_photo(batches: Sequence[Batch]) -> dict[int, tuple[list[list[int]], Tenso
     return found
 
 
-KINDS = ("photos", "features", "shards")
-each_kind = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize("kind", ["photos", "features"])
 
 
 @each_kind
@@ -99,7 +90,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 def test_processes_together_have_every_photo_once(make, kind, world, batch_size) -> None:
     whole = by_photo(list(make(kind, batch_size=50).batches(1, 0)))
     assert sorted(whole) == list(range(100, 100 + PHOTOS))
-    settings = {"batch_size": batch_size} | ({} if kind == "shards" else {"bucket": batch_size % 3})
+    settings = {"batch_size": batch_size, "bucket": batch_size % 3}
     sources = [make(kind, **settings, rank=rank, world=world) for rank in range(world)]
 
     shares = [list(source.batches(1, 0)) for source in sources]
@@ -116,10 +107,10 @@ def test_processes_together_have_every_photo_once(make, kind, world, batch_size)
     for image_id, (captions, image) in whole.items():
         assert found[image_id][0] == captions
         assert torch.equal(found[image_id][1], image)
-    if kind != "shards":  # and in the same batches, whatever the number of processes
-        for number, batch in enumerate(make(kind, **settings).batches(1, 0)):
-            parts = by_photo([share[number] for share in shares])
-            assert parts.keys() == set(batch.image_ids)
+    # And in the same batches, whatever the number of processes.
+    for number, batch in enumerate(make(kind, **settings).batches(1, 0)):
+        parts = by_photo([share[number] for share in shares])
+        assert parts.keys() == set(batch.image_ids)
 
 
 @pytest.mark.parametrize("bucket", [1, 2])
@@ -134,8 +125,7 @@ def test_features_and_photos_give_the_same_batches(make: Make, bucket: int) -> N
 @each_kind
 @pytest.mark.parametrize(("world", "batch_size"), [(1, 4), (3, 5)])
 def test_an_epoch_can_start_at_any_batch(make, kind, world, batch_size) -> None:
-    settings = {"batch_size": batch_size, "rank": world - 1, "world": world}
-    settings |= {} if kind == "shards" else {"bucket": 2}
+    settings = {"batch_size": batch_size, "bucket": 2, "rank": world - 1, "world": world}
     whole, source = list(make(kind, **settings).batches(1, 0)), make(kind, **settings)
     next(source.batches(0, 0))  # earlier reads have no effect
 
@@ -143,12 +133,11 @@ def test_an_epoch_can_start_at_any_batch(make, kind, world, batch_size) -> None:
         assert same(list(source.batches(1, start)), whole[start:])
 
 
-@pytest.mark.parametrize("kind", ["photos", "shards"])
-def test_batches_do_not_depend_on_the_workers(make: Make, kind: str) -> None:
-    expected = list(make(kind).batches(1, 2))
+def test_batches_do_not_depend_on_the_workers(make: Make) -> None:
+    expected = list(make("photos").batches(1, 2))
     for workers in (1, 2):
         torch.manual_seed(workers)  # nor on the global random state
-        assert same(list(make(kind, workers=workers).batches(1, 2)), expected)
+        assert same(list(make("photos", workers=workers).batches(1, 2)), expected)
 
 
 @each_kind
@@ -163,19 +152,14 @@ def test_a_loop_that_ends_early_leaves_no_thread(make: Make, kind: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", ["photos", "shards"])
-def test_a_damaged_photo_is_a_filler(make, tmp_path, kind, workers, caplog) -> None:
+def test_a_damaged_photo_is_a_filler(make, tmp_path, workers, caplog) -> None:
     """With a worker too, where an exception would end the run or hang the process."""
-    source: Any = make(kind, workers=workers)
-    good = source.photos if kind == "photos" else [*source.photos.values()]
+    source = make("photos", workers=workers)
+    good = source.photos
     path = tmp_path / good[4].image.path.name
     path.write_bytes(good[4].image.path.read_bytes()[:60])
     broken = replace(good[4], image=replace(good[4].image, path=path))
-    source.photos = given = [*good[:4], broken, *good[5:]]
-    if kind == "shards":
-        write_shards([one.image for one in given], tmp_path / "out", photos_per_shard=PER_SHARD)
-        source.manifest = read_manifest(tmp_path / "out")
-        source.photos = {photo.image.image_id: photo for photo in given}
+    source.photos = [*good[:4], broken, *good[5:]]
 
     with caplog.at_level(logging.WARNING, logger="captioner"):
         batches = list(source.batches(0, 0))
@@ -184,31 +168,4 @@ def test_a_damaged_photo_is_a_filler(make, tmp_path, kind, workers, caplog) -> N
     assert sum(len(batch.images) for batch in batches) == PHOTOS
     if not workers:
         [record] = caplog.records
-        where = r"shard-00000.\.tar: " if kind == "shards" else "/"
-        expected = rf"{where}{re.escape(path.name)}: .*continues without it"
-        assert re.search(expected, record.message)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_changed_byte_is_one_line_and_ends_all_workers(make, folder, tmp_path, workers) -> None:
-    out = shutil.copytree(folder, tmp_path / "out")
-    manifest = read_manifest(out)
-    content = bytearray((out / "shard-000003.tar").read_bytes())
-    content[-1] ^= 1  # after the last photo, so only the checksum covers it
-    (out / "shard-000003.tar").write_bytes(content)
-    with pytest.raises(DataError, match=r"^\S*shard-000003\.tar is damaged: its SHA") as caught:
-        list(make("shards", manifest, workers=workers).batches(0, 0))
-    assert "\n" not in str(caught.value)
-    assert multiprocessing.active_children() == []  # leftover workers would keep the program alive
-
-
-def test_photos_without_training_captions(make: Make) -> None:
-    source: Any = make("shards")
-    del source.photos[100]
-    with pytest.raises(DataError, match="image id 100, is not in the training captions"):
-        list(source.batches(0, 0))
-
-
-def test_too_few_shards(make: Make) -> None:
-    with pytest.raises(ConfigError, match=r"8 shards .* too few for 9 processes"):
-        make("shards", world=9, batch_size=20)
+        assert re.search(rf"/{re.escape(path.name)}: .*continues without it", record.message)

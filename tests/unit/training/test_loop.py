@@ -95,7 +95,6 @@ SELF_CRITICAL = {
     "self_critical": {"max_length": 6},
 }
 DISTILLED = {"distillation": {"guidance": [0.5]}}
-SHARDS: dict[str, Any] = {}
 
 
 @pytest.mark.slow
@@ -132,7 +131,6 @@ SHARDS: dict[str, Any] = {}
             id="plateau, kept models, scheduled sampling",
         ),
         pytest.param({"training": {"precision": "fp16"}}, [4], id="fp16"),
-        pytest.param(SHARDS, [2], id="from shards"),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(
@@ -141,11 +139,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     if changes in (SELF_CRITICAL, DISTILLED):
         changes = {**changes, "init_from": first_stage}
     config = configure(**changes)
-    if changes is SHARDS:
-        (tmp_path / "config.json").write_text(json.dumps(asdict(config)))
-        config.data.shards = str(tmp_path / "shards")
-        given = [str(tmp_path / "config.json"), "-o", config.data.shards]
-        assert main(["prepare", "shards", *given, "--photos-per-shard", "3"]) == 0
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     train(config, straight)
     assert [row["epoch"] for row in rows(straight)] == [1, 2, 3]
@@ -350,7 +343,7 @@ def test_the_loss_is_the_mean_over_words_in_nats(configure: Any, tmp_path: Path)
     assert rows(tmp_path)[0]["loss"] == pytest.approx(expected, rel=1e-6)
 
 
-# --- Feature caches and shards ---
+# --- Feature caches ---
 
 
 def test_a_validation_photo_without_features_fails_before_training(

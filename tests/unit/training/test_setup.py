@@ -17,7 +17,7 @@ from captioner.errors import ConfigError, DataError, ImageError
 from captioner.inference.folder import load_model, save_model
 from captioner.text.vocabulary import END, UNKNOWN
 from captioner.training.api import build_config
-from captioner.training.data import check_images, read_data
+from captioner.training.data import check_images
 from captioner.training.setup import open_encoder, prepare
 
 # --- Model ---
@@ -318,9 +318,3 @@ def test_a_truncated_validation_photo_is_found_before_the_first_step(tmp_path: P
     both = [CaptionedImage(n, photo, ("a dog",)) for n in (1, 2)]
     with pytest.raises(ImageError, match=r"a\.jpg: the image is truncated .* \(and 1 more\)"):
         check_images(both, None)
-
-
-def test_training_captions_alone_can_be_read(configure: Any):
-    config = configure(data={"val_annotations": []}).data
-    train, val = read_data(config, validation=False)
-    assert (len(train), val) == (8, [])

@@ -161,7 +161,7 @@ def test_shared_tensors_and_weights_without_gradients_are_restored(tmp_path: Pat
 MAY_CHANGE = {
     "run_folder", "encoder.recompute",
     *(f"data.{name}" for name in (
-        "train_annotations", "val_annotations", "images", "karpathy_split", "features", "shards",
+        "train_annotations", "val_annotations", "images", "karpathy_split", "features",
         "workers",
     )),
     *(f"training.{name}" for name in (
@@ -175,18 +175,18 @@ MAY_CHANGE = {
 
 
 def test_every_setting_must_match_or_may_change(configure: Any):
-    settings = resume_settings(prepare(configure()), 1)
+    settings = resume_settings(prepare(configure()))
     every = set(flatten(dataclasses.asdict(TrainConfig())))
-    assert every - MAY_CHANGE == settings.keys() - {"captions", "shards"}
+    assert every - MAY_CHANGE == settings.keys() - {"captions"}
 
 
 def test_all_differences_are_named_in_one_line(configure: Any):
     setup = prepare(configure())
-    held = json.loads(json.dumps(resume_settings(setup, 1)))  # as in a checkpoint
-    check_same("state", held, resume_settings(setup, 1))
+    held = json.loads(json.dumps(resume_settings(setup)))  # as in a checkpoint
+    check_same("state", held, resume_settings(setup))
     setup.config.decoder.attention, setup.config.encoder.image_size = "scaled_dot", 256
     with pytest.raises(ConfigError) as caught:
-        check_same("state", held, resume_settings(setup, 1))
+        check_same("state", held, resume_settings(setup))
     assert str(caught.value) == (
         "cannot resume state: encoder.image_size was 48 and is now 256; decoder.attention was "
         "additive and is now scaled_dot; give the same options and inputs, or start over with "
@@ -196,11 +196,11 @@ def test_all_differences_are_named_in_one_line(configure: Any):
 
 def test_other_captions_are_refused(configure: Any):
     setup = prepare(configure())
-    held = resume_settings(setup, 1)
+    held = resume_settings(setup)
     for part in ("train", "val"):
         other = dataclasses.replace(setup, **{part: getattr(setup, part)[:-1]})
         with pytest.raises(ConfigError, match=r"captions was \w+ and is now \w+; give"):
-            check_same("state", held, resume_settings(other, 1))
+            check_same("state", held, resume_settings(other))
 
 
 @pytest.mark.parametrize("name", ["initial_share", "default teacher", "teacher"])
@@ -214,11 +214,11 @@ def test_another_model_to_read_again_is_refused(
         "teacher": {"init_from": first_stage, "distillation": {"models": [folder]}},
     }
     setup = prepare(configure(**changes[name]))
-    held = resume_settings(setup, 1)
+    held = resume_settings(setup)
     weights = tmp_path / "first" / "model.safetensors"
     save_file({"other": np.zeros(2)}, weights)
     with pytest.raises(ConfigError, match=r"models was \w+ and is now \w+; give"):
-        check_same("state", held, resume_settings(setup, 1))
+        check_same("state", held, resume_settings(setup))
 
 
 # --- Which model is the best ---

@@ -1,4 +1,4 @@
-"""Grey photos and helpers for their shards."""
+"""Grey photos with captions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from PIL import Image
 from captioner.data.coco import CaptionedImage
 
 PHOTOS = 23
-PER_SHARD = 3  # eight shards, the last of two photos
 
 
 def grey_photos(folder: Path) -> list[CaptionedImage]:
