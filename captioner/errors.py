@@ -2,7 +2,6 @@
 
     CaptionerError
     ├── ConfigError        an invalid setting, or conflicting settings
-    │   └── OptionError    the same, with option names that each interface spells its own way
     ├── DataError          unusable annotations, captions or folders
     │   ├── ImageError     an image that cannot be read
     │   │   ├── NotAnImageError    not an image, or an unsupported format
@@ -16,9 +15,6 @@ Each message is one line: what was given, what is allowed, what to do. The comma
 message alone and exits with 1 or 2; ``--debug`` adds a traceback.
 """
 
-import re
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 
@@ -28,29 +24,6 @@ class CaptionerError(Exception):
 
 class ConfigError(CaptionerError):
     """A setting is invalid, or settings conflict."""
-
-
-class OptionError(ConfigError):
-    """An option is out of range, or options contradict each other.
-
-    The message names options in braces (``"{beam_size} is {given}; give 1 or more"``). Python and
-    HTTP use these names as they are; the command line changes them by `spelled`.
-    """
-
-    def __init__(self, message: str, **values: object) -> None:
-        """Take the message and the values in it; every other name in braces is an option."""
-        self._message, self._values = message, values
-        super().__init__(self.spelled(str))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the message and its values: pools return errors of other processes."""
-        values: Any = self._values
-        return partial(type(self), **values), (self._message,)
-
-    def spelled(self, spell: Callable[[str], str]) -> str:
-        """The message, with every option's name changed by ``spell``."""
-        options = {name: spell(name) for name in re.findall(r"\{(\w+)", self._message)}
-        return self._message.format(**options | self._values)
 
 
 class DataError(CaptionerError):

@@ -33,7 +33,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Interval
 
-from captioner.errors import ConfigError, OptionError
+from captioner.errors import ConfigError
 from captioner.messages import either
 
 Options = TypeVar("Options")
@@ -265,22 +265,18 @@ def changed(options: Any) -> list[str]:
     return [name for name, field in fields.items() if getattr(options, name) != field.default]
 
 
-def forbid(problems: Mapping[str, object], given: object = None) -> None:
-    """Raise an error with the first message whose condition holds; with ``given`` OptionError."""
+def forbid(problems: Mapping[str, object]) -> None:
+    """Raise ConfigError with the first message whose condition holds."""
     for message, found in problems.items():
         if found:
-            raise ConfigError(message) if given is None else OptionError(message, given=given)
+            raise ConfigError(message)
 
 
 def check_option(field: OptionField, value: object, section: str = "") -> None:
     """Raise ConfigError if a value has the wrong type, or is out of bounds."""
-    if field.allows(value):
-        return
-    if section:
-        raise ConfigError(f"{section}.{field.name} is {value!r}; give {field.allowed}")
-    raise OptionError(
-        f"{{{field.name}}} is {{given!r}}; give {{expected}}", given=value, expected=field.allowed
-    )
+    if not field.allows(value):
+        name = f"{section}.{field.name}" if section else field.name
+        raise ConfigError(f"{name} is {value!r}; give {field.allowed}")
 
 
 # --- options from settings by name ---------------------------------------------------------------
@@ -303,8 +299,17 @@ def build_options(kind: type[Options], *layers: Any) -> Options:
     for name, field in fields.items():
         if given := [layer[name] for layer in checked if name in layer]:
             is_section = dataclasses.is_dataclass(field.type)
-            values[name] = build_options(field.type, *given) if is_section else given[-1]
+            values[name] = _section(name, field.type, *given) if is_section else given[-1]
     return kind(**values)
+
+
+def _section(name: str, kind: type[Options], *layers: Any) -> Options:
+    """Make the options of a section; errors start with its name, as in ``search.beam_size``."""
+    try:
+        return build_options(kind, *layers)
+    except ConfigError as error:
+        prefix = "" if str(error).startswith(f"{name}.") else f"{name}."
+        raise ConfigError(f"{prefix}{error}") from error
 
 
 def checked_settings(kind: Any, given: Any, section: str = "") -> dict[str, Any]:

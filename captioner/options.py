@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Interval
 
-from captioner.errors import ConfigError, OptionError
+from captioner.errors import ConfigError
 from captioner.hardware import Precision
 from captioner.option_fields import Checked, File, Folder, ModelName, Shown, forbid, option_fields
 from captioner.text.tokenizer import normalize, tokenize
@@ -42,7 +42,7 @@ def check_method(method: object) -> None:
     """Raise ConfigError unless ``method`` is an ``ExplanationMethod``."""
     if method not in METHOD_TITLES:
         known = ", ".join(METHOD_TITLES)
-        raise OptionError("{method} is {given!r}; give one of {known}", given=method, known=known)
+        raise ConfigError(f"method is {method!r}; give one of {known}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,46 +330,74 @@ class SearchOptions(Checked):
         return replace(self, **defaults | changes)
 
     def _check(self) -> None:
-        """Raise an error for the first contradiction of several options."""
-        sampling, groups = self.temperature > 0, self.beam_groups
-        more = "a larger {beam_size}, or a {temperature} to sample"
+        """Raise ConfigError for the first contradiction of several options."""
+        if self.temperature > 0:
+            self._check_sampling()
+        else:
+            self._check_beams()
+        if self.candidates == 1:
+            raise ConfigError("candidates is 1; give 2 or more to compare, or 0 for none")
+        if 0 < self.candidates < self.num_captions:
+            raise ConfigError(
+                f"num_captions is {self.num_captions}, but candidates only {self.candidates}; give "
+                "at least as many candidates as captions"
+            )
+        if self.beam_groups == 1 and self.diversity != SearchOptions.diversity:
+            raise ConfigError(
+                f"diversity {self.diversity} needs several groups; give beam_groups too"
+            )
+        if self.beam_size % self.beam_groups > 0:
+            raise ConfigError(
+                f"beam_groups is {self.beam_groups}, which does not divide beam_size "
+                f"({self.beam_size}); give a divisor of it"
+            )
+        if self.beam_groups > 1 and self.forced_words:
+            raise ConfigError(
+                "beam_groups and forced_words cannot be combined; give one of the two"
+            )
+        if self.min_length >= self.max_length:
+            raise ConfigError(
+                f"min_length is {self.min_length} and max_length {self.max_length}, end token "
+                "included; give a min_length below max_length"
+            )
+        if len(self.forced_words) >= self.max_length:
+            raise ConfigError(
+                f"forced_words has {len(self.forced_words)} words and max_length is "
+                f"{self.max_length}, end token included; give fewer words or a larger max_length"
+            )
         # A word forced in one spelling and banned in another is found too: these are tokens.
-        both = sorted(set(self.forced_words) & set(self.banned_words))
-        forbid({
-            **{
-                f"{{{name}}} {{given.{name}}} is for sampling; give a {{temperature}} too":
-                    not sampling and getattr(self, name) != getattr(SearchOptions, name)
-                for name in ("top_k", "top_p", "seed")
-            },
-            "{temperature} {given.temperature} is for sampling, {beam_size} {given.beam_size} for "
-            "beam search; give one of the two ({num_captions} is the number of samples)":
-                sampling and self.beam_size != 1,
-            "{temperature} is for sampling, {forced_words} and {beam_groups} for beam search; give "
-            "one of the two": sampling and (self.forced_words or groups > 1),
-            "{num_captions} is {given.num_captions}; give at most {beam_size} ({given.beam_size}), "
-            f"{more} captions": not sampling and self.num_captions > self.beam_size,
-            "{candidates} is {given.candidates}; give at most {beam_size} ({given.beam_size}), "
-            f"{more} them": not sampling and self.candidates > self.beam_size,
-            "{candidates} is 1; give 2 or more to compare, or 0 for none": self.candidates == 1,
-            "{certainty} {given.certainty} is for beam search, {temperature} for sampling; give "
-            "one of the two": sampling and self.certainty,
-            "{num_captions} is {given.num_captions}, but {candidates} only {given.candidates}; "
-            "give at least as many {candidates} as captions":
-                0 < self.candidates < self.num_captions,
-            "{diversity} {given.diversity} needs several groups; give {beam_groups} too":
-                groups == 1 and self.diversity != SearchOptions.diversity,
-            "{beam_groups} is {given.beam_groups}, which does not divide {beam_size} "
-            "({given.beam_size}); give a divisor of it": self.beam_size % groups > 0,
-            "{beam_groups} and {forced_words} cannot be combined; give one of the two":
-                groups > 1 and self.forced_words,
-            "{min_length} is {given.min_length} and {max_length} {given.max_length}, end token "
-            "included; give a {min_length} below {max_length}": self.min_length >= self.max_length,
-            f"{{forced_words}} has {len(self.forced_words)} words and {{max_length}} is "
-            "{given.max_length}, end token included; give fewer words or a larger {max_length}":
-                len(self.forced_words) >= self.max_length,
-            f"{{forced_words}} and {{banned_words}} both contain {', '.join(both)}; remove it from "
-            "one": both,
-        }, given=self)  # fmt: skip
+        if both := sorted(set(self.forced_words) & set(self.banned_words)):
+            raise ConfigError(
+                f"forced_words and banned_words both contain {', '.join(both)}; remove it from one"
+            )
+
+    def _check_sampling(self) -> None:
+        if self.beam_size != 1:
+            raise ConfigError(
+                f"temperature {self.temperature} is for sampling, beam_size {self.beam_size} for "
+                "beam search; give one of the two (num_captions is the number of samples)"
+            )
+        if self.forced_words or self.beam_groups > 1:
+            raise ConfigError(
+                "temperature is for sampling, forced_words and beam_groups for beam search; give "
+                "one of the two"
+            )
+        if self.certainty:
+            raise ConfigError(
+                f"certainty {self.certainty} is for beam search, temperature for sampling; give "
+                "one of the two"
+            )
+
+    def _check_beams(self) -> None:
+        for name in ("top_k", "top_p", "seed"):
+            if (value := getattr(self, name)) != getattr(SearchOptions, name):
+                raise ConfigError(f"{name} {value} is for sampling; give a temperature too")
+        for name in ("num_captions", "candidates"):
+            if (count := getattr(self, name)) > self.beam_size:
+                raise ConfigError(
+                    f"{name} is {count}; give at most beam_size ({self.beam_size}), a larger "
+                    "beam_size, or a temperature to sample"
+                )
 
 
 def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -377,17 +405,13 @@ def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
     if isinstance(given, str):
         given = given.strip(" []").replace(",", " ").split()
     if not (given is None or isinstance(given, Iterable)):
-        raise OptionError(f"{{{option}}} is {{given!r}}; give words", given=given)
+        raise ConfigError(f"{option} is {given!r}; give words")
     words = []
     for text in given or ():
         tokens = tokenize(normalize(str(text)))
         if len(tokens) != 1:
             found = f"{len(tokens)} words ({' '.join(tokens)})" if tokens else "not a word"
-            raise OptionError(
-                f"{{{option}}} contains {{text!r}}, which is {{found}}; give single words",
-                text=text,
-                found=found,
-            )
+            raise ConfigError(f"{option} contains {text!r}, which is {found}; give single words")
         words.append(tokens[0])
     return tuple(dict.fromkeys(words))
 

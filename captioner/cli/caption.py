@@ -167,8 +167,7 @@ def _entries(
 
     model = load(*options.model, device=options.device, precision=options.precision)
     if options.min_confidence is not None and (why := model.no_confidence(search)):
-        spelled = re.sub("[a-z]+(_[a-z]+)+", lambda name: flag(name[0]), why)
-        raise ConfigError(f"--min-confidence: {spelled}")
+        raise ConfigError(f"--min-confidence: {why}")
     if options.every:
         yield from _video_entries(model, names, options, search)
         return

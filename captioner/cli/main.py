@@ -130,10 +130,8 @@ def _run(command: str, arguments: list[str], debug: bool) -> int:
 
 def _report(error: BaseException) -> int:
     """Print an error that is meant for users, or raise it again; return the exit code."""
-    from captioner.errors import CaptionerError, ConfigError, OptionError
+    from captioner.errors import CaptionerError, ConfigError
 
-    if isinstance(error, OptionError):
-        return _fail(error.spelled(lambda name: f"--{name.replace('_', '-')}"), USAGE)
     if isinstance(error, CaptionerError):
         return _fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)
     if isinstance(error, OSError):

@@ -13,7 +13,7 @@ from captioner.caption import Caption
 from captioner.data.coco import CaptionedImage, locate_photos, read_captions, read_dataset
 from captioner.data.folders import find_images
 from captioner.data.reading import photo_bar
-from captioner.errors import ConfigError, DataError, OptionError
+from captioner.errors import ConfigError, DataError
 from captioner.evaluation.grounding import Instances, measure, read_instances
 from captioner.evaluation.metrics import CaptionEvaluator
 from captioner.evaluation.objects import by_confidence, photo_objects, read_objects
@@ -78,7 +78,7 @@ def evaluate(
     }
     checked = build_options(EvaluateOptions, given)
     for name in {"device", "precision"} & {*changed(checked)} if loaded else ():
-        raise OptionError(f"{{model}} is loaded already; omit {{{name}}}, or load it with that")
+        raise ConfigError(f"model is loaded already; omit {name}, or load it with that")
     checked.check(options)
     how = faithfulness if isinstance(faithfulness, FaithfulnessOptions) else FaithfulnessOptions()
     return Evaluation(checked, options, how, loaded, captions, progress=progress).run()

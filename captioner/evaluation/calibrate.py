@@ -21,7 +21,7 @@ from captioner.data.images import open_image
 from captioner.data.importers import read_table
 from captioner.data.reading import photo_bar, read_batches
 from captioner.drawing.figure import Figure
-from captioner.errors import ConfigError, DataError, ImageError, OptionError
+from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation.api import model_frequencies
 from captioner.evaluation.calibration import (
     JUDGED_RIGHT,
@@ -122,7 +122,7 @@ def check(
     if calibrator is None or reason is not None:
         raise ConfigError(f"there is no confidence to check: {reason}")
     if calibrator.threshold is None and not given.judged:
-        raise OptionError("the confidence was fitted to judgements; give captions with {judged}")
+        raise ConfigError("the confidence was fitted to judgements; give captions with judged")
     work = _Work(model, given, options, on_error)
     if missing := {task.style for task in work.tasks} - calibrator.intercepts.keys():
         raise ConfigError(f"the model is not calibrated for style {missing.pop()}; calibrate it")
@@ -231,10 +231,9 @@ class _Work:
         for task in (*self.tasks, *self.captioned):
             self.model.stored.vocabulary.start(task.style)  # raises if the model does not know it
         if temperature := self.options.temperature:
-            raise OptionError(
-                "{temperature} is {given}; confidence is for the best caption of a search, so omit "
-                "it",
-                given=temperature,
+            raise ConfigError(
+                f"temperature is {temperature}; confidence is for the best caption of a search, so "
+                "omit it"
             )
         for tasks in filter(None, (self.tasks, self.captioned)):
             total = sum(len(task.photos) for task in tasks)

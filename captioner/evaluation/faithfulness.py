@@ -36,7 +36,7 @@ from captioner.caption import CropBox
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.reading import photo_bar
-from captioner.errors import DataError, ImageError, OptionError
+from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation.bootstrap import compare, interval, resampled_means, too_few
 from captioner.evaluation.options import OnError, raise_error
 from captioner.geometry import Geometry
@@ -284,7 +284,7 @@ def measure(
         DataError: There are no photos.
     """
     if len(model.ensemble.engines) > 1:
-        raise OptionError("{faithfulness} is that of a single model, not of an ensemble; give one")
+        raise ConfigError("faithfulness is measured for one model, not an ensemble; give one model")
     if not photos:
         raise DataError("there are no photos to measure; give a folder with photos")
     chosen = _spread(photos, options.max_photos)

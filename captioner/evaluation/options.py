@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from captioner.errors import CaptionerError, OptionError
+from captioner.errors import CaptionerError, ConfigError
 from captioner.evaluation.java import PROGRAMS, unavailable
-from captioner.option_fields import File, Folder, ModelName, Shown, changed, forbid, option_fields
+from captioner.option_fields import File, Folder, ModelName, Shown, changed, option_fields
 from captioner.options import DeviceOptions, ModelOptions
 
 OnError = Callable[[CaptionerError], None]
@@ -87,17 +87,21 @@ class EvaluateOptions(ModelOptions):
         """Check that the options, and the changes to search options, go together.
 
         Raises:
-            OptionError: Two contradict each other, or one or a program is missing.
+            ConfigError: Two contradict each other, or one or a program is missing.
         """
-        wanted = search.get("num_captions", 1)
-        forbid({
-            "give either {images} (a folder of photos) or {results} (a file of captions)":
-                (self.images is None) == (self.results is None),
-            "give {annotations} (to score captions), {instances} or {phrases} (attention) or "
-            "{faithfulness}":
-                not (self.faithfulness or self.annotations or self.instances or self.phrases),
-            f"{{num_captions}} is {wanted}, but only one per photo is scored; omit it": wanted != 1,
-        }, given=self)  # fmt: skip
+        if (self.images is None) == (self.results is None):
+            raise ConfigError(
+                "give either images (a folder of photos) or results (a file of captions)"
+            )
+        if not (self.faithfulness or self.annotations or self.instances or self.phrases):
+            raise ConfigError(
+                "give annotations (to score captions), instances or phrases (to measure "
+                "attention), or faithfulness"
+            )
+        if (wanted := search.get("num_captions", 1)) != 1:
+            raise ConfigError(
+                f"num_captions is {wanted}, but only one per photo is scored; omit it"
+            )
         given = {*changed(self), *search}
         of_model = {
             "faithfulness",
@@ -106,30 +110,30 @@ class EvaluateOptions(ModelOptions):
             *search.keys() - {"neutral"},
         }
         for applies, why, others in (
-            (self.results, "{results} contains the captions, so no model runs", of_model),
+            (self.results, "results contains the captions, so no model runs", of_model),
             (
                 self.faithfulness,
-                "{faithfulness} is measured alone",
+                "faithfulness is measured alone",
                 {"instances", "phrases", *_SCORING},
             ),
             (
                 self.faithfulness and self.annotations,
-                "{annotations} gives the captions",
+                "annotations gives the captions",
                 search.keys() - {"style"},
             ),
             (
                 self.phrases and not (self.annotations or self.instances),
-                "{phrases} gives the captions",
+                "phrases gives the captions",
                 search.keys() - {"style"},
             ),
         ):
             if applies and (unused := sorted(given & others)):
-                raise OptionError(f"{why}; omit {{{unused[0]}}}")
+                raise ConfigError(f"{why}; omit {unused[0]}")
         if self.annotations is None and (scored := sorted(given & {*_SCORING, "results"})):
-            raise OptionError(f"{{{scored[0]}}} needs references; give {{annotations}} too")
+            raise ConfigError(f"{scored[0]} needs references; give annotations too")
         for metric in self.java:  # before photos are captioned
             if reason := unavailable(metric):
-                raise OptionError(f"{{given}}, or omit {{{metric.lower()}}}", given=reason)
+                raise ConfigError(f"{reason}, or omit {metric.lower()}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,14 +183,17 @@ class CalibrateOptions(DeviceOptions):
         """Check that there are files, and a style for each.
 
         Raises:
-            OptionError: One is missing, or the number of styles is not that of files.
+            ConfigError: One is missing, or the number of styles differs from the number of files.
         """
+        if not (self.annotations or self.judged):
+            raise ConfigError("annotations is missing; give photos with reference captions")
+        if not self.images:
+            raise ConfigError("images is missing; give photos with reference captions")
+        if self.objects and not self.annotations:
+            raise ConfigError("objects needs annotations; give annotations too")
         styles, files = len(self.styles), len(self.annotations)
-        missing = "{%s} is missing; give photos with reference captions"
-        forbid({
-            missing % "annotations": not (self.annotations or self.judged),
-            missing % "images": not self.images,
-            "{objects} needs {annotations}": self.objects and not files,
-            f"{{styles}} has {styles} names for {files} files; give one style for each file in "
-            "{annotations}": styles not in (0, files),
-        }, given=self)  # fmt: skip
+        if styles not in (0, files):
+            raise ConfigError(
+                f"styles has {styles} names for {files} files; give one style for each file in "
+                "annotations"
+            )

@@ -23,7 +23,7 @@ from captioner.caption import END_NAME, Alternative, Caption, CropBox, Keyword, 
 from captioner.data.images import Photo, is_photo, open_image, reduced_side
 from captioner.data.reading import read_batches, reader_threads
 from captioner.drawing.pages import PhotoCaption, shown_photo, with_photo
-from captioner.errors import ConfigError, ImageError, OptionError
+from captioner.errors import ConfigError, ImageError
 from captioner.hardware import Precision
 from captioner.inference.confidence import Observation, no_confidence
 from captioner.inference.copies import Portable
@@ -176,10 +176,9 @@ class Captioner(Portable):
         check_method(method)
         if method not in ATTENTION_METHODS:
             if len(self.ensemble.engines) > 1:
-                raise OptionError(
-                    "{method} {given} needs a single model, not an ensemble; give attention or "
-                    "attention_gate, or one model",
-                    given=method,
+                raise ConfigError(
+                    f"method {method} needs a single model, not an ensemble; give attention or "
+                    "attention_gate, or one model"
                 )
             self.stored.require_weights(f"method {method}")
 
@@ -299,9 +298,9 @@ class Captioner(Portable):
         self._check(method, alternatives, options)
         texts = [self.known_words(text) for text in words]
         if texts and (refused := sorted(search.keys() - {"style"})):
-            raise OptionError(f"words are given, so there is no search; omit {{{refused[0]}}}")
+            raise ConfigError(f"words are given, so there is no search; omit {refused[0]}")
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise OptionError("{batch_size} is {given!r}; give an integer >= 1", given=batch_size)
+            raise ConfigError(f"batch_size is {batch_size!r}; give an integer >= 1")
         several = cast("Iterable[Photo]", [photos] if is_photo(photos) else photos)
         on_cpu = str(self.device).startswith("cpu")  # which is busy encoding
         threads = 2 if on_cpu else reader_threads()
@@ -421,12 +420,11 @@ class Captioner(Portable):
     ) -> None:
         self.check_method(method)
         if options is not None and options.keywords and not has_keywords(self.stored.reading):
-            raise OptionError(f"{{keywords}}: the model {NO_KEYWORDS}")
+            raise ConfigError(f"keywords: the model {NO_KEYWORDS}")
         if options is not None and options.certainty and self._truth is None:
-            raise OptionError(
-                "{certainty} is {given}, but the model has no calibrated reading of the photo; "
-                "give 0, or fit it with scripts/fit_reading.py and captioner calibrate",
-                given=options.certainty,
+            raise ConfigError(
+                f"certainty is {options.certainty}, but the model has no calibrated reading of the "
+                "photo; give 0, or fit it with scripts/fit_reading.py and captioner calibrate"
             )
         if type(alternatives) is not int or alternatives < 0:
             raise ConfigError(

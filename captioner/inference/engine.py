@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import CropBox
-from captioner.errors import ConfigError, OptionError
+from captioner.errors import ConfigError
 from captioner.geometry import Geometry
 from captioner.hardware import Precision
 from captioner.inference.folder import StoredModel, runs_graphs
@@ -212,9 +212,9 @@ class Ensemble:
                 blank.keep(xp.zeros((stepper.batch_size,), dtype=xp.int64, device=stepper.device))
             found = search(stepper, options, words, seeds, blank=blank, worth=worth)
         if not all(found):
-            raise OptionError(
-                "no caption satisfies the search options; lower {min_length} or {block_ngrams}, or "
-                "give fewer {forced_words} or {banned_words}"
+            raise ConfigError(
+                "no caption satisfies the search options; lower min_length or block_ngrams, or "
+                "give fewer forced_words or banned_words"
             )
         return found
 

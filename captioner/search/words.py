@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from captioner.errors import OptionError
+from captioner.errors import ConfigError
 from captioner.options import SearchOptions
 from captioner.text.tokenizer import normalize, tokenize
 from captioner.text.vocabulary import BAD_ENDINGS, FUNCTION_WORDS, SPECIAL_NAMES, Vocabulary
@@ -122,19 +122,18 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
     vocabulary.start(options.style)
     for name in ("forced_words", "banned_words", "block_repeats", "rare_words", "neutral"):
         if getattr(options, name):
-            check_whole_words(vocabulary, f"{{{name}}}")
+            check_whole_words(vocabulary, name)
     rarity = vocabulary.subwords is None and bool(options.rare_words or options.candidates)
     unknown = [word for word in options.forced_words if word not in vocabulary]
     if unknown:
-        raise OptionError(
-            "{forced_words} contains {words}, which the model does not know; give words from its "
-            "vocabulary",
-            words=", ".join(unknown),
+        raise ConfigError(
+            f"forced_words contains {', '.join(unknown)}, which the model does not know; give "
+            "words from its vocabulary"
         )
     if options.neutral and (replaced := NEUTRAL_WORDS.keys() & set(options.forced_words)):
-        raise OptionError(
-            "{forced_words} contains {words}, which {neutral} replaces; leave one of the two out",
-            words=", ".join(sorted(replaced)),
+        raise ConfigError(
+            f"forced_words contains {', '.join(sorted(replaced))}, which neutral replaces; leave "
+            "one of the two out"
         )
     endings = BAD_ENDINGS if options.guard_endings else ()
     return SearchTokens(
@@ -150,7 +149,7 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
 def check_whole_words(vocabulary: Vocabulary, option: str) -> None:
     """Raise ConfigError if a vocabulary is one of pieces, which are not sorted by frequency."""
     if vocabulary.subwords is not None:
-        raise OptionError(
+        raise ConfigError(
             f"{option} needs a model of whole words, but this one writes pieces of words "
             "(tokenizer bpe); leave it out"
         )

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Interval
 
 from captioner.data.images import MAX_PIXELS
-from captioner.errors import OptionError
+from captioner.errors import ConfigError
 from captioner.option_fields import File, Shown
 from captioner.options import ModelOptions, Positive
 
@@ -102,18 +102,17 @@ class ServeOptions(ModelOptions, Limits):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.api_keys is not None and self.api_key_file is not None:
-            raise OptionError("{api_key_file} is given besides CAPTIONER_API_KEYS; give one")
+            raise ConfigError("api_key_file is given besides CAPTIONER_API_KEYS; give one")
         object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
         origins = [origin.lower().removesuffix("/") for origin in self.allow_origin]
         object.__setattr__(self, "allow_origin", origins)
         if self.metrics_port and self.metrics_port == self.port:
-            message = "{metrics_port} is {given}, like {port}; give another port"
-            raise OptionError(message, given=self.port)
+            raise ConfigError(f"metrics_port is {self.port}, like port; give another port")
         for name, (pattern, allowed) in _PATTERNS.items():
             given = getattr(self, name)
             for one in [given] if isinstance(given, str) else given:
                 if not re.fullmatch(pattern, one.lower()):
-                    raise OptionError(f"{{{name}}} is {{given!r}}; give {allowed}", given=one)
+                    raise ConfigError(f"{name} is {one!r}; give {allowed}")
 
 
 _PATTERNS = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from captioner.errors import ConfigError, ModelError, OptionError
+from captioner.errors import ConfigError, ModelError
 from captioner.extras import require_extra
 from captioner.files import read_input
 from captioner.inference.folder import read_settings
@@ -160,10 +160,9 @@ def _resumes(folder: Path, options: TrainOptions) -> bool:
     resuming = options.resume and (folder / STATE).exists()
     used = any((folder / name).exists() for name in RUN_FILES)
     if used and not (resuming or options.force or options.dry_run):
-        raise OptionError(
-            "{folder} already contains a run; give {resume} to continue it, {force} to start over, "
-            "or another {run_folder}",
-            folder=folder,
+        raise ConfigError(
+            f"{folder} already contains a run; give resume to continue it, force to start over, or "
+            "another run_folder"
         )
     return resuming
 
@@ -192,10 +191,7 @@ def build_config(
     if init_from:
         with contextlib.suppress(ModelError):  # raised when the model is loaded
             inherited = read_settings(init_from)
-    try:
-        return build_options(TrainConfig, TrainConfig(), inherited, given, changes)
-    except OptionError as error:
-        raise ConfigError(error.spelled(lambda name: f"search.{name}")) from error
+    return build_options(TrainConfig, TrainConfig(), inherited, given, changes)
 
 
 def _read_yaml(path: Path) -> Any:

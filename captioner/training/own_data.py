@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from captioner.data.dataset import DatasetOptions, prepare_dataset
 from captioner.data.importers import ColumnOptions, find_source, photo_folder
-from captioner.errors import DataError, OptionError
+from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_write
 from captioner.option_fields import File, Folder, Shown
 from captioner.options import TrainConfig
@@ -44,7 +44,7 @@ class OwnDataOptions(ColumnOptions):
         for name in ("images", "file_column", "caption_column"):
             if self.captions is None and getattr(self, name) is not None:
                 also = ", or data.images for prepared captions" if name == "images" else ""
-                raise OptionError(f"{{{name}}} needs captions; give {{captions}} too{also}")
+                raise ConfigError(f"{name} needs captions; give captions too{also}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +73,11 @@ class TrainOptions(OwnDataOptions, ConfigOptions):
 
 
 def check_replaced(data: OwnDataOptions, given: Mapping[str, Any]) -> None:
-    """Raise OptionError if settings are ``given`` beside captions that replace them."""
+    """Raise ConfigError if settings are ``given`` beside captions that replace them."""
     for name in ("train_annotations", "val_annotations", "images", "karpathy_split"):
         if data.captions is not None and name in given.get("data", {}):
-            instead = "give {images} instead" if name == "images" else "leave it out"
-            raise OptionError(f"data.{name} cannot be combined with a captions file; {instead}")
+            instead = "give images instead" if name == "images" else "leave it out"
+            raise ConfigError(f"data.{name} cannot be combined with a captions file; {instead}")
 
 
 @contextmanager
@@ -107,9 +107,9 @@ def prepared(config: TrainConfig, data: TrainOptions) -> Iterator[TrainConfig]:
                 "--images, or other photos"
             )
         if "val" not in summary.files:
-            raise OptionError(
-                "{file} has no validation photos; give {val} a fraction of the photos such as 0.1",
-                file=data.captions,
+            raise ConfigError(
+                f"{data.captions} has no validation photos; set val to a fraction of the photos "
+                "such as 0.1"
             )
         if IS_MAIN:
             for line in str(summary).splitlines():

@@ -152,7 +152,7 @@ def test_what_a_model_cannot_be_calibrated_with(own, model, run) -> None:
     for options, problem in (
         (("--other-images", model / "kinds"), "has 1 folder with images; give a folder with"),
         (("--objects", model / "objects.json"), "objects.json"),
-        (("--temperature", 1), "--temperature is 1.0; confidence is"),
+        (("--temperature", 1), "temperature is 1.0; confidence is"),
     ):
         code, _, err = run("calibrate", "--model", model, *own.arguments, *options)
         assert code in (FAILED, USAGE)
@@ -267,8 +267,8 @@ def test_unsure_captions_are_marked_left_out_or_hedged(caption) -> None:
     ("arguments", "expected"),
     [
         (["--temperature", "0.7"], "the model is calibrated for temperature 0.0; leave out temp"),
-        (["--beam-size", "1"], "the model is calibrated for --beam-size 2; leave out --beam-size"),
-        (["--banned-words", "dog"], "the model is calibrated for --banned-words none"),
+        (["--beam-size", "1"], "the model is calibrated for beam_size 2; leave out beam_size"),
+        (["--banned-words", "dog"], "the model is calibrated for banned_words none"),
         (["--format", "coco"], "marks captions in text, JSON and CSV, not --format coco"),
     ],
 )

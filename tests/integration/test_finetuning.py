@@ -95,7 +95,7 @@ def test_data_and_images_prepare_and_train(own, capsys) -> None:
             "captions.csv --images FOLDER --init-from shipped",
         ),
         (["photos/1.jpg"], "photos/1.jpg is not valid YAML: "),
-        ([*DATA, "--val", "0"], "captions.csv has no validation photos; give --val"),
+        ([*DATA, "--val", "0"], "captions.csv has no validation photos; set val"),
         (
             ["--data", "unreadable.csv", "--images", "photos", "--val", "0.5"],
             "unreadable.csv: no photo for validation can be read .* first: gone3.jpg",

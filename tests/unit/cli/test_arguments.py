@@ -122,7 +122,7 @@ ERRORS = [
     ("caption a.jpg --beam-size 0", "--beam-size: '0' is not allowed; give an integer >= 1"),
     ("caption a.jpg --beam-size", "--beam-size: expected one argument"),
     ("caption a.jpg --format xml", "--format: 'xml' is not allowed; give text, json, jsonl, csv"),
-    ("caption a.jpg --num-captions 9", "--num-captions is 9; give at most --beam-size"),
+    ("caption a.jpg --num-captions 9", "num_captions is 9; give at most beam_size"),
     ("caption", "no photos; give files, folders, - or --from-file"),
     ("train --decoder.layer-norm maybe", "--decoder.layer-norm: 'maybe' is not allowed; give true"),
     ("train a.yaml b.yaml", "unexpected argument 'b.yaml'"),

@@ -16,7 +16,7 @@ import torch
 from toy_captioner import build
 
 import captioner
-from captioner.errors import CaptionerError, ConfigError, ModelError, OptionError, ServerError
+from captioner.errors import CaptionerError, ConfigError, ModelError, ServerError
 from captioner.inference.captioner import Captioner
 from captioner.inference.copies import _load
 
@@ -34,7 +34,7 @@ def test_a_spawned_process_captions_with_the_model_that_it_is_sent(photos: list[
         found = list(pool.map(model.caption, photos[:2]))
         with pytest.raises(captioner.ImageError, match="no such file"):
             pool.submit(model.caption, "missing.jpg").result()
-        with pytest.raises(OptionError, match=r"beam_size is \{'a': 1\}; give"):
+        with pytest.raises(ConfigError, match=r"beam_size is \{'a': 1\}; give"):
             pool.submit(model.caption, photos[0], beam_size={"a": 1}).result()
     assert [one.text for one in found] == [model.caption(photo).text for photo in photos[:2]]
 
@@ -115,7 +115,7 @@ def test_a_deep_copy_is_independent(photos: list[Path]):
 @pytest.mark.parametrize(
     "error",
     [
-        OptionError("{beam_size} is {given}; give {words}", given="{x}"),
+        ConfigError("beam_size is 0; give 1 or more"),
         ServerError("busy", 503, 2.0),
     ],
 )

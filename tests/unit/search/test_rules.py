@@ -9,7 +9,7 @@ import pytest
 from reference_search import Task, assert_same_captions, brute_force
 from table_stepper import END, Prefix, Table, TableStepper, constant_table, random_table
 
-from captioner.errors import ConfigError, OptionError
+from captioner.errors import ConfigError
 from captioner.options import SearchOptions
 from captioner.search.search import search
 from captioner.search.words import (
@@ -213,7 +213,7 @@ def test_what_a_model_cannot_do_is_refused(options, expected) -> None:
 def test_models_of_pieces_are_refused() -> None:
     subwords = Subwords.train(["a man"] * 5, 10, 1)
 
-    with pytest.raises(OptionError, match="pieces"):
+    with pytest.raises(ConfigError, match="pieces"):
         encode_search_words(SearchOptions(neutral=True), Vocabulary(subwords.pieces, (), subwords))
 
 
