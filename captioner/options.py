@@ -531,34 +531,6 @@ class SelfCriticalConfig(Checked):
 
 
 @dataclass
-class DistillationConfig(Checked):
-    """Word probabilities to learn in place of the words of the reference captions."""
-
-    models: list[ModelName] = field(default_factory=list)
-    """Learn the mean probabilities of these models, which need the vocabulary, image size and
-    resizing of init_from. Empty: that of init_from (after training.sharpen_attention), if there is
-    guidance or rare_words."""
-    guidance: list[Annotated[float, Interval(ge=0, le=10)]] = field(default_factory=list)
-    """Learn the probabilities of a search with this guidance: one number, or one for each file in
-    data.train_annotations. Empty: 0."""
-    rare_words: list[Annotated[float, Interval(ge=0, le=1)]] = field(default_factory=list)
-    """The same for search.rare_words. All three can be given together."""
-
-    @property
-    def active(self) -> bool:
-        """Whether there is anything to distill."""
-        return bool(self.models or self.guidance or self.rare_words)
-
-    def of_file(self, source: int) -> tuple[float, float]:
-        """Guidance and preference for rare words of a captions file."""
-
-        def of(values: list[float]) -> float:
-            return values[source if len(values) > 1 else 0] if values else 0.0
-
-        return of(self.guidance), of(self.rare_words)
-
-
-@dataclass
 class TrainConfig:
     """A training run: the options of ``captioner train``, saved in the run folder."""
 
@@ -573,32 +545,24 @@ class TrainConfig:
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     self_critical: SelfCriticalConfig = field(default_factory=SelfCriticalConfig)
-    distillation: DistillationConfig = field(default_factory=DistillationConfig)
     search: SearchOptions = field(default_factory=lambda: SearchOptions(beam_size=3))
 
     def __post_init__(self) -> None:
-        training, distillation = self.training, self.distillation
+        training = self.training
         self_critical = training.objective == "self_critical"
-        targets = self_critical or distillation.active
-        what = "training.objective self_critical" if self_critical else "distillation"
         sharpen = training.sharpen_attention != 1
         unused = [n for n in ("label_smoothing", "scheduled_sampling") if getattr(training, n)]
-        files = 1 if self.data.karpathy_split else len(self.data.train_annotations)
-        several = {name: len(getattr(distillation, name)) for name in ("guidance", "rare_words")}
         forbid({
             "run_folder is empty; give a folder": not self.run_folder,
-            "distillation sets the targets of the cross-entropy, but self_critical.cross_entropy "
-            "is 0; give a weight > 0":
-                self_critical and distillation.active and self.self_critical.cross_entropy == 0,
-            f"{what} cannot train decoder.selection hard; give soft":
-                targets and self.decoder.selection == "hard",
-            f"training.{', '.join(unused)} is given, but {what} cannot use it; give 0":
-                targets and unused,
+            "training.objective self_critical cannot train decoder.selection hard; give soft":
+                self_critical and self.decoder.selection == "hard",
+            f"training.{', '.join(unused)} is given, but training.objective self_critical cannot "
+            "use it; give 0": self_critical and unused,
             **{
                 f"{needs} needs a trained model to start from; give init_from, the folder of one":
                     given and self.init_from is None
                 for needs, given in {
-                    what: targets,
+                    "training.objective self_critical": self_critical,
                     "training.sharpen_attention": sharpen,
                     "training.initial_share": training.initial_share,
                 }.items()
@@ -606,10 +570,4 @@ class TrainConfig:
             "training.sharpen_attention is for decoder.attention additive and concat, not "
             f"{self.decoder.attention}; leave it out":
                 sharpen and self.decoder.attention not in ("additive", "concat"),
-            **{
-                f"distillation.{name} has {given} entries and data.train_annotations {files} "
-                "files; give one entry for all of them, one per file, or none":
-                    given not in (0, 1, files)
-                for name, given in several.items()
-            },
         })  # fmt: skip

@@ -43,6 +43,7 @@ _PRIVATE = {
     "val_annotations",
     "images",
     "features",
+    "shards",
     "workers",
     "trackers",
 }
@@ -324,14 +325,14 @@ def _settings(run: Path | None) -> str:
 
     given = yaml.safe_load((run / RUN_CONFIG).read_text(encoding="utf-8"))
     defaults = dataclasses.asdict(TrainConfig())
+    # The run of an earlier version may have settings that were removed since.
+    given = {name: value for name, value in given.items() if name in defaults}
     found = different(given, json.loads(json.dumps(defaults)), _PRIVATE)  # with lists for tuples
-    encoder, distillation = found.get("encoder", {}), found.get("distillation", {})
+    encoder = found.get("encoder", {})
     if str(encoder.get("weights", "")).endswith((".safetensors", ".pth")):
         encoder["weights"] = "(a file of the author)"
     if "init_from" in found:
         found["init_from"] = _public_name(found["init_from"])
-    if "models" in distillation:
-        distillation["models"] = [_public_name(teacher) for teacher in distillation["models"]]
     return yaml.safe_dump(found, sort_keys=False, allow_unicode=True) if found else ""
 
 

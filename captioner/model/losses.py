@@ -56,7 +56,6 @@ def caption_losses(
     label_smoothing: float = 0.0,
     *,
     inputs: Tensor | None = None,
-    targets: Tensor | None = None,
 ) -> Losses:
     """Cross-entropy of teacher-forced captions, and the attention losses.
 
@@ -69,21 +68,15 @@ def caption_losses(
         label_smoothing: Share of the target distribution spread evenly over the vocabulary.
         inputs: Decoder inputs, (B, R, T), on the CPU or the device; None: the true words. See
             ``scheduled_inputs``.
-        targets: Probabilities to learn, (W + padding, V), one row for each of
-            ``score_words``; None: the true words.
     """
     scored = score_words(decoder, memory, tokens, inputs)
-    if targets is None:
-        loss = cross_entropy(
-            scored.logits,
-            scored.targets,
-            reduction="sum",
-            ignore_index=PAD,
-            label_smoothing=label_smoothing,
-        )
-    else:
-        nats = cross_entropy(scored.logits, targets, reduction="none")
-        loss = nats.masked_fill(scored.targets == PAD, 0.0).sum()
+    loss = cross_entropy(
+        scored.logits,
+        scored.targets,
+        reduction="sum",
+        ignore_index=PAD,
+        label_smoothing=label_smoothing,
+    )
     return with_attention_losses(decoder, scored, loss)
 
 

@@ -54,7 +54,6 @@ def setting_warnings(setup: Setup, total_steps: int) -> list[str]:
         lacking, lower = f"data.vocabulary_threshold {threshold} leaves out", "; lower it"
     by_loss = training.select == "loss"
     steadier = "" if by_loss else ", or give training.select loss, which is steadier"
-    learns_otherwise = training.objective == "self_critical" or config.distillation.active
     single = len(val) == 1 and training.select == "CIDEr"
     problems = {
         f"training.warmup_steps is {training.warmup_steps}, but it is at most a fifth of the run "
@@ -66,8 +65,8 @@ def setting_warnings(setup: Setup, total_steps: int) -> list[str]:
         f"steps ({epoch:.0f} steps per epoch); give a larger patience, or 0 for none":
             0 < training.patience * epoch < warmup,
         "training.select loss compares with the reference captions, but the run learns from "
-        "rewards or from a model, which raises that loss; use CIDEr or BLEU-4":
-            by_loss and learns_otherwise,
+        "rewards, which raises that loss; use CIDEr or BLEU-4":
+            by_loss and training.objective == "self_critical",
         f"{len(shared)} of {len(val)} validation photos are trained on too (first: "
         f"{''.join(shared[:1])}), so their scores say nothing about other photos; validate on "
         "others": shared,

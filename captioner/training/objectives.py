@@ -1,6 +1,6 @@
 """Training objectives: what a batch is trained on, and the losses of that.
 
-    reference captions   cross-entropy of the words, or of a teacher's probabilities
+    reference captions   cross-entropy of the words
     sampled captions     rewards: self-critical training
 
 With either, ``training.reading`` also trains the model's reading of the photos.
@@ -10,7 +10,6 @@ Notation: B photos, R captions (or samples) per photo, T steps, S stems.
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,7 +40,6 @@ from captioner.text.vocabulary import (
     PAD,
     Vocabulary,
 )
-from captioner.training.distillation import Teacher
 from captioner.training.reading import StemsOfPhotos
 
 Loss = Callable[[Decoder, Memory], Losses]
@@ -81,28 +79,16 @@ def build_objective(
     photos: Sequence[EncodedImage],
     initial: StoredModel,
     steps: int,
-    teachers: Sequence[CaptionModel] = (),
 ) -> ReferenceCaptions | SelfCritical:
-    """Build ``training.objective`` for a run of ``steps`` steps from the initial model.
-
-    Without teachers, the models of ``distillation.models``, ``distillation`` learns from a copy of
-    the initial model.
-    """
-    training, vocabulary, teacher = config.training, initial.vocabulary, None
-    if config.distillation.active:
-        models = teachers or [copy.deepcopy(initial.model)]
-        teacher = Teacher(config.distillation, models, vocabulary, photos)
+    """Build ``training.objective`` for a run of ``steps`` steps from the initial model."""
+    training, vocabulary = config.training, initial.vocabulary
     stems = None
     if training.reading:
         assert initial.reading is not None
         stems = StemsOfPhotos(photos, initial.reading.stems)
     if training.objective == "self_critical":
-        return SelfCritical(
-            config.self_critical, photos, vocabulary, training.seed, teacher, stems=stems
-        )
-    return ReferenceCaptions(
-        training.scheduled_sampling, steps, training.label_smoothing, teacher, stems
-    )
+        return SelfCritical(config.self_critical, photos, vocabulary, training.seed, stems=stems)
+    return ReferenceCaptions(training.scheduled_sampling, steps, training.label_smoothing, stems)
 
 
 @torch.no_grad()
@@ -128,28 +114,23 @@ class ReferenceCaptions:
     steps: int
     """... over this many steps."""
     label_smoothing: float = 0.0
-    teacher: Teacher | None = None
-    """Its probabilities replace the words as targets."""
     stems: StemsOfPhotos | None = None
     """What the reading learns beside."""
 
     def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
         """The task of a batch, whose ``images`` are on the device of the model."""
-        inputs = targets = None
+        inputs = None
         if self.share:
             features, images = seen(model, images)
             with torch.no_grad():
                 memory = model.decoder.memory(features)
             share = self.share * step / max(1, self.steps)
             inputs = scheduled_inputs(model.decoder, memory, batch.tokens, share)
-        if self.teacher is not None:
-            targets = self.teacher.targets(images, batch.tokens, batch.image_ids)
-        loss: Loss = partial(
+        loss = partial(
             caption_losses,
             tokens=batch.tokens,
             label_smoothing=self.label_smoothing,
             inputs=inputs,
-            targets=targets,
         )
         return Task(images, loss, batch.words, _stems_of(batch, self.stems))
 
@@ -260,16 +241,14 @@ class SelfCritical:
         photos: Sequence[EncodedImage],
         vocabulary: Vocabulary,
         seed: int,
-        teacher: Teacher | None = None,
         *,
         stems: StemsOfPhotos | None = None,
     ) -> None:
         """Prepare the references of the training photos; ``seed`` is that of the sampling.
 
-        A teacher's probabilities replace the words as targets of the cross-entropy. The reading
-        learns ``stems`` beside.
+        The reading learns ``stems`` too.
         """
-        self.config, self.seed, self.teacher, self.stems = config, seed, teacher, stems
+        self.config, self.seed, self.stems = config, seed, stems
         references: dict[str, dict[int, list[list[str]]]] = {}
         for photo in photos:
             captions = [caption_tokens(caption) for caption in photo.image.captions]
@@ -314,10 +293,7 @@ class SelfCritical:
         loss = partial(policy_gradient_loss, tokens=tokens, advantages=advantages)
         if self.config.cross_entropy:
             share = self.config.cross_entropy * words / max(1, batch.words)
-            tokens, targets = batch.tokens[real], None
-            if self.teacher is not None:
-                targets = self.teacher.targets(images, tokens, image_ids)
-            references = partial(caption_losses, tokens=tokens, targets=targets)
+            references = partial(caption_losses, tokens=batch.tokens[real])
             loss = partial(_weighted_sum, loss, references, share)
         stems = None if self.stems is None else self.stems.of_photos(image_ids)
         return Task(images, loss, words, stems)
@@ -380,7 +356,6 @@ class SelfCritical:
         """Settings that make rewards of two runs comparable."""
         config = self.config
         extra = f"|cross_entropy:{config.cross_entropy}" if config.cross_entropy else ""
-        extra += "|distilled" if self.teacher else ""
         return (
             f"{self.reward.signature()}|baseline:{config.baseline}|samples:{config.samples}{extra}"
         )

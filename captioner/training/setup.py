@@ -6,7 +6,6 @@ Nothing here changes the caller's config: ``prepare`` returns the resolved one w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +19,6 @@ from captioner.data.features import FeatureCache, FeatureEncoder, feature_finger
 from captioner.errors import ConfigError
 from captioner.evaluation.references import count_frequencies
 from captioner.hardware import autocast, pick_device, pick_precision
-from captioner.inference.engine import pixel_format
 from captioner.inference.folder import StoredModel, load_model
 from captioner.inference.reading import ReadingWords
 from captioner.inference.weights import to_float16
@@ -69,8 +67,6 @@ class Setup:
     stored: StoredModel
     cache: FeatureCache | None = None
     """Features of all photos, from the config's ``data.features``."""
-    teachers: Sequence[CaptionModel] = ()
-    """The models of ``distillation.models``."""
 
     @property
     def validated(self) -> list[CaptionedImage]:
@@ -88,7 +84,6 @@ class Setup:
 def prepare(config: TrainConfig) -> Setup:
     """Read the data and build the model."""
     check_attention(config.decoder)  # fail on a misspelled setting before the data are read
-    teachers = {folder: load_model(folder) for folder in config.distillation.models}
     # Features are stored under the photos' ids.
     train, val = read_data(config.data, renumber=not config.data.features)
     torch.manual_seed(config.training.seed)
@@ -130,9 +125,6 @@ def prepare(config: TrainConfig) -> Setup:
         setup.cache, setup.train = open_features(config, model, setup.train, val)
         model.features_stage = setup.cache.stage
     check_images(setup.validated, setup.cache)
-    for folder, teacher in teachers.items():
-        _check_teacher(folder, teacher, setup)
-    setup.teachers = [teachers[folder].model for folder in config.distillation.models]
     return setup
 
 
@@ -142,25 +134,6 @@ def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
         return _new_encoder(config.encoder)
     stored = _load_initial_model(config)
     return _inherited(stored, _resolved(config, stored).encoder)
-
-
-def _check_teacher(folder: str, teacher: StoredModel, setup: Setup) -> None:
-    """Check that a teacher sees and writes what the trained model does."""
-    own, other, what = setup.stored.model, teacher.model, ""
-    if teacher.vocabulary != setup.stored.vocabulary:
-        what = "another vocabulary or other styles"
-    elif pixel_format(other.preprocessing) != pixel_format(own.preprocessing):
-        what = "another image size or resizing"
-    elif setup.cache:
-        other.features_stage = stage = setup.cache.stage
-        keys = [feature_fingerprint(one.encoder, one.preprocessing, stage) for one in (own, other)]
-        if keys[0] != keys[1]:
-            what = "another encoder than the one that computed data.features"
-    if what:
-        raise ConfigError(
-            f"distillation.models: {folder} has {what}; give models with those of init_from, and "
-            "train without new words, styles or features"
-        )
 
 
 # --- A new model ---------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 # --- Resuming -------------------------------------------------------------------------------------
 
 MUST_MATCH = (
-    "init_from", "encoder", "decoder", "self_critical", "distillation", "search",
+    "init_from", "encoder", "decoder", "self_critical", "search",
     "data.styles", "data.val_styles", "data.repeats", "data.min_captions", "data.max_captions",
     "data.max_words", "data.tokenizer", "data.vocabulary_threshold", "data.extend_vocabulary",
     "data.vocabulary_size", "data.horizontal_flip", "data.min_crop", "data.color_jitter",
@@ -231,12 +231,9 @@ def resume_settings(setup: Setup) -> dict[str, Any]:
     for image in setup.val:
         digest.update(f"{image.image_id} {image.captions}".encode())
     settings["captions"] = digest.hexdigest()[:12]
-    distillation = setup.config.distillation
-    read: list[str | None] = [*distillation.models]  # by every session anew
-    if setup.config.training.initial_share or (distillation.active and not read):
-        read.append(setup.config.init_from)
-    if read:
-        settings["models"] = " ".join(fingerprint(folder) for folder in read if folder)
+    if setup.config.training.initial_share:  # every session reads that model
+        assert setup.config.init_from is not None
+        settings["models"] = fingerprint(setup.config.init_from)
     return settings
 
 

@@ -24,10 +24,6 @@ CHANGES: dict[str, list[str]] = {
     "encoder learns": ["--encoder.finetune_from", "layer4"],
     "self-critical": [*SELF_CRITICAL, "--init_from", "first/best"],
     "reading": ["--training.reading", "0.5"],
-    "distilled": [
-        *("--distillation.guidance", "[0.5]", "--distillation.rare_words", "[0.2]"),
-        *("--init_from", "first/best"),
-    ],
 }
 EPOCHS = 4
 

@@ -20,7 +20,6 @@ from captioner.option_fields import Checked, OptionField, build_options, option_
 from captioner.options import (
     DataConfig,
     DecoderConfig,
-    DistillationConfig,
     EncoderConfig,
     FaithfulnessOptions,
     SearchOptions,
@@ -32,7 +31,7 @@ from captioner.options import (
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("**/*.yaml"))
 SECTIONS: list[Any] = [
     DataConfig, EncoderConfig, DecoderConfig, TrainingConfig, SelfCriticalConfig,
-    DistillationConfig, SearchOptions, TrainConfig, FaithfulnessOptions,
+    SearchOptions, TrainConfig, FaithfulnessOptions,
 ]  # fmt: skip
 SCHEMAS = [*SECTIONS, *(parser_of(command).options for command in COMMANDS)]
 
@@ -99,7 +98,6 @@ def test_every_option_has_help_and_checks_its_values(schema) -> None:
             {"training": {"objective": "self_critical"}},
             "training.objective self_critical needs a trained model",
         ),
-        ({"distillation": {"guidance": [0.1, 0.2]}, "init_from": "m"}, "guidance has 2 entries"),
     ],
 )  # fmt: skip
 def test_wrong_settings_are_named(given, expected) -> None:
