@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Interval
+from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from captioner.errors import ConfigError
 from captioner.messages import either
@@ -65,6 +65,10 @@ class OptionField:
     name: str
     type: Any
     """The type without its bounds and without None."""
+    is_list: bool
+    """It takes several values."""
+    kind: Any
+    """The type of one value (for a list, of one entry)."""
     optional: bool
     """None is allowed too."""
     bounds: Interval
@@ -75,6 +79,8 @@ class OptionField:
     """None where a value is made anew for each instance, such as a list; see ``required``."""
     required: bool
     shown: Shown
+    marks: tuple[Any, ...]
+    """Everything else in the annotation, such as `captioner.options.Role`."""
     owner: type
     """The dataclass that declares it."""
 
@@ -82,16 +88,6 @@ class OptionField:
     def help(self) -> str:
         """The docstring under the field, on one line, or nothing without the source files."""
         return _field_docs(self.owner).get(self.name, "")
-
-    @property
-    def is_list(self) -> bool:
-        """Whether it takes several values."""
-        return get_origin(self.type) in (list, tuple)
-
-    @property
-    def kind(self) -> Any:
-        """The type of a value; of a list, that of its entries."""
-        return get_args(self.type)[0] if self.is_list else self.type
 
     def allows(self, value: object) -> bool:
         """Whether a value has the right type and lies within the bounds."""
@@ -104,18 +100,16 @@ class OptionField:
     def _allows_one(self, value: Any) -> bool:
         if self.choices:
             return value in self.choices
-        right = isinstance(value, _ABSTRACT.get(self.kind, object))
-        if self.kind not in (int, float):
-            return right
-        return (
-            right
-            and not isinstance(value, bool)
-            and all(
-                holds(value, limit)  # false for NaN
-                for name, holds in _BOUNDS.items()
-                if (limit := getattr(self.bounds, name)) is not None
-            )
-        )
+        if not isinstance(value, _ABSTRACT.get(self.kind, object)):
+            return False
+        if self.kind in (int, float):
+            if isinstance(value, bool):
+                return False
+            for name, holds in _BOUNDS.items():
+                limit = getattr(self.bounds, name)
+                if limit is not None and not holds(value, limit):  # NaN is never within bounds
+                    return False
+        return True
 
     @property
     def allowed(self) -> str:
@@ -166,38 +160,56 @@ def option_fields(options: type) -> dict[str, OptionField]:
 
 def _read(field: dataclasses.Field[Any], hint: Any, owner: type) -> OptionField:
     marks: list[Any] = []
-
-    def plain(hint: Any) -> Any:
-        """The type without its marks, which are collected."""
+    optional = False
+    while True:  # Annotated[X | None, ...] and Annotated[X, ...] | None are both written
         if get_origin(hint) is Annotated:
             hint, *found = get_args(hint)
-            marks.extend(found)
-            return plain(hint)
-        return hint
-
-    hint = plain(hint)
-    optional = get_origin(hint) in (Union, types.UnionType)
-    if optional:
-        (hint,) = (plain(part) for part in get_args(hint) if part is not type(None))
-    kind = hint
-    if get_origin(hint) in (list, tuple):
+            marks += found
+        elif get_origin(hint) in (Union, types.UnionType):
+            optional = True
+            [hint] = [part for part in get_args(hint) if part is not type(None)]
+        else:
+            break
+    is_list, kind = get_origin(hint) in (list, tuple), hint
+    if is_list:
         kind, *rest = get_args(hint)
-        kind = plain(kind)
+        if get_origin(kind) is Annotated:
+            kind, *found = get_args(kind)
+            marks += found
         hint = types.GenericAlias(get_origin(hint), (kind, *rest))
-    bounds = {n: getattr(mark, n) for mark in marks for n in _BOUNDS if hasattr(mark, n)}
+    bounds: dict[str, Any] = {}
+    shown, others = Shown(), []
+    for mark in marks:
+        if isinstance(mark, Shown):
+            shown = mark
+        elif isinstance(mark, Interval | Ge | Gt | Le | Lt):
+            for name in _BOUNDS:
+                if (limit := getattr(mark, name, None)) is not None:
+                    bounds[name] = limit
+        else:
+            others.append(mark)
     made, missing = field.default_factory, dataclasses.MISSING
     default = None if field.default is missing else field.default
     return OptionField(
-        field.name,
-        hint,
-        optional,
-        Interval(**bounds),
-        get_args(kind) if get_origin(kind) is Literal else (),
-        default if made is missing else made(),
-        field.default is missing and made is missing,
-        next((mark for mark in marks if isinstance(mark, Shown)), Shown()),
-        owner,
+        name=field.name,
+        type=hint,
+        is_list=is_list,
+        kind=kind,
+        optional=optional,
+        bounds=Interval(**bounds),
+        choices=get_args(kind) if get_origin(kind) is Literal else (),
+        default=default if made is missing else made(),
+        required=field.default is missing and made is missing,
+        shown=shown,
+        marks=tuple(others),
+        owner=owner,
     )
+
+
+@functools.cache
+def marked(options: type, mark: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass that have a mark in their annotation."""
+    return tuple(name for name, field in option_fields(options).items() if mark in field.marks)
 
 
 @functools.cache
@@ -235,8 +247,10 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        for field in option_fields(type(self)).values():  # type: ignore[arg-type]
-            check_option(field, getattr(self, field.name))
+        for name, field in option_fields(type(self)).items():  # type: ignore[arg-type]
+            value = getattr(self, name)
+            if value is not field.default:  # defaults are allowed, a test shows it
+                check_option(field, value)
 
 
 def taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
@@ -293,13 +307,17 @@ def build_options(kind: type[Options], *layers: Any) -> Options:
     Raises:
         ConfigError: A setting is unknown or invalid, or two contradict each other.
     """
-    checked = [checked_settings(kind, layer) for layer in layers]
-    values: dict[str, Any] = {}
     fields: Any = option_fields(kind)  # type: ignore[arg-type]
-    for name, field in fields.items():
-        if given := [layer[name] for layer in checked if name in layer]:
-            is_section = dataclasses.is_dataclass(field.type)
-            values[name] = _section(name, field.type, *given) if is_section else given[-1]
+    values: dict[str, Any] = {}
+    sections: dict[str, list[Any]] = {}
+    for layer in layers:
+        for name, value in checked_settings(kind, layer).items():
+            if dataclasses.is_dataclass(fields[name].type):
+                sections.setdefault(name, []).append(value)
+            else:
+                values[name] = value
+    for name, given in sections.items():
+        values[name] = _section(name, fields[name].type, *given)
     return kind(**values)
 
 
