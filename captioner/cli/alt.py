@@ -16,7 +16,7 @@ from captioner.cli.arguments import checked_search, command
 from captioner.cli.console import warn
 from captioner.cli.main import FAILED, OK
 from captioner.cli.output_files import new_file
-from captioner.cli.outputs import as_sentence
+from captioner.cli.rows import as_sentence
 from captioner.data.cells import SafeWriter
 from captioner.data.folders import NamedFiles, unsafe_name
 from captioner.data.html_images import HtmlImage, HtmlPage

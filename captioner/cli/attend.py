@@ -104,7 +104,7 @@ def attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
             f"--words gives the caption, so there is no search; omit {flag(min(refused))}"
         )
     found = checked_search(options.model, search)
-    photos = find_photos(options)
+    photos = find_photos(options.photos, options.from_file, recursive=options.recursive)
     jobs = _targets(photos, options)
     failures = photos.failures
     if jobs:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,16 +114,29 @@ class Photos:
                 self.subfolders[photo] = photo.parent.relative_to(path)
 
 
-def find_photos(options: PhotoOptions, formats: tuple[PhotoFormat, ...] = FORMATS) -> Photos:
-    """Find the photos of a command, in folders of these formats; warn about each missing one."""
-    if not options.photos and options.from_file is None:
+def find_photos(
+    names: Sequence[str],
+    from_file: str | None,
+    *,
+    recursive: bool,
+    formats: tuple[PhotoFormat, ...] = FORMATS,
+) -> Photos:
+    """Find the photos that arguments and a list name, and warn about each that is missing.
+
+    Args:
+        names: Files, folders, patterns, or - for standard input.
+        from_file: File with the names of further photos and folders.
+        recursive: Search subfolders too.
+        formats: What folders are searched for.
+    """
+    if not names and from_file is None:
         raise ConfigError("no photos; give files, folders, - or --from-file")
     photos = Photos(formats=formats)
-    listed = [] if options.from_file is None else read_names(options.from_file)
-    for position, name in [*(("", name) for name in options.photos), *listed]:
+    listed = [] if from_file is None else read_names(from_file)
+    for position, name in [*(("", name) for name in names), *listed]:
         try:
             for one in [name] if position else _expand(name, photos.skipped):
-                photos.add(f"./{one}" if position and one == "-" else one, options.recursive)
+                photos.add(f"./{one}" if position and one == "-" else one, recursive)
         except DataError as error:  # e.g. an empty folder: continue with the others
             photos.problems += 1
             warn(f"{position}{error}")

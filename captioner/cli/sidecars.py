@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from captioner.cli.arguments import flags_given, refuse
 from captioner.cli.console import warn
 from captioner.cli.output_files import require_parent
-from captioner.cli.outputs import Entry
+from captioner.cli.rows import Row
 from captioner.data.images import open_image
 from captioner.data.metadata import (
     Found,
@@ -186,8 +186,8 @@ class Store:
     def write_all(
         self,
         photos: Iterable[Path],
-        captioned: Callable[[Sequence[Path]], Iterable[Entry]],
-    ) -> Iterator[Entry]:
+        captioned: Callable[[Sequence[Path]], Iterable[Row]],
+    ) -> Iterator[Row]:
         """Check all photos, and write the captions of those that need one as they are found.
 
         Yields the captions, and why others cannot be written; prints how many were written.

@@ -25,7 +25,7 @@ from playwright.sync_api import Page as Tab
 from running import running, static_server
 
 from captioner import load
-from captioner.cli.outputs import WRITERS
+from captioner.cli.caption_formats import FORMATS
 from captioner.data.images import open_image
 from captioner.drawing.heatmap import attention_image
 from captioner.drawing.pages import Entry, gallery
@@ -379,7 +379,7 @@ def test_captions_and_gallery_are_those_that_the_command_writes(  # noqa: PLR091
     made = json.loads(saved(tab, "JSON").read_text("utf-8"))
     assert made == nearly(texts)
     wanted = io.StringIO()
-    WRITERS["csv"](wanted, made)
+    FORMATS["csv"].write(wanted, made)
     assert saved(tab, "CSV").read_text("utf-8") == wanted.getvalue()
     page = saved(tab, "Gallery")
     text, data = content(page.read_text("utf-8"))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from captioner.cli.caption_formats import FORMATS
 from captioner.cli.main import FAILED, OK, USAGE, main
-from captioner.cli.outputs import WRITERS
 from captioner.data.metadata import (
     Mark,
     embed_description,
@@ -171,7 +171,7 @@ def test_names_that_caption_writes_are_found() -> None:
                for number, name in enumerate(names)]  # fmt: skip
     entries[-1]["image"] = unicodedata.normalize("NFC", names[-1])
     with atomic_open("rows.csv") as file:
-        WRITERS["csv"](file, entries)
+        FORMATS["csv"].write(file, entries)
     assert main(["apply", "rows.csv", "--images", "holiday", "--sidecar", "txt"]) == OK
     for number, name in enumerate(names):
         assert Path("holiday", name).with_suffix(".txt").read_text() == f"+{number}\n"

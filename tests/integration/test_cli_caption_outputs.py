@@ -25,8 +25,9 @@ from tiny_data import noise_photos
 from captioner import load
 from captioner.cli import caption as caption_module
 from captioner.cli import sidecars as sidecars_module
+from captioner.cli.journal import journal_path
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE
-from captioner.cli.outputs import entry, journal_path
+from captioner.cli.rows import make_row
 from captioner.data.folders import find_images
 from captioner.data.metadata import (
     embed_description,
@@ -53,9 +54,9 @@ def interrupted_after(count: int) -> Any:
     def interrupted(*arguments: Any) -> Any:
         if next(left, None) is None:
             raise KeyboardInterrupt
-        return entry(*arguments)
+        return make_row(*arguments)
 
-    return patch.object(caption_module, "entry", interrupted)
+    return patch.object(caption_module, "make_row", interrupted)
 
 
 # --- formats ---

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tiny_video import shots, write_video
 
-from captioner.cli.caption import merged
 from captioner.cli.main import FAILED, OK
+from captioner.cli.videos import merged
 from captioner.messages import clock
 
 pytest.importorskip("av")

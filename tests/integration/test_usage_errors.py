@@ -19,7 +19,7 @@ SCORE = f"evaluate {REFERENCES} --results RESULTS"
 LINES = [
     # What is written, and where.
     ("caption PHOTO -o x.jsonl --format json", "--format json contradicts -o x.jsonl; leave out"),
-    ("caption PHOTO -o x.xlsx", "unknown extension .xlsx; use .txt, .json, .jsonl, .csv, .vtt or"),
+    ("caption PHOTO -o x.xlsx", "unknown extension .xlsx; use .txt, .json, "),
     ("caption PHOTO -o new/x.csv", "the folder new does not exist; create it first (mkdir -p new)"),
     ("caption PHOTO --resume", "--resume continues with an output file; give -o FILE too"),
     ("caption PHOTO --sidecar xmp -o x.csv --resume", "--resume continues an -o FILE alone"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from captioner.cli.outputs import WRITERS
+from captioner.cli.caption_formats import FORMATS
 from captioner.data.cells import plain_cell, safe_cell
 from captioner.data.importers import read_table
 from captioner.drawing.pages import WEB
@@ -34,7 +34,7 @@ def test_names_and_captions_survive_a_table(tmp_path: Path) -> None:
         {"image": f"{text}.jpg", "captions": [{"text": text, "log_prob": -1.5}]} for text in texts
     ]
     with atomic_open(tmp_path / "captions.csv") as file:
-        WRITERS["csv"](file, entries)
+        FORMATS["csv"].write(file, entries)
 
     found = {row["image"]: row["caption"] for _, row in read_table(tmp_path / "captions.csv")}
     assert found == {f"{text}.jpg": text for text in texts}

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from captioner.cli.outputs import WRITERS
+from captioner.cli.caption_formats import FORMATS
 
 CAPTIONS = [
     {"text": "a cat", "confidence": 0.718, "keywords": [{"word": "cat", "probability": 0.9}]},
@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
     ("file", "sure"), [(Terminal(), " (72% likely to be right)"), (io.StringIO(), "")]
 )
 def test_text_has_the_confidence_on_a_terminal_only(file, sure) -> None:
-    WRITERS["text"](file, [{"image": "x.jpg", "captions": [one]} for one in CAPTIONS])
+    FORMATS["text"].write(file, [{"image": "x.jpg", "captions": [one]} for one in CAPTIONS])
 
     assert file.getvalue().splitlines() == [
         f"x.jpg: a cat{sure} [cat]",

@@ -1,0 +1,242 @@
+"""The output formats of ``captioner caption``.
+
+A format is a class in this file: its name and extension, what it can hold, and how it is written.
+To add one, write the class, and add it to `FORMATS` and its name to `FormatName`. Everything else,
+such as the help of ``--format`` and the choice by ``-o``, follows from these.
+
+With ``--resume``, a file that somebody has corrected keeps its rows, in their order and with
+columns of their own. A format that supports this also reads its rows, see `CaptionFormat.read`.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from captioner.cli.rows import Name, Row
+from captioner.data.cells import SafeWriter, plain_cell
+from captioner.errors import ConfigError
+from captioner.messages import clock, first_line, printable
+
+FormatName = Literal["text", "json", "jsonl", "csv", "coco", "vtt"]
+
+
+class CaptionFormat:
+    """A format of captions."""
+
+    name: FormatName
+    extension: str
+    one_caption = False
+    """Whether a photo has one caption only, without keywords and marks of unsure captions."""
+    medium: Literal["photos", "videos"] | None = None
+    """The only input that the format can describe; None: both."""
+
+    def write(self, file: IO[str], rows: Iterable[Row]) -> None:
+        """Write rows as they are generated; a row with ``kept`` is written as it was read."""
+        raise NotImplementedError
+
+    def read(self, text: str, names: Iterable[Name]) -> Iterable[Row]:  # noqa: ARG002
+        """Read the rows of a file that is continued; ``names`` are its possible photos.
+
+        Raises:
+            ValueError, TypeError, LookupError, csv.Error: It is damaged, or not such a file. The
+                argument of a KeyError is what it lacks.
+        """
+        raise ValueError("rows of this format cannot be kept")
+
+
+class _Text(CaptionFormat):
+    name, extension = "text", ".txt"
+
+    def write(self, file: IO[str], rows: Iterable[Row]) -> None:
+        """Write a line per caption. A terminal, which people read, also gets the confidence."""
+        for row in rows:
+            if "kept" in row:
+                print(row["kept"], file=file)
+                continue
+            for caption in row["captions"]:
+                sure, mark = caption.get("confidence"), ""
+                if caption.get("unsure"):
+                    mark = f" (unsure: {sure:.2f})"
+                elif sure is not None and file.isatty():
+                    mark = f" ({sure:.0%} likely to be right)"
+                time = f" {clock(row['start'])} --> {clock(row['end'])}" if "start" in row else ""
+                keywords = f" [{_keywords(caption)}]" if caption.get("keywords") else ""
+                line = f"{row['image']}{time}: {caption['text']}{mark}{keywords}"
+                print(printable(line), file=file, flush=True)
+
+    def read(self, text: str, names: Iterable[Name]) -> Iterator[Row]:
+        beginnings = {printable(f"{name}: "): name for name in names}
+        if not any(beginning in text for beginning in beginnings):
+            raise ValueError("no line begins with the name of one of these photos")
+        for line in text.split("\n"):
+            ends = (found.end() for found in re.finditer(": ", line))
+            end = next((end for end in ends if line[:end] in beginnings), 0)
+            if line.strip():
+                name = beginnings.get(line[:end])
+                yield {"image": name, "text": line[end:].strip(), "kept": line}
+
+
+class _Json(CaptionFormat):
+    name, extension = "json", ".json"
+
+    def write(self, file: IO[str], rows: Iterable[Row]) -> None:
+        _write_list(file, (row.get("kept", row) for row in rows))
+
+    def read(self, text: str, names: Iterable[Name]) -> Iterator[Row]:  # noqa: ARG002
+        return map(_kept_json, json.loads(text))
+
+
+class _JsonLines(CaptionFormat):
+    name, extension = "jsonl", ".jsonl"
+
+    def write(self, file: IO[str], rows: Iterable[Row]) -> None:
+        for row in rows:
+            print(json.dumps(row.get("kept", row), ensure_ascii=False), file=file, flush=True)
+
+    def read(self, text: str, names: Iterable[Name]) -> Iterator[Row]:  # noqa: ARG002
+        return (_kept_json(json.loads(line)) for line in text.split("\n") if line.strip())
+
+
+class _Csv(CaptionFormat):
+    name, extension = "csv", ".csv"
+
+    def write(self, file: IO[str], rows: Iterable[Row]) -> None:
+        writer = None
+        for row in rows:
+            if "kept" in row:
+                writer = writer or SafeWriter(file, row["kept"], row["delimiter"])
+                writer.write_cells(row["kept"])
+                continue
+            times: Row = {name: f"{row[name]:.3f}" for name in ("start", "end") if name in row}
+            for rank, caption in enumerate(row["captions"], 1):
+                line: Row = {"image": row["image"], **times, "rank": rank}
+                line["caption"] = caption["text"]
+                line["log_prob"] = f"{caption['log_prob']:.4f}"
+                sure = caption.get("confidence")
+                line["confidence"] = "" if sure is None else f"{sure:.4f}"
+                if "unsure" in caption:
+                    line["unsure"] = {True: "yes", False: "no", None: ""}[caption["unsure"]]
+                if "keywords" in row["captions"][0]:  # only the best caption has them
+                    line["keywords"] = _keywords(caption)
+                writer = writer or SafeWriter(file, line)
+                writer.write_row(line)
+        if writer is None:
+            print("image,rank,caption,log_prob,confidence", file=file)
+
+    def read(self, text: str, names: Iterable[Name]) -> Iterator[Row]:  # noqa: ARG002
+        text = re.sub(r'\A"?sep=.?"?\r?\n', "", text)
+        delimiter = max(",;\t", key=text.split("\n", 1)[0].count)
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        for name in ("image", "caption"):
+            if name not in (reader.fieldnames or ()):
+                raise KeyError(f"a column {name}")
+        for row in reader:
+            if None in row or None in row.values():
+                raise ValueError(f"line {reader.line_num} has more or fewer cells than the header")
+            yield {
+                "image": plain_cell(row["image"]), "text": plain_cell(row["caption"]), "kept": row,
+                "delimiter": delimiter,
+            }  # fmt: skip
+
+
+class _Coco(CaptionFormat):
+    """COCO results; photos are named by their image ids."""
+
+    name, extension = "coco", ".json"
+    one_caption, medium = True, "photos"
+
+    def write(self, file: IO[str], rows: Iterable[Row]) -> None:
+        def result(row: Row) -> list[Row]:
+            if "kept" in row:
+                return [row["kept"]]
+            return [{"image_id": row["image"], "caption": one["text"]} for one in row["captions"]]
+
+        _write_list(file, (one for row in rows for one in result(row)[:1]))
+
+    def read(self, text: str, names: Iterable[Name]) -> Iterator[Row]:  # noqa: ARG002
+        found = json.loads(text)
+        return ({"image": p["image_id"], "text": p["caption"], "kept": p} for p in found)
+
+
+class _WebVtt(CaptionFormat):
+    """Subtitles of one video. Source: https://www.w3.org/TR/webvtt1/."""
+
+    name, extension = "vtt", ".vtt"
+    one_caption, medium = True, "videos"
+
+    def write(self, file: IO[str], rows: Iterable[Row]) -> None:
+        print("WEBVTT", file=file)
+        for row in rows:
+            for caption in row["captions"]:
+                text = html.escape(caption["text"], quote=False)
+                print(f"\n{clock(row['start'])} --> {clock(row['end'])}\n{text}", file=file)
+
+
+FORMATS: dict[str, CaptionFormat] = {
+    one.name: one for one in (_Text(), _Json(), _JsonLines(), _Csv(), _Coco(), _WebVtt())
+}
+"""The formats by name. Of several formats with one extension, the first is the default."""
+
+
+def choose_format(given: str | None, target: Path | None) -> CaptionFormat:
+    """Return the format of ``--format``, or of the output file's extension, or text.
+
+    Raises:
+        ConfigError: The extension is unknown, or belongs to another format than the one given.
+    """
+    suffix = "" if target is None else target.suffix.lower()
+    extensions = dict.fromkeys(one.extension for one in FORMATS.values())
+    possible = [one for one in FORMATS.values() if one.extension == suffix]
+    if given == "parquet":
+        raise ConfigError("--format parquet is for --engine ray; add it, or give another format")
+    if given is None and suffix and not possible:
+        raise ConfigError(
+            f"-o {target}: unknown extension {suffix}; use {', '.join(extensions)} or give --format"
+        )
+    chosen = FORMATS[given] if given else (possible or [*FORMATS.values()])[0]
+    if possible and chosen not in possible:
+        raise ConfigError(f"--format {given} contradicts -o {target}; leave out --format")
+    return chosen
+
+
+def read_rows(path: Path, kind: CaptionFormat, names: Iterable[Name]) -> list[Row]:
+    """Read the rows of an output file; ``names`` are its possible photos.
+
+    Raises:
+        ConfigError: The file is damaged, or not in this format.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        return [*kind.read(text, names)] if text.strip() else []
+    except (ValueError, TypeError, LookupError, csv.Error) as error:
+        reason = f"it lacks {error.args[0]}" if isinstance(error, KeyError) else first_line(error)
+        raise ConfigError(
+            f"{path} cannot be continued as a {kind.name} file of captions ({reason}); repair it, "
+            "or give --force to overwrite it, or another name"
+        ) from error
+
+
+def _keywords(caption: Row) -> str:
+    """Return the keywords of a caption, separated by commas; empty if it has none."""
+    return ", ".join(keyword["word"] for keyword in caption.get("keywords", ()))
+
+
+def _kept_json(photo: Any) -> Row:
+    first = photo["captions"][0]["text"] if photo["captions"] else ""
+    return {"image": photo["image"], "text": first, "kept": photo}
+
+
+def _write_list(file: IO[str], values: Iterable[Any]) -> None:
+    """Write a JSON list value by value, so that a large folder does not fill the memory."""
+    separator = "[\n"
+    for value in values:
+        file.write(separator + json.dumps(value, ensure_ascii=False))
+        separator = ",\n"
+    file.write("\n]\n" if separator == ",\n" else "[]\n")

@@ -1,0 +1,42 @@
+"""Image ids of photos, by which COCO results name them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from captioner.cli.console import warn
+from captioner.errors import ConfigError
+
+
+def image_ids(photos: Iterable[Path], annotations: str | None) -> dict[Path, int]:
+    """Return the image id of each photo: from the annotations file, or else from its name.
+
+    A photo without an id is left out, with a warning.
+
+    Raises:
+        ConfigError: Two photos have the same id.
+    """
+    known: dict[str, int] = {}
+    if annotations is not None:
+        from captioner.data.coco import read_photos
+
+        listed = read_photos([annotations]).values()
+        known = {one.path.name: one.image_id for one in listed}
+    owners: dict[int, Path] = {}
+    for photo in photos:
+        image_id = known.get(photo.name)
+        digits = re.fullmatch(r"(?:COCO_\w+_)?(\d+)", photo.stem)
+        if not known and digits:
+            image_id = int(digits[1])
+        if image_id is None:
+            warn(f"{photo}: unknown image id; give --annotations that include it")
+        elif image_id in owners:
+            raise ConfigError(
+                f"{owners[image_id]} and {photo} both have the image id {image_id}, but --format "
+                "coco has one caption per id; leave one out"
+            )
+        else:
+            owners[image_id] = photo
+    return {photo: image_id for image_id, photo in owners.items()}

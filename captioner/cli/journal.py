@@ -1,0 +1,197 @@
+"""The journal of an output file, with which ``captioner caption --resume`` continues it.
+
+``captioner caption -o FILE`` keeps finished captions in ``FILE.resume``: JSON Lines, the settings
+and then each photo, and FILE itself, as "", whenever it was written:
+
+    ["a.jpg", [81234, 1700000000000000000], {"image": "a.jpg", "captions": [...]}]
+    ["", [7123, 1700000001000000000], {}]
+
+Sizes (bytes) and modification times (ns) show whether a photo, or FILE, is still the same. A line
+that a kill has cut short is dropped. Rows of a FILE that somebody has corrected are kept as they
+are, see `cli.caption_formats`; the journal has their captions as {"text": ...}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from captioner.cli.caption_formats import CaptionFormat, read_rows
+from captioner.cli.console import hint, warn
+from captioner.cli.rows import Name, Row
+from captioner.errors import ConfigError
+from captioner.files import atomic_write, check_same, named_after
+from captioner.messages import counted, first_of
+
+
+def journal_path(target: Path) -> Path:
+    """Return the path of an output file's journal."""
+    return target.with_name(f"{target.name}.resume")
+
+
+@contextmanager
+def continued(
+    target: Path,
+    names: Mapping[Path, Name],
+    captioned: Callable[[Sequence[Path]], Iterator[Row]],
+    settings: dict[str, Any],
+    *,
+    kind: CaptionFormat,
+    resume: bool,
+    force: bool,
+) -> Iterator[Iterator[Row]]:
+    """Keep the rows of an output file in its journal while the block writes the file.
+
+    A file that is not as the earlier run wrote it comes first, row by row, and rows of other photos
+    follow. The journal is removed when the block ends, unless ``resume`` is true, and after an
+    exception if no photo is finished.
+
+    Args:
+        target: The output file.
+        names: The photos, with their names in the file.
+        captioned: Captions some of the photos.
+        settings: All that captions depend on besides the photos, by option.
+        kind: The format of the file.
+        resume: Keep the photos that an earlier run has finished.
+        force: Start over, and overwrite a file that somebody has corrected.
+
+    Yields:
+        The rows of the photos in order, from the earlier run or new.
+
+    Raises:
+        ConfigError: An earlier run has finished photos, and neither ``resume`` nor ``force`` is
+            true, or the settings of that run differ.
+    """
+    path, settings = journal_path(target), json.loads(json.dumps(settings))
+    known, written, corrected = _read(target, settings, resume=resume, force=force)
+    stamps = {photo: _stamp(photo) for photo in names}  # before they are read
+    rows = []
+    if corrected:
+        rows = read_rows(target, kind, names.values())
+    kept = _unchanged(names, stamps, known, {row["image"]: row["text"] for row in reversed(rows)})
+    again = {name for photo, name in names.items() if photo not in kept}
+    rows = [row for row in rows if row["image"] not in again]
+    in_rows = {row["image"] for row in rows}
+    finished = len(kept)
+
+    def append(name: str, stamp: list[int], one: Row) -> None:
+        with named_after(path):
+            print(json.dumps([name, stamp, one]), file=file, flush=True)
+
+    def all_rows() -> Iterator[Row]:
+        nonlocal finished
+        yield from rows
+        new = captioned([photo for photo in names if photo not in kept])
+        for photo, name in names.items():
+            if name in in_rows:
+                continue
+            one = kept.get(photo)
+            if one is None:
+                one = next(new)
+                append(str(photo), stamps[photo], one)
+                finished += "captions" in one
+            yield one | {"image": name}  # may be another than before, by --annotations
+        for _ in new:  # nothing is left, but the progress bar ends only then
+            pass
+
+    def progress() -> str:
+        done = f"{finished} of {len(names)} photos are finished and kept in {path}"
+        return done if finished else ""
+
+    if rows:
+        warn(f"{target}: {counted(finished, 'photo')} kept as they are in the file")
+    elif known:
+        gone = len(known.keys() - set(map(str, names)))
+        left = f"; {counted(gone, 'photo')} of an earlier run left out" if gone else ""
+        warn(f"{target}: {counted(finished, 'finished photo')} kept{left}")
+    state = {"corrected": True} if rows else {}
+    lines = [settings, ["", written, state], *([name, *found] for name, found in known.items())]
+    atomic_write(path, "".join(json.dumps(line) + "\n" for line in lines))
+    with named_after(path), path.open("a", encoding="utf-8") as file:
+        try:
+            with hint(progress, "with --resume"):
+                yield all_rows()
+        except BaseException:
+            if not (known or finished):
+                path.unlink()
+            raise
+        append("", _stamp(target), state)
+    if not resume:
+        path.unlink()
+
+
+def _unchanged(
+    names: Mapping[Path, Name],
+    stamps: Mapping[Path, list[int]],
+    known: dict[str, tuple[list[int], Row]],
+    of_file: Mapping[Name | None, str],
+) -> dict[Path, Row]:
+    """Return the photos that are not captioned again, with their entries; update ``known``.
+
+    These are the photos with a row in the file, and the finished photos that have not changed. If a
+    photo has changed, its row is kept only if somebody may have written the caption.
+    """
+    kept: dict[Path, Row] = {}
+    changed = []
+    for photo, stamp in stamps.items():
+        before, one = known.get(str(photo), ([], {}))
+        same = before == stamp
+        if (text := of_file.get(names[photo])) is not None:
+            captions = one.get("captions")
+            if before and not same and captions and text.startswith(captions[0]["text"]):
+                continue
+            if before and not same:
+                changed.append(photo)
+            kept[photo] = one
+            known[str(photo)] = stamp, one or {"text": text}
+        elif "captions" in one and same:  # an error is tried again
+            kept[photo] = one
+    if changed:
+        warn(
+            f"{first_of(changed)} changed since its caption, which is kept; remove its row to "
+            "caption it again"
+        )
+    return kept
+
+
+def _read(
+    target: Path, settings: dict[str, Any], *, resume: bool, force: bool
+) -> tuple[dict[str, tuple[list[int], Row]], list[int], bool]:
+    """Read the journal of an earlier run.
+
+    Returns:
+        The entries by photo, the stamp of the file that the run wrote, and whether to keep the rows
+        of the file, which was written without ``--resume`` or has changed since.
+    """
+    path, before = journal_path(target), None
+    known: dict[str, tuple[list[int], Row]] = {}
+    with suppress(FileNotFoundError, ValueError, TypeError), path.open(encoding="utf-8") as file:
+        before = json.loads(next(file, ""))
+        for line in file:
+            name, stamp, one = json.loads(line)
+            known[name] = stamp, one
+    written, state = known.pop("", ([], {}))
+    done = sum("captions" in one or "text" in one for _, one in known.values())
+    if not done or (force and not (resume and before == settings)):
+        known, written, state = {}, [], {}
+    elif not resume:
+        raise ConfigError(
+            f"{path} has {counted(done, 'photo')} of an earlier run; give --resume to keep them, "
+            "or --force to start over"
+        )
+    else:
+        check_same(path, before or {}, settings)
+    changed = target.exists() and (_stamp(target) != written or "corrected" in state)
+    return known, written, changed and not force
+
+
+def _stamp(path: Path) -> list[int]:
+    """Return the size and modification time of a file, or an empty list without a file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return []
+    return [found.st_size, found.st_mtime_ns]
