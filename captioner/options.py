@@ -275,9 +275,6 @@ class SearchOptions(Checked):
     rare_words: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """Favour rare words: multiply the probability of each by (rank + 2.7) ** X, rank 0 being the
     most frequent; 0: off. With candidates, favour those with rare words."""
-    guidance: Annotated[float, Interval(ge=0, le=10)] = 0.0
-    """Search with (1 + X) log p(word | photo) - X log p(word | blank photo), which makes captions
-    more specific; 0: off."""
     certainty: Fraction = 0.0
     """Leave out what is less probably true than this, and stop rather than say something false; 0:
     write whole sentences. Needs a model with a reading of the photo."""

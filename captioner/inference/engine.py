@@ -9,7 +9,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -206,11 +205,7 @@ class Ensemble:
         """
         words, start = encode_search_words(options, vocabulary), vocabulary.start(options.style)
         with self.engines[0].running():
-            stepper, blank = self._stepper(memories, start), None
-            if options.guidance:  # as many blank photos
-                blank, xp = self._stepper(self._blank, start), stepper.xp
-                blank.keep(xp.zeros((stepper.batch_size,), dtype=xp.int64, device=stepper.device))
-            found = search(stepper, options, words, seeds, blank=blank, worth=worth)
+            found = search(self._stepper(memories, start), options, words, seeds, worth=worth)
         if not all(found):
             raise ConfigError(
                 "no caption satisfies the search options; lower min_length or block_ngrams, or "
@@ -236,13 +231,6 @@ class Ensemble:
             for engine, memory in zip(self.engines, memories, strict=True)
         ]
         return EnsembleStepper(steppers, one_grid=self.one_grid) if steppers[1:] else steppers[0]
-
-    @cached_property
-    def _blank(self) -> list[Any]:
-        """The memories of one photo whose pixels all have the encoder's mean colour."""
-        return self.memories(
-            [engine.encode(engine.preprocessing.blank()[None]) for engine in self.engines]
-        )
 
     def score(
         self, memories: Sequence[Any], captions: Sequence[Sequence[list[int]]], start: int

@@ -61,6 +61,8 @@ MODEL_FILES = (CONFIG, WEIGHTS, *GRAPHS, TOKENIZER, FREQUENCIES, CONFIDENCE, GRA
 EXPORTED = "exported"
 """Entry of the config of a folder with graphs: opset, precision, special tokens and source, the
 digest of the weights that were exported."""
+REMOVED_SEARCH = ("guidance",)
+"""Search options of earlier versions, which model folders still contain. They are ignored."""
 LARGEST_SEARCH = {"beam_size": 64, "num_captions": 64, "candidates": 64, "max_length": 256}
 """What a model's own search may be; anyone may have made the folder."""
 BEST = "best"
@@ -282,7 +284,8 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
 
 def _search_of(config: dict[str, Any]) -> SearchOptions:
     """The model's default search; ConfigError: it would hardly end."""
-    search = SearchOptions(**config["search"])
+    given = {name: value for name, value in config["search"].items() if name not in REMOVED_SEARCH}
+    search = SearchOptions(**given)
     for name, limit in LARGEST_SEARCH.items():
         if getattr(search, name) > limit:
             raise ConfigError(f"search.{name} is {getattr(search, name)}; at most {limit}")

@@ -73,11 +73,6 @@ class Preprocessing:
         array = np.asarray(image, dtype=np.uint8)
         return array if self.channel_order == "RGB" else array[:, :, ::-1]
 
-    def blank(self) -> NDArray[np.uint8]:
-        """A photo without content, all in the mean colour, as ``pixels`` returns photos."""
-        colour = np.round(255 * np.array(self.mean)).astype(np.uint8)
-        return np.tile(colour, (self.image_size, self.image_size, 1))
-
     def normalize(self, pixels: Tensor) -> Tensor:
         """(pixels / 255 - mean) / std, from bytes (B, H, W, 3) to (B, 3, H, W) float32.
 

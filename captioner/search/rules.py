@@ -1,26 +1,18 @@
 """Rules on the next word: length limits, repetition, banned words, bad endings; and preferences.
 
 A rule sets log-probabilities to -inf, so that every other word keeps the model's probability. Only
-guidance and the preference for rare words give the search other probabilities; captions keep the
-model's.
+the preference for rare words gives the search other probabilities. Captions keep the model's.
 
 Notation: B photos, K beams, V vocabulary, T words so far.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from captioner.options import SearchOptions
 from captioner.search.arrays import Array, log_sum_exp, namespace, normalized, on_device
 from captioner.search.words import SearchTokens
-
-PLAUSIBLE = math.log(0.1)
-"""Only words at least a tenth as probable as the most probable one are favoured."""
-PENALTY = 20.0
-"""How far the search keeps the others below all of these, in nats: they stay possible, for forced
-words."""
 
 
 class Rules:
@@ -116,32 +108,3 @@ def _forbid_words(log_probs: Array, words: Array, where: Array) -> None:
     beams = xp.arange(words.shape[1], device=device)[None, :, None]
     kept = log_probs[photos, beams, words]
     log_probs[photos, beams, words] = xp.where(where, -xp.inf, kept)
-
-
-def guide(
-    log_probs: Array, blank: Array, guidance: float | Array, penalty: float = PENALTY
-) -> Array:
-    """Log-probabilities that the search should use in place of the model's.
-
-        score(word) = (1 + G) log p(word | photo) - G log p(word | blank photo)
-
-    Source: Kornblith et al. 2023 (arXiv:2307.16686), classifier-free guidance with the scale 1 + G;
-    Li et al. 2022 (arXiv:2210.15097), the restriction to plausible words.
-    Deviation: the decoder was not trained without photos, so it is given a photo of one colour.
-
-    Args:
-        log_probs: (B, K, V) log-probabilities of the next word, and of the same shape the results.
-        blank: (B, K, V) those with a blank photo, -inf for the same words.
-        guidance: G, above 0; one number, or (B, K, 1).
-        penalty: How far all other words stay below the plausible ones, in nats.
-    """
-    xp = namespace(log_probs)
-    possible = log_probs != -xp.inf
-    own = xp.where(possible, log_probs, 0.0)  # -inf - -inf is not a number
-    without = xp.where(possible & (blank != -xp.inf), blank, own)
-    change = guidance * (own - without)
-    plausible = log_probs >= xp.max(log_probs, axis=-1, keepdims=True) + PLAUSIBLE
-    # A blank photo may make an improbable word more improbable by any factor, which says nothing.
-    lowest = xp.min(xp.where(plausible, change, 0.0), axis=-1, keepdims=True)
-    scores = own + xp.where(plausible, change, lowest - penalty)
-    return normalized(xp.where(possible, scores, -xp.inf))

@@ -4,8 +4,7 @@
     until every photo is finished:
         advance   the stepper scores every next word of every caption
         merge     man, woman, ... become person if the options require it
-        favour    the scores of rare words, and of words that a blank photo makes less probable,
-                  rise if the options require it
+        favour    the scores of rare words rise if the options require it
         weigh     the truth of each word against its probability, with a reading of the photo
         forbid    the rules mask words that must not follow
         choose    the strategy keeps some of the continuations
@@ -36,7 +35,7 @@ from numpy.typing import NDArray
 from captioner.options import SearchOptions
 from captioner.search.arrays import Array, namespace, on_device, to_numpy
 from captioner.search.consensus import by_consensus
-from captioner.search.rules import Rules, guide
+from captioner.search.rules import Rules
 from captioner.search.strategies import Beams, Choice, build_strategy
 from captioner.search.words import SearchTokens
 from captioner.search.worth import Worth, build_rewards
@@ -116,7 +115,6 @@ def search(
     words: SearchTokens = SearchTokens(),  # noqa: B008 - a tuple, never changed
     seeds: Sequence[int] | None = None,
     *,
-    blank: Stepper | None = None,
     worth: Worth | None = None,
 ) -> list[list[Hypothesis]]:
     """Search for the captions of every photo.
@@ -126,7 +124,6 @@ def search(
         options: Search options.
         words: The words in the options, from ``encode_search_words``.
         seeds: A random seed per photo, combined with ``options.seed``; None: its index.
-        blank: A new stepper of as many blank photos, if ``options.guidance`` is set.
         worth: The truth of every word for these photos, if the model has a reading.
 
     Returns:
@@ -138,9 +135,9 @@ def search(
         return []
     if options.candidates:
         wider = replace(options, candidates=0, num_captions=options.candidates, rare_words=0.0)
-        found = search(stepper, wider, words, seeds, blank=blank, worth=worth)
+        found = search(stepper, wider, words, seeds, worth=worth)
         return [_most_agreed(candidates, options, words) for candidates in found]
-    steppers, end = [stepper] if blank is None else [stepper, blank], stepper.end_token
+    end = stepper.end_token
     rules = Rules(options, words, end, xp, device)
     seeds = range(count) if seeds is None else seeds
     strategy = build_strategy(options, words, seeds, end_token=end, xp=xp, device=device)
@@ -154,21 +151,16 @@ def search(
     steps: list[list[Array]] = []
     finished: list[_Finished] = []
     for t in range(options.max_length):
-        advance, *unguided = (each.advance(last) for each in steppers)
-        for step in (advance, *unguided):
-            rules.merge_people(step.log_probs)
-            rewards.widen(step.log_probs, beams.tokens)
-        scores = advance.log_probs
-        for without_photo in unguided:
-            scores = guide(scores, without_photo.log_probs, options.guidance)
-        scores = rules.favour_rare_words(scores)
+        advance = stepper.advance(last)
+        rules.merge_people(advance.log_probs)
+        rewards.widen(advance.log_probs, beams.tokens)
+        scores = rules.favour_rare_words(advance.log_probs)
         scores = rewards.add(scores, beams.tokens, photos)
         rules.forbid(scores, beams.tokens)
         choice = strategy.choose(_totals(beams, scores, end), beams, photos)
         beams = _extend(beams, choice, advance.log_probs, end)
         steps.append([advance.alphas, advance.gates])
-        for each in steppers:
-            each.reorder(choice.parents)
+        stepper.reorder(choice.parents)
         final = t == options.max_length - 1
         # The only synchronization of a step.
         done = np.ones(len(photos), bool) if final else to_numpy(strategy.finished(beams))
@@ -186,10 +178,9 @@ def search(
                 break
             photos, beams = photos[remaining], _select(beams, remaining)
             steps = [[part[remaining] for part in step] for step in steps]
-            for each in steppers:
-                each.keep(remaining)
+            stepper.keep(remaining)
         last = beams.tokens[:, :, -1]
-    rescored = options.rare_words > 0 or blank is not None or rewards.most > 0
+    rescored = options.rare_words > 0 or rewards.most > 0
     return _results(finished, count, options, end, rescored)
 
 

@@ -42,7 +42,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "three": {"num_captions": 3},
     "groups": {"beam_size": 6, "beam_groups": 3, "num_captions": 3},
     "sampling": {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "seed": 7, "num_captions": 2},
-    "guidance": {"guidance": 0.3, "rare_words": 0.2},
+    "rare_words": {"rare_words": 0.2},
     "candidates": {"beam_size": 10, "candidates": 10},
     "samples": {"temperature": 0.85, "candidates": 16, "rare_words": 0.4},
     "forced": {"forced_words": ["dog", "grass"]},

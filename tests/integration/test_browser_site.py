@@ -94,7 +94,7 @@ def other_site(parent: Path) -> SimpleNamespace:
     config = DecoderConfig(**sizes, attention="dot", order="luong")
     preprocessing = Preprocessing(image_size=64, resize="crop", channel_order="BGR")
     search = {
-        "guidance": 0.5, "block_ngrams": 2, "guard_endings": True, "max_length": 6,
+        "block_ngrams": 2, "guard_endings": True, "max_length": 6,
         "certainty": 0.5, "keywords": 3,
     }  # fmt: skip
     stored = random_model(

@@ -133,7 +133,7 @@ CHOICES: dict[str, dict[str, object]] = {
     "block_ngrams": {"block_ngrams": 3, "block_repeats": True, "guard_endings": True},
     "forced": {"forced_words": ("dog", "cat")},
     "banned": {"banned_words": ("man",)},
-    "guided": {"guidance": 0.3, "rare_words": 0.2},
+    "rare": {"rare_words": 0.2},
     "candidates": {"beam_size": 4, "candidates": 4},
     "sampled candidates": {**SAMPLING, "candidates": 9},
 }

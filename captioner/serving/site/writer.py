@@ -68,10 +68,10 @@ _RUNTIMES = {
     "gpu": ("ort.webgpu.min", "ort-wasm-simd-threaded.asyncify"),
 }
 _COMPRESSED = ".gzip"
-_PREPROCESSING = ("image_size", "resize", "channel_order", "mean")
+_PREPROCESSING = ("image_size", "resize", "channel_order")
 # Search options that the page's search reads.
 _SEARCH = (
-    *("beam_size", "num_captions", "min_length", "max_length", "length_penalty", "guidance"),
+    *("beam_size", "num_captions", "min_length", "max_length", "length_penalty"),
     *("rare_words", "certainty", "block_ngrams", "block_repeats", "neutral", "style", "keywords"),
 )
 # Those whose words the page gets as token ids, and those without effect on its captions.

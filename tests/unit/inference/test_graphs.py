@@ -91,7 +91,6 @@ WAYS = {
     "beams": {"beam_size": 5, "num_captions": 3, "length_penalty": 0.7},
     "style": {"style": "loud"},
     "samples": {"temperature": 1.5, "top_p": 0.8, "top_k": 5, "num_captions": 3, "seed": 4},
-    "guided": {"guidance": 2.0, "num_captions": 3},
     "candidates": {"beam_size": 6, "candidates": 6, "num_captions": 2, "rare_words": 0.3},
     "rules": {"block_repeats": True, "banned_words": ("w1",), "min_length": 3, "block_ngrams": 2},
 }

@@ -22,11 +22,11 @@ from captioner.serving.site.writer import reading_rows, worth_config
 
 pytestmark = pytest.mark.slow
 
-_SEARCH = """async ({tables, options, words, alternatives, worth, truths, caption, start, end}) => {
+_SEARCH = """async ({table, options, words, alternatives, worth, truths, caption, start, end}) => {
     const {continuation, search} = await import("/search.js");
     const {Rewards} = await import("/worth.js");
-    const width = tables[0][""].logProbs.length;
-    const [stepper, blank] = tables.map((table) => ({
+    const width = table[""].logProbs.length;
+    const stepper = {
         startToken: start, endToken: end, prefixes: null,
         async advance(tokens) {
             this.prefixes = this.prefixes === null ? [[]]
@@ -42,9 +42,9 @@ _SEARCH = """async ({tables, options, words, alternatives, worth, truths, captio
             };
         },
         reorder(parents) { this.prefixes = parents.map((k) => this.prefixes[k]); },
-    }));
+    };
     const rewards = worth && new Rewards(worth, options, truths.map((truth) => truth ?? NaN));
-    const wanted = {alternatives, rewards, blank: blank ?? null};
+    const wanted = {alternatives, rewards};
     const found = caption === null ? await search(stepper, options, words, wanted)
         : [await continuation(stepper, caption, options, words)].filter((one) => one !== null);
     return found.map((one) => ({...one, alphas: one.alphas.map((alphas) => [...alphas])}));
@@ -57,7 +57,6 @@ def javascript_search(
     task: Task,
     *,
     alternatives: int = 0,
-    blank: Table | None = None,
     worth: Worth | None = None,
     caption: list[int] | None = None,
 ) -> list[Any]:
@@ -68,16 +67,12 @@ def javascript_search(
         prefix for n in range(task.options.max_length) for prefix in product(words, repeat=n)
     ]
 
-    def step(table: Table, prefix: Prefix) -> dict[str, Any]:
+    def step(prefix: Prefix) -> dict[str, Any]:
         values = [value if np.isfinite(value) else None for value in table(prefix).tolist()]
         return {"logProbs": values, "alphas": encode_prefix(prefix)}
 
-    tables = [table] if blank is None else [table, blank]
     given = {
-        "tables": [
-            {",".join(map(str, prefix)): step(each, prefix) for prefix in prefixes}
-            for each in tables
-        ],
+        "table": {",".join(map(str, prefix)): step(prefix) for prefix in prefixes},
         "options": dataclasses.asdict(task.options),
         "words": task.tokens._asdict() | {"people": task.tokens.people._asdict()},
         "alternatives": alternatives,
@@ -141,32 +136,31 @@ PEOPLE = PeopleTokens(groups=((1, 2, 3),), never=(4,), ages=(5,), not_after_ages
     [
         ({"rare_words": 0.9, "beam_size": 3, "num_captions": 3}, {}),
         ({"rare_words": 0.9, "length_penalty": 1.0}, {}),
-        ({"guidance": 1.5, "beam_size": 3, "num_captions": 3}, {}),
-        ({"guidance": 1.5, "length_penalty": 1.0}, {}),
-        ({"guidance": 0.5, "neutral": True, "beam_size": 4, "num_captions": 4}, {"people": PEOPLE}),
+        ({"neutral": True, "beam_size": 4, "num_captions": 4}, {"people": PEOPLE}),
+        (
+            {"rare_words": 0.5, "neutral": True, "beam_size": 4, "num_captions": 4},
+            {"people": PEOPLE},
+        ),
     ],
     ids=str,
 )
 def test_other_tables_are_searched_as_in_python(javascript, options, words) -> None:
-    """With rare words, with a blank photo, and with neutral words for people."""
+    """With rare words and with neutral words for people."""
     wanted = SearchOptions(max_length=5, **options)
     rarity = (1.3, 1.3, 1.5, 1.7, 1.9, 2.0) if wanted.rare_words else ()
     tokens = SearchTokens(rarity=rarity, **words)
     changed = 0
     for seed in range(8):
-        table, blank = (random_table(seed + more, 6, forbidden=0.2) for more in (0, 100))
-        if not wanted.guidance:
-            blank = None
+        table = random_table(seed, 6, forbidden=0.2)
 
-        given = javascript_search(javascript, table, Task(wanted, tokens), blank=blank)
+        given = javascript_search(javascript, table, Task(wanted, tokens))
 
         found = [hypothesis(one) for one in given]
-        other = blank and TableStepper([blank])
-        (expected,) = search(TableStepper([table]), wanted, tokens, blank=other)
+        (expected,) = search(TableStepper([table]), wanted, tokens)
         assert [h.tokens for h in found] == [h.tokens for h in expected]
         assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in expected])
         assert all(map(same_arrays, found, expected))
-        plain = dataclasses.replace(wanted, rare_words=0.0, guidance=0.0, neutral=False)
+        plain = dataclasses.replace(wanted, rare_words=0.0, neutral=False)
         changed += search(TableStepper([table]), plain)[0][0].tokens != expected[0].tokens
     assert changed
 
@@ -190,19 +184,16 @@ def test_the_worth_of_words_is_that_of_python(javascript, certainty, grammar) ->
     for seed in range(12):
         options = SearchOptions(
             beam_size=3, num_captions=2, max_length=4, length_penalty=0.5,
-            certainty=certainty, block_repeats=bool(seed % 2), guidance=seed % 3 / 2,
+            certainty=certainty, block_repeats=bool(seed % 2),
         )  # fmt: skip
-        table, blank = (random_table(seed + more, 7, forbidden=0.1) for more in (0, 100))
-        if not options.guidance:
-            blank = None
+        table = random_table(seed, 7, forbidden=0.1)
         worth = random_worth(seed, 7, grammar=grammar, wide=seed % 4 > 0)
 
         task = Task(options, words)
-        given = javascript_search(javascript, table, task, blank=blank, worth=worth)
+        given = javascript_search(javascript, table, task, worth=worth)
 
-        def python(worth: Worth | None, table=table, blank=blank, task=task) -> list[Hypothesis]:
-            other = blank and TableStepper([blank])
-            return search(TableStepper([table]), *task, blank=other, worth=worth)[0]
+        def python(worth: Worth | None, table=table, task=task) -> list[Hypothesis]:
+            return search(TableStepper([table]), *task, worth=worth)[0]
 
         found, expected = [hypothesis(one) for one in given], python(worth)
         assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in expected]

@@ -35,7 +35,7 @@ export class Model {
     const { photo, memory } = await this.encode(number, file);
     const style = given.get("style") ?? this.config.search.style;
     const start = this.config.tokens.styles[style] ?? this.config.tokens.start;
-    const stepper = (seen = memory) => new Stepper(this, seen, start);
+    const stepper = () => new Stepper(this, memory, start);
     const reading = this.config.reading && new PhotoReading(this.config, memory);
     const method = given.get("method") ?? "attention";
     const count = Number(given.get("alternatives") ?? 0);
@@ -47,9 +47,8 @@ export class Model {
       return { width, height, captions: [data(found)] };
     }
     const options = this.options(given);
-    const blank = options.guidance ? stepper(await this.blankMemory()) : null;
     const rewards = this.config.truth && new Rewards(this.config, options, reading.searchTruths());
-    const wanted = { alternatives: count, blank, rewards };
+    const wanted = { alternatives: count, rewards };
     const [best, ...others] = await search(stepper(), options, this.config.words, wanted);
     if (best === undefined) throw new Error("No caption satisfies the search options of this model.");
     const rest = options.certainty ? await continuation(stepper(), best.tokens, options, this.config.words) : null;
@@ -100,14 +99,6 @@ export class Model {
   memory(pixels) {
     const size = this.config.preprocessing.image_size;
     return this.encoder.run({ pixels: new this.ort.Tensor("uint8", pixels, [1, size, size, 3]) });
-  }
-
-  /** Of a photo without content, all in the mean colour. */
-  blankMemory() {
-    const { image_size: size, mean } = this.config.preprocessing;
-    const colour = mean.map((part) => Math.round(255 * part));
-    this.blank ??= this.memory(Uint8Array.from({ length: 3 * size * size }, (_, i) => colour[i % 3]));
-    return this.blank;
   }
 }
 

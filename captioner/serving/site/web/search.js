@@ -9,8 +9,6 @@
 
    Of Python's strategies this is beam search, with every rule; the site offers no other. */
 
-const PLAUSIBLE = Math.log(0.1); // relative to the most probable word
-const PENALTY = 20; // how far the others stay below plausible words, in nats
 const EMPTY = { score: 0, length: 0, ended: false, tokens: [], step: null };
 
 /** Search for the captions of a photo.
@@ -19,19 +17,14 @@ const EMPTY = { score: 0, length: 0, ended: false, tokens: [], step: null };
      words    token ids: banned, bad_endings and repeatable; rarity of every token, for rare_words;
               people, for neutral
      wanted   alternatives: how many of the most probable words to return for every position, as
-              [token, log-probability]; blank: a stepper of a blank photo, for guidance; rewards: the
-              `Rewards` of a model that reads photos
+              [token, log-probability]; rewards: the `Rewards` of a model that reads photos
 
    A promise of the best captions, best first, as `hypothesis` returns them; fewer than num_captions if
    there are not as many, none if only forbidden words were left. */
 export async function search(stepper, options, words, wanted = {}) {
-  const { alternatives = 0, blank = null, rewards = null } = wanted;
+  const { alternatives = 0, rewards = null } = wanted;
   const end = stepper.endToken;
   const rules = rulesOf(options, words);
-  const merge = (logProbs, { tokens }) => {
-    mergePeople(logProbs, rules.people);
-    rewards?.widen(logProbs, tokens);
-  };
   let beams = [EMPTY];
   let last = [stepper.startToken];
   for (let t = 0; t < options.max_length; t++) {
@@ -42,16 +35,12 @@ export async function search(stepper, options, words, wanted = {}) {
       alphas: row(advance.alphas, k, beams.length),
       gate: advance.gates[k],
     }));
-    rows.forEach((logProbs, k) => merge(logProbs, beams[k]));
-    const without = blank === null ? null : (await blank.advance(last)).logProbs;
-    const guided = (logProbs, k) => {
-      if (without === null) return logProbs;
-      const unseen = row(without, k, beams.length);
-      merge(unseen, beams[k]);
-      return guide(logProbs, unseen, options);
-    };
+    rows.forEach((logProbs, k) => {
+      mergePeople(logProbs, rules.people);
+      rewards?.widen(logProbs, beams[k].tokens);
+    });
     const scores = rows.map((logProbs, k) => {
-      const preferred = favourRareWords(guided(logProbs, k), options, words);
+      const preferred = favourRareWords(logProbs, options, words);
       return rewards?.add(preferred, beams[k].tokens) ?? preferred;
     });
     beams.forEach(({ tokens }, k) => forbid(scores[k], tokens, options, rules, end));
@@ -65,7 +54,7 @@ export async function search(stepper, options, words, wanted = {}) {
       return { score, length: beam.length + 1, ended, tokens, step, parent };
     });
     if (t === options.max_length - 1 || settled(beams, options, rewards?.most ?? 0)) break;
-    for (const each of [stepper, blank]) each?.reorder(beams.map(({ parent }) => parent));
+    stepper.reorder(beams.map(({ parent }) => parent));
     last = beams.map(({ ended, tokens }) => (ended ? end : tokens.at(-1)));
   }
   const ranked = beams.map((beam) => [rank(beam.score, beam.length, options), beam]);
@@ -145,18 +134,6 @@ function settled(beams, options, gain) {
   if (ranks.length < count) return false;
   const bound = Math.max(...unfinished.map(({ score }) => rank(Math.fround(score + gain), longest, options)));
   return ranks.sort((one, other) => other - one)[count - 1] > bound;
-}
-
-/** Scores that favour what a blank photo makes less probable; captioner/search/rules.py. */
-function guide(logProbs, blank, { guidance }) {
-  const lowest = logProbs.reduce((one, other) => Math.max(one, other), -Infinity) + PLAUSIBLE;
-  const changes = logProbs.map((value, word) =>
-    value < lowest || blank[word] === -Infinity ? 0 : guidance * (value - blank[word]),
-  );
-  const others = changes.reduce((one, other) => Math.min(one, other), 0) - PENALTY;
-  return normalized(
-    logProbs.map((value, word) => value + (value < lowest ? others : changes[word])),
-  );
 }
 
 /** Add the probabilities of words with a sex or age to those of neutral words; search/words.py. */
