@@ -148,16 +148,6 @@ def test_python_page_names_what_tab_completion_shows(tiny) -> None:
 # --- the README ----------------------------------------------------------------------------------
 
 
-def test_readme_and_ci_use_the_same_install_and_test_commands():
-    ci = (ROOT / ".ci" / "run").read_text()
-    assert ".venv/bin/pip install --no-compile . &&" in README
-    assert "pip install --quiet --no-compile .\n" in ci
-    assert "pip install -e '.[dev,lite]'" in README
-    assert "pip install --quiet -e '.[dev,lite]'" in ci
-    assert re.search(r"python -m pytest$", README, re.MULTILINE)
-    assert re.search(r"python -m pytest$", ci, re.MULTILINE)
-
-
 @pytest.mark.slow
 def test_first_caption_is_the_one_shown(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
