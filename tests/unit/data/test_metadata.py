@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tagged_photos
-from mutated_photos import chunk, encoded
+from mutated_photos import chunk
 from PIL import Image
+from tagged_photos import app13, dataset, plain, resource
 
 from captioner.data.metadata import (
     Mark,
@@ -56,23 +57,18 @@ def sidecar(description: str = "") -> bytes:
     return LIGHTROOM.replace("DESCRIPTION", description).encode()
 
 
-def exiftool(path: Path) -> dict[str, Any]:
-    """The file's tags as exiftool reads them, by group and name."""
+def exiftool(path: Path, *options: str) -> list[dict[str, Any]]:
+    """The tags of each file as exiftool reads them, by group and name."""
     if shutil.which("exiftool") is None:
         pytest.skip("exiftool is not installed (apt-get install libimage-exiftool-perl)")
-    done = subprocess.run(
-        ["exiftool", "-j", "-G1", "-all", "-validate", "-CurrentIPTCDigest", str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout)[0]
+    command = ["exiftool", "-j", *options, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 
 
-def photo(kind: str, **options: Any) -> bytes:
-    pixels = np.random.default_rng(0).integers(256, size=(24, 32, 3), dtype=np.uint8)
-    return encoded(Image.fromarray(pixels), kind, **options)
+def tags_of(path: Path) -> dict[str, Any]:
+    return exiftool(path, "-G1", "-all", "-validate", "-CurrentIPTCDigest")[0]
 
 
 def pixels_of(data: bytes) -> bytes:
@@ -185,7 +181,7 @@ def test_what_captioner_wrote_is_removed_alone() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_captioner_wrote_in_a_photo_is_removed(kind) -> None:
-    original = photo(kind)
+    original = plain(kind)
     own = embed_description(original, TEXT, ["dog", "grass"], mark=Mark(0.5))
     assert find_embedded(own) == (TEXT, True, ("dog", "grass"))
 
@@ -244,7 +240,7 @@ def test_other_files_are_refused(packet, problem) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", [TEXT, "собака на траве"])
 def test_exiftool_reads_the_description(kind, text, tmp_path) -> None:
-    original = photo(kind)
+    original = plain(kind)
     assert embedded_description(original) == ""
 
     new = embed_description(embed_description(original, "another"), text)
@@ -256,7 +252,7 @@ def test_exiftool_reads_the_description(kind, text, tmp_path) -> None:
         assert new[:20] == original[:20]  # JFIF, or the header, comes first
     if kind == "JPEG":
         assert new.endswith(original[original.index(b"\xff\xda") :])  # not encoded again
-    found = exiftool(tmp_path / "photo")
+    found = tags_of(tmp_path / "photo")
     assert found["XMP-dc:Description"] == text
     if kind != "TIFF":  # of Pillow's, exiftool misses tags
         assert found["ExifTool:Validate"] == "OK"
@@ -267,7 +263,7 @@ def test_exiftool_reads_the_description(kind, text, tmp_path) -> None:
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_keywords_are_appended_once_whatever_their_case(kind, tmp_path) -> None:
     """To those of the photo: in XMP "été", in IPTC "Dog"."""
-    original = photo(kind, **({"xmp": sidecar()} if kind == "JPEG" else {}))
+    original = plain(kind, **({"xmp": sidecar()} if kind == "JPEG" else {}))
     if kind == "JPEG":
         original = original[:2] + iptc((1, 90, b"\x1b%G"), (2, 25, b"Dog")) + original[2:]
 
@@ -276,7 +272,7 @@ def test_keywords_are_appended_once_whatever_their_case(kind, tmp_path) -> None:
 
     assert embed_description(once, TEXT, ["teddy bear"]) == once
     (tmp_path / "photo").write_bytes(again)
-    found = exiftool(tmp_path / "photo")
+    found = tags_of(tmp_path / "photo")
     new = ["dog", "teddy bear", "grass & soil"]
     old = ["été"] if kind == "JPEG" else []
     assert found["XMP-dc:Subject"] == [*old, *(new if old else ["dog", "Été", *new[1:]])]
@@ -292,12 +288,12 @@ def test_other_metadata_is_kept(tmp_path) -> None:
     exif = Image.Exif()
     exif[0x010F] = "Canon"
     exif[0x0112] = 6
-    original = photo("JPEG", exif=exif, icc_profile=b"profile", comment=b"mine", xmp=sidecar())
+    original = plain("JPEG", exif=exif, icc_profile=b"profile", comment=b"mine", xmp=sidecar())
 
     new = embed_description(original, TEXT)
 
     (tmp_path / "photo.jpg").write_bytes(new)
-    found = exiftool(tmp_path / "photo.jpg")
+    found = tags_of(tmp_path / "photo.jpg")
     assert found["IFD0:Make"] == "Canon"
     assert found["File:Comment"] == "mine"
     assert found["XMP-crs:Exposure2012"] in ("+0.35", 0.35)
@@ -318,11 +314,8 @@ CHANGED = re.compile(
 
 def all_tags(folder: Path) -> dict[str, dict[str, Any]]:
     """All tags, also those that are there twice, with the pictures and profiles in them."""
-    if shutil.which("exiftool") is None:
-        pytest.skip("exiftool is not installed (apt-get install libimage-exiftool-perl)")
-    command = ["exiftool", "-a", "-G1:4", "-b", "-j", "-q", "-ee", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = {Path(one["SourceFile"]).name: one for one in json.loads(done.stdout)}
+    read = exiftool(folder, "-a", "-G1:4", "-b", "-q", "-ee")
+    found = {Path(one["SourceFile"]).name: one for one in read}
     for tags in found.values():
         del tags["SourceFile"]
         for name in [*filter(CHANGED.match, tags)]:
@@ -371,12 +364,12 @@ def test_pictures_after_the_photo_are_found_where_they_are_named(name) -> None:
             second = one[base + offset :][:length]
             assert one[:first].endswith(b"\xff\xd9")
             assert len(one) == first + length
-        assert second == tagged_photos.plain("JPEG", quality=30)
+        assert second == plain("JPEG", quality=30)
 
 
 def test_an_offset_in_an_unknown_field_of_exif_is_refused() -> None:
     """Here a picture is 70,000 bytes after the photo, in a field of the maker's own."""
-    gap, second = bytes(70_000), tagged_photos.plain("JPEG")
+    gap, second = bytes(70_000), plain("JPEG")
     empty = tagged_photos.segment(0xE1, b"Exif\0\0II*\0" + bytes(8))
     base = with_segment(empty).index(b"II*\0")
     offset = struct.pack("<I", len(with_segment(empty) + gap) - base)
@@ -399,7 +392,7 @@ def test_what_cannot_be_kept_is_refused() -> None:
         "not in UTF-8": with_segment(
             tagged_photos.segment(0xE1, tagged_photos.XMP + b"<a>\xe9</a>")
         ),
-        "in IPTC": tagged_photos.tiff(iptc=tagged_photos.dataset(2, 120, b"mine")),
+        "in IPTC": tagged_photos.tiff(iptc=dataset(2, 120, b"mine")),
         "camera RAW": tagged_photos.tiff(raw=b"\1\4\0\0"),
     }
     for problem, data in cases.items():
@@ -411,19 +404,14 @@ def test_what_cannot_be_kept_is_refused() -> None:
 
 def iptc(*datasets: tuple[int, int, bytes], digest: bool = False) -> bytes:
     """A Photoshop segment with IPTC data after another resource."""
-    data = b"".join(struct.pack(">BBBH", 0x1C, r, n, len(v)) + v for r, n, v in datasets)
-    resources = [(0x03ED, b"resolution"), (0x0404, data)]
-    if digest:
-        resources.append((0x0425, b"\0" * 16))
-    body = b"Photoshop 3.0\0"
-    for number, value in resources:
-        body += b"8BIM" + struct.pack(">HHI", number, 0, len(value)) + value
-        body += b"\0" * (len(value) % 2)
-    return b"\xff\xed" + struct.pack(">H", len(body) + 2) + body
+    parts = [resource(0x03ED, b"resolution")]
+    parts.append(resource(0x0404, b"".join(dataset(*one) for one in datasets)))
+    parts += [resource(0x0425, bytes(16))] * digest
+    return app13(b"".join(parts))
 
 
 def with_segment(segment: bytes) -> bytes:
-    data = photo("JPEG")
+    data = plain("JPEG")
     return data[:2] + segment + data[2:]
 
 
@@ -433,7 +421,7 @@ def test_other_iptc_data_is_kept_and_its_digest_updated(tmp_path) -> None:
 
     (tmp_path / "photo.jpg").write_bytes(embed_description(with_segment(old), TEXT))
 
-    found = exiftool(tmp_path / "photo.jpg")
+    found = tags_of(tmp_path / "photo.jpg")
     assert found["IPTC:By-line"] == "Me"
     assert found["IPTC:Writer-Editor"] == "Writer"
     assert found["IPTC:Caption-Abstract"] == TEXT
@@ -442,13 +430,13 @@ def test_other_iptc_data_is_kept_and_its_digest_updated(tmp_path) -> None:
 
 def test_the_digest_of_iptc_data_that_another_program_changed_stays() -> None:
     """Readers prefer XMP if it is right."""
-    caption = tagged_photos.dataset(2, 120, b"old")
+    caption = dataset(2, 120, b"old")
     for data, right in ((caption, True), (b"other", False)):
         digest = hashlib.md5(data, usedforsecurity=False).digest()
-        parts = [tagged_photos.resource(n, d) for n, d in ((0x0404, caption), (0x0425, digest))]
-        new = embed_description(with_segment(tagged_photos.app13(b"".join(parts))), TEXT)
+        parts = [resource(n, d) for n, d in ((0x0404, caption), (0x0425, digest))]
+        new = embed_description(with_segment(app13(b"".join(parts))), TEXT)
         assert (digest in new) != right
-        now = tagged_photos.dataset(2, 120, TEXT.encode())
+        now = dataset(2, 120, TEXT.encode())
         assert (hashlib.md5(now, usedforsecurity=False).digest() in new) == right
 
 
@@ -459,7 +447,7 @@ def test_iptc_in_another_character_set_is_left_alone() -> None:
 
 
 def test_a_compressed_xmp_chunk_is_read_and_replaced() -> None:
-    data = photo("PNG")
+    data = plain("PNG")
     body = b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(sidecar(IN_TWO_LANGUAGES))
     data = data[:33] + chunk(b"iTXt", body) + data[33:]
 
@@ -469,13 +457,13 @@ def test_a_compressed_xmp_chunk_is_read_and_replaced() -> None:
 
 def test_other_formats_are_refused() -> None:
     kinds = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP")
-    assert [kind for kind in kinds if can_embed(photo(kind)[:16])] == [*KINDS]
+    assert [kind for kind in kinds if can_embed(plain(kind)[:16])] == [*KINDS]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_files_are_refused_or_embedded_but_never_crash(kind) -> None:
     given = {} if kind == "TIFF" else {"xmp": sidecar(IN_TWO_LANGUAGES)}
-    data, rng = bytearray(photo(kind, **given)), np.random.default_rng(0)
+    data, rng = bytearray(plain(kind, **given)), np.random.default_rng(0)
     if kind == "TIFF":
         data = bytearray(embed_description(bytes(data), TEXT))
     if kind == "JPEG":

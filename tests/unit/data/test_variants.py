@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import itertools
-import struct
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from mutated_photos import encoded, png
+from mutated_photos import chunk, encoded, png
 from numpy.typing import NDArray
 from PIL import Image
 from tiny_tiff import tiff
@@ -231,14 +230,10 @@ def test_pngs_of_every_depth(bits: int, colour: int):
     digits = ["".join(format(value, f"0{bits}b") for value in row.ravel()) for row in values]
     rows = b"".join(b"\0" + int(row, 2).to_bytes(len(row) // 8, "big") for row in digits)
     palette = bytes(255 - value for value in range(256) for _ in range(3))[: 3 * 2**bits]
-    chunks = [chunk_of(b"PLTE", palette)] if colour == 3 else []
+    chunks = [chunk(b"PLTE", palette)] if colour == 3 else []
     shown = 255 - values if colour == 3 else values * 255 / (2**bits - 1)
     assert agree(png((W, H), *chunks, rows=rows, kind=(bits, colour)),
                  np.broadcast_to(shown, (H, W, 3)), 1)  # fmt: skip
-
-
-def chunk_of(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 @pytest.mark.parametrize("order", "<>")
