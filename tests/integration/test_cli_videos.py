@@ -79,7 +79,6 @@ def test_folders_are_searched_for_videos_only_with_every(caption: Run, tiny: Sim
 
     assert code == FAILED
     assert {line.split()[0] for line in out.splitlines()} == {"holiday/a.MP4", "holiday/b.mp4"}
-    assert "holiday/b.mp4: damaged or truncated at" in err
-    assert "holiday/c.mp4: damaged, or not a video" in err
+    assert all(f"holiday/{name}.mp4: damaged" in err for name in "bc")
     assert "skipped 4 files that are not videos (4 .png)" in err
     assert "clip.mp4: a video; captioner caption captions its frames" in caption("clip.mp4")[2]
