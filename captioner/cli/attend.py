@@ -65,8 +65,8 @@ class ShownCaptions:
 class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
     """Show where the model looked for each word.
 
-    As a figure (.png, .jpg, .svg, .pdf), an animation (.gif, .webp, .mp4), an interactive page
-    (.html) or arrays (.npz). Prints the captions, and with --words their log-probabilities (nats).
+    As a figure (.png, .jpg, .svg, .pdf), an animation (.gif, .webp), an interactive page (.html) or
+    arrays (.npz). Prints the captions, and with --words their log-probabilities (nats).
     """
 
     output: Annotated[str, Shown("OUT", ("-o", "--output"))] | None = None
@@ -132,7 +132,6 @@ def _targets(photos: Photos, options: AttendOptions) -> dict[Path, Path]:
         refuse(options, ("format",), f"is for output folders; {output} is a file, so omit it")
         file, suffix = output, output.suffix.lower()
     kind = _kind(suffix)
-    kind.check_suffix(f"photo{suffix}")  # .mp4 needs a library
     if file:
         if len(photos.paths) > 1 and kind not in (Page, MapArchive):
             raise ConfigError(

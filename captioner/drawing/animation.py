@@ -8,18 +8,14 @@
 
 The first frame shows the photo, the whole sentence and what the numbers mean; programs show it
 where the animation does not play. Then a word's map fades into the next one's. Left-out words
-follow the caption, they and their maps in grey. Frames are drawn by
-Pillow, which is fast and fits letters to whole pixels.
+follow the caption, they and their maps in grey. Frames are drawn by Pillow, which is fast and fits
+letters to whole pixels.
 """
 
 from __future__ import annotations
 
 import html
-import tempfile
 from collections.abc import Iterator
-from fractions import Fraction
-from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,10 +33,9 @@ from captioner.drawing.options import (
     check_size,
     encoded,
 )
-from captioner.extras import require_extra
 from captioner.option_fields import build_options
 
-_MAX_SIDE = 16_382  # pixels; the largest even side that WebP supports
+_MAX_SIDE = 16_383  # pixels; the largest side that WebP supports
 _MAX_PIXELS = 3840 * 2160  # of a frame; about 80 frames are in memory while a file is written
 _MIN_WIDTH = 280  # pixels of the text below the photo
 _TRANSITION = 0.55  # of a word's time: the map moves, then it rests
@@ -82,11 +77,11 @@ def ease(part: float) -> float:
 class Animation(Drawing):
     """An animation, whose frames are drawn on demand.
 
-    ``.gif`` has 256 colours and plays everywhere, ``.webp`` full colour in a small file, both in a
-    loop; ``.mp4`` (H.264) is the smallest and requires PyAV.
+    ``.gif`` has 256 colours and plays everywhere, ``.webp`` full colour in a small file. Both play
+    in a loop.
     """
 
-    kind, suffixes = "an animation", (".gif", ".webp", ".mp4")
+    kind, suffixes = "an animation", (".gif", ".webp")
 
     def __init__(self, photo: Image.Image, caption: Caption, options: AnimationOptions) -> None:
         self.photo, self.caption, self.options = photo, caption.whole(), options
@@ -105,9 +100,8 @@ class Animation(Drawing):
         lines = 1 + max((line for _, line, _ in self.words), default=0)
         self.sentence_top = self.margin + photo.height + round(0.75 * self.text)
         self.numbers_top = self.sentence_top + self.leading * lines + self.text // 2
-        width = self.inner + 2 * self.margin
         height = self.numbers_top + round(1.9 * self.small) + self.margin
-        self.size = width + width % 2, height + height % 2  # video needs even sizes
+        self.size = self.inner + 2 * self.margin, height
         """Width and height in pixels."""
         self._rate = options.frames_per_second
         self._shots = plan_shots(len(self.words), options.seconds_per_word, self._rate)
@@ -124,8 +118,6 @@ class Animation(Drawing):
 
     def encode(self, suffix: str) -> bytes:
         """The content of a file with this extension."""
-        if suffix == ".mp4":
-            return self._mp4()
         frames: Iterator[Image.Image] = map(self._draw, self._shots)
         unit = 1
         options: dict[str, Any] = {"quality": 85, "method": 2}
@@ -136,14 +128,6 @@ class Animation(Drawing):
         whole = np.rint(ends / unit).astype(int) * unit  # rounded ends do not drift
         options |= {"save_all": True, "loop": 0, "duration": np.diff(whole, prepend=0).tolist()}
         return encoded(next(frames), suffix[1:], append_images=frames, **options)
-
-    @classmethod
-    def check_suffix(cls, path: str | Path) -> str:
-        """The extension of a file name; ConfigError: unsupported, or PyAV is missing."""
-        suffix = super().check_suffix(path)
-        if suffix == ".mp4":
-            require_extra("video", "writing .mp4")
-        return suffix
 
     def _repr_html_(self) -> str:
         data, (width, height) = base64_uri("webp", self.encode(".webp")), self.size
@@ -190,27 +174,6 @@ class Animation(Drawing):
         palette = Image.new("P", (1, 1))
         palette.putpalette([*np.ravel(fixed).tolist(), *found[: 3 * count]])
         return palette
-
-    def _mp4(self) -> bytes:
-        av: Any = import_module("av")
-        # The index goes to the front, so that browsers start at once; this needs a seekable file.
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "animation.mp4")
-            with av.open(str(file), "w", options={"movflags": "+faststart"}) as container:
-                stream = container.add_stream("libx264", rate=self._rate)
-                stream.width, stream.height = self.size
-                stream.pix_fmt = "yuv420p"
-                stream.options = {"crf": "18", "preset": "fast", "tune": "animation"}
-                context = stream.codec_context
-                context.colorspace = context.color_primaries = context.color_trc = 1  # BT.709
-                context.color_range = 1  # limited range, 16 to 235
-                context.time_base = Fraction(1, self._rate)
-                for image in self.frames():
-                    frame = av.VideoFrame.from_image(image)
-                    frame = frame.reformat(format="yuv420p", dst_colorspace="ITU709")
-                    container.mux(stream.encode(frame))
-                container.mux(stream.encode(None))
-            return file.read_bytes()
 
     # --- frames ----------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ LINES = [
     ("caption PHOTOS --engine ray -o x --sidecar txt", "--sidecar cannot be combined with --engi"),
     ("caption no*.tar --engine ray -o x", "no file matches this pattern"),
     # Pictures.
-    ("attend PHOTO -o x.tiff", "cannot write .tiff; use a figure (.png, .jpg, .jpeg, .svg"),
+    ("attend PHOTO -o x.mp4", "cannot write .mp4; use a figure (.png, .jpg, .jpeg, .svg"),
     ("attend PHOTO -o x.gif --only dog --columns 2", "--only, --columns"),
     ("attend PHOTO -o x.gif --num-captions 2", "one caption"),
     ("attend PHOTO -o x.gif --method attention --method grad_cam", "shows one method"),
