@@ -53,6 +53,17 @@ class Shown:
     """Neither: the command sets it itself."""
 
 
+@dataclass(frozen=True)
+class Untrusted:
+    """Greatest values that strangers may choose, so that their photos are captioned soon."""
+
+    request: int | str
+    """Greatest value in a request to a server, or the name of the server's option that limits it.
+    """
+    model: int | None = None
+    """Greatest default in the folder of a model, which anyone may have made."""
+
+
 File = Annotated[str, Shown("FILE")]
 Folder = Annotated[str, Shown("FOLDER")]
 ModelName = Annotated[str, Shown("MODEL")]
@@ -80,9 +91,14 @@ class OptionField:
     required: bool
     shown: Shown
     marks: tuple[Any, ...]
-    """Everything else in the annotation, such as `captioner.options.Role`."""
+    """Everything else in the annotation, such as ``Role`` and ``Untrusted``."""
     owner: type
     """The dataclass that declares it."""
+
+    @property
+    def untrusted(self) -> Untrusted | None:
+        """Its mark ``Untrusted``."""
+        return next((mark for mark in self.marks if isinstance(mark, Untrusted)), None)
 
     @property
     def help(self) -> str:

@@ -5,6 +5,7 @@ See `captioner.option_fields` for who reads them. The text under a field is its 
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,17 @@ from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError
 from captioner.hardware import Precision
-from captioner.option_fields import Checked, File, Folder, ModelName, Shown, forbid, option_fields
+from captioner.option_fields import (
+    Checked,
+    File,
+    Folder,
+    ModelName,
+    Shown,
+    Untrusted,
+    forbid,
+    marked,
+    option_fields,
+)
 from captioner.text.tokenizer import normalize, tokenize
 
 Positive = Annotated[int, Ge(1)]
@@ -222,10 +233,6 @@ class DecoderConfig(Checked):
     """Apply layer normalization to the LSTM's gates and cell (Ba et al. 2016)."""
 
 
-_BEAM_ONLY = ("beam_size", "beam_groups", "certainty", "diversity", "forced_words")
-_SAMPLING_ONLY = ("temperature", "top_k", "top_p", "seed")
-
-
 @dataclass(frozen=True)
 class FaithfulnessOptions(Checked):
     """How the faithfulness of explanations is measured."""
@@ -241,57 +248,76 @@ class FaithfulnessOptions(Checked):
     of the encoder per word."""
 
 
+class Role(enum.Enum):
+    """What code other than the search has to know of a search option, marked in its annotation."""
+
+    BEAM_SEARCH = "only beam search has it"
+    SAMPLING = "only sampling has it"
+    CAPTIONS = "it counts captions: at most beam_size, but any number when sampling"
+    ANY_CONFIDENCE = "the calibrated confidence holds for all of its values"
+    WHOLE_WORDS = "it needs a model of whole words, not of pieces"
+    NOT_IN_BROWSER = "the search of the static site lacks it"
+
+
+_BEAMS = Untrusted(request="max_beam", model=64)
+_Words = Annotated[tuple[str, ...], Shown("WORDS"), Role.WHOLE_WORDS]
+
+
 @dataclass(frozen=True)
 class SearchOptions(Checked):
     """How captions are generated: by greedy or beam search, or by sampling."""
 
-    beam_size: Positive = 5
+    beam_size: Annotated[Positive, Role.BEAM_SEARCH, _BEAMS] = 5
     """Beam width; 1 is greedy search."""
-    num_captions: Positive = 1
+    num_captions: Annotated[Positive, Role.CAPTIONS, Role.ANY_CONFIDENCE, _BEAMS] = 1
     """Number of captions per photo, best first; at most beam_size unless sampling."""
-    min_length: NonNegative = 0
+    min_length: Annotated[NonNegative, Untrusted(request=49)] = 0
     """Minimum length in words."""
-    max_length: Positive = 20
+    max_length: Annotated[Positive, Untrusted(request=50, model=256)] = 20
     """Maximum length in tokens, end token included."""
     length_penalty: Annotated[float, Interval(ge=0, le=10)] = 0.0
     """Rank finished captions by log-probability / length ** X; 0: by log-probability alone."""
-    temperature: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.0
+    temperature: Annotated[
+        float, Interval(ge=0, lt=math.inf), Role.NOT_IN_BROWSER, Untrusted(request=100)
+    ] = 0.0
     """Sampling temperature; 0: beam search; 1: sample from the model's own probabilities."""
-    top_k: NonNegative = 0
+    top_k: Annotated[NonNegative, Role.SAMPLING, Untrusted(request=1_000_000)] = 0
     """Sample only from the K most probable words; 0: from all."""
-    top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Interval(gt=0, le=1), Role.SAMPLING] = 1.0
     """Sample only from the most probable words whose probabilities add up to this; 1: from all."""
-    seed: NonNegative = 0
+    seed: Annotated[NonNegative, Role.SAMPLING, Untrusted(request=2**32 - 1)] = 0
     """Random seed for sampling; each photo has its own stream of random numbers."""
-    beam_groups: Positive = 1
+    beam_groups: Annotated[Positive, Role.BEAM_SEARCH, Role.NOT_IN_BROWSER, _BEAMS] = 1
     """Number of groups for diverse beam search; must divide beam_size."""
-    diversity: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.5
+    diversity: Annotated[
+        float, Interval(ge=0, lt=math.inf), Role.BEAM_SEARCH, Untrusted(request=100)
+    ] = 0.5
     """Log-probability penalty for a word that an earlier group already chose at this step."""
-    block_ngrams: NonNegative = 0
+    block_ngrams: Annotated[NonNegative, Untrusted(request=50)] = 0
     """Never repeat an N-gram of this length; 0: off."""
-    candidates: NonNegative = 0
+    candidates: Annotated[NonNegative, Role.CAPTIONS, Role.NOT_IN_BROWSER, _BEAMS] = 0
     """Search for this many captions and return those that agree most with the whole set; 0: off. At
     most beam_size unless sampling."""
-    rare_words: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    rare_words: Annotated[float, Interval(ge=0, le=1), Role.WHOLE_WORDS] = 0.0
     """Favour rare words: multiply the probability of each by (rank + 2.7) ** X, rank 0 being the
     most frequent; 0: off. With candidates, favour those with rare words."""
-    certainty: Fraction = 0.0
+    certainty: Annotated[Fraction, Role.BEAM_SEARCH] = 0.0
     """Leave out what is less probably true than this, and stop rather than say something false; 0:
     write whole sentences. Needs a model with a reading of the photo."""
-    block_repeats: bool = False
+    block_repeats: Annotated[bool, Role.WHOLE_WORDS] = False
     """Never use a content word twice; words such as a, the, with and of may repeat."""
-    forced_words: Annotated[tuple[str, ...], Shown("WORDS")] = ()
+    forced_words: Annotated[_Words, Role.BEAM_SEARCH, Role.NOT_IN_BROWSER] = ()
     """Words that the caption must contain, such as "dog, grass". Each adds beam_size beams."""
-    banned_words: Annotated[tuple[str, ...], Shown("WORDS")] = ()
+    banned_words: _Words = ()
     """Words that the caption must not contain, such as "man, woman"."""
-    neutral: bool = False
+    neutral: Annotated[bool, Role.WHOLE_WORDS, Role.ANY_CONFIDENCE] = False
     """Say person or child in place of man, woman, boy, girl, ..., so that captions do not guess the
     sex or age of people."""
-    style: str = ""
+    style: Annotated[str, Role.ANY_CONFIDENCE] = ""
     """Caption style, for models trained with several; captioner info lists their names."""
     guard_endings: bool = False
     """Never end a caption on a word that leaves it unfinished: a, the, with, of, and, ..."""
-    keywords: Annotated[int, Interval(ge=0, le=100)] = 0
+    keywords: Annotated[int, Interval(ge=0, le=100), Role.ANY_CONFIDENCE] = 0
     """Maximum number of keywords, words for things in the photo, beside the caption; 0: none."""
 
     def __post_init__(self) -> None:
@@ -318,11 +344,12 @@ class SearchOptions(Checked):
         if "temperature" in changes:
             sample = bool(changes["temperature"])
         else:
-            sample = samples and not changes.keys() & set(_BEAM_ONLY)
+            sample = samples and not changes.keys() & {*marked(SearchOptions, Role.BEAM_SEARCH)}
         defaults: dict[str, Any] = {}
         if sample != samples:
-            reset = ("num_captions", "candidates", *_BEAM_ONLY, *_SAMPLING_ONLY)
-            defaults = {name: known[name].default for name in reset}
+            defaults = {"temperature": 0.0}
+            for role in (Role.BEAM_SEARCH, Role.SAMPLING, Role.CAPTIONS):
+                defaults |= {name: known[name].default for name in marked(SearchOptions, role)}
             defaults |= {"beam_size": 1} if sample else {}
         return replace(self, **defaults | changes)
 
@@ -386,10 +413,10 @@ class SearchOptions(Checked):
             )
 
     def _check_beams(self) -> None:
-        for name in ("top_k", "top_p", "seed"):
+        for name in marked(SearchOptions, Role.SAMPLING):
             if (value := getattr(self, name)) != getattr(SearchOptions, name):
                 raise ConfigError(f"{name} {value} is for sampling; give a temperature too")
-        for name in ("num_captions", "candidates"):
+        for name in marked(SearchOptions, Role.CAPTIONS):
             if (count := getattr(self, name)) > self.beam_size:
                 raise ConfigError(
                     f"{name} is {count}; give at most beam_size ({self.beam_size}), a larger "

@@ -15,7 +15,7 @@ from annotated_types import Ge, Interval
 from captioner.caption import Caption
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
-from captioner.option_fields import Checked, Shown
+from captioner.option_fields import Checked, Shown, Untrusted
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -30,7 +30,7 @@ Combine = Literal["mean", "max"]
 class DrawingOptions(Checked):
     """Options of every picture."""
 
-    panel_size: Annotated[int, Ge(0)] = 640
+    panel_size: Annotated[int, Ge(0), Untrusted(request=1280)] = 640
     """Longest side of a photo in pixels; larger photos are scaled down, those below 160 pixels up
     (0: never scale)."""
     smooth: Annotated[bool, Shown(hidden=True)] = True
@@ -60,7 +60,7 @@ class FigureOptions(DrawingOptions):
     that it shares the colour scale)."""
     alternatives: Annotated[int, Ge(0)] = 0
     """Number of most probable words to show below each word."""
-    columns: Annotated[int, Ge(1)] | None = None
+    columns: Annotated[int, Ge(1), Untrusted(request=50)] | None = None
     """Panels per row of a caption; none: as many as leave room for text of 6 points at this width.
     """
     width: Annotated[float, Interval(ge=1, le=100)] = 6.5
@@ -80,7 +80,7 @@ class AnimationOptions(DrawingOptions):
     """Duration of a word, including the transition to it."""
     frames_per_second: Annotated[int, Interval(ge=1, le=50)] = 15
     """Frame rate."""
-    panel_size: Annotated[int, Ge(0)] = 480
+    panel_size: Annotated[int, Ge(0), Untrusted(request=1280)] = 480
     """Longest side of the photo in pixels; larger photos are scaled down, those below 160 pixels up
     (0: never scale)."""
     theme: Literal["light", "dark"] = "light"
@@ -93,7 +93,7 @@ class PageOptions(DrawingOptions):
 
     title: Annotated[str, Shown(hidden=True)] = ""
     """Title of the page."""
-    panel_size: Annotated[int, Ge(0)] = 1280
+    panel_size: Annotated[int, Ge(0), Untrusted(request=1280)] = 1280
     """Longest side of an embedded photo in pixels; larger photos are scaled down, smaller ones are
     kept (0: never scale)."""
     theme: Literal["auto", "light", "dark"] = "auto"

@@ -33,7 +33,8 @@ from safetensors.numpy import save
 from captioner.errors import ModelError
 from captioner.inference.folder import CONFIDENCE
 from captioner.inference.truth import WordTruth
-from captioner.options import SearchOptions
+from captioner.option_fields import marked
+from captioner.options import Role, SearchOptions
 
 if TYPE_CHECKING:
     from captioner.search.search import Hypothesis
@@ -44,10 +45,6 @@ FEATURES = ("mean_log_prob", "least_true", "all_true")
 """Log-probability per token, the end included; log-odds of the word that is least probably true;
 sum of the logarithms of the truths of all words. The last two are 0 without content words, and for
 a model without a reading."""
-
-ANY_VALUE = ("keywords", "neutral", "num_captions", "seed", "style", "top_k", "top_p")
-"""Search options that do not change the best caption of a beam search, or have an intercept, or
-leave the confidence nearly as good (``neutral``, see docs/confidence.md)."""
 
 
 class Observation(NamedTuple):
@@ -97,7 +94,7 @@ class Calibrator:
     """Images are familiar up to the first of these log-odds, and do not have a confidence from the
     second on."""
     search: Mapping[str, Any] = field(default_factory=dict)
-    """The search options that it was fitted for, without ``ANY_VALUE``."""
+    """The search options that it was fitted for, see `search_key`."""
     threshold: float | None = 0.5
     """CIDEr-D from which a caption counts as right; None: fitted to judgements."""
     report: Mapping[str, Any] = field(default_factory=dict)
@@ -156,11 +153,21 @@ def sigmoid(value: float) -> float:
 
 
 def search_key(options: SearchOptions) -> dict[str, Any]:
-    """The search options that a confidence depends on, as JSON has them."""
+    """Return the search options that a confidence depends on, as JSON has them.
+
+    Options of sampling are left out because sampled captions have no confidence; those marked
+    ``ANY_CONFIDENCE`` because they do not change the best caption of a beam search, have an
+    intercept (``style``), or leave the confidence nearly as good (``neutral``, see
+    docs/confidence.md).
+    """
+    left_out = {
+        *marked(SearchOptions, Role.ANY_CONFIDENCE),
+        *marked(SearchOptions, Role.SAMPLING),
+    }
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in asdict(options).items()
-        if name not in ANY_VALUE
+        if name not in left_out
     }
 
 

@@ -38,7 +38,7 @@ from captioner.geometry import Geometry
 from captioner.hardware import has_gpu
 from captioner.inference import hub
 from captioner.model.preprocessing import Preprocessing
-from captioner.option_fields import build_options
+from captioner.option_fields import build_options, option_fields
 from captioner.options import DecoderConfig, SearchOptions
 from captioner.text.vocabulary import SPECIAL_NAMES, Subwords, Vocabulary
 
@@ -63,8 +63,6 @@ EXPORTED = "exported"
 digest of the weights that were exported."""
 REMOVED_SEARCH = ("guidance",)
 """Search options of earlier versions, which model folders still contain. They are ignored."""
-LARGEST_SEARCH = {"beam_size": 64, "num_captions": 64, "candidates": 64, "max_length": 256}
-"""What a model's own search may be; anyone may have made the folder."""
 BEST = "best"
 RUN_CONFIG = "config.yaml"
 """In a run folder: the folder of its best model, and its settings."""
@@ -286,8 +284,9 @@ def _search_of(config: dict[str, Any]) -> SearchOptions:
     """The model's default search; ConfigError: it would hardly end."""
     given = {name: value for name, value in config["search"].items() if name not in REMOVED_SEARCH}
     search = SearchOptions(**given)
-    for name, limit in LARGEST_SEARCH.items():
-        if getattr(search, name) > limit:
+    for name, option in option_fields(SearchOptions).items():
+        limit = option.untrusted and option.untrusted.model
+        if limit and getattr(search, name) > limit:
             raise ConfigError(f"search.{name} is {getattr(search, name)}; at most {limit}")
     return search
 

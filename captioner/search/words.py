@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from captioner.errors import ConfigError
-from captioner.options import SearchOptions
+from captioner.option_fields import marked
+from captioner.options import Role, SearchOptions
 from captioner.text.tokenizer import normalize, tokenize
 from captioner.text.vocabulary import BAD_ENDINGS, FUNCTION_WORDS, SPECIAL_NAMES, Vocabulary
 
@@ -120,7 +121,7 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
     ConfigError: the model does not know another word, or the style, or has no whole words.
     """
     vocabulary.start(options.style)
-    for name in ("forced_words", "banned_words", "block_repeats", "rare_words", "neutral"):
+    for name in marked(SearchOptions, Role.WHOLE_WORDS):
         if getattr(options, name):
             check_whole_words(vocabulary, name)
     rarity = vocabulary.subwords is None and bool(options.rare_words or options.candidates)

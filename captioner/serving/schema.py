@@ -27,12 +27,10 @@ from captioner.options import ExplanationMethod, SearchOptions
 from captioner.serving.options import Limits
 
 MAX_WORDS = 10  # in a list of words
-MAX_LENGTH = 50  # of a caption (tokens)
+MAX_LENGTH = 50  # of a caption that is given (tokens)
 MAX_TEXT = 1000  # characters
 MAX_OPTIONS = 100  # names and values in a query, form or JSON object
-MAX_PANEL = 1280  # pixels
 
-_BEAMS = ("beam_size", "num_captions", "candidates", "beam_groups")
 _FREE = ("attention", "attention_gate")  # methods whose maps the decoder computes anyway
 _EXPLAINED_WORD = 250  # steps of the decoder that take as long as the maps of a word by the others
 
@@ -106,16 +104,13 @@ class ResponseOptions(WordOptions):
 
 def query_model(limits: Limits, *options: type) -> type[BaseModel]:
     """Create the pydantic model of the search options and those of other dataclasses."""
-    most = {  # that only the server has, to limit the cost of a request
-        **dict.fromkeys(_BEAMS, limits.max_beam),
-        **{"max_length": MAX_LENGTH, "min_length": MAX_LENGTH - 1, "block_ngrams": MAX_LENGTH},
-        **{"temperature": 100, "diversity": 100, "top_k": 1_000_000, "seed": 2**32 - 1},
-        **{"panel_size": MAX_PANEL, "columns": 50},
-    }
     fields: dict[str, Any] = {}
     for schema in (SearchOptions, *options):
         for key, field in option_fields(schema).items():
-            bounds = replace(field.bounds, lt=None, le=most.get(key, field.bounds.le))
+            most = field.untrusted.request if field.untrusted else field.bounds.le
+            if isinstance(most, str):
+                most = getattr(limits, most)
+            bounds = replace(field.bounds, lt=None, le=most)
             if key == "panel_size":
                 bounds = replace(bounds, ge=32)
             fields[key] = _parameter(field, bounds, searches=schema is SearchOptions)
@@ -177,8 +172,10 @@ def _read(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
     else:
         should = first["msg"][0].lower() + first["msg"][1:].partition(", unable")[0]
         problem = f"{name} is {shortened(first['input'])}; {should}"
-        if name in _BEAMS and first["type"] == "less_than_equal":
-            problem += " (the server's --max-beam)"
+        limit = option_fields(SearchOptions).get(name)
+        if first["type"] == "less_than_equal" and limit and limit.untrusted:
+            of_server = limit.untrusted.request
+            problem += f" (the server's {of_server})" if isinstance(of_server, str) else ""
     raise RequestError(422, "options", problem)
 
 

@@ -43,7 +43,8 @@ from captioner.inference.folder import (
     load_model,
 )
 from captioner.inference.reading import MIN_PROBABILITY, ReadingWords, has_keywords
-from captioner.option_fields import changed
+from captioner.option_fields import changed, marked
+from captioner.options import Role, SearchOptions
 from captioner.search import worth
 from captioner.search.grammar import Grammar
 from captioner.search.words import (
@@ -69,13 +70,6 @@ _RUNTIMES = {
 }
 _COMPRESSED = ".gzip"
 _PREPROCESSING = ("image_size", "resize", "channel_order")
-# Search options that the page's search reads.
-_SEARCH = (
-    *("beam_size", "num_captions", "min_length", "max_length", "length_penalty"),
-    *("rare_words", "certainty", "block_ngrams", "block_repeats", "neutral", "style", "keywords"),
-)
-# Those whose words the page gets as token ids, and those without effect on its captions.
-_OTHERS = ("banned_words", "guard_endings", "diversity", "top_k", "top_p", "seed")
 _WORTH = (
     *("WEIGHT", "WHOLE_WEIGHT", "WHOLE_CERTAINTY", "PLAUSIBLE", "PENALTY"),
     *("LEAST_WORTH", "ENOUGH", "TOO_SHORT", "ENDING_GAIN", "SURE_ENDING", "WIDE_SHARE"),
@@ -161,7 +155,7 @@ def check_search(model: StoredModel) -> None:
             "calibrated reading of the photo; run captioner calibrate"
         )
     for name in changed(options):
-        if name not in (*_SEARCH, *_OTHERS):
+        if name in marked(SearchOptions, Role.NOT_IN_BROWSER):
             raise ConfigError(
                 f"the model's search default {name} is {getattr(options, name)!r}, which the page "
                 "does not support; export a copy of the model whose config.json lacks it"
@@ -183,7 +177,11 @@ def site_config(model: StoredModel) -> dict[str, Any]:
         "grid": config["encoder"]["grid"],
         "geometry": config["encoder"]["geometry"],
         "preprocessing": {name: config["preprocessing"][name] for name in _PREPROCESSING},
-        "search": some(model.search, *_SEARCH),
+        "search": {
+            name: value
+            for name, value in vars(model.search).items()
+            if name not in marked(SearchOptions, Role.NOT_IN_BROWSER)
+        },
         "words": {
             **some(words, "banned", "bad_endings", "repeatable", "rarity"),
             # The page may switch ``neutral`` on.

@@ -49,7 +49,7 @@ INVALID = [
     ({"attention": "maybe"}, "attention is maybe; input should be a valid boolean"),
     ({"forced_words": "a,b,c,d,e,f,g,h,i,j,k"}, "list should have at most 10 items"),
     ({"words": "x" * 1001}, "string should have at most 1000 characters"),
-    ({"candidates": 128}, "should be less than or equal to 20 (the server's --max-beam)"),
+    ({"candidates": 128}, "should be less than or equal to 20 (the server's max_beam)"),
     ({"words": "zebra"}, "the model does not know zebra"),
     ({"words": "a", "beam_size": 2, "seed": 1}, "with search options (beam_size, seed)"),
     ({"num_captions": 3}, "num_captions is 3; give at most beam_size (2)"),

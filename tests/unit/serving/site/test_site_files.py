@@ -15,7 +15,9 @@ from toy_captioner import toy_calibrator
 from captioner.data.images import image_size
 from captioner.errors import ConfigError
 from captioner.model.preprocessing import Preprocessing
-from captioner.options import SearchOptions
+from captioner.option_fields import marked, option_fields
+from captioner.options import Role, SearchOptions
+from captioner.serving.site import writer
 from captioner.serving.site.onnxruntime_web import FILES
 from captioner.serving.site.writer import write_site
 
@@ -50,6 +52,17 @@ def write_exported(folder: Path, words: tuple[str, ...] = WORDS, **search: Any) 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     return write_exported(tmp_path / "exported")
+
+
+def test_the_page_reads_every_search_option_that_it_is_given() -> None:
+    """Options that it does not read have the mark ``NOT_IN_BROWSER``."""
+    web = Path(writer.__file__).parent / "web"
+    code = "".join(path.read_text(encoding="utf-8") for path in web.glob("*.js"))
+    absent = (Role.NOT_IN_BROWSER, Role.SAMPLING)
+    known = {*option_fields(SearchOptions)}.difference(*(marked(SearchOptions, r) for r in absent))
+    as_tokens = {"banned_words", "guard_endings"}
+    of_groups = {"diversity"}
+    assert {name for name in known if name not in code} == as_tokens | of_groups
 
 
 def site_of(exported: Path) -> dict[str, bytes]:
