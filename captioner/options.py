@@ -454,18 +454,13 @@ class TrainingConfig(Checked):
     """Maximize the probability of the reference captions, or (self_critical) the score of sampled
     captions (Rennie et al. 2017), from a trained model (init_from)."""
     lr: Annotated[float, Gt(0)] = 5e-4
-    """Peak learning rate of the decoder."""
+    """Peak learning rate of the decoder. It falls to 0 along half a cosine."""
     encoder_lr: Weight = 2e-5
     """Peak learning rate of the fine-tuned encoder stages (encoder.finetune_from)."""
     weight_decay: Weight = 1e-2
     """AdamW weight decay of matrices; vectors (biases, norms) are not decayed."""
     warmup_steps: NonNegative = 50
     """Steps in which the learning rate rises linearly from 0; at most a fifth of the run."""
-    schedule: Literal["cosine", "plateau"] = "cosine"
-    """Learning rate after warmup. cosine: fall to 0; plateau: halve after plateau_patience
-    validations without a better model."""
-    plateau_patience: Positive = 1
-    """Validations without a better model before the learning rate is halved (schedule plateau)."""
     clip_norm: Annotated[float, Gt(0)] = 5.0
     """Maximum norm of the gradients; larger ones are scaled down."""
     label_smoothing: Fraction = 0.0
@@ -497,7 +492,7 @@ class TrainingConfig(Checked):
     seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
     """Random seed of initial weights, photo order and dropout."""
     select: Literal["CIDEr", "BLEU-4", "loss"] = "CIDEr"
-    """Validation result that decides which model is best, for patience, schedule plateau and
+    """Validation result that decides which model is best, for patience and
     keep_best too; the loss is steadier with few validation photos."""
     patience: NonNegative = 5
     """Stop after this many validations without a better model, from the first score above 0; 0:

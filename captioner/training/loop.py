@@ -267,8 +267,7 @@ class Trainer:
         self.sums += accelerator.reduce(sums)
 
     def _lr_factor(self, step: int) -> float:
-        factor = lr_factor(step, self.warmup_steps, self.total_steps, self.training.schedule)
-        return factor * self.progress.lr_scale
+        return lr_factor(step, self.warmup_steps, self.total_steps)
 
     def _lr(self) -> float:
         """Learning rate of the last step."""

@@ -38,16 +38,13 @@ def warmup_steps(config: TrainingConfig, total_steps: int) -> int:
     return min(config.warmup_steps, int(0.2 * total_steps))
 
 
-def lr_factor(step: int, warmup_steps: int, total_steps: int, schedule: str = "cosine") -> float:
-    """Learning rate at a step, from 0, as a fraction of its peak: linear warm-up, then a schedule.
+def lr_factor(step: int, warmup_steps: int, total_steps: int) -> float:
+    """Return the learning rate at a step, from 0, as a fraction of its peak.
 
-    ``cosine`` is half a cosine down to 0; ``plateau`` is constant, but the training loop halves the
-    peak when the validation score stops improving.
+    It rises linearly in the warm-up steps, and then falls to 0 along half a cosine.
     """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
-    if schedule == "plateau":
-        return 1.0
     progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 

@@ -52,10 +52,6 @@ class Progress:
     """Score of the model of ``init_from`` before the first step."""
     sums: dict[str, float] = field(default_factory=dict)
     """``EPOCH_SUMS`` of the current epoch."""
-    lr_scale: float = 1.0
-    """Factor of the learning rate, halved on every plateau."""
-    plateau: int = 0
-    """Validations without a better score since the learning rate was last halved."""
     kept: dict[str, float] = field(default_factory=dict)
     """Scores of the kept models, by epoch from 1 (text, as JSON keys are)."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -98,9 +94,6 @@ class Progress:
         better = first or no_score or score > self.best
         if better:
             self.best, self.best_epoch = score, self.epoch
-        self.plateau = 0 if better else self.plateau + 1
-        if config.schedule == "plateau" and self.plateau >= config.plateau_patience:
-            self.lr_scale, self.plateau = self.lr_scale / 2, 0
         if config.keep_best > 1:
             scores = self.kept | {str(self.epoch + 1): score}
             best = sorted(scores, key=lambda epoch: -scores[epoch])

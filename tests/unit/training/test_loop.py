@@ -124,9 +124,9 @@ SELF_CRITICAL = {
         ),
         pytest.param(SELF_CRITICAL, [2, 4], id="self-critical"),
         pytest.param(
-            {"training": {"schedule": "plateau", "keep_best": 2, "scheduled_sampling": 0.5}},
+            {"training": {"keep_best": 2, "scheduled_sampling": 0.5}},
             [4, 3],
-            id="plateau, kept models, scheduled sampling",
+            id="kept models, scheduled sampling",
         ),
         pytest.param({"training": {"precision": "fp16"}}, [4], id="fp16"),
     ],
@@ -362,7 +362,7 @@ def test_a_validation_photo_without_features_fails_before_training(
     assert len(prepare(config).train) == 7
 
 
-# --- Micro-batches, plateau, kept models, rewards ---
+# --- Micro-batches, kept models, rewards ---
 
 
 def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -27,7 +27,9 @@ from captioner.training.optim import RunningAverage, make_optimizer
 from captioner.training.setup import prepare
 from captioner.training.state import Progress, TrainingState, flatten, resume_settings
 
-PROGRESS = Progress(3, 2, 17, 0.1 + 0.2, 1, {"loss": 1 / 3}, 0.5, 12, settings={"seed": 0})
+PROGRESS = Progress(
+    3, 2, 17, 0.1 + 0.2, 1, start=0.5, sums={"loss": 1 / 3}, settings={"seed": 0}, seconds=12.0
+)
 
 
 def build(hidden_dim: int = 8, ema_decay: float = 0.9) -> TrainingState:
@@ -166,7 +168,7 @@ MAY_CHANGE = {
     )),
     *(f"training.{name}" for name in (
         "epochs", "lr", "encoder_lr", "weight_decay", "warmup_steps", "schedule",
-        "plateau_patience", "clip_norm", "patience", "label_smoothing", "scheduled_sampling",
+        "clip_norm", "patience", "label_smoothing", "scheduled_sampling",
         "attention_penalty", "hard_reward", "hard_entropy", "micro_batch", "precision", "log_every",
         "save_every", "sample_images", "keep_best", "trackers",
     )),
@@ -244,15 +246,3 @@ def test_best_model_and_ending(
     assert progress.ending(config).startswith(ending)
     assert bool(progress.ending(config)) == bool(ending)
     assert progress.kept == kept
-
-
-def test_a_plateau_halves_the_learning_rate():
-    config, progress, scales = (
-        TrainingConfig(schedule="plateau", plateau_patience=2),
-        Progress(),
-        [],
-    )
-    for score in (0.3, 0.3, 0.2, 0.4, 0.1, 0.1):
-        progress.add_score(score, config)
-        scales.append(progress.lr_scale)
-    assert scales == [1, 1, 0.5, 0.5, 0.5, 0.25]
