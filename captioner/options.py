@@ -465,9 +465,6 @@ class TrainingConfig(Checked):
     """Maximum norm of the gradients; larger ones are scaled down."""
     label_smoothing: Fraction = 0.0
     """Fraction of the target probability spread evenly over the vocabulary."""
-    scheduled_sampling: Annotated[float, Interval(ge=0, le=1)] = 0.0
-    """Fraction of input words replaced by predictions at the end of training; it rises linearly
-    from 0 (Bengio et al. 2015)."""
     reading: Weight = 0.0
     """Weight of an auxiliary loss: the model's reading of a photo learns which content words its
     captions have (Fang et al. 2015), together with the encoder. 0: the reading is not trained."""
@@ -570,13 +567,12 @@ class TrainConfig:
         training = self.training
         self_critical = training.objective == "self_critical"
         sharpen = training.sharpen_attention != 1
-        unused = [n for n in ("label_smoothing", "scheduled_sampling") if getattr(training, n)]
         forbid({
             "run_folder is empty; give a folder": not self.run_folder,
             "training.objective self_critical cannot train decoder.selection hard; give soft":
                 self_critical and self.decoder.selection == "hard",
-            f"training.{', '.join(unused)} is given, but training.objective self_critical cannot "
-            "use it; give 0": self_critical and unused,
+            "training.label_smoothing is given, but training.objective self_critical cannot use "
+            "it; give 0": self_critical and training.label_smoothing,
             **{
                 f"{needs} needs a trained model to start from; give init_from, the folder of one":
                     given and self.init_from is None

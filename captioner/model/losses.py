@@ -54,8 +54,6 @@ def caption_losses(
     memory: Memory,
     tokens: Tensor,
     label_smoothing: float = 0.0,
-    *,
-    inputs: Tensor | None = None,
 ) -> Losses:
     """Cross-entropy of teacher-forced captions, and the attention losses.
 
@@ -66,10 +64,8 @@ def caption_losses(
             missing caption. Keep them on the CPU whatever the device: shapes are computed from
             them without a synchronization.
         label_smoothing: Share of the target distribution spread evenly over the vocabulary.
-        inputs: Decoder inputs, (B, R, T), on the CPU or the device; None: the true words. See
-            ``scheduled_inputs``.
     """
-    scored = score_words(decoder, memory, tokens, inputs)
+    scored = score_words(decoder, memory, tokens)
     loss = cross_entropy(
         scored.logits,
         scored.targets,
@@ -113,9 +109,7 @@ class ScoredWords(NamedTuple):
         return values.unsqueeze(2).expand(self.mask.shape).flatten()[self.places]
 
 
-def score_words(
-    decoder: Decoder, memory: Memory, tokens: Tensor, inputs: Tensor | None = None
-) -> ScoredWords:
+def score_words(decoder: Decoder, memory: Memory, tokens: Tensor) -> ScoredWords:
     """Teacher forcing: the logits of every word of the captions given the words before it.
 
     See ``caption_losses`` for the arguments.
@@ -123,7 +117,7 @@ def score_words(
     tokens, device = tokens.cpu(), memory.summary.device
     targets = tokens[..., 1:]
     mask = targets != PAD
-    unrolled = decoder(memory, tokens[..., :-1] if inputs is None else inputs, mask)
+    unrolled = decoder(memory, tokens[..., :-1], mask)
     # Readout and cross-entropy run on the real words only, rounded up to a multiple of 128:
     # oneDNN caches a kernel for every number of rows that it sees.
     places = mask.flatten().nonzero().squeeze(1)  # (W,)

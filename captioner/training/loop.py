@@ -113,7 +113,7 @@ class Trainer:
         self.source = open_source(*given, rank=self.rank, world=self.world)
         self.total_steps = sum(map(self.source.batches_in, range(self.training.epochs)))
         self.warmup_steps = warmup_steps(self.training, self.total_steps)
-        self.objective = build_objective(config, setup.train, setup.stored, self.total_steps)
+        self.objective = build_objective(config, setup.train, setup.stored)
         self.sums = torch.zeros(len(EPOCH_SUMS), dtype=torch.float64, device=self.device)
         self._clock = time.monotonic()
 

@@ -25,7 +25,7 @@ from captioner.evaluation.reward import CaptionReward
 from captioner.hardware import upload
 from captioner.inference.folder import StoredModel
 from captioner.inference.torch_engine import DecoderStepper
-from captioner.model.attention import Memory, sample_index, widen
+from captioner.model.attention import Memory
 from captioner.model.captioner import CaptionModel
 from captioner.model.decoder import Decoder
 from captioner.model.losses import Losses, caption_losses, score_words, with_attention_losses
@@ -78,9 +78,8 @@ def build_objective(
     config: TrainConfig,
     photos: Sequence[EncodedImage],
     initial: StoredModel,
-    steps: int,
 ) -> ReferenceCaptions | SelfCritical:
-    """Build ``training.objective`` for a run of ``steps`` steps from the initial model."""
+    """Build ``training.objective`` for a run that starts from the initial model."""
     training, vocabulary = config.training, initial.vocabulary
     stems = None
     if training.reading:
@@ -88,7 +87,7 @@ def build_objective(
         stems = StemsOfPhotos(photos, initial.reading.stems)
     if training.objective == "self_critical":
         return SelfCritical(config.self_critical, photos, vocabulary, training.seed, stems=stems)
-    return ReferenceCaptions(training.scheduled_sampling, steps, training.label_smoothing, stems)
+    return ReferenceCaptions(training.label_smoothing, stems)
 
 
 @torch.no_grad()
@@ -104,34 +103,16 @@ def seen(model: CaptionModel, images: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class ReferenceCaptions:
-    """Cross-entropy of the reference captions, with scheduled sampling.
+    """Cross-entropy of the reference captions."""
 
-    Source: Bengio et al. 2015 (arXiv:1506.03099).
-    """
-
-    share: float
-    """Fraction of the model's own input words, to which it rises linearly from 0 ..."""
-    steps: int
-    """... over this many steps."""
     label_smoothing: float = 0.0
     stems: StemsOfPhotos | None = None
-    """What the reading learns beside."""
+    """What the reading learns too."""
 
     def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
         """The task of a batch, whose ``images`` are on the device of the model."""
-        inputs = None
-        if self.share:
-            features, images = seen(model, images)
-            with torch.no_grad():
-                memory = model.decoder.memory(features)
-            share = self.share * step / max(1, self.steps)
-            inputs = scheduled_inputs(model.decoder, memory, batch.tokens, share)
-        loss = partial(
-            caption_losses,
-            tokens=batch.tokens,
-            label_smoothing=self.label_smoothing,
-            inputs=inputs,
-        )
+        del model, step  # nothing is sampled
+        loss = partial(caption_losses, tokens=batch.tokens, label_smoothing=self.label_smoothing)
         return Task(images, loss, batch.words, _stems_of(batch, self.stems))
 
     def sums(self) -> dict[str, float]:
@@ -150,34 +131,6 @@ def _stems_of(batch: Batch, stems: StemsOfPhotos | None) -> tuple[Tensor, Tensor
     real = (batch.tokens[:, 0, 0] != PAD).tolist()
     ids = zip(batch.image_ids, real, strict=True)
     return stems.of_photos([image_id if known else None for image_id, known in ids])
-
-
-@torch.no_grad()
-def scheduled_inputs(decoder: Decoder, memory: Memory, tokens: Tensor, share: float) -> Tensor:
-    """Scheduled sampling: true captions with some words replaced by the model's own samples.
-
-    With probability ``share`` an input word is sampled from the model's distribution given the
-    inputs before it. No gradient passes through the samples. Tokens are (B, R, T + 1), on the CPU;
-    the inputs (B, R, T), on the device.
-
-    Source: Bengio et al. 2015 (arXiv:1506.03099). Deviation: words are sampled in a separate pass
-    without dropout, so that the training pass can still process all words in one product.
-    """
-    training, device = decoder.training, memory.summary.device
-    decoder.eval()
-    inputs = upload(tokens[..., :-1].clone(), device)
-    replaced = (torch.rand(inputs.shape, device=device) < share) & (inputs != PAD)
-    never = upload(torch.tensor(NEVER_GENERATED), device)
-    state = decoder.start(memory, inputs.shape[1])
-    for t in range(inputs.shape[2] - 1):
-        embedded = decoder.embed(inputs[..., t])
-        step = decoder.step(decoder.word_gates(embedded), state, memory)
-        state = step.state
-        logits = widen(decoder.readout(embedded, *step.outputs))
-        sampled = sample_index(logits.index_fill(2, never, -torch.inf).softmax(dim=-1))
-        inputs[..., t + 1] = torch.where(replaced[..., t + 1], sampled, inputs[..., t + 1])
-    decoder.train(training)
-    return inputs
 
 
 # --- Sampled captions ----------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from captioner.model.losses import (
     score_function,
 )
 from captioner.options import TrainingConfig
-from captioner.text.vocabulary import END, NEVER_GENERATED, PAD, START, UNKNOWN
-from captioner.training.objectives import policy_gradient_loss, scheduled_inputs
+from captioner.text.vocabulary import END, NEVER_GENERATED, PAD, START
+from captioner.training.objectives import policy_gradient_loss
 
 L, D, V = 3, 4, 8
 
@@ -251,81 +251,6 @@ def test_objective_is_the_weighted_sum_of_its_parts() -> None:
 
     expected = 2 + 10 * 3 + 100 * 5 - 1000 * 7 + 10_000 * 11
     assert Losses(*parts).total(config).item() == expected
-
-
-# --- Scheduled sampling --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("share", [0.5, 1.0])
-def test_sampled_inputs_are_ordinary_words(share: float) -> None:
-    decoder, photos = build("soft"), features(2)
-    with torch.no_grad():  # the likeliest tokens, if they were allowed
-        decoder.word_output.bias[[PAD, START, UNKNOWN]] += 30
-    real, changed = INPUTS != PAD, torch.zeros(INPUTS.shape)
-    for _ in range(100):
-        inputs = scheduled_inputs(decoder, decoder.memory(photos), CAPTIONS, share)
-        assert torch.equal(inputs != PAD, real)  # padding is kept
-        replaced = inputs != INPUTS
-        assert not torch.isin(inputs[replaced], torch.tensor([PAD, START, UNKNOWN])).any()
-        changed += replaced
-    assert not changed[..., 0].any()
-    assert (changed[..., 1:][real[..., 1:]] > 0).all()
-
-
-def test_inputs_are_sampled_conditional_on_earlier_inputs() -> None:
-    """The first sampled word given START, and the second given the first."""
-    decoder, photo = build("soft").eval(), features(1)
-    memory, samples = decoder.memory(photo), 4000
-    tokens = torch.tensor([START, 4, 4, 4]).expand(1, samples, 4)
-
-    inputs = scheduled_inputs(decoder, memory, tokens, 1.0)[0]
-
-    ordinary = [word for word in range(V) if word not in NEVER_GENERATED]
-
-    def probabilities(words: list[int]) -> Tensor:
-        unrolled = decoder(memory, torch.tensor([[words]]))
-        logits = decoder.readout(unrolled.embedded, *unrolled.outputs)[0, 0, -1]
-        return logits[ordinary].softmax(0)
-
-    first = inputs[:, 1]
-    for words, sampled in [([START], first)] + [
-        ([START, word], inputs[first == word, 2]) for word in ordinary
-    ]:
-        for word, share in zip(ordinary, probabilities(words).tolist(), strict=True):
-            spread = (share * (1 - share) / max(1, len(sampled))) ** 0.5
-            assert abs((sampled == word).double().mean().nan_to_num() - share) < max(
-                4 * spread, 1e-3
-            )
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_scheduled_sampling_restores_the_mode_and_uses_no_dropout(training: bool) -> None:
-    decoder, photos = build("soft").train(training), features(2)
-    memory, found = decoder.memory(photos), []
-    for dropout in (0.9, 0.0):
-        decoder.dropout.p = dropout
-        torch.manual_seed(3)
-        found.append(scheduled_inputs(decoder, memory, CAPTIONS, 1.0))
-        assert decoder.training is decoder.dropout.training is training
-    assert torch.equal(*found)
-
-
-def test_inputs_replace_the_context_but_not_the_targets() -> None:
-    decoder, photos = build("soft").eval(), features(2)
-    memory = decoder.memory(photos)
-    inputs = INPUTS.clone()
-    inputs[0, 1, 2], inputs[1, 1, 1] = 7, END
-
-    losses = caption_losses(decoder, memory, CAPTIONS, inputs=inputs)
-
-    unrolled = decoder(memory, inputs)
-    table = decoder.readout(unrolled.embedded, *unrolled.outputs).log_softmax(-1)
-    of_words = table.gather(-1, TARGETS.unsqueeze(-1)).squeeze(-1)[REAL]
-    torch.testing.assert_close(losses.cross_entropy, -of_words.sum())
-    teacher_forced = caption_losses(decoder, memory, CAPTIONS)
-    assert losses.cross_entropy.item() != teacher_forced.cross_entropy.item()
-    same = caption_losses(decoder, memory, CAPTIONS, inputs=INPUTS)
-    assert all(torch.equal(one, other) for one, other in zip(same, teacher_forced, strict=True))
 
 
 # --- Policy gradient -----------------------------------------------------------------------------

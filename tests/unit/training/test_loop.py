@@ -124,9 +124,9 @@ SELF_CRITICAL = {
         ),
         pytest.param(SELF_CRITICAL, [2, 4], id="self-critical"),
         pytest.param(
-            {"training": {"keep_best": 2, "scheduled_sampling": 0.5}},
+            {"training": {"keep_best": 2}},
             [4, 3],
-            id="kept models, scheduled sampling",
+            id="kept models",
         ),
         pytest.param({"training": {"precision": "fp16"}}, [4], id="fp16"),
     ],

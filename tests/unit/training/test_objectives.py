@@ -27,7 +27,6 @@ from captioner.search.search import Hypothesis
 from captioner.text.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
 from captioner.training import objectives
 from captioner.training.objectives import (
-    ReferenceCaptions,
     SelfCritical,
     Task,
     build_objective,
@@ -322,27 +321,6 @@ def test_a_photo_without_captions_adds_nothing() -> None:
 # --- Reference captions --------------------------------------------------------------------------
 
 
-def test_scheduled_sampling_rises_linearly() -> None:
-    photos = photos_of(WORDS)
-    model, batch = model_of(WORDS), batch_of(photos)
-    batch = batch._replace(  # many words, for precise fractions
-        tokens=torch.full((5, 40, 12), 5).index_fill(2, torch.tensor([0]), START)
-    )
-    with torch.no_grad():
-        model.decoder.word_output.weight.zero_()
-        model.decoder.word_output.bias[6] = 50.0  # always the most probable word
-    objective = ReferenceCaptions(0.8, 100)
-
-    fractions = []
-    for step in (0, 25, 50, 100):
-        inputs = objective.task(model, batch, batch.images, step).loss.keywords["inputs"]
-        assert (inputs[..., 0] == START).all()
-        fractions.append((inputs[..., 1:] == 6).float().mean().item())
-
-    assert fractions == pytest.approx([0.0, 0.2, 0.4, 0.8], abs=0.03)
-    assert model.decoder.training
-
-
 # --- The reading ---------------------------------------------------------------------------------
 
 
@@ -367,7 +345,7 @@ def test_the_objective_trains_the_reading_beside_the_captions(kind: str) -> None
     training = TrainingConfig(reading=1.0, objective=kind)  # type: ignore[arg-type]
     config = TrainConfig(init_from="x", training=training)
     batch = batch_of(photos, filling=(11,))
-    objective = build_objective(config, photos, stored, steps=1)
+    objective = build_objective(config, photos, stored)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 
     def losses() -> Any:

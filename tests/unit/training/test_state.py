@@ -167,8 +167,8 @@ MAY_CHANGE = {
         "workers",
     )),
     *(f"training.{name}" for name in (
-        "epochs", "lr", "encoder_lr", "weight_decay", "warmup_steps", "schedule",
-        "clip_norm", "patience", "label_smoothing", "scheduled_sampling",
+        "epochs", "lr", "encoder_lr", "weight_decay", "warmup_steps",
+        "clip_norm", "patience", "label_smoothing",
         "attention_penalty", "hard_reward", "hard_entropy", "micro_batch", "precision", "log_every",
         "save_every", "sample_images", "keep_best", "trackers",
     )),

@@ -161,7 +161,6 @@ def move(trainer: Trainer, device: SimulatedDevice) -> None:
     [
         {},
         {"training": {"ema_decay": 0.9, "label_smoothing": 0.1, "micro_batch": 2}},
-        {"training": {"scheduled_sampling": 0.5}},
         {"decoder": {"selection": "hard"}},
         {"decoder": {"order": "luong", "attention": "general"}},
         {"decoder": {"attention": "multi_head", "attention_dim": 8, "heads": 2}},
@@ -225,7 +224,7 @@ def test_search_synchronizes_once_per_step(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_no_step_synchronizes_on_cuda(configure: Any, tmp_path: Path):
-    config = configure(decoder={"selection": "hard"}, training={"scheduled_sampling": 0.5})
+    config = configure(decoder={"selection": "hard"})
     trainer = Trainer(prepare(config), RunFolder(tmp_path / "run", config))
     batches = list(trainer.source.batches(0, 0))
     trainer.model.train()
