@@ -489,8 +489,8 @@ class TrainingConfig(Checked):
     seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
     """Random seed of initial weights, photo order and dropout."""
     select: Literal["CIDEr", "BLEU-4", "loss"] = "CIDEr"
-    """Validation result that decides which model is best, for patience and
-    keep_best too; the loss is steadier with few validation photos."""
+    """Validation result that decides which model is best, and for patience;
+    the loss is steadier with few validation photos."""
     patience: NonNegative = 5
     """Stop after this many validations without a better model, from the first score above 0; 0:
     never."""
@@ -503,9 +503,6 @@ class TrainingConfig(Checked):
     """Validation photos whose captions and attention are saved at every validation."""
     limit_val: NonNegative = 0
     """Validate on the first N photos only, of each style equally many if possible; 0: on all."""
-    keep_best: Positive = 1
-    """Number of best models to keep. The weights of several are averaged at the end into one more
-    model (folder average/), which is validated too."""
     trackers: list[Annotated[str, Shown("TRACKER")]] = field(
         default_factory=lambda: ["tensorboard"]
     )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # importing torch takes a second
 STATE = "state.safetensors"
 RUN_FILES = (
     STATE, "metrics.jsonl", "steps.jsonl", "config.yaml", "best", "samples",
-    "tensorboard", "kept", "average",
+    "tensorboard",
 )  # fmt: skip
 """Files and folders of a run, which ``force`` replaces."""
 

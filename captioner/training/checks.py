@@ -136,12 +136,12 @@ def _time_step(trainer: Trainer) -> float:
 
 def disk_needed(trainer: Trainer) -> int:
     """Bytes of two checkpoints (one is being replaced by the other) and of the models."""
-    state, kept = trainer.state, trainer.training.keep_best
+    state = trainer.state
     weights = sum(int(tensor.nbytes) for tensor in state.model.state_dict().values())
     groups = state.optimizer.param_groups
     moments = 2 * sum(int(p.nbytes) for group in groups for p in group["params"])
     copies = 1 if state.average is None else 2
-    models = 2 if kept == 1 else kept + 3  # best and one being written; kept ones and average
+    models = 2  # the best one, and the one that is being written, in half precision
     return 2 * (copies * weights + moments) + models * weights // 2
 
 

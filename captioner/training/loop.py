@@ -37,7 +37,7 @@ from captioner.errors import CheckpointError
 from captioner.hardware import autocast, float32_precision, pick_precision, upload
 from captioner.inference.captioner import Captioner
 from captioner.inference.card import write_card
-from captioner.inference.folder import CARD, StoredModel, load_model, save_model
+from captioner.inference.folder import CARD, StoredModel, save_model
 from captioner.memory import memory_errors
 from captioner.messages import first_line
 from captioner.model.captioner import CaptionModel
@@ -135,9 +135,7 @@ class Trainer:
         else:
             with self.folder.locked() if self.main else nullcontext():
                 self._train()
-        # Either is missing if an earlier session was killed just before its end.
-        if training.keep_best > 1 and progress.kept and not folder.average.exists():
-            self._save_average()
+        # The card is missing if an earlier session was killed just before its end.
         if self.main and not (folder.best / CARD).exists():
             write_card(folder.best)
         return progress
@@ -347,11 +345,8 @@ class Trainer:
             validated.frequencies = setup.frequencies
             if better:
                 save_model(folder.best, validated)
-            if str(progress.epoch) in progress.kept:
-                save_model(folder.kept(progress.epoch), validated)
         self.save()
         if self.main:  # last: a figure that fails loses nothing
-            folder.prune(progress.kept)
             self._add_samples(sentences[: training.sample_images], trackers)
 
     def _add_samples(self, sentences: Sequence[Sentence], trackers: Trackers) -> None:
@@ -398,26 +393,6 @@ class Trainer:
         if self.main:
             self.state.save(self.folder.state)
         self.accelerator.wait_for_everyone()
-
-    def _save_average(self) -> None:
-        """Average the kept models' weights into one more model, validate and save it.
-
-        Source: Izmailov et al. 2018 (arXiv:1803.05407). Deviation: the best models of a run with a
-        decaying learning rate, as Vaswani et al. 2017 average them, not its last ones.
-        """
-        self.accelerator.wait_for_everyone()
-        epochs = sorted(map(int, self.progress.kept))
-        stored, *others = (load_model(self.folder.kept(epoch)) for epoch in epochs)
-        states = [one.model.state_dict() for one in (stored, *others)]
-        stored.model.load_state_dict(mean_weights(states, [1 / len(epochs)] * len(epochs)))
-        scores, _ = self._score(stored)
-        if self.main:
-            stored.info = {"training": {"average_of_epochs": epochs, **scores}}
-            save_model(self.folder.average, stored)
-            self._print(
-                f"average of epochs {', '.join(map(str, epochs))}: {describe_scores(scores)}, "
-                f"saved to {self.folder.average}"
-            )
 
 
 @memory_errors(SMALLER)

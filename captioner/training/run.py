@@ -8,8 +8,6 @@ samples/epoch_001/ captions of a few validation photos with their references and
 state.safetensors  training state (for --resume)
 best/              the best model so far, ready for `captioner caption --model`; at the end of
                    the run with its card, README.md
-kept/epoch_001/    the best models (training.keep_best above 1)
-average/           the mean of their weights
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -62,7 +60,6 @@ class RunFolder:
         self.path = Path(folder)
         self.state = self.path / "state.safetensors"
         self.best = self.path / "best"
-        self.average = self.path / "average"
         self.settings = dataclasses.asdict(config)
 
     @contextmanager
@@ -84,9 +81,11 @@ class RunFolder:
             step: Completed steps; later points of the training curves are deleted.
             fresh: Start over: delete the models of an earlier run too.
         """
-        stale = [self.average, self.path / "tensorboard"]
-        stale += [self.best, self.path / "kept"] if fresh else []
-        stale += [folder for number, folder in self._epochs("samples") if number > epoch]
+        stale = [self.path / "tensorboard"]
+        stale += [self.best] if fresh else []
+        for folder in (self.path / "samples").glob("epoch_[0-9]*"):
+            if int(folder.name.removeprefix("epoch_")) > epoch:
+                stale.append(folder)
         for folder in stale:
             shutil.rmtree(folder, ignore_errors=True)
         settings = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
@@ -96,26 +95,10 @@ class RunFolder:
                 rows = [row for row in read_rows(path) if row[key] <= done]
                 atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
-    def _epochs(self, part: str) -> list[tuple[int, Path]]:
-        """The folders of epochs in ``samples`` or ``kept``."""
-        found = (self.path / part).glob("epoch_[0-9]*")
-        return [(int(folder.name.removeprefix("epoch_")), folder) for folder in found]
-
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Append a validation to ``METRICS`` or a point to ``STEPS``."""
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-
-    def kept(self, epoch: int) -> Path:
-        """The folder of a kept model."""
-        return self.path / "kept" / f"epoch_{epoch:03d}"
-
-    def prune(self, best: Iterable[str]) -> None:
-        """Delete the kept models of all other epochs."""
-        keep = {int(epoch) for epoch in best}
-        for number, folder in self._epochs("kept"):
-            if number not in keep:
-                shutil.rmtree(folder)
 
     def add_samples(self, epoch: int, sentences: Sequence[Sentence]) -> dict[str, Path]:
         """Save captions and figures of their attention; return the figures by the photo's name."""

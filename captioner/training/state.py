@@ -52,8 +52,6 @@ class Progress:
     """Score of the model of ``init_from`` before the first step."""
     sums: dict[str, float] = field(default_factory=dict)
     """``EPOCH_SUMS`` of the current epoch."""
-    kept: dict[str, float] = field(default_factory=dict)
-    """Scores of the kept models, by epoch from 1 (text, as JSON keys are)."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings that must match when resuming; see ``resume_settings``."""
     seconds: float = 0.0
@@ -94,10 +92,6 @@ class Progress:
         better = first or no_score or score > self.best
         if better:
             self.best, self.best_epoch = score, self.epoch
-        if config.keep_best > 1:
-            scores = self.kept | {str(self.epoch + 1): score}
-            best = sorted(scores, key=lambda epoch: -scores[epoch])
-            self.kept = {epoch: scores[epoch] for epoch in best[: config.keep_best]}
         return better
 
     def ending(self, config: TrainingConfig) -> str:

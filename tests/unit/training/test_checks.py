@@ -79,7 +79,7 @@ def test_a_dry_run_writes_nothing_and_reports_estimates_and_warnings(
 
 @pytest.mark.slow
 def test_the_disk_estimate_is_an_upper_bound(configure: Any, tmp_path: Path):
-    config = configure(training={"epochs": 3, "keep_best": 2, "ema_decay": 0.5})
+    config = configure(training={"epochs": 3, "ema_decay": 0.5})
     trainer = Trainer(prepare(config), RunFolder(tmp_path, config))
     estimate = disk_needed(trainer)
     trainer.run()

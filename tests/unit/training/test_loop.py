@@ -18,7 +18,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from captioner import load
 from captioner.cli.main import FAILED, main
 from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, ImageError
@@ -123,11 +122,6 @@ SELF_CRITICAL = {
             id="hard attention in micro-batches; three times",
         ),
         pytest.param(SELF_CRITICAL, [2, 4], id="self-critical"),
-        pytest.param(
-            {"training": {"keep_best": 2}},
-            [4, 3],
-            id="kept models",
-        ),
         pytest.param({"training": {"precision": "fp16"}}, [4], id="fp16"),
     ],
 )
@@ -362,7 +356,7 @@ def test_a_validation_photo_without_features_fails_before_training(
     assert len(prepare(config).train) == 7
 
 
-# --- Micro-batches, kept models, rewards ---
+# --- Micro-batches, rewards ---
 
 
 def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -455,37 +449,6 @@ def test_an_overflow_in_fp16_leaves_out_the_step_and_halves_the_scale(
     state = progress_of(tmp_path)
     assert state["step"] == 6
     assert state["scaler"]["_growth_tracker"] == 4  # steps since the overflow
-
-
-def set_scores(monkeypatch: pytest.MonkeyPatch, ciders: list[float]) -> None:
-    """Make validations return these CIDEr scores."""
-    scores, whole = iter(ciders), Trainer._score
-
-    def validate(self: Trainer, stored: StoredModel) -> Any:
-        found, sentences = whole(self, stored)
-        return {**found, "CIDEr": next(scores)}, sentences
-
-    monkeypatch.setattr(Trainer, "_score", validate)
-
-
-def test_the_best_models_are_kept_and_averaged(
-    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    set_scores(monkeypatch, [0.3, 0.1, 0.5, 0.4, 0.6])
-    train(configure(training={"epochs": 4, "keep_best": 2}), tmp_path)
-    kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
-    assert kept == ["epoch_003", "epoch_004"]
-    third, fourth, average = (
-        load_file(tmp_path / name / "model.safetensors")
-        for name in ("kept/epoch_003", "kept/epoch_004", "average")
-    )
-    name = "decoder.word_output.weight"
-    expected = ((third[name].double() + fourth[name].double()) / 2).half()
-    assert torch.equal(average[name], expected)
-    assert not torch.equal(third[name], fourth[name])
-    info = load(tmp_path / "average", device="cpu").info["training"]
-    assert info["average_of_epochs"] == [3, 4]
-    assert info["CIDEr"] == 0.6
 
 
 @pytest.mark.slow

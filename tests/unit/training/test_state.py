@@ -170,7 +170,7 @@ MAY_CHANGE = {
         "epochs", "lr", "encoder_lr", "weight_decay", "warmup_steps",
         "clip_norm", "patience", "label_smoothing",
         "attention_penalty", "hard_reward", "hard_entropy", "micro_batch", "precision", "log_every",
-        "save_every", "sample_images", "keep_best", "trackers",
+        "save_every", "sample_images", "trackers",
     )),
 }  # fmt: skip
 """All other settings must match; a new one must be put here or there."""
@@ -219,15 +219,14 @@ def test_another_model_to_read_again_is_refused(configure: Any, first_stage: str
 
 
 @pytest.mark.parametrize(
-    ("settings", "scores", "best_epoch", "ending", "kept"),
+    ("settings", "scores", "best_epoch", "ending"),
     [
-        ({}, [0.3, 0.7, 0.5], 1, "3 of 3 epochs", {}),
+        ({}, [0.3, 0.7, 0.5], 1, "3 of 3 epochs"),
         # Patience starts at the first score; until then the newest model is the best one.
-        ({"epochs": 9, "patience": 2}, [0, 0, 0, 0.3, 0.2, 0.3], 3, "stopped early after", {}),
-        ({"epochs": 9, "patience": 2, "select": "loss"}, [-3, -2, -2.5], 1, "", {}),
-        ({"epochs": 9, "patience": 0}, [0.3, 0.1, 0.1], 0, "", {}),
-        ({"epochs": 4, "patience": 1}, [0, 0, 0, 0], 3, "4 of 4 epochs", {}),
-        ({"epochs": 4, "keep_best": 2}, [0.3, 0.1, 0.5, 0.4], 2, "4 of", {"3": 0.5, "4": 0.4}),
+        ({"epochs": 9, "patience": 2}, [0, 0, 0, 0.3, 0.2, 0.3], 3, "stopped early after"),
+        ({"epochs": 9, "patience": 2, "select": "loss"}, [-3, -2, -2.5], 1, ""),
+        ({"epochs": 9, "patience": 0}, [0.3, 0.1, 0.1], 0, ""),
+        ({"epochs": 4, "patience": 1}, [0, 0, 0, 0], 3, "4 of 4 epochs"),
     ],
 )
 def test_best_model_and_ending(
@@ -235,7 +234,6 @@ def test_best_model_and_ending(
     scores: list[float],
     best_epoch: int,
     ending: str,
-    kept: dict[str, float],
 ):
     config, progress = TrainingConfig(**{"epochs": 3, **settings}), Progress()
     for score in scores:
@@ -245,4 +243,3 @@ def test_best_model_and_ending(
     assert progress.best_epoch == best_epoch
     assert progress.ending(config).startswith(ending)
     assert bool(progress.ending(config)) == bool(ending)
-    assert progress.kept == kept
