@@ -21,9 +21,6 @@ from typing import IO, Any, Literal
 from captioner.errors import ConfigError, DataError
 from captioner.messages import first_line
 
-FREQUENCIES = "document_frequencies.json.gz"
-"""Usual name of a document frequencies file, also in a model folder."""
-
 
 def atomic_write(path: str | Path, data: bytes | str) -> None:
     """Write a file atomically: readers see either the old content or the new.

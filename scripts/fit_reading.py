@@ -45,7 +45,8 @@ from captioner.errors import CaptionerError, ConfigError, DataError
 from captioner.evaluation.calibration import Judged, calibration_error
 from captioner.evaluation.objects import Phrases, find_names, phrases
 from captioner.files import read_input
-from captioner.inference.folder import StoredModel, load_model, save_model
+from captioner.inference.folder import load_model, save_model
+from captioner.inference.stored_model import StoredModel
 from captioner.model.captioner import CaptionModel
 from captioner.model.reading import reading_loss
 from captioner.search.grammar import Grammar

@@ -35,7 +35,9 @@ from captioner.files import atomic_folder, atomic_write
 from captioner.inference.card import score_table, with_interval
 from captioner.inference.confidence import Calibrator
 from captioner.inference.export import export
-from captioner.inference.folder import CARD, WEIGHTS, StoredModel, load_model, save_model
+from captioner.inference.folder import load_model, save_model
+from captioner.inference.names import CARD, WEIGHTS
+from captioner.inference.stored_model import StoredModel
 from captioner.options import SearchOptions
 from captioner.text.tokenizer import tokenize
 from captioner.training.run import read_rows

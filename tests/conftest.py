@@ -24,7 +24,7 @@ import torch
 from hypothesis import settings
 from running import PATIENCE, static_server
 
-from captioner.inference.folder import StoredModel
+from captioner.inference.stored_model import StoredModel
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing

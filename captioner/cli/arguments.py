@@ -345,7 +345,9 @@ def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOpt
 
     Reads the model's config only, so that an error does not have to wait for torch and the model.
     """
-    from captioner.inference.folder import SHIPPED_MODEL, find_model, read_config, read_search
+    from captioner.inference.config_file import read_config, read_search
+    from captioner.inference.find_model import find_model
+    from captioner.inference.names import SHIPPED_MODEL
     from captioner.inference.reading import NO_KEYWORDS, READING
     from captioner.search.words import encode_search_words
 

@@ -27,7 +27,8 @@ def calibrate(options: CalibrateOptions, search: dict[str, Any]) -> int:
         raise ConfigError("--model is missing; give the model folder to calibrate")
     options.check_files()
 
-    from captioner.inference.folder import CONFIDENCE, SHIPPED_MODEL, find_model
+    from captioner.inference.find_model import find_model
+    from captioner.inference.names import CONFIDENCE, SHIPPED_MODEL
 
     folder = find_model(options.model or SHIPPED_MODEL)
     target = folder / CONFIDENCE

@@ -12,7 +12,7 @@ from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
 from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, DataError
-from captioner.inference.folder import find_model
+from captioner.inference.find_model import find_model
 from captioner.messages import counted
 from captioner.options import ModelOptions, SearchOptions
 

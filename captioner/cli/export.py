@@ -64,7 +64,9 @@ def export(options: ExportOptions, _: Any) -> int:
     if options.onnxruntime_web is not None and not options.web:
         raise ConfigError("--onnxruntime-web is for --web; give both, or neither")
 
-    from captioner.inference.folder import EXPORTED, SHIPPED_MODEL, WEIGHTS, find_model, read_config
+    from captioner.inference.config_file import read_config
+    from captioner.inference.find_model import find_model
+    from captioner.inference.names import EXPORTED, SHIPPED_MODEL, WEIGHTS
 
     model = find_model(options.model or SHIPPED_MODEL)
     config = read_config(model)  # a wrong folder fails before torch is imported

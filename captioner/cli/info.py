@@ -32,7 +32,9 @@ class InfoOptions:
 def info(options: InfoOptions, _: Any) -> int:
     """Print the facts, and the model card on request."""
     from captioner.inference.card import readable
-    from captioner.inference.folder import CARD, SHIPPED_MODEL, config_errors, find_model
+    from captioner.inference.config_file import config_errors
+    from captioner.inference.find_model import find_model
+    from captioner.inference.names import CARD, SHIPPED_MODEL
 
     folder = find_model(options.model or SHIPPED_MODEL)
     facts = _facts(folder)
@@ -53,7 +55,8 @@ def info(options: InfoOptions, _: Any) -> int:
 def _facts(folder: Path) -> dict[str, Any]:
     """What is known of a model, whether it is exported or not."""
     from captioner.extras import is_installed
-    from captioner.inference.folder import EXPORTED, GRAPHS, WEIGHTS, load_model
+    from captioner.inference.folder import load_model
+    from captioner.inference.names import EXPORTED, GRAPHS, WEIGHTS
 
     stored = load_model(folder)
     config, vocabulary = stored.config, stored.vocabulary

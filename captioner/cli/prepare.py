@@ -62,8 +62,9 @@ def frequencies(options: FrequenciesOptions, _: Any) -> int:
     """Count n-grams and write them."""
     from captioner.data.coco import read_captions
     from captioner.evaluation.references import count_frequencies
-    from captioner.files import FREQUENCIES, atomic_write
-    from captioner.inference.folder import find_model
+    from captioner.files import atomic_write
+    from captioner.inference.find_model import find_model
+    from captioner.inference.names import FREQUENCIES
 
     target = Path(options.output)
     if target.is_dir():

@@ -37,7 +37,8 @@ def push(options: PushOptions, _: Any) -> int:
     """Upload, or list what would be uploaded."""
     from captioner.inference import hub
     from captioner.inference.card import files_to_push
-    from captioner.inference.folder import CARD, find_model
+    from captioner.inference.find_model import find_model
+    from captioner.inference.names import CARD
 
     if hub.is_hub_name(options.model):
         raise ConfigError(f"{options.model} is on the hub already; give a model or run folder")

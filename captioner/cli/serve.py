@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from captioner.cli.arguments import command
 from captioner.cli.console import warn
 from captioner.cli.main import INTERRUPTED, OK
-from captioner.inference.folder import SHIPPED, fingerprint
+from captioner.inference.folder import fingerprint
+from captioner.inference.names import SHIPPED
 from captioner.memory import keep_freed_memory
 from captioner.serving.options import ServeOptions
 

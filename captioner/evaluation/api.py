@@ -21,9 +21,9 @@ from captioner.evaluation.options import EvaluateOptions, OnError, raise_error
 from captioner.evaluation.phrases import PhrasedPhoto, measure_phrases, read_phrases
 from captioner.evaluation.references import GZIP, DocumentFrequencies, count_frequencies
 from captioner.evaluation.report import Report, build, difference, read_captions_of
-from captioner.files import FREQUENCIES
 from captioner.inference.captioner import Captioner, load
-from captioner.inference.folder import find_model
+from captioner.inference.find_model import find_model
+from captioner.inference.names import FREQUENCIES
 from captioner.messages import either, first_of
 from captioner.option_fields import build_options, changed, option_fields, similar
 from captioner.options import FaithfulnessOptions, SearchOptions

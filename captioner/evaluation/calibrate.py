@@ -43,10 +43,10 @@ from captioner.evaluation.objects import read_objects
 from captioner.evaluation.options import CalibrateOptions, OnError
 from captioner.evaluation.references import cider_d, ngrams, split
 from captioner.evaluation.report import ends, table
-from captioner.files import FREQUENCIES
 from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import Calibrator, Observation, search_key
 from captioner.inference.engine import Prepared
+from captioner.inference.names import FREQUENCIES
 from captioner.inference.truth import WordTruth
 from captioner.messages import counted
 from captioner.options import SearchOptions

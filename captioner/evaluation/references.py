@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.errors import DataError
-from captioner.files import FREQUENCIES, read_input
+from captioner.files import read_input
+from captioner.inference.names import FREQUENCIES
 from captioner.text.tokenizer import caption_tokens
 
 ORDERS = 4

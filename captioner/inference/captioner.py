@@ -27,10 +27,13 @@ from captioner.errors import ConfigError, ImageError
 from captioner.hardware import Precision
 from captioner.inference.confidence import Observation, no_confidence
 from captioner.inference.copies import Portable
-from captioner.inference.engine import ATTENTION_METHODS, CaptionScores, Prepared, open_models
-from captioner.inference.folder import SHIPPED_MODEL, StoredModel, load_model, save_model
+from captioner.inference.engine import ATTENTION_METHODS, CaptionScores, Prepared
+from captioner.inference.folder import load_model, save_model
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
+from captioner.inference.names import SHIPPED_MODEL
+from captioner.inference.open_models import open_models
 from captioner.inference.reading import NO_KEYWORDS, Reading, has_keywords
+from captioner.inference.stored_model import StoredModel
 from captioner.inference.truth import WordTruth
 from captioner.options import CardOptions, ExplanationMethod, SearchOptions, check_method
 from captioner.search.arrays import Array, top_k

@@ -20,7 +20,8 @@ from safetensors import safe_open
 from captioner.errors import ConfigError
 from captioner.extras import require_extra
 from captioner.files import atomic_write
-from captioner.inference.folder import CARD, MODEL_FILES, RUN_CONFIG, WEIGHTS, read_config
+from captioner.inference.config_file import read_config
+from captioner.inference.names import CARD, MODEL_FILES, RUN_CONFIG, WEIGHTS
 from captioner.messages import counted
 from captioner.option_fields import different
 from captioner.options import CardOptions, TrainConfig

@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from captioner.errors import ModelError
-from captioner.inference.folder import CONFIDENCE
+from captioner.inference.names import CONFIDENCE
 from captioner.inference.truth import WordTruth
 from captioner.option_fields import marked
 from captioner.options import Role, SearchOptions

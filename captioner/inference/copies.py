@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError, ModelError
 from captioner.hardware import Precision
-from captioner.inference.folder import MODEL_FILES, StoredModel, load_model
+from captioner.inference.folder import load_model
 from captioner.inference.grammar_file import grammar_bytes
+from captioner.inference.names import MODEL_FILES
+from captioner.inference.stored_model import StoredModel
 
 if TYPE_CHECKING:
     from captioner.inference.captioner import Captioner

@@ -18,8 +18,6 @@ from PIL import Image
 from captioner.caption import CropBox
 from captioner.errors import ConfigError
 from captioner.geometry import Geometry
-from captioner.hardware import Precision
-from captioner.inference.folder import StoredModel, runs_graphs
 from captioner.inference.reading import Reading
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import SearchOptions
@@ -263,31 +261,3 @@ def _same_view(one: Engine, other: Engine) -> bool:
         np.array(each.geometry)[:, :2] / each.preprocessing.image_size for each in (one, other)
     )
     return bool((np.abs(mine - theirs) <= 0.1 * mine[:, 1:]).all())
-
-
-def open_models(models: Sequence[StoredModel], device: str, precision: Precision) -> Ensemble:
-    """Prepare models for inference; for errors see ``captioner.load``."""
-    for number, other in enumerate(models[1:], 2):
-        if other.vocabulary != models[0].vocabulary:
-            mine, theirs = (
-                f"{len(each)} words, styles {', '.join(each.styles) or 'none'}"
-                for each in (models[0].vocabulary, other.vocabulary)
-            )
-            raise ConfigError(
-                f"the vocabularies of model 1 ({mine}) and model {number} ({theirs}) differ; an "
-                "ensemble needs models trained with the same words and styles"
-            )
-    if all(runs_graphs(one, device, precision) for one in models):
-        from captioner.inference.onnx_engine import OnnxEngine
-
-        return Ensemble([OnnxEngine(one, device, precision) for one in models])
-    if len(models) > 1 and not all(one.has_weights for one in models):
-        raise ConfigError(
-            "an ensemble needs models of one kind, all with weights or all exported; leave out "
-            "--precision and --device, or give the folders that the models were exported from"
-        )
-    for one in models:
-        one.require_weights(f"precision {precision} on device {device}")
-    from captioner.inference.torch_engine import TorchEngine
-
-    return Ensemble([TorchEngine(one.model, device, precision) for one in models])

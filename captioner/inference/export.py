@@ -19,25 +19,26 @@ from torch import Tensor, nn
 from captioner.caption import CropBox
 from captioner.data.images import open_image
 from captioner.errors import ConfigError, ModelError
-from captioner.files import FREQUENCIES, atomic_folder
+from captioner.files import atomic_folder
 from captioner.inference.captioner import Captioner
+from captioner.inference.config_file import write_config
 from captioner.inference.engine import Ensemble, Prepared
-from captioner.inference.folder import (
+from captioner.inference.find_model import find_model
+from captioner.inference.folder import load_model
+from captioner.inference.names import (
     CARD,
     CONFIDENCE,
     DECODER_GRAPH,
     ENCODER_GRAPH,
     EXPORTED,
+    FREQUENCIES,
     GRAMMAR,
     TOKENIZER,
     WEIGHTS,
-    StoredModel,
-    find_model,
-    load_model,
-    write_config,
 )
 from captioner.inference.onnx_engine import NEXT, READ, STATE, SUMMARY, OnnxEngine
 from captioner.inference.quantize import quantize_graphs
+from captioner.inference.stored_model import StoredModel
 from captioner.inference.torch_engine import TorchEngine
 from captioner.messages import first_line
 from captioner.model.attention import Memory

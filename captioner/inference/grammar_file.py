@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from captioner.inference.confidence import read_arrays
-from captioner.inference.folder import GRAMMAR
+from captioner.inference.names import GRAMMAR
 from captioner.search.grammar import Grammar
 
 FORMAT_VERSION = 1

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from captioner.errors import ConfigError, ModelError
 from captioner.extras import require_extra
+from captioner.inference.names import CONFIG
 from captioner.version import __version__
 
 PREFIX = "hf:"
-CONFIG = "config.json"
 
 _REPO = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _BAR_DELAY = 0.5

@@ -27,14 +27,9 @@ from numpy.typing import NDArray
 from captioner.errors import ConfigError, ModelError
 from captioner.geometry import Geometry
 from captioner.inference.engine import CaptionScores
-from captioner.inference.folder import (
-    CONFIG,
-    DECODER_GRAPH,
-    ENCODER_GRAPH,
-    EXPORTED,
-    StoredModel,
-)
+from captioner.inference.names import CONFIG, DECODER_GRAPH, ENCODER_GRAPH, EXPORTED
 from captioner.inference.reading import READING, Reading
+from captioner.inference.stored_model import StoredModel
 from captioner.messages import first_line
 from captioner.model.preprocessing import Preprocessing
 from captioner.search.arrays import NUMPY

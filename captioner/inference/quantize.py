@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.inference.folder import DECODER_GRAPH, ENCODER_GRAPH, load_model
+from captioner.inference.folder import load_model
+from captioner.inference.names import DECODER_GRAPH, ENCODER_GRAPH
 from captioner.inference.onnx_engine import READ, OnnxEngine, OnnxStepper
 
 QUANTIZED = {ENCODER_GRAPH: ["Conv", "Clip", "Add", "MatMul"], DECODER_GRAPH: ["MatMul", "Gather"]}

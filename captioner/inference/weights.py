@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from captioner.errors import ConfigError, ModelError
 from captioner.geometry import Geometry
-from captioner.inference.folder import CONFIG, StoredModel
-from captioner.inference.reading import READING
+from captioner.inference.names import CONFIG
+from captioner.inference.reading import READING, ReadingWords
 from captioner.model.backbones import ENCODERS
 from captioner.model.build import SCORERS
 from captioner.model.captioner import CaptionModel
@@ -23,6 +23,7 @@ from captioner.model.preprocessing import Preprocessing
 from captioner.model.reading import PhotoReading
 from captioner.model.registry import Registry, what_is_missing
 from captioner.options import DecoderConfig
+from captioner.text.vocabulary import Vocabulary
 
 _RANDOM = {"kaiming_uniform_", "uniform_", "normal_", "erfinv_"}
 """The slow functions that initialize a tensor in place, of torch.nn.init and Tensor."""
@@ -58,12 +59,18 @@ def required_packages(model: CaptionModel, decoder: DecoderConfig) -> dict[str, 
     return {"requires": required} if required else {}
 
 
-def read_network(stored: StoredModel, path: Path) -> CaptionModel:
+def read_network(
+    path: Path,
+    config: Mapping[str, Any],
+    decoder: DecoderConfig,
+    vocabulary: Vocabulary,
+    reading: ReadingWords | None,
+) -> CaptionModel:
     """Build the network of a model's config in eval mode and read its weights file, as float32.
 
-    ModelError: the file does not fit the config, or a scorer or encoder is not available.
+    Raises:
+        ModelError: The file does not fit the config, or a scorer or encoder is not available.
     """
-    config, decoder, vocabulary = stored.config, stored.decoder, stored.vocabulary
     preprocessing = Preprocessing.from_dict(config["preprocessing"])
     registries: dict[str, Registry[Any]] = {"encoder": ENCODERS, "scorer": SCORERS}
     for record in config.get("requires", ()):
@@ -76,8 +83,8 @@ def read_network(stored: StoredModel, path: Path) -> CaptionModel:
     name, geometry = config["encoder"]["name"], Geometry.from_dict(config["encoder"]["geometry"])
     tensors = _read(path)
     words, hidden = 0, 0
-    if stored.reading is not None:
-        words, hidden = len(stored.reading.stems), config[READING]["hidden"]
+    if reading is not None:
+        words, hidden = len(reading.stems), config[READING]["hidden"]
     # Before memory is taken: one of these layers alone would be larger than the file.
     largest = decoder.hidden_dim**2, decoder.embed_dim * len(vocabulary), words * hidden, hidden
     if max(largest) > path.stat().st_size:
@@ -86,7 +93,7 @@ def read_network(stored: StoredModel, path: Path) -> CaptionModel:
         encoder = Encoder(name, image_size=preprocessing.image_size)
         sizes = len(vocabulary), len(vocabulary.styles)
         network = CaptionModel(encoder, decoder, preprocessing, *sizes, initialize=False)
-        if stored.reading is not None:
+        if reading is not None:
             network.reading = PhotoReading(network.feature_dim, words, hidden)
     own = network.state_dict()
     wrong = sorted(own.keys() ^ tensors.keys()) or [

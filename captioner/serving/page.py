@@ -19,8 +19,8 @@ from captioner.drawing.pages import (
 )
 from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
-from captioner.inference.folder import StoredModel
 from captioner.inference.reading import has_keywords
+from captioner.inference.stored_model import StoredModel
 from captioner.options import METHOD_TITLES
 from captioner.serving.options import Limits
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from captioner.errors import ConfigError, ModelError
 from captioner.extras import require_extra
 from captioner.files import read_input
-from captioner.inference.folder import read_settings
+from captioner.inference.config_file import read_settings
 from captioner.messages import counted
 from captioner.option_fields import build_options, checked_settings, different, taken
 from captioner.options import TrainConfig

@@ -37,7 +37,9 @@ from captioner.errors import CheckpointError
 from captioner.hardware import autocast, float32_precision, pick_precision, upload
 from captioner.inference.captioner import Captioner
 from captioner.inference.card import write_card
-from captioner.inference.folder import CARD, StoredModel, save_model
+from captioner.inference.folder import save_model
+from captioner.inference.names import CARD
+from captioner.inference.stored_model import StoredModel
 from captioner.memory import memory_errors
 from captioner.messages import first_line
 from captioner.model.captioner import CaptionModel

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from captioner.data.batches import Batch, EncodedImage, pad_captions
 from captioner.evaluation.reward import CaptionReward
 from captioner.hardware import upload
-from captioner.inference.folder import StoredModel
+from captioner.inference.stored_model import StoredModel
 from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.attention import Memory
 from captioner.model.captioner import CaptionModel

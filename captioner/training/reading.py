@@ -14,8 +14,8 @@ from torch import Tensor
 from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage
 from captioner.errors import DataError
-from captioner.inference.folder import StoredModel
 from captioner.inference.reading import ReadingWords
+from captioner.inference.stored_model import StoredModel
 from captioner.model.reading import PhotoReading
 from captioner.text.content import content_stems, stem
 

@@ -19,8 +19,9 @@ from captioner.data.features import FeatureCache, FeatureEncoder, feature_finger
 from captioner.errors import ConfigError
 from captioner.evaluation.references import count_frequencies
 from captioner.hardware import autocast, pick_device, pick_precision
-from captioner.inference.folder import StoredModel, load_model
+from captioner.inference.folder import load_model
 from captioner.inference.reading import ReadingWords
+from captioner.inference.stored_model import StoredModel
 from captioner.inference.weights import to_float16
 from captioner.memory import memory_errors
 from captioner.model.build import check_attention

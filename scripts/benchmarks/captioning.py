@@ -29,7 +29,10 @@ from captioner.data.folders import find_images
 from captioner.data.images import open_image
 from captioner.inference.captioner import Captioner, load
 from captioner.inference.engine import Prepared
-from captioner.inference.folder import GRAPHS, WEIGHTS, find_model, load_model, runs_graphs
+from captioner.inference.find_model import find_model
+from captioner.inference.folder import load_model
+from captioner.inference.names import GRAPHS, WEIGHTS
+from captioner.inference.open_models import runs_graphs
 from captioner.memory import keep_freed_memory
 
 START = """

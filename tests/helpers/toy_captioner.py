@@ -15,8 +15,8 @@ from captioner.inference.confidence import (
     Calibrator,
     search_key,
 )
-from captioner.inference.folder import StoredModel
 from captioner.inference.reading import ReadingWords
+from captioner.inference.stored_model import StoredModel
 from captioner.inference.truth import WordTruth
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder

@@ -23,7 +23,8 @@ from running import static_server
 from toy_captioner import add_reading, mean_colours, random_model, toy_calibrator
 
 from captioner import load
-from captioner.inference.folder import SHIPPED_MODEL, save_model
+from captioner.inference.folder import save_model
+from captioner.inference.names import SHIPPED_MODEL
 from captioner.model.captioner import CaptionModel
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig

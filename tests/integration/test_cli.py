@@ -13,7 +13,7 @@ from tiny_data import noise_photos, write_captions
 
 from captioner.cli.main import COMMANDS, FAILED, OK, USAGE, main
 from captioner.extras import EXTRAS
-from captioner.inference.folder import GRAPHS, SHIPPED_MODEL, WEIGHTS
+from captioner.inference.names import GRAPHS, SHIPPED_MODEL, WEIGHTS
 
 
 def test_coco_results_take_ids_from_names_or_annotations(tiny, tmp_path, caption):

@@ -19,7 +19,8 @@ from captioner import load
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.images import open_image
 from captioner.inference.captioner import Captioner
-from captioner.inference.folder import CONFIDENCE, fingerprint
+from captioner.inference.folder import fingerprint
+from captioner.inference.names import CONFIDENCE
 from captioner.inference.reading import Reading
 from captioner.search.worth import FUNCTION_WORD
 from captioner.text.content import stem

@@ -20,7 +20,7 @@ from captioner.cli.main import FAILED, OK, USAGE
 from captioner.evaluation import api
 from captioner.evaluation.grounding import region_coverage
 from captioner.evaluation.references import count_frequencies
-from captioner.files import FREQUENCIES
+from captioner.inference.names import FREQUENCIES
 from captioner.text.tokenizer import tokenize
 
 METRICS = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"]

@@ -16,8 +16,8 @@ from PIL import Image
 
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.evaluation.references import count_frequencies
-from captioner.inference import folder as folders
-from captioner.inference.folder import FREQUENCIES, load_model
+from captioner.inference.folder import load_model
+from captioner.inference.names import FREQUENCIES
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def own(tmp_path: Path, make_model: Any, monkeypatch: pytest.MonkeyPatch) -> Sim
         csv.writer(file).writerows([("file", "caption"), *rows])
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     shipped = make_model(tmp_path / "shipped_model", 1, beam_size=4, guard_endings=True)
-    monkeypatch.setattr(folders, "SHIPPED_MODEL", shipped)
+    monkeypatch.setattr("captioner.inference.find_model.SHIPPED_MODEL", shipped)
     monkeypatch.chdir(tmp_path)
     return SimpleNamespace(folder=tmp_path, rows=rows, shipped=shipped)
 

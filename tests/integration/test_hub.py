@@ -20,7 +20,7 @@ from captioner.cli import train
 from captioner.cli.main import FAILED, OK, USAGE
 from captioner.errors import ConfigError, ModelError
 from captioner.inference import hub as hub_module
-from captioner.inference.folder import SHIPPED_MODEL, WEIGHTS
+from captioner.inference.names import SHIPPED_MODEL, WEIGHTS
 
 PHOTO = pages.ROOT / "assets" / "examples" / "chelsea.jpg"
 

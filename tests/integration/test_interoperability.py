@@ -26,8 +26,8 @@ PYTHON = examples(PAGE, "python")
 def here(tiny, tmp_path, monkeypatch) -> Path:
     """A folder with ``photos``, ``photo.jpg`` and ``captions.json``; the tiny model is shipped."""
     monkeypatch.chdir(tmp_path)
-    for module in ("captioner.inference.captioner", "captioner.inference.folder"):
-        monkeypatch.setattr(f"{module}.SHIPPED_MODEL", tiny.model)
+    for module in ("captioner", "find_model", "folder", "names"):
+        monkeypatch.setattr(f"captioner.inference.{module}.SHIPPED_MODEL", tiny.model)
     shutil.copytree(tiny.photos, "photos")
     shutil.copy("photos/1.png", "photo.jpg")
     shutil.copy(tiny.captions, "captions.json")

@@ -15,7 +15,7 @@ import captioner
 from captioner.cli.main import OK, main
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.evaluation.report import as_json
-from captioner.inference.folder import read_search
+from captioner.inference.config_file import read_search
 from captioner.options import FaithfulnessOptions, TrainConfig
 from captioner.training.api import build_config
 

@@ -17,8 +17,10 @@ from tiny_data import noise_photos, write_captions, write_dogs
 
 from captioner import evaluate
 from captioner.cli.main import FAILED, OK, main
+from captioner.inference.config_file import read_config
 from captioner.inference.export import digest
-from captioner.inference.folder import WEIGHTS, load_model, read_config
+from captioner.inference.folder import load_model
+from captioner.inference.names import WEIGHTS
 from captioner.options import SearchOptions
 from captioner.training.api import build_config
 

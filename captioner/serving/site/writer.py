@@ -34,15 +34,10 @@ from captioner.errors import ConfigError
 from captioner.files import atomic_folder
 from captioner.inference.confidence import FEATURES, Calibrator, no_confidence
 from captioner.inference.engine import ATTENTION_METHODS
-from captioner.inference.folder import (
-    CONFIG,
-    DECODER_GRAPH,
-    ENCODER_GRAPH,
-    EXPORTED,
-    StoredModel,
-    load_model,
-)
+from captioner.inference.folder import load_model
+from captioner.inference.names import CONFIG, DECODER_GRAPH, ENCODER_GRAPH, EXPORTED
 from captioner.inference.reading import MIN_PROBABILITY, ReadingWords, has_keywords
+from captioner.inference.stored_model import StoredModel
 from captioner.option_fields import changed, marked
 from captioner.options import Role, SearchOptions
 from captioner.search import worth

@@ -30,7 +30,7 @@ from captioner.evaluation.faithfulness import (
 from captioner.evaluation.report import as_text
 from captioner.geometry import Geometry
 from captioner.inference.captioner import Captioner
-from captioner.inference.folder import StoredModel
+from captioner.inference.stored_model import StoredModel
 from captioner.model.explanations import WordScorer
 from captioner.options import FaithfulnessOptions
 from captioner.text.vocabulary import UNKNOWN

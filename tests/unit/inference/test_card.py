@@ -12,7 +12,8 @@ import yaml
 
 from captioner.errors import ConfigError
 from captioner.inference.card import is_generated, make_card, readable, write_card
-from captioner.inference.folder import StoredModel, load_model, save_model
+from captioner.inference.folder import load_model, save_model
+from captioner.inference.stored_model import StoredModel
 from captioner.option_fields import build_options
 from captioner.options import CardOptions, TrainConfig
 

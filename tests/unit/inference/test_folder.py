@@ -18,15 +18,10 @@ from tiny_data import contents
 from toy_captioner import random_model
 
 from captioner.errors import ModelError
-from captioner.files import FREQUENCIES
-from captioner.inference.folder import (
-    SHIPPED_MODEL,
-    WEIGHTS,
-    StoredModel,
-    find_model,
-    load_model,
-    save_model,
-)
+from captioner.inference.find_model import find_model
+from captioner.inference.folder import load_model, save_model
+from captioner.inference.names import FREQUENCIES, SHIPPED_MODEL, WEIGHTS
+from captioner.inference.stored_model import StoredModel
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing

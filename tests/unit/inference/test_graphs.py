@@ -20,7 +20,8 @@ from captioner.errors import ConfigError, ModelError
 from captioner.inference import export as exporter
 from captioner.inference.captioner import Captioner, load
 from captioner.inference.export import OPSET, digest, export
-from captioner.inference.folder import CONFIG, GRAPHS, WEIGHTS, load_model, save_model
+from captioner.inference.folder import load_model, save_model
+from captioner.inference.names import CONFIG, GRAPHS, WEIGHTS
 from captioner.model.captioner import CaptionModel
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig

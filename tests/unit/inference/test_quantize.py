@@ -14,7 +14,8 @@ from toy_captioner import add_reading, random_model
 from captioner.caption import CropBox
 from captioner.inference.engine import CaptionScores, Ensemble, Prepared
 from captioner.inference.export import export, quiet
-from captioner.inference.folder import DECODER_GRAPH, ENCODER_GRAPH, load_model, save_model
+from captioner.inference.folder import load_model, save_model
+from captioner.inference.names import DECODER_GRAPH, ENCODER_GRAPH
 from captioner.inference.onnx_engine import OnnxEngine
 from captioner.inference.quantize import channel_scales, quantize_graphs
 from captioner.inference.reading import Reading

@@ -12,8 +12,10 @@ from PIL import Image
 
 from captioner.errors import ConfigError, ModelError
 from captioner.inference.captioner import Captioner
-from captioner.inference.folder import CONFIG, StoredModel, load_model, save_model
+from captioner.inference.folder import load_model, save_model
+from captioner.inference.names import CONFIG
 from captioner.inference.reading import ReadingWords
+from captioner.inference.stored_model import StoredModel
 from captioner.model.reading import PhotoReading
 from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary
 

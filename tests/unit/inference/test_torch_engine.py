@@ -21,7 +21,7 @@ from captioner.data.images import open_image
 from captioner.hardware import autocast
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import EnsembleStepper
-from captioner.inference.folder import StoredModel
+from captioner.inference.stored_model import StoredModel
 from captioner.inference.torch_engine import DecoderStepper
 from captioner.options import SearchOptions
 from captioner.search.search import search

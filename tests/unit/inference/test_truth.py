@@ -11,7 +11,7 @@ from toy_captioner import TOY_TRUTH, toy_calibrator
 
 from captioner.errors import ModelError
 from captioner.inference.confidence import read_calibrator
-from captioner.inference.folder import CONFIDENCE
+from captioner.inference.names import CONFIDENCE
 from captioner.inference.truth import WordTruth
 from captioner.options import SearchOptions
 from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from captioner.caption import BRACKETS
-from captioner.inference.folder import SHIPPED_MODEL
+from captioner.inference.names import SHIPPED_MODEL
 from captioner.text.tokenizer import tokenize
 
 pytestmark = pytest.mark.slow

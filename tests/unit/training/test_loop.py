@@ -22,8 +22,8 @@ from captioner.cli.main import FAILED, main
 from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, ImageError
 from captioner.evaluation.references import DocumentFrequencies, count_frequencies
-from captioner.files import FREQUENCIES
-from captioner.inference.folder import WEIGHTS, StoredModel
+from captioner.inference.names import FREQUENCIES, WEIGHTS
+from captioner.inference.stored_model import StoredModel
 from captioner.options import TrainConfig
 from captioner.training.loop import Trainer, start
 from captioner.training.run import METRICS, STEPS, RunFolder, read_rows

@@ -17,8 +17,8 @@ from toy_encoder import PatchEncoder
 
 from captioner.data.batches import Batch, EncodedImage, Item, collate
 from captioner.data.coco import CaptionedImage
-from captioner.inference.folder import StoredModel
 from captioner.inference.reading import ReadingWords
+from captioner.inference.stored_model import StoredModel
 from captioner.model.captioner import CaptionModel
 from captioner.model.preprocessing import Preprocessing
 from captioner.model.reading import PhotoReading

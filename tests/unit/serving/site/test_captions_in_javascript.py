@@ -11,8 +11,8 @@ from toy_captioner import toy_calibrator
 from captioner.caption import Caption, LeftOut
 from captioner.geometry import Geometry
 from captioner.inference.confidence import Observation
-from captioner.inference.folder import StoredModel
 from captioner.inference.reading import ReadingWords
+from captioner.inference.stored_model import StoredModel
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig, SearchOptions
 from captioner.search.search import Hypothesis

@@ -1,0 +1,48 @@
+"""Which engine runs a model: ONNX Runtime its graphs, or torch its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from captioner.errors import ConfigError
+from captioner.hardware import Precision, has_gpu
+from captioner.inference.engine import Ensemble
+from captioner.inference.stored_model import StoredModel
+
+
+def open_models(models: Sequence[StoredModel], device: str, precision: Precision) -> Ensemble:
+    """Prepare models for inference; for errors see ``captioner.load``."""
+    for number, other in enumerate(models[1:], 2):
+        if other.vocabulary != models[0].vocabulary:
+            mine, theirs = (
+                f"{len(each)} words, styles {', '.join(each.styles) or 'none'}"
+                for each in (models[0].vocabulary, other.vocabulary)
+            )
+            raise ConfigError(
+                f"the vocabularies of model 1 ({mine}) and model {number} ({theirs}) differ; an "
+                "ensemble needs models trained with the same words and styles"
+            )
+    if all(runs_graphs(one, device, precision) for one in models):
+        from captioner.inference.onnx_engine import OnnxEngine
+
+        return Ensemble([OnnxEngine(one, device, precision) for one in models])
+    if len(models) > 1 and not all(one.has_weights for one in models):
+        raise ConfigError(
+            "an ensemble needs models of one kind, all with weights or all exported; leave out "
+            "--precision and --device, or give the folders that the models were exported from"
+        )
+    for one in models:
+        one.require_weights(f"precision {precision} on device {device}")
+    from captioner.inference.torch_engine import TorchEngine
+
+    return Ensemble([TorchEngine(one.model, device, precision) for one in models])
+
+
+def runs_graphs(stored: StoredModel, device: str, precision: str) -> bool:
+    """Whether a model runs as graphs: if it has no weights, and by default on a CPU.
+
+    Any other choice of device or precision than ``auto`` is one of torch.
+    """
+    if not (stored.has_graphs and stored.has_weights):
+        return stored.has_graphs
+    return precision == "auto" and (device == "cpu" or (device == "auto" and not has_gpu()))
