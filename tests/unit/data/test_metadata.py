@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tagged_photos
 from mutated_photos import chunk
-from PIL import Image
+from PIL import Image, ImageSequence
 from tagged_photos import app13, dataset, plain, resource
 
 from captioner.data.metadata import (
@@ -312,6 +312,11 @@ CHANGED = re.compile(
 """What a description changes, and places in the file."""
 
 
+def frames_of(data: bytes) -> list[bytes]:
+    with Image.open(io.BytesIO(data)) as image:
+        return [frame.tobytes() for frame in ImageSequence.Iterator(image)]
+
+
 def all_tags(folder: Path) -> dict[str, dict[str, Any]]:
     """All tags, also those that are there twice, with the pictures and profiles in them."""
     read = exiftool(folder, "-a", "-G1:4", "-b", "-q", "-ee")
@@ -323,31 +328,23 @@ def all_tags(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("remove", [False, True])
-def test_exiftool_finds_all_that_other_programs_wrote(remove, tmp_path) -> None:
+def test_exiftool_finds_all_that_other_programs_wrote(tmp_path) -> None:
     """Before and after a description with keywords is written twice, and after it is removed."""
     photos = tagged_photos.table()
     for name, data in photos.items():
         (tmp_path / name).write_bytes(data)
     before = all_tags(tmp_path)
-    for name, data in photos.items():
-        new = embed_description(data, "first", ["dog"], mark=Mark(0.5))
-        new = embed_description(new, TEXT, ["cat"], mark=Mark(0.5))
-        assert find_embedded(new) == (TEXT, True, ("dog", "cat")), name
-        if remove:
-            new = remove_embedded(new)
-            assert find_embedded(new).text == "", name
-        (tmp_path / name).write_bytes(new)
-        with Image.open(io.BytesIO(data)) as old, Image.open(io.BytesIO(new)) as image:
-            assert getattr(old, "n_frames", 1) == getattr(image, "n_frames", 1)
-            for frame in range(getattr(old, "n_frames", 1)):
-                old.seek(frame)
-                image.seek(frame)
-                assert old.tobytes() == image.tobytes(), name
-
-    after = all_tags(tmp_path)
-    for name in photos:
-        assert after[name] == before[name], name
+    for remove in (False, True):
+        for name, data in photos.items():
+            new = embed_description(data, "first", ["dog"], mark=Mark(0.5))
+            new = embed_description(new, TEXT, ["cat"], mark=Mark(0.5))
+            assert find_embedded(new) == (TEXT, True, ("dog", "cat")), name
+            if remove:
+                new = remove_embedded(new)
+                assert find_embedded(new).text == "", name
+            (tmp_path / name).write_bytes(new)
+            assert frames_of(new) == frames_of(data), name
+        assert all_tags(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", ["mpf.jpg", "mpf_first.jpg", "mpf_between.jpg", "preview.jpg"])

@@ -64,6 +64,7 @@ def test_a_hundred_mutated_photos():
     assert outcomes["NotAnImageError"] > 3
 
 
+@pytest.mark.slow
 @ON_LINUX
 def test_bombs_are_refused_or_read_in_time():
     photos, before = bombs(), resident()

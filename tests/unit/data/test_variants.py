@@ -109,6 +109,7 @@ def tiffs() -> Iterator[tuple[str, bytes, NDArray[Any]]]:
         yield name, tiff(order, tags, [pack(part.tobytes()) for part in parts]), rgb
 
 
+@pytest.mark.slow
 def test_every_variant_of_tiff_agrees_or_is_rejected():
     read = set()
     for name, content, expected in tiffs():
