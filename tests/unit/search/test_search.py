@@ -36,7 +36,10 @@ from captioner.options import SearchOptions
 from captioner.search.search import search
 from captioner.search.words import SearchTokens
 
-pytestmark = pytest.mark.usefixtures("array_library")
+pytestmark = [
+    pytest.mark.usefixtures("array_library"),
+    pytest.mark.parametrize("array_library", ["torch", "numpy", "numpy before 2.1"], indirect=True),
+]
 
 
 REFERENCES = {

@@ -76,7 +76,7 @@ def score(table, caption, truths, rules: Grammar | None, certainty: float) -> fl
 
 
 @pytest.mark.parametrize("certainty", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_wide_beam_finds_the_best_score_of_all_captions(seed: int, certainty: float) -> None:
     rng = np.random.default_rng(seed)
     truths = rng.random((2, 3)).astype(np.float32)
