@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -164,14 +164,19 @@ def commands() -> str:
     for name, summary in COMMANDS.items():
         parts += [f"## captioner {name}", f"{summary[0].upper()}{summary[1:]}."]
         parts.append(f"```text\n{_help(*name.split())}```")
+    settings = _output("train", "--settings")
+    parts += ["## Settings of training", f"```text\n{settings}```"]
     return "\n\n".join(parts)
 
 
 def _help(*words: str) -> str:
-    command = [sys.executable, "-m", "captioner", *words, "--help"]
-    run = partial(subprocess.check_output, text=True, cwd=ROOT, env={**os.environ, "COLUMNS": "80"})
-    text: str = run(command)
-    return run([*command, "all"]) if "--help SECTION" in text else text
+    return _output(*words, "--help")
+
+
+def _output(*words: str) -> str:
+    command = [sys.executable, "-m", "captioner", *words]
+    environment = {**os.environ, "COLUMNS": "80"}
+    return subprocess.check_output(command, text=True, cwd=ROOT, env=environment)
 
 
 def api() -> str:

@@ -33,8 +33,6 @@ from captioner.options import SearchOptions
 
 Options = TypeVar("Options")
 HELP = ("-h", "--help")
-ALL = "all"
-"""The help topic that shows every section."""
 
 
 class Parser(argparse.ArgumentParser, Generic[Options]):
@@ -46,15 +44,14 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         usage: str,
         options: type[Options],
         *more: type,
-        shown: Sequence[str] = (),
         environment: bool = False,
     ) -> None:
-        """Add an option for each field of the command's ``options``.
+        """Add an option for each field of the command's ``options``, and of ``more``.
 
-        And of ``more``, of which only those given are returned: the model or the config file has
-        the others. Sections become ``--section.option``; the help shows them with ``--help
-        SECTION``, except those in ``shown``. Of two options with one name, the first counts.
-        With ``environment``, variables such as ``CAPTIONER_PORT`` set options that are not given.
+        Of the options in ``more``, only those given are returned: the model or the config file has
+        the others. Sections of options (a training config has them) are not added. Of two options
+        with one name, the first counts. With ``environment``, variables such as
+        ``CAPTIONER_PORT`` set options that are not given.
         """
         super().__init__(
             prog=f"captioner {command}",
@@ -64,30 +61,34 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             allow_abbrev=False,  # a typo must not select another option
             add_help=False,
         )
-        self.options, self._shown, self._topic = options, shown, ""
-        self._environment = environment
+        self.options, self._environment = options, environment
         self.fields: dict[str, OptionField] = {}
-        """All options, by their names in config files: ``training.lr``."""
+        """All options by name."""
         self._groups: dict[str, Any] = {"": self._optionals}
-        """By the name of the section or dataclass; those of the command itself first."""
-        self._sections: list[str] = []
+        """By the name of the dataclass; those of the command itself first."""
+        self._settings: list[str] = []
+        """Names of the settings in sections, such as ``training.lr``."""
         self._add(options)
         for added in more:
             self._add(added)
         self.add_argument(*HELP, action="store_true", help="Show this help and exit.")
 
     def parse(self, argv: Sequence[str]) -> tuple[Options, dict[str, Any]]:
-        """The command's options, and the others that were given: by name, sections in dictionaries.
+        """Return the command's options, and the others that were given, by name.
 
         Prints the help and exits if it is requested.
         """
         end = argv.index("--") if "--" in argv else len(argv)
         head = [_dashed(argument) for argument in argv[:end]]
-        self._print_help_if_in(head)
+        if not {*HELP}.isdisjoint(head):
+            self.print_help()
+            self.exit()
         found, extra = self.parse_known_intermixed_args(head)
         if unknown := [text for text in extra if text.startswith("-")]:
             typed = unknown[0].partition("=")[0]
-            close = similar(typed, [name for name in self._option_string_actions if name[1] == "-"])
+            self._refuse_dashes(typed, unknown[0], head)
+            known = [name for name in self._option_string_actions if name[1] == "-"]
+            close = similar(typed, known) or similar(typed, self._settings)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             if Path(typed).exists():
                 hint = f"; for the file of this name give ./{typed}"
@@ -97,18 +98,23 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         extra += argv[end + 1 :]
         lists = [n for n, f in self.fields.items() if f.shown.positional and f.is_list]
         if extra and not lists:
-            known = "--model" in self._option_string_actions
-            hint = f"; did you mean --model {extra[0]}?" if known else ""
+            has_model = "--model" in self._option_string_actions
+            hint = f"; did you mean --model {extra[0]}?" if has_model else ""
             self.error(f"unexpected argument {extra[0]!r}{hint}")
         given = self._read_environment() | vars(found)
         if extra:
             given[lists[0]] = [*given.get(lists[0], []), *extra]
         own = taken(given, self.options)
-        nested: dict[str, Any] = {}
-        for name, value in given.items():
-            section, _, last = name.rpartition(".")
-            (nested.setdefault(section, {}) if section else nested)[last] = value
-        return build_options(self.options, own), nested
+        return build_options(self.options, own), given
+
+    def _refuse_dashes(self, typed: str, argument: str, argv: Sequence[str]) -> None:
+        """Raise an error that shows how a setting such as ``--training.lr 1e-4`` is written."""
+        name = typed[2:].replace("-", "_")
+        if name in self._settings:
+            _, equals, value = argument.partition("=")
+            following = argv[argv.index(argument) + 1 :]
+            value = value if equals else "".join(following[:1])
+            self.error(f"{typed} is a setting, written without dashes; give {name}={value}")
 
     def _read_environment(self) -> dict[str, Any]:
         """Return the options that environment variables set; commas separate the entries of lists.
@@ -137,20 +143,16 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
 
     # --- options ---------------------------------------------------------------------------------
 
-    def _add(self, options: type, section: str = "") -> None:
-        """Add the fields of a dataclass, and of its sections."""
-        fields = option_fields(options).values()
-        with_sections = any(dataclasses.is_dataclass(field.type) for field in fields)
-        for field in fields:
-            name = f"{section}.{field.name}" if section else field.name
+    def _add(self, options: type) -> None:
+        """Add the fields of a dataclass; note the names in its sections."""
+        for name, field in option_fields(options).items():
             if dataclasses.is_dataclass(field.type):
-                self._sections.append(field.name)
-                self._add(field.type, field.name)  # type: ignore[arg-type]
+                fields = option_fields(field.type)  # type: ignore[arg-type]
+                self._settings += [f"{name}.{setting}" for setting in fields]
             elif name not in self.fields and not field.shown.hidden:
-                apart = not with_sections and field.owner is not self.options
-                group = section or (field.owner.__name__ if apart else "")
+                group = "" if field.owner is self.options else field.owner.__name__
                 if group not in self._groups:
-                    self._groups[group] = self.add_argument_group(_title(field, section))
+                    self._groups[group] = self.add_argument_group(_title(field))
                 self._add_field(self._groups[group], name, field)
 
     def _add_field(self, group: Any, name: str, field: OptionField) -> None:
@@ -166,69 +168,51 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             )
             return
         settings: dict[str, Any] = {"dest": name, "required": field.required}
-        if field.type is bool and "." not in name:
-            both = _of_model(name, field) or field.optional or field.default
+        if field.type is bool:
+            both = _of_model(field) or field.optional or field.default
             settings["action"] = argparse.BooleanOptionalAction if both else "store_true"
         else:
             settings |= {"type": _reader(field), "metavar": _placeholder(field)}
-            overridable = field.kind in (int, float) or "." in name  # the last value counts
-            settings["action"] = "store" if overridable else _Once
-            if field.is_list:
-                settings["action"] = "store" if field.optional else "extend"
+            last_counts = field.kind in (int, float)
+            settings["action"] = "extend" if field.is_list else "store" if last_counts else _Once
         group.add_argument(*(field.shown.flags or (flag(name),)), **settings)
 
     # --- help ------------------------------------------------------------------------------------
 
-    def _print_help_if_in(self, argv: Sequence[str]) -> None:
-        """Print the help and exit; ``--help SECTION`` prints that of a section."""
-        place = next((number for number, text in enumerate(argv) if text in HELP), None)
-        if place is not None:
-            topic = "".join(argv[place + 1 : place + 2]).replace("-", "_")
-            self._topic = topic if topic in (*self._sections, ALL) else ""
-            self.print_help()
-            self.exit()
-
     def format_help(self) -> str:
-        """The help of the requested section, of all, or without those of sections."""
+        """Return the help, with the texts of the options, which only the help needs."""
         for action in self._actions:
             if action.dest in self.fields:
-                action.help = self._help_of(action)
-        formatter = self._get_formatter()
-        if self._topic in ("", ALL):
-            formatter.add_usage(self.usage, [], [])
-            formatter.add_text(self.description)
-        for name, group in self._groups.items():
-            if self._topic in (name, ALL) or not (self._topic or name in self._sections):
-                formatter.start_section(group.title)
-                formatter.add_arguments(group._group_actions)
-                if not (name or self._topic):
-                    formatter.add_arguments([a for a in self._actions if a.dest in self._shown])
-                formatter.end_section()
-        text = formatter.format_help()
-        if not self._sections or self._topic:
-            return text
-        rows = [self._groups[name].title.split(": ", 1) for name in self._sections]
-        lines = [f"  {name:<22}{title}\n" for name, title in [*rows, [ALL, "All of the above"]]]
-        return f"{text}\nmore options, with {self.prog} --help SECTION:\n{''.join(lines)}"
+                action.help = _help_of(self.fields[action.dest], has_value=action.nargs != 0)
+        return super().format_help()
 
-    def _help_of(self, action: argparse.Action) -> str:
-        """The help of an option from the source, which spells options as they are typed."""
-        name, field = action.dest, self.fields[action.dest]
-        section = name.rpartition(".")[0]
 
-        def spelled(mention: re.Match[str]) -> str:
-            names = (f"{section}.{mention[0]}", mention[0])
-            return next((flag(name) for name in names if name in self.fields), mention[0])
+def settings_help(config: type) -> str:
+    """Return a list of the settings in the sections of a dataclass, as they are written."""
+    parser = argparse.ArgumentParser(add_help=False, usage=argparse.SUPPRESS)
+    for section, fields in option_fields(config).items():
+        if dataclasses.is_dataclass(fields.type):
+            group = parser.add_argument_group(f"{section}: {_first_sentence(fields.type)}")
+            for name, field in option_fields(fields.type).items():  # type: ignore[arg-type]
+                value = _placeholder(field)
+                group.add_argument(
+                    f"{section}.{name}",
+                    metavar=f"{section}.{name}={f'[{value}, ...]' if field.is_list else value}",
+                    help=_help_of(field),
+                )
+    return parser.format_help()
 
-        text = re.sub(r"(?<![-\w./])[a-z]+(?:[_.][a-z]+)+(?![\w/])", spelled, field.help)
-        text = text.replace("%", "%%")
-        if field.required and not field.shown.positional:
-            return f"{text} (required)"
-        empty = field.default in (None, "", [], ()) or action.nargs == 0
-        if empty or _of_model(name, field) or "(default" in text:
-            return text
-        shown = ", ".join(map(str, field.default)) if field.is_list else str(field.default)
-        return f"{text} (default: {shown.lower() if field.type is bool else shown})"
+
+def _help_of(field: OptionField, *, has_value: bool = True) -> str:
+    """Return the help of an option, with its default."""
+    text = field.help.replace("%", "%%")
+    if field.required and not field.shown.positional:
+        return f"{text} (required)"
+    empty = field.default in (None, "", [], ()) or not has_value
+    if empty or _of_model(field) or "(default" in text:
+        return text
+    shown = ", ".join(map(str, field.default)) if field.is_list else str(field.default)
+    return f"{text} (default: {shown.lower() if field.type is bool else shown})"
 
 
 class Command(NamedTuple):
@@ -256,17 +240,18 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def _of_model(name: str, field: OptionField) -> bool:
-    """Whether an option's default is that of the model."""
-    return field.owner is SearchOptions and name == field.name
+def _of_model(field: OptionField) -> bool:
+    """Return whether an option's default is that of the model."""
+    return field.owner is SearchOptions
 
 
-def _title(field: OptionField, section: str) -> str:
-    title = _docstring(field.owner).partition(". ")[0].removesuffix(".")
-    if section:
-        return f"{flag(section)[2:]}: {title}"
+def _title(field: OptionField) -> str:
     model = " (defaults: those of the model; see captioner info)"
-    return title + model if _of_model(field.name, field) else title
+    return _first_sentence(field.owner) + (model if _of_model(field) else "")
+
+
+def _first_sentence(options: Any) -> str:
+    return _docstring(options).partition(". ")[0].removesuffix(".")
 
 
 def _docstring(options: type) -> str:
@@ -304,26 +289,17 @@ def _reader(field: OptionField, *, entry: bool = False) -> Callable[[str], Any]:
     kind = kinds.get(field.kind, str)
 
     def read(text: str) -> Any:
-        if text == "null" and field.optional:
-            return None
         try:
-            values = [kind(part) for part in (_entries(field, text) if not entry else [text])]
-            if field.allows(values if field.is_list else values[0]):
-                return values if field.is_list and not entry else values[0]
+            if field.type == tuple[str, ...] and not entry:  # words with commas or spaces
+                return text.strip(" []").replace(",", " ").split()
+            value = kind(text)
+            if field.allows([value] if field.is_list else value):
+                return [value] if field.is_list and not entry else value
         except (ValueError, KeyError):
             pass
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; give {field.allowed_entry}")
 
     return read
-
-
-def _entries(field: OptionField, text: str) -> list[str]:
-    """The entries of ``[a, b]``, or the text alone; words may be separated by commas or spaces."""
-    if field.type == tuple[str, ...]:
-        return text.strip(" []").replace(",", " ").split()
-    if field.is_list and text.startswith("[") and text.endswith("]"):
-        return [part.strip(" \"'") for part in text[1:-1].split(",") if part.strip()]
-    return [text]
 
 
 # --- what several commands do with their options -------------------------------------------------

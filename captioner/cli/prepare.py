@@ -13,17 +13,16 @@ from captioner.cli.arguments import check_engine, command
 from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
 from captioner.cli.output_files import refuse_overwrite
-from captioner.cli.train import read_config
+from captioner.cli.train import ConfigOptions, read_changes, read_config
 from captioner.data.dataset import DatasetOptions, prepare_dataset
 from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError
 from captioner.messages import counted
 from captioner.option_fields import Shown
 from captioner.options import Positive, TrainConfig
-from captioner.training.own_data import ConfigOptions
 
 OutputFolder = Annotated[str, Shown("FOLDER", ("-o", "--output"))]
-CONFIG_USAGE = "[CONFIG.yaml] -o FOLDER [options]"
+CONFIG_USAGE = "[CONFIG.yaml] [SECTION.NAME=VALUE ...] -o FOLDER [options]"
 
 
 # --- captions of other formats -------------------------------------------------------------------
@@ -101,16 +100,10 @@ class FeaturesOptions(RayOptions, ConfigOptions):
     """Replace existing features."""
 
 
-FEATURES_SHOWN = [
-    "data.images", "data.train_annotations", "data.val_annotations", "data.horizontal_flip",
-    "encoder.name", "encoder.weights", "encoder.image_size", "encoder.finetune_from",
-]  # fmt: skip
-
-
-@command("prepare features", CONFIG_USAGE, FeaturesOptions, TrainConfig, shown=FEATURES_SHOWN)
+@command("prepare features", CONFIG_USAGE, FeaturesOptions, TrainConfig)
 def features(options: FeaturesOptions, given: dict[str, Any]) -> int:
     """Encode the photos that are missing."""
-    config = read_config(options, given)
+    config = read_config(options, read_changes(options, given))
     folder, batch_size = Path(options.output), options.batch_size
     on_ray = check_engine(options)
     device = options.worker_device(options.device) if on_ray else options.device

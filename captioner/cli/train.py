@@ -7,26 +7,79 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from captioner.cli.arguments import command
+from captioner.cli.arguments import command, settings_help
 from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
 from captioner.data.importers import detect_layout, find_source
 from captioner.errors import ConfigError, DataError
+from captioner.option_fields import Shown
 from captioner.options import TrainConfig
-from captioner.training.api import STATE, build_config, run
-from captioner.training.own_data import IS_MAIN, ConfigOptions, TrainOptions, check_replaced
+from captioner.training.api import STATE, build_config, parse_yaml, run
+from captioner.training.own_data import IS_MAIN, TrainOptions, check_replaced
 
 
-def read_config(options: ConfigOptions, given: dict[str, Any]) -> TrainConfig:
-    """Read the settings, with those given on the command line; print them if requested."""
-    if options.settings and options.config:
-        raise ConfigError(f"unexpected argument {options.settings}; give one config file")
-    if path := options.settings or options.config:
+@dataclass(frozen=True, kw_only=True)
+class ConfigOptions:
+    """Settings of the run."""
+
+    settings: Annotated[list[str], Shown("CONFIG.yaml|SECTION.NAME=VALUE", positional=True)] = (
+        field(default_factory=list)
+    )
+    """YAML file with settings, and settings that replace those of the file: training.lr=1e-4.
+    Values are written as in YAML; a list is given once: "data.images=[a, b]"."""
+    list_settings: Annotated[bool, Shown(flags=("--settings",))] = False
+    """List all settings with their defaults, and exit."""
+    print_config: bool = False
+    """Print the settings of this run as a YAML file, and exit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainCommandOptions(TrainOptions, ConfigOptions):
+    """Train a model.
+
+    Settings of the run stand in a YAML file, or after it as SECTION.NAME=VALUE:
+    captioner train config.yaml training.lr=1e-4 "data.images=[a, b]".
+    captioner train --settings lists them all.
+    """
+
+
+def read_changes(options: ConfigOptions, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the command line by name, with a dictionary for each section.
+
+    Raises:
+        ConfigError: A value is not valid YAML, or a setting is given twice.
+    """
+    changes = dict(given)
+    for text in filter(_is_setting, options.settings):
+        name, _, value = text.partition("=")
+        section, _, last = name.rpartition(".")
+        settings = changes.setdefault(section, {}) if section else changes
+        parsed = parse_yaml(os.path.expanduser(value), name)  # noqa: PTH111 - not only paths
+        if last in settings:
+            raise ConfigError(f"{name} is given twice; give it once (a list as {name}=[a, b])")
+        settings[last] = parsed
+    return changes
+
+
+def read_config(options: ConfigOptions, changes: Mapping[str, Any]) -> TrainConfig:
+    """Read the config file, with the settings of the command line; print them if requested."""
+    if options.list_settings:
+        print(settings_help(TrainConfig), end="")
+        sys.exit(OK)
+    files = [text for text in options.settings if not _is_setting(text)]
+    if len(files) > 1:
+        raise ConfigError(
+            f"unexpected argument {files[1]!r}; give one config file, and settings as "
+            "SECTION.NAME=VALUE"
+        )
+    for path in files:
         check_config_file(path)
-    config = build_config(path, **given)
+    config = build_config(*files, **changes)
     if options.print_config:
         import yaml
 
@@ -34,6 +87,11 @@ def read_config(options: ConfigOptions, given: dict[str, Any]) -> TrainConfig:
         print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
         sys.exit(OK)
     return config
+
+
+def _is_setting(text: str) -> bool:
+    name, equals, _ = text.partition("=")
+    return bool(equals) and "/" not in name
 
 
 def check_config_file(path: str) -> None:
@@ -56,18 +114,14 @@ def check_config_file(path: str) -> None:
     )
 
 
-SHOWN = [
-    "data.images", "data.train_annotations", "data.val_annotations", "encoder.weights",
-    "encoder.image_size", "training.epochs", "training.batch_size", "training.lr",
-    "search.beam_size",
-]  # fmt: skip
-
-
-@command("train", "[CONFIG.yaml] [options]", TrainOptions, TrainConfig, shown=SHOWN)
-def train(options: TrainOptions, given: dict[str, Any]) -> int:
+@command(
+    "train", "[CONFIG.yaml] [SECTION.NAME=VALUE ...] [options]", TrainCommandOptions, TrainConfig
+)
+def train(options: TrainCommandOptions, given: dict[str, Any]) -> int:
     """Train to the end, or until interrupted; fails if the best model captions nothing."""
-    check_replaced(options, given)
-    config = read_config(options, given)
+    changes = read_changes(options, given)
+    check_replaced(options, changes)
+    config = read_config(options, changes)
     state = Path(config.run_folder, STATE)
     saved = f"the state is saved in {state.parent}"
     with hint(lambda: saved if IS_MAIN and state.exists() else "", "with --resume"):

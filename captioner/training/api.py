@@ -195,6 +195,15 @@ def build_config(
 
 
 def _read_yaml(path: Path) -> Any:
+    return parse_yaml(read_input(path, "a YAML config file"), str(path))
+
+
+def parse_yaml(text: str | bytes, source: str) -> Any:
+    """Parse YAML; ``source`` names the text in errors.
+
+    Raises:
+        ConfigError: It is not valid YAML.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -203,7 +212,7 @@ def _read_yaml(path: Path) -> Any:
     number = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
     try:
-        return yaml.load(read_input(path, "a YAML config file"), Loader)
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).replace('in "<byte string>", ', "at ").split())
-        raise ConfigError(f"{path} is not valid YAML: {reason}") from error
+        reason = re.sub(r'in "<(byte|unicode) string>", ', "at ", " ".join(str(error).split()))
+        raise ConfigError(f"{source} is not valid YAML: {reason}") from error

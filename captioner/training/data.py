@@ -106,7 +106,7 @@ def check_spaces(captions: Sequence[str]) -> None:
     if lacks_spaces(captions):
         raise ConfigError(
             f"the training captions have no spaces between words ({captions[0]!r:.60} would be one "
-            "word); train a new model with --data.tokenizer bpe"
+            "word); train a new model with data.tokenizer=bpe"
         )
 
 

@@ -21,7 +21,7 @@ from captioner.data.dataset import DatasetOptions, prepare_dataset
 from captioner.data.importers import ColumnOptions, find_source, photo_folder
 from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_write
-from captioner.option_fields import File, Folder, Shown
+from captioner.option_fields import Folder, Shown
 from captioner.options import TrainConfig
 
 IS_MAIN = os.environ.get("RANK", "0") == "0"
@@ -48,20 +48,8 @@ class OwnDataOptions(ColumnOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfigOptions:
-    """The training config."""
-
-    settings: Annotated[str, Shown("CONFIG.yaml", positional=True)] | None = None
-    """YAML file with settings, which options override."""
-    config: File | None = None
-    """The same as an option."""
-    print_config: bool = False
-    """Print all settings as YAML, options included, and exit."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions(OwnDataOptions, ConfigOptions):
-    """Train a model. Settings come from the config file; options override them."""
+class TrainOptions(OwnDataOptions):
+    """How to start the run."""
 
     dry_run: bool = False
     """Check settings, data and disk space, run a few steps, estimate time and memory, and write

@@ -99,13 +99,13 @@ class Progress:
         if self.epoch >= config.epochs:
             return (
                 f"{self.epoch} of {config.epochs} epochs; to continue, give a larger "
-                "--training.epochs"
+                "training.epochs"
             )
         since_best = self.epoch - 1 - self.best_epoch
         if 0 < config.patience <= since_best and self.epoch > 0:
             return (
                 f"stopped early after epoch {self.epoch} of {config.epochs}: no better model in "
-                f"{since_best} epochs; to continue, give a --training.patience above that, or 0"
+                f"{since_best} epochs; to continue, give a training.patience above that, or 0"
             )
         return ""
 

@@ -14,6 +14,7 @@ docs/attention.md and writes the figure (attention_compared.jpg) to --out.
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -42,24 +43,24 @@ SECOND_SEED = "additive_seed1"
 
 MECHANISMS: dict[str, str] = {
     "additive": "",
-    "concat": "--decoder.attention concat",
-    "dot": "--decoder.attention dot",
-    "general": "--decoder.attention general",
-    "scaled_dot": "--decoder.attention scaled_dot",
-    "multi_head": "--decoder.attention multi_head",
-    "location": "--decoder.attention location",
-    "additive_hard": "--decoder.selection hard",
-    "additive_luong": "--decoder.order luong",
-    "additive_luong_unfed": "--decoder.order luong --decoder.input-feeding false",
-    "additive_self": "--decoder.query self",
-    "dot_self": "--decoder.attention dot --decoder.query self",
-    "general_self": "--decoder.attention general --decoder.query self",
-    "additive_mean": "--decoder.query mean",
-    "dot_mean": "--decoder.attention dot --decoder.query mean",
-    "general_mean": "--decoder.attention general --decoder.query mean",
-    "fixed": "--decoder.attention fixed",
-    "fixed_at_start": "--decoder.attention fixed_at_start",
-    SECOND_SEED: "--training.seed 1",
+    "concat": "decoder.attention=concat",
+    "dot": "decoder.attention=dot",
+    "general": "decoder.attention=general",
+    "scaled_dot": "decoder.attention=scaled_dot",
+    "multi_head": "decoder.attention=multi_head",
+    "location": "decoder.attention=location",
+    "additive_hard": "decoder.selection=hard",
+    "additive_luong": "decoder.order=luong",
+    "additive_luong_unfed": "decoder.order=luong decoder.input_feeding=false",
+    "additive_self": "decoder.query=self",
+    "dot_self": "decoder.attention=dot decoder.query=self",
+    "general_self": "decoder.attention=general decoder.query=self",
+    "additive_mean": "decoder.query=mean",
+    "dot_mean": "decoder.attention=dot decoder.query=mean",
+    "general_mean": "decoder.attention=general decoder.query=mean",
+    "fixed": "decoder.attention=fixed",
+    "fixed_at_start": "decoder.attention=fixed_at_start",
+    SECOND_SEED: "training.seed=1",
 }
 """Options of each row that differ from the first row."""
 
@@ -104,13 +105,13 @@ def main() -> None:
         "data.images": [options.images],
         "training.epochs": options.epochs,
     }
-    shared = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    shared = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
     features = options.work / "features"
     run_captioner("prepare", "features", *shared, "-o", str(features))
     for number, (name, changes) in enumerate(mechanisms.items(), 1):
         print(f"{name} ({number} of {len(mechanisms)})", file=sys.stderr)
         run_captioner(
-            "train", *shared, "--data.features", str(features), *changes.split(),
+            "train", *shared, f"data.features={features}", *changes.split(),
             "--run-folder", str(options.work / name), "--resume",
         )  # fmt: skip
     models = {name: load(options.work / name / "best") for name in mechanisms}

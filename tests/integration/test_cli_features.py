@@ -75,7 +75,7 @@ def test_cached_features_equal_those_of_the_run(encoder, config, prepared, tmp_p
     One photo at a time, since rounding may depend on the size of the batch.
     """
     options = ("--dtype", "float32", "--batch-size", "1")
-    code, out, err = prepared("f", "--encoder.name", encoder, *options)
+    code, out, err = prepared("f", f"encoder.name={encoder}", *options)
     assert (code, out) == (OK, f"{tmp_path / 'f'}: features of {PHOTOS} photos\n")
     assert f"4 photos and 3 flipped, each 2 x 2 regions of {FEATURES[encoder]}" in err
 

@@ -20,7 +20,7 @@ Train = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def train(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> Train:
-    """``train("--training.lr", "0")``: train a tiny model to name the colour of four photos.
+    """``train("training.lr=0")``: train a tiny model to name the colour of four photos.
 
     Each colour is less frequent than the end token, so an untrained model gives empty captions.
     """
@@ -53,7 +53,7 @@ def train(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> Train:
 def test_a_run_whose_best_model_gives_empty_captions_fails(
     train: Train, run: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    untrained = ("--training.lr", "1e-12", "--training.epochs", "1", "--force")
+    untrained = ("training.lr=1e-12", "training.epochs=1", "--force")
     code, out, err = train(*untrained)
     assert code == FAILED
     assert out == f"best CIDEr 0.0 in epoch 1: {tmp_path / 'run' / 'best'}\n"
@@ -64,27 +64,27 @@ def test_a_run_whose_best_model_gives_empty_captions_fails(
     code, out, err = run("caption", tmp_path / "photos" / "red.png", "--model", tmp_path / "run")
     assert (code, out) == (FAILED, "")
     assert "red.png: the model writes no words for it; give --min-length 1" in err
-    code, _, err = train(*untrained, "--training.select", "loss")
+    code, _, err = train(*untrained, "training.select=loss")
     assert (code, "are empty" in err) == (FAILED, True)
     with monkeypatch.context() as patch:  # it prints a traceback if a process fails
         patch.setenv("TORCHELASTIC_RUN_ID", "1")
-        code, _, err = train(*untrained, "--training.select", "loss")
+        code, _, err = train(*untrained, "training.select=loss")
         assert (code, "are empty" in err) == (OK, True)
-    code, _, err = train(*untrained, "--training.limit_val", "1")
+    code, _, err = train(*untrained, "training.limit_val=1")
     assert code == FAILED
     assert "no model could be selected: the CIDEr of a single validation photo is always 0" in err
 
 
 def test_resuming_a_finished_run_repeats_its_result(train: Train, tmp_path: Path):
-    longer = ("--training.epochs", "15", "--training.patience", "0")
-    code, found, _ = train(*longer)
+    longer, patient = "training.epochs=15", "training.patience=0"
+    code, found, _ = train(longer, patient)
     assert code == OK
-    code, out, err = train(*longer, "--resume")
+    code, out, err = train(longer, patient, "--resume")
     assert (code, out) == (OK, found)  # names the best model again
     assert err.splitlines()[-1] == (
-        "already complete: 15 of 15 epochs; to continue, give a larger --training.epochs"
+        "already complete: 15 of 15 epochs; to continue, give a larger training.epochs"
     )
-    code, _, err = train(*longer, "--training.epochs", "16", "--resume")
+    code, _, err = train("training.epochs=16", patient, "--resume")
     assert (code, "already complete" in err) == (OK, False)
     for rows in ("metrics.jsonl", "steps.jsonl"):  # epochs of two steps have a point each
         assert len((tmp_path / "run" / rows).read_text().splitlines()) == 16

@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
 
-SELF_CRITICAL = ["--training.objective", "self_critical", "--self_critical.max_length", "6"]
+SELF_CRITICAL = ["training.objective=self_critical", "self_critical.max_length=6"]
 CHANGES: dict[str, list[str]] = {
     "true captions": [],
-    "in parts": ["--training.micro_batch", "1"],
-    "encoder learns": ["--encoder.finetune_from", "layer4"],
+    "in parts": ["training.micro_batch=1"],
+    "encoder learns": ["encoder.finetune_from=layer4"],
     "self-critical": [*SELF_CRITICAL, "--init_from", "first/best"],
-    "reading": ["--training.reading", "0.5"],
+    "reading": ["training.reading=0.5"],
 }
 EPOCHS = 4
 
@@ -62,9 +62,9 @@ def runs(
 
     def compared(processes: int) -> training_jobs.Jobs:
         longer = [
-            *("--training.epochs", str(EPOCHS), "--training.patience", "0"),
-            *("--init_from", "first/best", "--training.initial_share", "0.5"),
-            *("--training.sharpen_attention", "2", "--training.reading", "0.1"),
+            *(f"training.epochs={EPOCHS}", "training.patience=0"),
+            *("--init_from", "first/best", "training.initial_share=0.5"),
+            *("training.sharpen_attention=2", "training.reading=0.1"),
         ]
         return [
             *(("gradients", f"{name} {processes}", ["config.yaml", *changes])
@@ -74,7 +74,7 @@ def runs(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        short = ["config.yaml", "--training.epochs", "1"]
+        short = ["config.yaml", "training.epochs=1"]
         training_jobs.run([("train", "first", short), *compared(1)])
         launch(
             [

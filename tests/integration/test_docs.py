@@ -54,10 +54,13 @@ def test_commands_are_valid(page, monkeypatch) -> None:
     for words in commands(*examples(page.read_text("utf-8"), "bash")):
         program, what, *arguments = (word for word in words if not re.match("[A-Z_]+=", word))
         if program == "captioner" and what == "train":
-            train.read_config(*train.train.parser().parse(arguments))
+            options, given = train.train.parser().parse(arguments)
+            train.read_config(options, train.read_changes(options, given))
         elif program == "captioner":
             kind = [arguments.pop(0)] if what == "prepare" else []
-            parser_of(" ".join([what, *kind])).parse(arguments)
+            options, given = parser_of(" ".join([what, *kind])).parse(arguments)
+            if kind == ["features"]:
+                train.read_config(options, train.read_changes(options, given))
         elif program not in ("curl", "mkdir", "unzip", "python3"):  # downloads, installation
             script = ROOT / (what if program == "python" else program)
             assert script.is_file(), script

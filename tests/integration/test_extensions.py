@@ -45,7 +45,7 @@ COMMANDS = """
 import sys
 from captioner.cli.main import main
 
-names = ["--decoder.attention", "halves", "--encoder.name", "acme_patches"]
+names = ["decoder.attention=halves", "encoder.name=acme_patches"]
 assert main(["train", "train.yaml", *names]) == 0
 assert main(["caption", sys.argv[1], "--model", "run/best"]) == 0
 """

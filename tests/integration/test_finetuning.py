@@ -46,7 +46,7 @@ def test_every_command_of_the_page_runs(own, capsys) -> None:
     assert len(steps) == 5
     for _, *arguments in steps:
         if arguments[0] == "train":  # twelve photos are too few for a CIDEr above 0
-            arguments.append("--training.select=loss")
+            arguments.append("training.select=loss")
         assert main(arguments) == OK, capsys.readouterr().err
     best = load_model("runs/mine/best")
     assert {"zebra", "red", "blue"} <= set(best.vocabulary.words)
@@ -57,8 +57,8 @@ def test_every_command_of_the_page_runs(own, capsys) -> None:
 
 # Captions of such a short run score 0, which is an error; selecting by loss is not.
 SHORT = (
-    "--training.epochs=1", "--training.trackers=[]", "--training.sample_images=0",
-    "--training.select=loss",
+    "training.epochs=1", "training.trackers=[]", "training.sample_images=0",
+    "training.select=loss",
 )  # fmt: skip
 DATA = ("--data", "captions.csv", "--images", "photos")
 

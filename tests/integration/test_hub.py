@@ -248,7 +248,8 @@ def test_the_page_about_sharing_runs(hub, tiny, tmp_path, monkeypatch, run):
     def run_all(block: str) -> None:
         for program, command, *arguments in pages.commands(block):
             if command == "train":
-                train.read_config(*train.train.parser().parse(arguments))
+                options, given = train.train.parser().parse(arguments)
+                train.read_config(options, train.read_changes(options, given))
             elif program == "captioner":
                 assert run(command, *arguments)[0] == OK, arguments
 

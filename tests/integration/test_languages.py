@@ -68,7 +68,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(data: Path) -> Path:
     """The folder of a model that has memorized the captions."""
-    options = ["--run-folder", str(data / "run"), "--data.tokenizer", "bpe"]
+    options = ["--run-folder", str(data / "run"), "data.tokenizer=bpe"]
     assert main(["train", str(data / "config.yaml"), *options]) == 0
     return data / "run" / "best"
 

@@ -95,7 +95,7 @@ def test_reference_is_complete(site) -> None:
 
     for name in COMMANDS:
         assert f'id="captioner-{name.replace(" ", "-")}"' in commands, name
-    assert "--training.label-smoothing" in commands
+    assert "training.label_smoothing=" in commands
     for name in (*vars(SearchOptions()), *vars(DataConfig())):
         assert re.search(rf'id="captioner\.(options\.)?\w+\.{name}"', api), name
 

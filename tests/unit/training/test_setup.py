@@ -132,7 +132,7 @@ def test_a_second_stage_of_words_refuses_captions_without_spaces(
         entry["caption"] = "一只小狗在草地上跑"
     Path(two_files[0]).write_text(json.dumps(chinese))
     config = configure(init_from=first_stage, data={"train_annotations": [two_files[0]]})
-    with pytest.raises(ConfigError, match=r"no spaces between words .* --data.tokenizer bpe"):
+    with pytest.raises(ConfigError, match=r"no spaces between words .* data.tokenizer=bpe"):
         prepare(config)
 
 
