@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from captioner.cli.arguments import command
@@ -36,6 +37,7 @@ class PushOptions(CardOptions):
 def push(options: PushOptions, _: Any) -> int:
     """Upload, or list what would be uploaded."""
     from captioner.inference import hub
+    from captioner.inference.captioner import caption_with
     from captioner.inference.card import files_to_push
     from captioner.inference.find_model import find_model
     from captioner.inference.names import CARD
@@ -45,7 +47,7 @@ def push(options: PushOptions, _: Any) -> int:
     if not hub.is_hub_name(options.target):
         raise ConfigError(f"the target is {options.target!r}; give hf:user/name")
     target, folder = hub.parse(options.target), find_model(options.model)
-    files = files_to_push(folder, target.repo, options)
+    files = files_to_push(folder, target.repo, options, partial(caption_with, folder))
     if not options.dry_run:
         private = options.private or None
         print(hub.push(files, target, commit_message=options.message, private=private))

@@ -8,59 +8,35 @@ captioner.overlay("photo.jpg", caption).save("attention.png")
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import END_NAME, Alternative, Caption, CropBox, Keyword, LeftOut, text_of
+from captioner.caption import Caption
 from captioner.data.images import Photo, is_photo, open_image, reduced_side
 from captioner.data.reading import read_batches, reader_threads
 from captioner.drawing.pages import PhotoCaption, shown_photo, with_photo
 from captioner.errors import ConfigError, ImageError
 from captioner.hardware import Precision
-from captioner.inference.confidence import Observation, no_confidence
-from captioner.inference.copies import Portable
-from captioner.inference.engine import ATTENTION_METHODS, CaptionScores, Prepared
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.card import files_to_push, write_card
+from captioner.inference.engine import Prepared
 from captioner.inference.folder import load_model, save_model
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
 from captioner.inference.names import SHIPPED_MODEL
-from captioner.inference.open_models import open_models
-from captioner.inference.reading import NO_KEYWORDS, Reading, has_keywords
-from captioner.inference.stored_model import StoredModel
-from captioner.inference.truth import WordTruth
-from captioner.options import CardOptions, ExplanationMethod, SearchOptions, check_method
-from captioner.search.arrays import Array, top_k
-from captioner.search.search import Hypothesis
-from captioner.search.words import WIDE_WORDS, encode_search_words
-from captioner.search.worth import FUNCTION_WORD, Worth, wide_words
-from captioner.text.vocabulary import END, NEVER_GENERATED
+from captioner.options import CardOptions, ExplanationMethod
+from captioner.search.words import encode_search_words
 
 if TYPE_CHECKING:  # they import torch
-    from captioner.inference.torch_engine import TorchEngine
-    from captioner.model.captioner import CaptionModel
+    pass
 
 P = TypeVar("P", bound=Photo)
 Photos = list[P] | tuple[P, ...]
 """What returns a list."""
-
-
-class _Encoded(NamedTuple):
-    """Photos that were encoded."""
-
-    memories: Sequence[Any]
-    crop_boxes: Sequence[CropBox]
-    seeds: Sequence[int]
-    reading: Reading | None
-    """The first model's; None: it has none."""
-    grids: Sequence[Any] = ()
-    """For a method that needs the weights."""
 
 
 class Result(NamedTuple):
@@ -101,7 +77,12 @@ def load(
     return Captioner(*models, device=device, precision=precision)
 
 
-class Captioner(Portable):
+def caption_with(folder: Path, image: Image.Image) -> Caption:
+    """Caption a photo with the weights of a model folder, in float32; for the model's card."""
+    return load(folder, precision="fp32").caption(image)
+
+
+class Captioner(BatchCaptioner):
     """A loaded model, or an ensemble of several.
 
     The models of an ensemble share one vocabulary; their word probabilities are averaged. Search
@@ -110,27 +91,6 @@ class Captioner(Portable):
     Photos are captioned by ``caption``, ``captions``, ``explain`` and ``stream``. Programs that
     read and batch photos themselves use ``prepare`` and the methods whose names end in ``_batch``.
     """
-
-    def __init__(
-        self,
-        stored: StoredModel,
-        *others: StoredModel,
-        device: str = "auto",
-        precision: Precision = "auto",
-    ) -> None:
-        """Prepare models in memory, from ``load_model``, for inference; see ``load``."""
-        if not isinstance(stored, StoredModel):
-            raise ConfigError(f"a model is {stored!r:.60}; use captioner.load(folder)")
-        self.stored = stored
-        """The (first) model as stored: network in float32, vocabulary, search options."""
-        self._opened = (stored, *others), device, precision
-        self.ensemble = open_models(*self._opened)
-        self.engine = self.ensemble.engines[0]
-        self.device = self.engine.device
-        """Where the models run."""
-        self.precision = self.engine.precision
-        """In use: fp32, tf32, bf16, fp16 or int8."""
-        self._torch: Captioner | None = None
 
     def __repr__(self) -> str:
         engine, count = self.engine, len(self.ensemble.engines)
@@ -145,51 +105,6 @@ class Captioner(Portable):
     def info(self) -> dict[str, Any]:
         """The model's training data and scores."""
         return self.stored.info
-
-    @property
-    def model(self) -> CaptionModel:
-        """The (first) network, as it runs in torch; ConfigError: no weights, or no torch."""
-        own: CaptionModel | None = getattr(self.engine, "model", None)
-        return self.stored.model if own is None else own
-
-    def in_torch(self) -> Captioner:
-        """The model run by torch, in float32 unless it is so already, for what needs its weights.
-
-        ConfigError: it has no weights, torch is not installed, or there are several models.
-        """
-        if hasattr(self.engine, "model"):
-            return self
-        if len(self.ensemble.engines) > 1:
-            raise ConfigError("this needs a single model, not an ensemble")
-        if self._torch is None:
-            self.stored.require_weights()
-            self._torch = Captioner(self.stored, device=str(self.device), precision="fp32")
-        return self._torch
-
-    def options(self, **changes: Any) -> SearchOptions:
-        """The model's search options with some of them changed; ConfigError: one is invalid."""
-        return self.stored.search.changed(**changes)
-
-    def known_words(self, text: str) -> list[str]:
-        """The words of a text as in the vocabulary; ConfigError: it has others, or none."""
-        return self.stored.vocabulary.known_words(text)
-
-    def check_method(self, method: object) -> None:
-        """Raise ConfigError if the model does not support a method of explanation."""
-        check_method(method)
-        if method not in ATTENTION_METHODS:
-            if len(self.ensemble.engines) > 1:
-                raise ConfigError(
-                    f"method {method} needs a single model, not an ensemble; give attention or "
-                    "attention_gate, or one model"
-                )
-            self.stored.require_weights(f"method {method}")
-
-    def no_confidence(self, options: SearchOptions) -> str | None:
-        """Why captions found with these options have no confidence; None: they have one."""
-        if len(self.ensemble.engines) > 1:
-            return "an ensemble of models is not calibrated; use a single model"
-        return no_confidence(self.stored.calibrator, options, self.stored.vocabulary.styles)
 
     # --- photos ---
 
@@ -335,305 +250,6 @@ class Captioner(Portable):
         image = open_image(photo, min_side=reduced_side(self.ensemble.image_size))
         return self.prepare(image), shown_photo(image, photo) if keep else None
 
-    # --- batches ---
-
-    def prepare(self, image: Image.Image) -> Prepared:
-        """Resize an image from ``data.images.open_image``, RGB and upright, for the encoders."""
-        return self.ensemble.prepare(image)
-
-    def caption_batch(
-        self,
-        photos: Sequence[Prepared],
-        options: SearchOptions,
-        *,
-        alternatives: int = 0,
-        method: ExplanationMethod = "attention",
-        check: Callable[[], None] = lambda: None,
-    ) -> list[list[Caption]]:
-        """The captions of each photo from ``prepare``, best first; at least one. See ``stream``.
-
-        ``check`` is called before the maps of each caption, and may raise to stop.
-
-        Raises:
-            ConfigError: A word in the options is unknown, or no caption satisfies the options.
-        """
-        self._check(method, alternatives, options)
-        if not photos:
-            return []
-        return self._search(self._encode(photos, method), options, alternatives, method, check)
-
-    def caption_features(
-        self,
-        features: Array,
-        crop_boxes: Sequence[CropBox],
-        options: SearchOptions,
-        seeds: Sequence[int] | None = None,
-    ) -> list[list[Caption]]:
-        """``caption_batch`` from cached features, (B, L, D), of a ``FeatureCache``.
-
-        A photo's seed is of random sampling; without seeds it is its index. ConfigError: there are
-        several models.
-        """
-        if len(self.ensemble.engines) > 1:
-            raise ConfigError("cached features belong to one encoder; use a single model")
-        model = self.in_torch()
-        with model.engine.running():
-            grid = cast("TorchEngine", model.engine).encode_features(features)
-        memories, reading = model.ensemble.memories([grid]), model.ensemble.read([grid])
-        seeds = seeds or range(len(features))
-        return model._search(_Encoded(memories, crop_boxes, seeds, reading), options)
-
-    def explain_batch(
-        self,
-        photos: Sequence[Prepared],
-        sentences: Sequence[Sequence[str]],
-        *,
-        alternatives: int = 0,
-        method: ExplanationMethod = "attention",
-        style: str | None = None,
-    ) -> list[Caption]:
-        """`explain` for photos from ``prepare``, each with the words of a caption."""
-        self._check(method, alternatives)
-        vocabulary = self.stored.vocabulary
-        captions = [vocabulary.encode(words) for words in sentences]
-        start = vocabulary.start(self.stored.search.style if style is None else style)
-        if not photos:
-            return []
-        encoded = self._encode(photos, method)
-        scores = self.ensemble.score(encoded.memories, [[one] for one in captions], start)
-        found = [[scores.hypothesis(row, tokens)] for row, tokens in enumerate(captions)]
-        explained = self._captions(found, encoded, start, method)
-        if alternatives:
-            self._add_alternatives(explained, scores, alternatives)
-        return [caption for [caption] in explained]
-
-    def observe_batch(
-        self, photos: Sequence[Prepared], options: SearchOptions
-    ) -> list[Observation]:
-        """What is known of the best caption of every photo, from which confidence is computed."""
-        encoded = self._encode(photos)
-        return self._observations(encoded, self._find(encoded, options))
-
-    def photo_vectors(self, photos: Sequence[Prepared]) -> NDArray[np.float32]:
-        """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
-        return self.engine.summary(self._encode(photos).memories[0])
-
-    def _check(
-        self, method: object, alternatives: object, options: SearchOptions | None = None
-    ) -> None:
-        self.check_method(method)
-        if options is not None and options.keywords and not has_keywords(self.stored.reading):
-            raise ConfigError(f"keywords: the model {NO_KEYWORDS}")
-        if options is not None and options.certainty and self._truth is None:
-            raise ConfigError(
-                f"certainty is {options.certainty}, but the model has no calibrated reading of the "
-                "photo; give 0, or fit it with scripts/fit_reading.py and captioner calibrate"
-            )
-        if type(alternatives) is not int or alternatives < 0:
-            raise ConfigError(
-                f"alternatives is {alternatives!r}; give a whole number, 0 (none) or more"
-            )
-
-    def _encode(
-        self, photos: Sequence[Prepared], method: ExplanationMethod = "attention"
-    ) -> _Encoded:
-        grids = self.ensemble.encode(photos)
-        memories, reading = self.ensemble.memories(grids), self.ensemble.read(grids)
-        if method not in ATTENTION_METHODS and self.in_torch() is not self:
-            grids = self.in_torch().ensemble.encode(photos)
-        crop_boxes, seeds = [one.crop_box for one in photos], [one.seed for one in photos]
-        return _Encoded(memories, crop_boxes, seeds, reading, grids)
-
-    def _search(
-        self,
-        encoded: _Encoded,
-        options: SearchOptions,
-        alternatives: int = 0,
-        method: ExplanationMethod = "attention",
-        check: Callable[[], None] = lambda: None,
-    ) -> list[list[Caption]]:
-        vocabulary = self.stored.vocabulary
-        start = vocabulary.start(options.style)
-        calibrator = None if self.no_confidence(options) else self.stored.calibrator
-        found = self._find(encoded, options)
-        captions = self._captions(found, encoded, start, method, check)
-        if alternatives:  # score the captions again, so that the search need not store every word
-            tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
-            scores = self.ensemble.score(encoded.memories, tokens, start)
-            self._add_alternatives(captions, scores, alternatives)
-        if options.certainty:
-            self._add_left_out(captions, found, encoded, options, method)
-        if calibrator is not None:
-            style = options.style or next(iter(vocabulary.styles), "")
-            for group, seen in zip(captions, self._observations(encoded, found), strict=True):
-                group[0] = replace(group[0], confidence=calibrator.confidence(seen, style))
-        if options.keywords:
-            for group, words in zip(captions, self._keywords(encoded, options), strict=True):
-                group[0] = replace(group[0], keywords=words)
-        return captions
-
-    def _add_left_out(
-        self,
-        captions: list[list[Caption]],
-        found: Sequence[Sequence[Hypothesis]],
-        encoded: _Encoded,
-        options: SearchOptions,
-        method: ExplanationMethod,
-    ) -> None:
-        """Add to the best caption of each photo the words that the search did not say."""
-        best = [hypotheses[0].tokens for hypotheses in found]
-        rest = self.ensemble.continuations(encoded.memories, best, options, self.stored.vocabulary)
-        rows = [row for row, one in enumerate(rest) if one is not None]
-        whole = [[_joined(found[row][0], cast("Hypothesis", rest[row]))] for row in rows]
-        some = encoded._replace(
-            crop_boxes=[encoded.crop_boxes[row] for row in rows],
-            grids=[grid[rows] for grid in encoded.grids] if method not in ATTENTION_METHODS else (),
-            reading=encoded.reading and Reading(*(part[rows] for part in encoded.reading)),
-        )
-        start = self.stored.vocabulary.start(options.style)
-        for row, (caption,) in zip(rows, self._captions(whole, some, start, method), strict=True):
-            part = slice(len(best[row]), None)
-            captions[row][0] = replace(
-                captions[row][0],
-                left_out=LeftOut(
-                    caption.words[part],
-                    caption.log_probs[part],
-                    caption.alphas[part],
-                    caption.gates[part],
-                    np.zeros(0, np.float32) if caption.truth is None else caption.truth[part],
-                    caption.pieces[part],
-                ),
-            )
-
-    def _add_alternatives(
-        self, captions: list[list[Caption]], scores: CaptionScores, count: int
-    ) -> None:
-        """Add the ``count`` most probable words at each position of the scored captions."""
-        vocabulary = self.stored.vocabulary
-
-        def alternative(log_prob: float, token: int) -> Alternative:
-            word = END_NAME if token == END else vocabulary.shown([token])[0]
-            return Alternative(word, log_prob)
-
-        for group, of_photo in zip(captions, scores.log_probs, strict=True):
-            log_probs = of_photo.copy()  # (R, T, V), of one photo: those of a batch take gigabytes
-            log_probs[..., list(NEVER_GENERATED)] = -np.inf
-            best = top_k(log_probs, min(count, log_probs.shape[-1] - len(NEVER_GENERATED)))
-            for column, one in enumerate(group):
-                values, tokens = (part[column, : len(one.words)].tolist() for part in best)
-                found = (tuple(map(alternative, *of)) for of in zip(values, tokens, strict=True))
-                group[column] = replace(one, alternatives=tuple(found))
-
-    def _keywords(self, encoded: _Encoded, options: SearchOptions) -> Iterator[tuple[Keyword, ...]]:
-        """The keywords of photos; those of the first model."""
-        read, reading, calibrator = self.stored.reading, encoded.reading, self.stored.calibrator
-        assert read is not None  # checked
-        assert reading is not None
-        photos = self.engine.summary(encoded.memories[0])
-        for words, regions, photo in zip(*reading, photos, strict=True):
-            yield read.read_keywords(
-                words,
-                regions.reshape(*self.engine.grid, -1),
-                options.keywords,
-                neutral=options.neutral,
-                familiarity=calibrator.familiarity(photo) if calibrator else 1.0,
-            )
-
-    def _find(self, encoded: _Encoded, options: SearchOptions) -> list[list[Hypothesis]]:
-        return self.ensemble.search(
-            encoded.memories,
-            options,
-            self.stored.vocabulary,
-            encoded.seeds,
-            worth=self._worth(encoded),
-        )
-
-    def _worth(self, encoded: _Encoded) -> Worth | None:
-        """Return how true each word is of the photos; None without a calibrated reading."""
-        if (truth := self._truth) is None or encoded.reading is None:
-            return None
-        truths = np.stack([truth.search_truths(z) for z in encoded.reading.words])
-        return Worth(truths[:, :-1], self._rows, self.stored.grammar, self._wide_words)
-
-    @property
-    def _truth(self) -> WordTruth | None:
-        calibrator = self.stored.calibrator
-        return None if calibrator is None else calibrator.truth
-
-    @cached_property
-    def _rows(self) -> NDArray[np.int64]:
-        """The row of each token in the reading, (V,); see ``inference.truth``."""
-        vocabulary, reading = self.stored.vocabulary, self.stored.reading
-        if reading is None:
-            return np.full(len(vocabulary), FUNCTION_WORD)
-        return reading.token_rows(vocabulary)
-
-    @cached_property
-    def _wide_words(self) -> list[tuple[int, ...]]:
-        return wide_words(self.stored.vocabulary, WIDE_WORDS)
-
-    def _observations(
-        self, encoded: _Encoded, found: Sequence[Sequence[Hypothesis]]
-    ) -> list[Observation]:
-        """Collect what is known of each photo's best caption."""
-        vocabulary = self.stored.vocabulary
-        photos = self.engine.summary(encoded.memories[0])
-        z = np.zeros((len(photos), 0)) if encoded.reading is None else encoded.reading.words
-        return [
-            Observation(
-                text_of(words, vocabulary.pieces(best.tokens)), words, best, photo,
-                self._rows[best.tokens], of_photo,
-            )
-            for (best, *_), photo, of_photo in zip(found, photos, z, strict=True)
-            for words in [vocabulary.shown(best.tokens)]
-        ]  # fmt: skip
-
-    def _captions(
-        self,
-        found: Sequence[Sequence[Hypothesis]],
-        encoded: _Encoded,
-        start: int,
-        method: ExplanationMethod,
-        check: Callable[[], None] = lambda: None,
-    ) -> list[list[Caption]]:
-        """The captions of photos with their maps."""
-        engine, vocabulary = self.engine, self.stored.vocabulary
-        exact: Any = None if method in ATTENTION_METHODS else self.in_torch().engine
-
-        def maps_of(row: int, found: Hypothesis) -> NDArray[np.float32]:
-            if method == "attention":
-                return found.alphas
-            if exact is None:
-                return np.asarray(found.alphas * found.gates[:, None])
-            relevance = exact.relevance(method, encoded.grids[0][row], start, found.tokens)
-            supporting = relevance.clip(min=0)  # what counts against the word is left out
-            total = supporting.sum(axis=-1, keepdims=True)
-            return np.asarray(supporting / np.where(total > 0, total, np.float32(1)))
-
-        def truth_of(row: int, found: Hypothesis) -> NDArray[np.float32] | None:
-            if self._truth is None or encoded.reading is None:
-                return None
-            rows, z = self._rows[found.tokens], encoded.reading.words[row]
-            return self._truth.truths(rows, found.token_log_probs, z)
-
-        def caption(row: int, hypothesis: Hypothesis) -> Caption:
-            check()
-            maps, crop_box = maps_of(row, hypothesis), encoded.crop_boxes[row]
-            return Caption(
-                words=vocabulary.shown(hypothesis.tokens),
-                log_probs=hypothesis.token_log_probs,
-                alphas=maps.reshape(len(maps), *engine.grid),
-                gates=hypothesis.gates,
-                log_prob=hypothesis.log_prob,
-                crop_box=crop_box,
-                pieces=vocabulary.pieces(hypothesis.tokens),
-                geometry=engine.geometry.placed(engine.preprocessing.image_size, *crop_box),
-                method=method,
-                truth=truth_of(row, hypothesis),
-            )
-
-        return [[caption(row, one) for one in group] for row, group in enumerate(found)]
-
     # --- folders and the hub ---
 
     def save(self, folder: str | Path) -> None:
@@ -675,8 +291,6 @@ class Captioner(Portable):
         Returns:
             The address of the commit, if the model was pushed.
         """
-        from captioner.inference.card import write_card
-
         self.save(save_directory)
         write_card(Path(save_directory))
         if not push_to_hub:
@@ -700,21 +314,10 @@ class Captioner(Portable):
         """
         if len(self.ensemble.engines) > 1:
             raise ConfigError("an ensemble cannot be pushed; push each model on its own")
-        from captioner.inference.card import files_to_push
-
         target = parse(repo_id, branch)
         card = CardOptions(**{n: options.pop(n) for n in vars(CardOptions()) if n in options})
         with tempfile.TemporaryDirectory() as folder:
             self.save(f"{folder}/model")
-            files = files_to_push(Path(folder, "model"), target.repo, card)
+            model = Path(folder, "model")
+            files = files_to_push(model, target.repo, card, partial(caption_with, model))
             return push(files, target, **options)
-
-
-def _joined(caption: Hypothesis, rest: Hypothesis) -> Hypothesis:
-    """Return a caption with its continuation."""
-    log_probs, alphas, gates = (
-        np.concatenate([getattr(one, name) for one in (caption, rest)])
-        for name in ("token_log_probs", "alphas", "gates")
-    )
-    tokens, total = [*caption.tokens, *rest.tokens], caption.log_prob + rest.log_prob
-    return Hypothesis(tokens, log_probs, alphas, gates, total, rest.ended)

@@ -11,12 +11,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
+from captioner.caption import Caption
+from captioner.data.images import Photo, open_image
 from captioner.errors import ConfigError
 from captioner.extras import require_extra
 from captioner.files import atomic_write
@@ -27,7 +29,7 @@ from captioner.option_fields import different
 from captioner.options import CardOptions, TrainConfig
 
 if TYPE_CHECKING:
-    from captioner.data.images import Photo
+    from PIL import Image
 
 Report = Mapping[str, Any]
 """What ``captioner evaluate -o`` writes."""
@@ -52,11 +54,20 @@ _PRIVATE = {
 
 
 def files_to_push(
-    folder: Path, repo: str, options: CardOptions | None = None
+    folder: Path,
+    repo: str,
+    options: CardOptions,
+    caption_photo: Callable[[Image.Image], Caption],
 ) -> dict[str, bytes | Path]:
-    """The files of a model folder for ``user/name`` on the hub, with its card, by name.
+    """Return the files of a model folder, with its card, by name.
 
     A card that was edited is kept; if it has no header for the hub, it gets one.
+
+    Args:
+        folder: The model folder.
+        repo: The repository on the hub, ``user/name``.
+        options: Options of the card.
+        caption_photo: Captions the photo of ``picture`` with the model.
 
     Raises:
         ConfigError: The model has no weights, or a report cannot be read or added to a card that
@@ -64,7 +75,6 @@ def files_to_push(
         ImageError: The photo of ``picture`` cannot be read.
         ModelError: The model folder cannot be read.
     """
-    options = options or CardOptions()
     config = read_config(folder)
     if not (folder / WEIGHTS).is_file():
         raise ConfigError(f"{folder} is exported; push the model folder that it was exported from")
@@ -75,7 +85,7 @@ def files_to_push(
     if own is None or is_generated(own):
         caption = ""
         if options.picture is not None:
-            caption, files[PICTURE] = _picture(folder, options.picture)
+            caption, files[PICTURE] = _picture(options.picture, caption_photo)
         files[CARD] = make_card(folder, repo, options, caption).encode()
         return files
     headed, shown = own.startswith("---\n"), options.picture is not None
@@ -89,14 +99,12 @@ def files_to_push(
     return files
 
 
-def _picture(folder: Path, photo: Photo) -> tuple[str, bytes]:
-    """The model's caption of a photo, and a figure of its attention."""
-    from captioner.data.images import open_image
+def _picture(photo: Photo, caption_photo: Callable[[Image.Image], Caption]) -> tuple[str, bytes]:
+    """Return the model's caption of a photo, and a figure of its attention."""
     from captioner.drawing.figure import overlay
-    from captioner.inference.captioner import load
 
     image = open_image(photo)
-    caption = load(folder, precision="fp32").caption(image)
+    caption = caption_photo(image)
     return caption.text, overlay(image, caption, panel_size=240).encode(".png")
 
 

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from captioner.errors import ConfigError, ModelError
 from captioner.hardware import Precision
@@ -20,12 +20,9 @@ from captioner.inference.grammar_file import grammar_bytes
 from captioner.inference.names import MODEL_FILES
 from captioner.inference.stored_model import StoredModel
 
-if TYPE_CHECKING:
-    from captioner.inference.captioner import Captioner
-
 
 class Portable:
-    """Copying and pickling of a `Captioner`."""
+    """Copying and pickling of a loaded model."""
 
     _opened: tuple[Sequence[StoredModel], str, Precision]
     """The arguments that it was made with: models, device, precision."""
@@ -39,7 +36,7 @@ class Portable:
         """
         models, device, precision = self._opened
         folders = tuple(map(_unchanged_folder, models))
-        return _load, (folders, _times(folders), device, precision)
+        return _load, (type(self), folders, _times(folders), device, precision)
 
     def __copy__(self) -> Portable:
         """Return a copy that shares the networks."""
@@ -47,21 +44,21 @@ class Portable:
         vars(new).update(vars(self))
         return new
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Captioner:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Portable:
         """Return a copy of the model as it is in memory, with its own network."""
-        from captioner.inference.captioner import Captioner
-
         models, device, precision = self._opened
-        return Captioner(*copy.deepcopy(models, memo), device=device, precision=precision)
+        kind: Any = type(self)
+        copied: Portable = kind(*copy.deepcopy(models, memo), device=device, precision=precision)
+        return copied
 
 
 @lru_cache(maxsize=2)
-def _load(folders: Sequence[Path], times: object, device: str, precision: Precision) -> Captioner:
-    """Load models, or return the same object while their files do not change."""
-    from captioner.inference.captioner import Captioner
-
+def _load(
+    kind: Any, folders: Sequence[Path], times: object, device: str, precision: Precision
+) -> Any:
+    """Load models into an object of a class, or return the same one while no file changes."""
     del times
-    return Captioner(*map(load_model, folders), device=device, precision=precision)
+    return kind(*map(load_model, folders), device=device, precision=precision)
 
 
 def _times(folders: Sequence[Path]) -> tuple[int, ...]:
