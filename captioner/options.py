@@ -181,10 +181,6 @@ class EncoderConfig(Checked):
     resize: Literal["squash", "crop"] | None = None
     """crop: resize the shorter side and cut out the centre; squash: resize both sides (default:
     that of init_from, else crop)."""
-    mean: list[float] | None = None
-    """Channel means, 0 to 1 (default: those of the weights)."""
-    std: list[Annotated[float, Gt(0)]] | None = None
-    """Channel standard deviations, 0 to 1 (default: those of the weights)."""
     finetune_from: Annotated[str, Shown("STAGE")] | None = None
     """First stage to fine-tune (layer3, blocks.5, ...) (default: the whole encoder is frozen)."""
     freeze_depthwise: bool = False
@@ -192,12 +188,6 @@ class EncoderConfig(Checked):
     recompute: bool = False
     """Compute activations of fine-tuned blocks again in the backward pass (EfficientNet-Lite only):
     less memory, slower steps."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, value in (("mean", self.mean), ("std", self.std)):
-            count = 3 if value is None else len(value)
-            forbid({f"encoder.{name} has {count} numbers; give 3": count != 3})
 
 
 @dataclass
@@ -514,11 +504,9 @@ class TrainingConfig(Checked):
 class SelfCriticalConfig(Checked):
     """The reward of training.objective self_critical."""
 
-    samples: Positive = 5
-    """Number of captions sampled per photo."""
-    baseline: Literal["leave_one_out", "greedy"] = "leave_one_out"
-    """What is subtracted from a reward: the mean of the photo's other samples (Luo 2020), or the
-    reward of the greedy caption (Rennie et al. 2017)."""
+    samples: Annotated[int, Ge(2)] = 5
+    """Number of captions sampled per photo. The reward of each is compared with the mean reward of
+    the others (Luo 2020)."""
     cider: Weight = 1.0
     """Weight of CIDEr-D (0 to 10)."""
     bleu: Weight = 0.0
@@ -528,16 +516,12 @@ class SelfCriticalConfig(Checked):
     those that none says."""
     cross_entropy: Weight = 0.0
     """Weight of the per-word cross-entropy of the references, which keeps captions varied."""
-    count_end: bool = True
-    """Score the end token as a word. Without it, captions that break off are rewarded."""
     max_length: Annotated[int, Ge(2)] = 20
     """Maximum length of sampled captions in tokens, end token included."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         forbid({
-            "self_critical.samples is 1, but baseline leave_one_out compares several; give 2 or "
-            "more, or baseline greedy": self.baseline == "leave_one_out" and self.samples == 1,
             "self_critical.cider and bleu are both 0; give one of them a weight > 0":
                 self.cider + self.bleu == 0,
         })  # fmt: skip

@@ -15,9 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from captioner.data.batches import Batch, EncodedImage, pad_captions
@@ -181,7 +179,7 @@ class SelfCritical:
         gradient = - sum over samples of (r - b) d log p(sample)
 
     Source: Rennie et al. 2017 (arXiv:1612.00563), equation 9 with the greedy caption's reward as
-    the baseline; the mean of the other samples as the baseline, Luo 2020 (arXiv:2003.09971).
+    a baseline; the mean of the other samples in its place, Luo 2020 (arXiv:2003.09971).
     Deviation: dropout is off, so that the gradient is that of the model that was sampled from, and
     tokens that are never generated (padding, start, unknown) are excluded from both. The sum is
     divided by the number of sampled words, as cross-entropy is, and ``training.attention_penalty``
@@ -212,7 +210,6 @@ class SelfCritical:
             cider=config.cider,
             bleu=config.bleu,
             rare_words=config.rare_words,
-            count_end=config.count_end,
         )
         self._endings = frozenset(vocabulary.whole_words(BAD_ENDINGS))
         self._sums: defaultdict[str, float] = defaultdict(float)
@@ -230,7 +227,7 @@ class SelfCritical:
         images, image_ids = images[upload(real, images.device)], [batch.image_ids[i] for i in real]
         features, images = seen(model, images)
         starts = batch.tokens[real, 0, 0]
-        samples, greedy = self._sample(model, features, image_ids, starts, step)
+        samples = self._sample(model, features, image_ids, starts, step)
         captions = [one.tokens for of_photo in samples for one in of_photo]
         self._sums["samples"] += len(captions)
         self._sums["bad_endings"] += sum(ws[-1] in self._endings for ws in captions if ws)
@@ -242,7 +239,7 @@ class SelfCritical:
             starts.tolist(),
         )
         words = int((tokens[..., 1:] != PAD).sum())
-        advantages = partial(self._advantages, image_ids, samples, greedy)
+        advantages = partial(self._advantages, image_ids, samples)
         loss = partial(policy_gradient_loss, tokens=tokens, advantages=advantages)
         if self.config.cross_entropy:
             share = self.config.cross_entropy * words / max(1, batch.words)
@@ -258,44 +255,32 @@ class SelfCritical:
         image_ids: Sequence[int],
         starts: Tensor,
         step: int,
-    ) -> tuple[list[list[Hypothesis]], list[list[Hypothesis]] | None]:
-        """Samples of each photo and, if they are the baseline, greedy captions."""
+    ) -> list[list[Hypothesis]]:
+        """Sample captions of each photo."""
         config, training = self.config, model.training
         model.eval()
         with torch.no_grad():
             memory = model.decoder.memory(features)
-        best = SearchOptions(beam_size=1, max_length=config.max_length)
-        drawing = best.changed(
-            temperature=1.0, num_captions=config.samples, seed=self.seed * 1_000_003 + step
+        drawing = SearchOptions(
+            beam_size=1,
+            max_length=config.max_length,
+            temperature=1.0,
+            num_captions=config.samples,
+            seed=self.seed * 1_000_003 + step,
         )
         seeds = [image_id % 2**32 for image_id in image_ids]
         starts = upload(starts, features.device)
         drawn = search(DecoderStepper(model.decoder, memory, starts), drawing, seeds=seeds)
-        greedy = None
-        if config.baseline == "greedy":
-            greedy = search(DecoderStepper(model.decoder, memory, starts), best)
         model.train(training)
-        return drawn, greedy
+        return drawn
 
-    def _advantages(
-        self,
-        image_ids: Sequence[int],
-        samples: list[list[Hypothesis]],
-        greedy: list[list[Hypothesis]] | None,
-    ) -> Tensor:
-        """Rewards of the samples less their baselines, (B, R)."""
-
-        def reward(captions: list[list[Hypothesis]]) -> NDArray[np.float64]:
-            words = [[one.tokens for one in of_photo] for of_photo in captions]
-            ended = [[one.ended for one in of_photo] for of_photo in captions]
-            return self.reward(image_ids, words, ended)
-
-        rewards = reward(samples)
-        if greedy is not None:
-            baselines = np.broadcast_to(reward(greedy), rewards.shape)
-        else:  # the mean of the others
-            total = rewards.sum(axis=1, keepdims=True)
-            baselines = (total - rewards) / (rewards.shape[1] - 1)
+    def _advantages(self, image_ids: Sequence[int], samples: list[list[Hypothesis]]) -> Tensor:
+        """Return the rewards of the samples less the mean of the photo's others, (B, R)."""
+        words = [[one.tokens for one in of_photo] for of_photo in samples]
+        ended = [[one.ended for one in of_photo] for of_photo in samples]
+        rewards = self.reward(image_ids, words, ended)
+        total = rewards.sum(axis=1, keepdims=True)
+        baselines = (total - rewards) / (rewards.shape[1] - 1)
         self._sums["reward"] += float(rewards.sum())
         self._sums["baseline"] += float(baselines.sum())
         return torch.from_numpy(rewards - baselines).float()
@@ -309,6 +294,4 @@ class SelfCritical:
         """Settings that make rewards of two runs comparable."""
         config = self.config
         extra = f"|cross_entropy:{config.cross_entropy}" if config.cross_entropy else ""
-        return (
-            f"{self.reward.signature()}|baseline:{config.baseline}|samples:{config.samples}{extra}"
-        )
+        return f"{self.reward.signature()}|baseline:leave_one_out|samples:{config.samples}{extra}"

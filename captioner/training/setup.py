@@ -143,8 +143,8 @@ def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
 def _new_encoder(config: EncoderConfig) -> tuple[Encoder, Preprocessing]:
     size = config.image_size or DEFAULT_IMAGE_SIZE
     encoder = _rounded(build_encoder(config.name or DEFAULT_ENCODER, config.weights, size))
-    mean, std = config.mean or encoder.mean, config.std or encoder.std
-    return encoder, Preprocessing(size, config.resize or "crop", tuple(mean), tuple(std))  # type: ignore[arg-type]
+    mean, std = tuple(encoder.mean), tuple(encoder.std)
+    return encoder, Preprocessing(size, config.resize or "crop", mean, std)  # type: ignore[arg-type]
 
 
 def _rounded(encoder: Encoder) -> Encoder:
@@ -186,11 +186,8 @@ def _load_initial_model(config: TrainConfig) -> StoredModel:
     """Load the model of ``init_from``; the config may change its input and dropout only."""
     assert config.init_from is not None
     stored = load_model(config.init_from)
-    preprocessing = stored.model.preprocessing
     fixed: dict[str, Any] = {
         "encoder.name": stored.model.encoder.name,
-        "encoder.mean": list(preprocessing.mean),
-        "encoder.std": list(preprocessing.std),
         "data.tokenizer": stored.vocabulary.tokenizer,
     }
     fixed |= {f"decoder.{n}": v for n, v in asdict(stored.decoder).items() if n != "dropout"}
