@@ -34,6 +34,9 @@ Size = Annotated[int, Interval(ge=1, le=16_384)]
 Weight = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
 
+MAY_CHANGE = "may change"
+"""Mark of a training setting that a resumed run may change. All others must stay the same."""
+
 ExplanationMethod = Literal[
     "attention", "attention_gate", "gradient_input", "grad_cam", "occlusion"
 ]
@@ -97,9 +100,9 @@ class CardOptions:
 class DataConfig(Checked):
     """Photos and captions in COCO format."""
 
-    train_annotations: list[File] = field(default_factory=list)
+    train_annotations: Annotated[list[File], MAY_CHANGE] = field(default_factory=list)
     """COCO captions JSON file(s) to train on."""
-    val_annotations: list[File] = field(default_factory=list)
+    val_annotations: Annotated[list[File], MAY_CHANGE] = field(default_factory=list)
     """COCO captions JSON file(s) to validate on."""
     styles: list[Annotated[str, Shown("STYLE")]] = field(default_factory=list)
     """Style name for each file in train_annotations, the default style first; files may share one.
@@ -108,9 +111,9 @@ class DataConfig(Checked):
     """Style name for each file in val_annotations; its photos are captioned in that style."""
     repeats: list[Positive] = field(default_factory=list)
     """Number of times an epoch uses the photos of each file in train_annotations. Empty: once."""
-    images: list[Folder] = field(default_factory=list)
+    images: Annotated[list[Folder], MAY_CHANGE] = field(default_factory=list)
     """Folder(s) with the photos, searched in order."""
-    karpathy_split: File | None = None
+    karpathy_split: Annotated[File | None, MAY_CHANGE] = None
     """Karpathy's dataset_coco.json, which decides which photos are for training and validation."""
     min_captions: Positive = 1
     """Leave out training photos with fewer captions than this."""
@@ -134,9 +137,9 @@ class DataConfig(Checked):
     """Randomly crop training photos to at least this fraction of their area; 1: no cropping."""
     color_jitter: Fraction = 0.0
     """Change brightness, contrast and saturation of training photos by up to this fraction."""
-    workers: NonNegative = 1
+    workers: Annotated[NonNegative, MAY_CHANGE] = 1
     """Number of processes that load photos; 0: load in the main process."""
-    features: Folder | None = None
+    features: Annotated[Folder | None, MAY_CHANGE] = None
     """Folder of captioner prepare features, to read encoder features from."""
     bucket_batches: Positive = 64
     """Sort photos by caption length within this many batches (at most a quarter of an epoch), which
@@ -185,7 +188,7 @@ class EncoderConfig(Checked):
     """First stage to fine-tune (layer3, blocks.5, ...) (default: the whole encoder is frozen)."""
     freeze_depthwise: bool = False
     """Freeze depthwise convolutions of fine-tuned stages: few weights, slow gradients on CPUs."""
-    recompute: bool = False
+    recompute: Annotated[bool, MAY_CHANGE] = False
     """Compute activations of fine-tuned blocks again in the backward pass (EfficientNet-Lite only):
     less memory, slower steps."""
 
@@ -434,39 +437,39 @@ def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
 class TrainingConfig(Checked):
     """The training loop: duration, optimizer, precision, checkpoints."""
 
-    epochs: Positive = 20
+    epochs: Annotated[Positive, MAY_CHANGE] = 20
     """Number of passes over the training photos."""
     batch_size: Positive = 32
     """Photos per step over all processes; each comes with its captions."""
-    micro_batch: NonNegative = 0
+    micro_batch: Annotated[NonNegative, MAY_CHANGE] = 0
     """Photos per forward pass of a process, to save memory; 0: its whole share of the batch."""
     objective: Literal["cross_entropy", "self_critical"] = "cross_entropy"
     """Maximize the probability of the reference captions, or (self_critical) the score of sampled
     captions (Rennie et al. 2017), from a trained model (init_from)."""
-    lr: Annotated[float, Gt(0)] = 5e-4
+    lr: Annotated[float, Gt(0), MAY_CHANGE] = 5e-4
     """Peak learning rate of the decoder. It falls to 0 along half a cosine."""
-    encoder_lr: Weight = 2e-5
+    encoder_lr: Annotated[Weight, MAY_CHANGE] = 2e-5
     """Peak learning rate of the fine-tuned encoder stages (encoder.finetune_from)."""
-    weight_decay: Weight = 1e-2
+    weight_decay: Annotated[Weight, MAY_CHANGE] = 1e-2
     """AdamW weight decay of matrices; vectors (biases, norms) are not decayed."""
-    warmup_steps: NonNegative = 50
+    warmup_steps: Annotated[NonNegative, MAY_CHANGE] = 50
     """Steps in which the learning rate rises linearly from 0; at most a fifth of the run."""
-    clip_norm: Annotated[float, Gt(0)] = 5.0
+    clip_norm: Annotated[float, Gt(0), MAY_CHANGE] = 5.0
     """Maximum norm of the gradients; larger ones are scaled down."""
-    label_smoothing: Fraction = 0.0
+    label_smoothing: Annotated[Fraction, MAY_CHANGE] = 0.0
     """Fraction of the target probability spread evenly over the vocabulary."""
     reading: Weight = 0.0
     """Weight of an auxiliary loss: the model's reading of a photo learns which content words its
     captions have (Fang et al. 2015), together with the encoder. 0: the reading is not trained."""
-    attention_penalty: Weight = 0.02
+    attention_penalty: Annotated[Weight, MAY_CHANGE] = 0.02
     """Weight of the doubly stochastic attention penalty, summed over regions (Xu et al. 2015,
     equation 14). The authors' code has batch size / L in this scale; 1.0 makes the maps flat."""
     sharpen_attention: Annotated[float, Gt(0)] = 1.0
     """Factor of the attention scores of init_from before the first step: above 1, maps start
     sharper (decoder.attention additive or concat)."""
-    hard_reward: Weight = 1.0
+    hard_reward: Annotated[Weight, MAY_CHANGE] = 1.0
     """Weight of the score-function gradient of hard attention (Xu et al. 2015, section 4.1)."""
-    hard_entropy: Weight = 0.002
+    hard_entropy: Annotated[Weight, MAY_CHANGE] = 0.002
     """Weight of the entropy bonus on hard attention maps; larger values keep it exploring."""
     ema_decay: Fraction = 0.0
     """Decay per step of the moving average of the weights, which is validated and saved in place of
@@ -474,26 +477,26 @@ class TrainingConfig(Checked):
     initial_share: Fraction = 0.0
     """Share of the weights of init_from (after sharpen_attention) in those that are validated and
     saved: keeps what the model knew beside what it learns (Wortsman et al. 2022)."""
-    precision: Precision = "auto"
+    precision: Annotated[Precision, MAY_CHANGE] = "auto"
     """As for captioning: auto is bf16 or fp16 where the hardware has it natively, else fp32."""
     seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
     """Random seed of initial weights, photo order and dropout."""
     select: Literal["CIDEr", "BLEU-4", "loss"] = "CIDEr"
     """Validation result that decides which model is best, and for patience;
     the loss is steadier with few validation photos."""
-    patience: NonNegative = 5
+    patience: Annotated[NonNegative, MAY_CHANGE] = 5
     """Stop after this many validations without a better model, from the first score above 0; 0:
     never."""
-    log_every: NonNegative = 20
+    log_every: Annotated[NonNegative, MAY_CHANGE] = 20
     """Steps between two points of the training curves in steps.jsonl and the trackers, at most an
     epoch; 0: none."""
-    save_every: Positive = 500
+    save_every: Annotated[Positive, MAY_CHANGE] = 500
     """Steps between checkpoints within an epoch; the end of an epoch always saves one."""
-    sample_images: NonNegative = 4
+    sample_images: Annotated[NonNegative, MAY_CHANGE] = 4
     """Validation photos whose captions and attention are saved at every validation."""
     limit_val: NonNegative = 0
     """Validate on the first N photos only, of each style equally many if possible; 0: on all."""
-    trackers: list[Annotated[str, Shown("TRACKER")]] = field(
+    trackers: Annotated[list[Annotated[str, Shown("TRACKER")]], MAY_CHANGE] = field(
         default_factory=lambda: ["tensorboard"]
     )
     """Experiment trackers: tensorboard, or any installed one that accelerate supports (wandb,
@@ -531,7 +534,7 @@ class SelfCriticalConfig(Checked):
 class TrainConfig:
     """A training run: the options of ``captioner train``, saved in the run folder."""
 
-    run_folder: Folder = "runs/default"
+    run_folder: Annotated[Folder, MAY_CHANGE] = "runs/default"
     """Folder of this run: settings, metrics, samples, checkpoints and the best model."""
     init_from: ModelName | None = None
     """Model to start from: shipped, a model or run folder, or hf:user/name[@revision] of the

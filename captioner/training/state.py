@@ -19,7 +19,8 @@ from captioner.errors import CheckpointError
 from captioner.files import atomic_write, check_same
 from captioner.inference.folder import fingerprint
 from captioner.inference.weights import unshared
-from captioner.options import TrainingConfig
+from captioner.option_fields import OptionField, option_fields
+from captioner.options import MAY_CHANGE, TrainConfig, TrainingConfig
 from captioner.training.optim import RunningAverage
 from captioner.training.setup import Setup
 
@@ -158,12 +159,14 @@ class TrainingState:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata()
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            progress = Progress(**json.loads(metadata["progress"]))
+            held = without_removed(path, json.loads(metadata["progress"]))
+            progress = Progress(**held)
             scaler = json.loads(metadata["scaler"])
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"cannot read the checkpoint {path} ({error}); start over with --force"
             ) from error
+        progress.settings = without_removed(path, progress.settings)
         check_same(path, progress.settings, self.progress.settings)
         self.progress = progress
         self.model.load_state_dict(_part(tensors, "model."))
@@ -191,26 +194,50 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 # --- Resuming -------------------------------------------------------------------------------------
 
-MUST_MATCH = (
-    "init_from", "encoder", "decoder", "self_critical", "search",
-    "data.styles", "data.val_styles", "data.repeats", "data.min_captions", "data.max_captions",
-    "data.max_words", "data.tokenizer", "data.vocabulary_threshold", "data.extend_vocabulary",
-    "data.vocabulary_size", "data.horizontal_flip", "data.min_crop", "data.color_jitter",
-    "data.bucket_batches", "training.batch_size", "training.objective", "training.ema_decay",
-    "training.initial_share", "training.reading", "training.sharpen_attention", "training.seed",
-    "training.select", "training.limit_val",
-)  # fmt: skip
-"""Sections, and settings of the others, that every session of a run shares. Paths may change, but
-not the captions in the files."""
+REMOVED: dict[str, Any] = {
+    "distillation.models": "[]",
+    "distillation.guidance": "[]",
+    "distillation.rare_words": "[]",
+    "search.guidance": 0.0,
+    "encoder.mean": None,
+    "encoder.std": None,
+    "self_critical.baseline": "leave_one_out",
+    "self_critical.count_end": True,
+    "shards": None,
+    "lr_scale": 1.0,
+}
+"""Settings, and fields of ``Progress``, of earlier versions: the values of runs that continue."""
+UNUSED = ("plateau", "kept")
+"""Fields of ``Progress`` in earlier versions that change nothing now."""
+
+
+def without_removed(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings or fields from a checkpoint without those of earlier versions.
+
+    Raises:
+        CheckpointError: The run depends on one of them.
+    """
+    for name, value in REMOVED.items():
+        if given.get(name, value) != value:
+            raise CheckpointError(
+                f"{path} is from a run with {name} {given[name]}, which this version does not "
+                "support; start over with --force, or continue it with the version that wrote it"
+            )
+    return {n: value for n, value in given.items() if n not in REMOVED and n not in UNUSED}
 
 
 def resume_settings(setup: Setup) -> dict[str, Any]:
-    """What must match when resuming: settings by name, hashes of the data and of models."""
+    """Return what must match when resuming: settings by name, hashes of the data and of models.
+
+    Every setting must match unless its annotation has the mark ``MAY_CHANGE``. The paths of the
+    data may change, but not the captions in the files.
+    """
+    options = all_fields(TrainConfig)
+    free = {name for name, option in options.items() if MAY_CHANGE in option.marks}
     settings = {
         name: value
         for name, value in flatten(dataclasses.asdict(setup.config)).items()
-        if (name in MUST_MATCH or name.partition(".")[0] in MUST_MATCH)
-        and name != "encoder.recompute"
+        if name not in free
     }
     digest = hashlib.sha256(" ".join(setup.stored.vocabulary.words).encode())
     for photo in setup.train:
@@ -222,6 +249,17 @@ def resume_settings(setup: Setup) -> dict[str, Any]:
         assert setup.config.init_from is not None
         settings["models"] = fingerprint(setup.config.init_from)
     return settings
+
+
+def all_fields(config: type, prefix: str = "") -> dict[str, OptionField]:
+    """Return the fields of a config and of its sections, by names such as ``training.lr``."""
+    found: dict[str, OptionField] = {}
+    for name, option in option_fields(config).items():
+        if dataclasses.is_dataclass(option.type):
+            found |= all_fields(option.type, f"{prefix}{name}.")  # type: ignore[arg-type]
+        else:
+            found[f"{prefix}{name}"] = option
+    return found
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
