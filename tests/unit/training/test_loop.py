@@ -277,6 +277,7 @@ def test_samples_metrics_and_curves_are_written(configure: Any, tmp_path: Path):
     assert (tmp_path / "config.yaml").is_file()
 
 
+@pytest.mark.slow
 def test_training_curves_have_a_point_every_few_steps(configure: Any, tmp_path: Path):
     """A point is the mean since the last one; a resumed run continues them."""
     config = configure(training={"log_every": 2})
