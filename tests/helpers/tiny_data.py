@@ -1,4 +1,4 @@
-"""Photos of noise, COCO files about photos, and what a folder holds."""
+"""Photos of noise, COCO files about photos, settings of a run, and what a folder holds."""
 
 from __future__ import annotations
 
@@ -53,3 +53,20 @@ def write_dogs(path: Path, names: Sequence[str], count: int, first: int = 1) -> 
     kinds = [{"id": 1, "name": "person"}, {"id": 18, "name": "dog"}]
     path.write_text(json.dumps({"images": images, "annotations": dogs, "categories": kinds}))
     return path
+
+
+def run_settings(captions: Path, photos: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """The config of a run of a tiny model with random weights, to train and validate on the photos.
+
+    The sections add settings to the config's, or replace them.
+    """
+    data = {"train_annotations": [str(captions)], "val_annotations": [str(captions)]}
+    data |= {"images": [str(photos)], "vocabulary_threshold": 1, "workers": 0}
+    settings: dict[str, dict[str, Any]] = {
+        "data": data,
+        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
+        "decoder": {"embed_dim": 8, "hidden_dim": 8, "attention_dim": 8},
+        "training": {},
+        "search": {"beam_size": 2, "max_length": 6},
+    }
+    return {name: own | sections.get(name, {}) for name, own in settings.items()}

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from running import PATIENCE, serve_command
-from tiny_data import noise_photos, write_captions, write_dogs
+from tiny_data import noise_photos, run_settings, write_captions, write_dogs
 from toy_captioner import random_model
 
 from captioner.cli.main import main
@@ -120,18 +120,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 @pytest.fixture(scope="session")
 def training_settings(tiny: SimpleNamespace) -> dict[str, Any]:
     """A config for the tiny photos, without the length of the training."""
-    return {
-        "data": {
-            "train_annotations": [str(tiny.captions)],
-            "val_annotations": [str(tiny.captions)],
-            "images": [str(tiny.photos)],
-            "vocabulary_threshold": 1,
-            "workers": 0,
-        },
-        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
-        "decoder": {"embed_dim": 8, "hidden_dim": 8, "attention_dim": 8},
-        "search": {"beam_size": 2, "max_length": 6},
-    }
+    return run_settings(tiny.captions, tiny.photos)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tiny_data import write_captions
+from tiny_data import run_settings, write_captions
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK
 from captioner.data.features import HEADER, INDEX, RECORD, ROWS, FeatureCache, feature_fingerprint
@@ -30,17 +30,12 @@ def config(tiny, tmp_path: Path) -> Path:
     for name, ids in (("train", (1, 2, 3)), ("val", (3, 4))):
         captions = {f"{number}.png": ["A dog runs."] for number in ids}
         write_captions(tmp_path / f"{name}.json", captions, first=ids[0])
-    settings = {
-        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
-        "training": {"precision": "fp32", "seed": 3},  # as conftest.py's "auto", in all processes
-        "data": {
-            "train_annotations": [str(tmp_path / "train.json")],
-            "val_annotations": [str(tmp_path / "val.json")],
-            "images": [str(tmp_path / "photos")],
-            "horizontal_flip": True,
-            "vocabulary_threshold": 1,
-        },
-    }
+    settings = run_settings(
+        tmp_path / "train.json",
+        tmp_path / "photos",
+        data={"val_annotations": [str(tmp_path / "val.json")], "horizontal_flip": True},
+        training={"precision": "fp32", "seed": 3},  # as conftest.py's "auto", in all processes
+    )
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     return tmp_path / "config.yaml"
 

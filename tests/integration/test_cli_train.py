@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from PIL import Image
-from tiny_data import write_captions
+from tiny_data import run_settings, write_captions
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK
 from captioner.training.loop import Trainer
@@ -28,25 +28,18 @@ def train(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> Train:
     (tmp_path / "photos").mkdir()
     for colour in colours:
         Image.new("RGB", (48, 48), colour).save(tmp_path / "photos" / f"{colour}.png")
-    captions = str(
-        write_captions(tmp_path / "captions.json", {f"{one}.png": [one] for one in colours})
-    )
-    settings = {
-        "run_folder": str(tmp_path / "run"),
-        "data": {
-            "train_annotations": [captions], "val_annotations": [captions],
-            "images": [str(tmp_path / "photos")], "vocabulary_threshold": 1, "workers": 0,
-        },
-        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
-        "decoder": {"embed_dim": 16, "hidden_dim": 16, "attention_dim": 16, "dropout": 0.0},
-        "training": {
+    captions = write_captions(tmp_path / "captions.json", {f"{one}.png": [one] for one in colours})
+    settings = run_settings(
+        captions, tmp_path / "photos",
+        decoder={"embed_dim": 16, "hidden_dim": 16, "attention_dim": 16, "dropout": 0.0},
+        training={
             "epochs": 2, "batch_size": 2, "lr": 0.05, "warmup_steps": 0, "precision": "fp32",
             "sample_images": 0, "trackers": [],
         },
-        "search": {"beam_size": 1, "max_length": 4},
-    }  # fmt: skip
+        search={"beam_size": 1, "max_length": 4},
+    )  # fmt: skip
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(settings))
+    config.write_text(yaml.safe_dump({"run_folder": str(tmp_path / "run"), **settings}))
     return lambda *options: run("train", config, *options)
 
 

@@ -6,11 +6,10 @@ import json
 import sys
 import unicodedata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
-from tiny_data import write_captions
+from tiny_data import run_settings, write_captions
 
 import captioner
 from captioner.cli.main import main
@@ -41,26 +40,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "photos").mkdir()
     for colour in CAPTIONS:
         Image.new("RGB", (64, 64), colour).save(folder / "photos" / f"{colour}.png")
-    captions = str(
-        write_captions(
-            folder / "captions.json", {f"{one}.png": [text] for one, text in CAPTIONS.items()}
-        )
-    )
-    settings: dict[str, Any] = {
-        "data": {
-            "train_annotations": [captions], "val_annotations": [captions],
-            "images": [str(folder / "photos")], "vocabulary_threshold": 2, "max_words": 60,
-            "repeats": [20],  # to validate after 20 steps, not after each
-            "workers": 0,
-        },
-        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 32},
-        "decoder": {"embed_dim": 32, "hidden_dim": 64, "attention_dim": 8, "dropout": 0.0},
-        "training": {
+    captions = {f"{one}.png": [text] for one, text in CAPTIONS.items()}
+    settings = run_settings(
+        write_captions(folder / "captions.json", captions), folder / "photos",
+        # Repeated to validate after 20 steps, not after each.
+        data={"vocabulary_threshold": 2, "max_words": 60, "repeats": [20]},
+        encoder={"image_size": 32},
+        decoder={"embed_dim": 32, "hidden_dim": 64, "dropout": 0.0},
+        training={
             "epochs": 6, "batch_size": 8, "lr": 0.02, "warmup_steps": 2, "precision": "fp32",
             "patience": 0, "sample_images": 1, "trackers": [],
         },
-        "search": {"beam_size": 1, "max_length": 60},
-    }  # fmt: skip
+        search={"beam_size": 1, "max_length": 60},
+    )  # fmt: skip
     (folder / "config.yaml").write_text(json.dumps(settings))  # JSON is YAML
     return folder
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from PIL import Image, ImageDraw
+from tiny_data import run_settings, write_captions
 
 from captioner.option_fields import build_options
 from captioner.options import TrainConfig
@@ -24,15 +25,12 @@ def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with photos/ and captions.json, one caption per photo: "a red square" ..."""
     folder = tmp_path_factory.mktemp("squares")
     (folder / "photos").mkdir()
-    images, annotations = [], []
-    for number, colour in enumerate(COLOURS, start=1):
+    for colour in COLOURS:
         photo = Image.new("RGB", (64, 48), "black")
         ImageDraw.Draw(photo).rectangle((12, 4, 52, 44), fill=colour)
         photo.save(folder / "photos" / f"{colour}.png")
-        images.append({"id": number, "file_name": f"{colour}.png"})
-        annotations.append({"id": number, "image_id": number, "caption": f"A {colour} square."})
-    content = {"images": images, "annotations": annotations}
-    (folder / "captions.json").write_text(json.dumps(content))
+    captions = {f"{colour}.png": [f"A {colour} square."] for colour in COLOURS}
+    write_captions(folder / "captions.json", captions)
     return folder
 
 
@@ -59,22 +57,15 @@ Configure = Callable[..., TrainConfig]
 
 
 def _configure(squares: Path, run_folder: Path, **changes: Any) -> TrainConfig:
-    captions = [str(squares / "captions.json")]
-    settings = {
-        "run_folder": str(run_folder),
-        "data": {
-            "train_annotations": captions, "val_annotations": captions,
-            "images": [str(squares / "photos")], "vocabulary_threshold": 1, "workers": 0,
-        },
-        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
-        "decoder": {"embed_dim": 16, "hidden_dim": 16, "attention_dim": 8, "dropout": 0.2},
-        "training": {
+    settings = run_settings(
+        squares / "captions.json", squares / "photos",
+        decoder={"embed_dim": 16, "hidden_dim": 16, "dropout": 0.2},
+        training={
             "epochs": 3, "batch_size": 3, "lr": 1e-2, "warmup_steps": 2, "precision": "fp32",
             "sample_images": 0, "save_every": 1000,
         },
-        "search": {"beam_size": 2, "max_length": 6},
-    }  # fmt: skip
-    return build_options(TrainConfig, settings, changes)
+    )  # fmt: skip
+    return build_options(TrainConfig, settings, {"run_folder": str(run_folder)}, changes)
 
 
 @pytest.fixture
