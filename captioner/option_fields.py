@@ -295,13 +295,6 @@ def changed(options: Any) -> list[str]:
     return [name for name, field in fields.items() if getattr(options, name) != field.default]
 
 
-def forbid(problems: Mapping[str, object]) -> None:
-    """Raise ConfigError with the first message whose condition holds."""
-    for message, found in problems.items():
-        if found:
-            raise ConfigError(message)
-
-
 def check_option(field: OptionField, value: object, section: str = "") -> None:
     """Raise ConfigError if a value has the wrong type, or is out of bounds."""
     if not field.allows(value):

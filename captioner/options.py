@@ -22,7 +22,6 @@ from captioner.option_fields import (
     ModelName,
     Shown,
     Untrusted,
-    forbid,
     marked,
     option_fields,
 )
@@ -153,19 +152,25 @@ class DataConfig(Checked):
             ("val_styles", "val_annotations"),
         ):
             given, expected = len(getattr(self, name)), len(getattr(self, files))
-            forbid({
-                f"data.{name} has {given} entries and data.{files} {expected} files; give one "
-                "entry per file, or none": given not in (0, expected),
-            })  # fmt: skip
-        forbid({
-            f"data.val_styles is {self.val_styles}, data.styles {self.styles}; validate on styles "
-            "that are trained on": set(self.val_styles) - set(self.styles),
-            "data.karpathy_split splits all files together; omit data.styles and data.repeats":
-                self.karpathy_split and (self.styles or self.repeats),
-            "data.features were computed from unchanged photos; omit data.min_crop and "
-            "data.color_jitter, or data.features":
-                self.features and (self.min_crop < 1 or self.color_jitter),
-        })  # fmt: skip
+            if given not in (0, expected):
+                raise ConfigError(
+                    f"data.{name} has {given} entries and data.{files} {expected} files; give one "
+                    "entry per file, or none"
+                )
+        if set(self.val_styles) - set(self.styles):
+            raise ConfigError(
+                f"data.val_styles is {self.val_styles}, data.styles {self.styles}; validate on "
+                "styles that are trained on"
+            )
+        if self.karpathy_split and (self.styles or self.repeats):
+            raise ConfigError(
+                "data.karpathy_split splits all files together; omit data.styles and data.repeats"
+            )
+        if self.features and (self.min_crop < 1 or self.color_jitter):
+            raise ConfigError(
+                "data.features were computed from unchanged photos; omit data.min_crop and "
+                "data.color_jitter, or data.features"
+            )
 
 
 @dataclass
@@ -524,10 +529,10 @@ class SelfCriticalConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        forbid({
-            "self_critical.cider and bleu are both 0; give one of them a weight > 0":
-                self.cider + self.bleu == 0,
-        })  # fmt: skip
+        if self.cider + self.bleu == 0:
+            raise ConfigError(
+                "self_critical.cider and bleu are both 0; give one of them a weight > 0"
+            )
 
 
 @dataclass
@@ -549,24 +554,32 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         training = self.training
-        self_critical = training.objective == "self_critical"
-        sharpen = training.sharpen_attention != 1
-        forbid({
-            "run_folder is empty; give a folder": not self.run_folder,
-            "training.objective self_critical cannot train decoder.selection hard; give soft":
-                self_critical and self.decoder.selection == "hard",
-            "training.label_smoothing is given, but training.objective self_critical cannot use "
-            "it; give 0": self_critical and training.label_smoothing,
-            **{
-                f"{needs} needs a trained model to start from; give init_from, the folder of one":
-                    given and self.init_from is None
-                for needs, given in {
-                    "training.objective self_critical": self_critical,
-                    "training.sharpen_attention": sharpen,
-                    "training.initial_share": training.initial_share,
-                }.items()
-            },
-            "training.sharpen_attention is for decoder.attention additive and concat, not "
-            f"{self.decoder.attention}; leave it out":
-                sharpen and self.decoder.attention not in ("additive", "concat"),
-        })  # fmt: skip
+        if not self.run_folder:
+            raise ConfigError("run_folder is empty; give a folder")
+        if training.objective == "self_critical":
+            if self.decoder.selection == "hard":
+                raise ConfigError(
+                    "training.objective self_critical cannot train decoder.selection hard; give "
+                    "soft"
+                )
+            if training.label_smoothing:
+                raise ConfigError(
+                    "training.label_smoothing is given, but training.objective self_critical "
+                    "cannot use it; give 0"
+                )
+        sharpens = training.sharpen_attention != 1
+        for needs, given in (
+            ("training.objective self_critical", training.objective == "self_critical"),
+            ("training.sharpen_attention", sharpens),
+            ("training.initial_share", training.initial_share),
+        ):
+            if given and self.init_from is None:
+                raise ConfigError(
+                    f"{needs} needs a trained model to start from; give init_from, the folder of "
+                    "one"
+                )
+        if sharpens and self.decoder.attention not in ("additive", "concat"):
+            raise ConfigError(
+                "training.sharpen_attention is for decoder.attention additive and concat, not "
+                f"{self.decoder.attention}; leave it out"
+            )
