@@ -161,6 +161,7 @@ def test_what_a_model_cannot_be_calibrated_with(own, model, run) -> None:
         assert not (model / CONFIDENCE).exists()
 
 
+@pytest.mark.slow
 def test_words_of_a_model_with_a_reading_have_a_truth(own, model, run, tmp_path, monkeypatch):
     """The truth comes from annotations, the confidence from judgements, 0 from other images."""
     plain = load(model, precision="fp32")

@@ -41,7 +41,6 @@ LINES = [
     ("caption --from-file EMPTY", "empty.txt has no names"),
     # Videos.
     ("caption a.mp4 --every 0s", "--every is '0s'; give a time such as 5s or 2m, or shot"),
-    ("caption a.mp4 --every soon", "--every is 'soon'; give a time"),
     ("caption a.mp4 --every 1s --sidecar txt", "--sidecar is for photos"),
     ("caption a.mp4 --every 1s -o x.csv --resume", "--resume is for photos"),
     ("caption a.mp4 --every 1s --format coco", "coco is for photos"),
