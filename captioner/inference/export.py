@@ -161,7 +161,7 @@ def largest_difference(model: CaptionModel, folder: Path) -> float:
     size = model.preprocessing.image_size
     pixels = rng.integers(256, size=(3, size, size, 3), dtype=np.uint8)
     photos = [Prepared((one,), CropBox()) for one in pixels]
-    words = rng.integers(END, model.decoder.word_output.out_features, size=(3, 2, 8))
+    words = rng.integers(END + 1, model.decoder.word_output.out_features, size=(3, 2, 8))
     results = []
     for engine in engines:
         ensemble = Ensemble([engine])
@@ -195,13 +195,13 @@ def decode(decoder: Decoder, tokens: Tensor, **given: Tensor) -> dict[str, Tenso
     state = State(given["hidden"], given["cell"], given.get("fed"))
     # The summary only sets the initial state, which the encoder's graph computes.
     memory = Memory(given["values"], given["keys"], given["hidden"], None)
-    embedded = decoder.embed(tokens)
-    step = decoder.step(decoder.word_gates(embedded), state, memory)
+    embedded, word_inputs = decoder.words(tokens)
+    step = decoder.step(word_inputs, state, memory)
     logits = decoder.readout(embedded, *step.outputs)
     results = {
         "log_probs": logits.log_softmax(dim=-1),
         "alphas": step.alphas,
-        "gate": step.gate.squeeze(-1),
+        "gate": step.beta.squeeze(-1),
     }
     states = zip(STATE, step.state, strict=True)
     return results | {NEXT + name: part for name, part in states if part is not None}

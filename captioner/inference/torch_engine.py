@@ -47,8 +47,7 @@ class TorchEngine:
         self.precision: str = pick_precision(precision, self.device)
         self.geometry = model.geometry  # computed before the copy, which cannot be differentiated
         self.model = _inference_copy(model, self.device, self.precision)
-        decoder = self.model.decoder
-        self.word_gates = kernels.WordGates(decoder.embedding, decoder.word_gates)
+        kernels.accelerate(self.model, fixed=True)
         self.name, self.grid = model.encoder.name, model.grid
         self.preprocessing = model.preprocessing
 
@@ -87,14 +86,14 @@ class TorchEngine:
 
     def stepper(self, memory: Memory, start: int) -> DecoderStepper:
         """See ``Engine.stepper``."""
-        return DecoderStepper(self.model.decoder, memory, start, self.word_gates)
+        return DecoderStepper(self.model.decoder, memory, start)
 
     def score(self, memory: Memory, tokens: NDArray[np.int64]) -> CaptionScores:
         """See ``Engine.score``."""
         decoder = self.model.decoder
         unrolled = decoder(memory, upload(torch.from_numpy(tokens), self.device))
         logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
-        return CaptionScores(widen(logits).log_softmax(dim=-1), unrolled.alphas, unrolled.gates)
+        return CaptionScores(widen(logits).log_softmax(dim=-1), unrolled.alphas, unrolled.betas)
 
     def relevance(
         self, method: ExplanationMethod, grid: Tensor, start: int, tokens: list[int]
@@ -150,17 +149,10 @@ class DecoderStepper:
     xp: Any = array_api_compat.torch
     end_token = END
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        memory: Memory,
-        start_token: int | Tensor = START,
-        word_gates: kernels.WordGates | None = None,
-    ) -> None:
+    def __init__(self, decoder: Decoder, memory: Memory, start_token: int | Tensor = START) -> None:
         """Start with one beam per photo; the start token is one for all, or one per photo, (B,)."""
         self.start_token = start_token
-        self.decoder, self.word_gates = decoder, word_gates
-        self.memory = memory
+        self.decoder, self.memory = decoder, memory
         with torch.no_grad():
             self.state = decoder.start(memory)
         self.device = memory.summary.device
@@ -173,18 +165,14 @@ class DecoderStepper:
     @torch.no_grad()
     def advance(self, tokens: Tensor) -> Advance:
         """Score the next word of every beam; tokens of ``NEVER_GENERATED`` get -inf."""
-        embedded = self.decoder.embed(tokens)  # (B, K, E)
-        if self.word_gates is not None and kernels.enabled():
-            gates = self.word_gates.look_up(tokens)  # (B, K, 4N)
-        else:
-            gates = self.decoder.word_gates(embedded)
-        step = self.decoder.step(gates, self.state, self.memory)
+        embedded, word_inputs = self.decoder.words(tokens)  # (B, K, E), (B, K, 4N)
+        step = self.decoder.step(word_inputs, self.state, self.memory)
         self.state = step.state
         logits = self.decoder.readout(embedded, *step.outputs)
         log_probs = widen(logits).log_softmax(dim=-1)
         for token in NEVER_GENERATED:
             log_probs[..., token].fill_(-torch.inf)
-        return Advance(log_probs, step.alphas, step.gate.squeeze(-1))
+        return Advance(log_probs, step.alphas, step.beta.squeeze(-1))
 
     def reorder(self, parents: Tensor) -> None:
         """See ``Stepper.reorder``."""

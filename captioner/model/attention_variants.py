@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from captioner.model.attention import (
+    AdditiveScorer,
     Attention,
     AttentionOutput,
     Memory,
     Scorer,
     Sizes,
-    additive_scores,
     masked_mean,
     softmax,
     widen,
@@ -29,7 +29,7 @@ def dot_products(query: Tensor, keys: Tensor) -> Tensor:
         return torch.matmul(widen(query), keys.transpose(-1, -2))
 
 
-class ConcatScorer(Scorer):
+class ConcatScorer(AdditiveScorer):
     """Concat (Luong) attention scores: additive scores with one matrix and no bias.
 
         e_i = v^T tanh(W [q; a_i])
@@ -39,7 +39,7 @@ class ConcatScorer(Scorer):
     """
 
     def __init__(self, sizes: Sizes) -> None:
-        super().__init__(sizes)
+        Scorer.__init__(self, sizes)
         self.mix = nn.Linear(sizes.query + sizes.features, sizes.attention, bias=False)
         self.energy = nn.Linear(sizes.attention, 1, bias=False)
 
@@ -50,7 +50,7 @@ class ConcatScorer(Scorer):
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Scores (B, R, L) from query (B, R, N) and keys (B, L, A)."""
         half = nn.functional.linear(query, self.mix.weight[:, : self.sizes.query])
-        return additive_scores(half, keys, self.energy)
+        return self.compare(half, keys)
 
 
 class DotScorer(Scorer):
@@ -156,7 +156,7 @@ class MultiHeadAttention(Attention):
         alphas = softmax(dot_products(queries, memory.keys) / queries.shape[-1] ** 0.5, mask)
         heads = alphas.to(memory.values.dtype) @ memory.values  # (B, heads, R, d)
         context = self.output(heads.transpose(1, 2).flatten(2))
-        return AttentionOutput(context, alphas.mean(dim=1), None)
+        return AttentionOutput(context, alphas.mean(dim=1))
 
     def _by_head(self, tensor: Tensor) -> Tensor:
         """(B, n, A) to (B, heads, n, d)."""
@@ -174,7 +174,7 @@ class OneMap(Attention):
         context, alphas = (
             part.expand(-1, query.shape[1], -1) for part in (memory.values, memory.keys)
         )
-        return AttentionOutput(context, alphas, None)
+        return AttentionOutput(context, alphas)
 
 
 class FixedVector(OneMap):

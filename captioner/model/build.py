@@ -18,7 +18,6 @@ from captioner.messages import first_line
 from captioner.model.attention import (
     AdditiveScorer,
     Attention,
-    HardAttention,
     Scorer,
     Sizes,
     SoftAttention,
@@ -35,6 +34,7 @@ from captioner.model.attention_variants import (
 )
 from captioner.model.decoder import BahdanauDecoder, Decoder
 from captioner.model.decoder_variants import LuongDecoder, PlainDecoder
+from captioner.model.hard_attention import HardAttention
 from captioner.model.registry import Registry
 from captioner.options import DecoderConfig
 

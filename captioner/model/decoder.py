@@ -1,18 +1,15 @@
-"""The LSTM decoder: writes a caption word by word, attending to the photo before each.
+"""The LSTM decoder: writes a caption word by word and attends to the photo before each word.
 
 Given the previous word y and the previous state (h, c):
 
     z, alpha = attend(h)
-    beta     = sigmoid(w_beta h + b_beta)            context gate
+    beta     = sigmoid(w_beta h + b_beta)            context gate, one number
     h, c     = LSTM([E y; beta z], h, c)
     logits   = L_o tanh(E y + L_h h + L_z beta z)    deep output
 
-There is one ``step``, shared by training, search and explanation. ``readout`` (the last line) is
-not part of it, so that training runs it once, on all words. Other orders of these lines are in
-``decoder_variants``; ``build.build_decoder`` chooses.
-
-Two kinds of gate: ``gate`` is beta, one number. ``word_gates``, ``context_gates`` and
-``hidden_gates`` are the parts of the LSTM's matrix; "gate inputs" are their products, (..., 4N).
+``step`` computes the first three lines; training, search, explanation and export share it.
+``readout`` computes the last line, which training runs once for all words. ``decoder_variants``
+has these lines in another order, and ``build.build_decoder`` chooses.
 
 Notation: B photos, R captions (or beams) per photo, T steps, V vocabulary, L regions, D feature
 size, N hidden size, E embedding size.
@@ -20,29 +17,25 @@ size, N hidden size, E embedding size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captioner.hardware import upload
-from captioner.model import kernels
 from captioner.model.attention import Attention, Memory, masked_mean, widen
-from captioner.model.kernels import StepLinear
 from captioner.options import DecoderConfig
-from captioner.text.vocabulary import PAD
 
 
 class State(NamedTuple):
-    """Recurrent state between two steps."""
+    """The recurrent state between two steps."""
 
     hidden: Tensor
     """(B, R, N)."""
     cell: Tensor
     """(B, R, N)."""
     fed: Tensor | None = None
-    """(B, R, N), the attentional vector; None without input feeding."""
+    """(B, R, N), the attentional vector; None without input feeding (see ``LuongDecoder``)."""
 
     def select(self, index: Any) -> State:
         """Index every tensor."""
@@ -50,21 +43,21 @@ class State(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Result of one step."""
+    """The result of one step."""
 
     state: State
     outputs: tuple[Tensor, ...]
     """Inputs of ``readout``, (B, R, ...) each."""
     alphas: Tensor
     """(B, R, L), rows sum to 1."""
-    gate: Tensor
+    beta: Tensor
     """(B, R, 1), context gate, 0..1."""
-    chosen: Tensor | None
-    """(B, R), the region chosen by hard attention."""
+    chosen: Tensor | None = None
+    """(B, R), the region that hard attention chose."""
 
 
 class Unrolled(NamedTuple):
-    """Result of teacher forcing."""
+    """The results of all steps of teacher forcing."""
 
     embedded: Tensor
     """(B, R, T, E)."""
@@ -72,32 +65,17 @@ class Unrolled(NamedTuple):
     """(B, R, T, ...) each."""
     alphas: Tensor
     """(B, R, T, L)."""
-    gates: Tensor
-    """(B, R, T), context gates."""
-    chosen: Tensor | None
+    betas: Tensor
     """(B, R, T)."""
-
-    @classmethod
-    def of(
-        cls, embedded: Tensor, steps: Sequence[Step], stack: Callable[[list[Tensor]], Tensor]
-    ) -> Unrolled:
-        """Stack the results of T steps, (B, R, ...) each, to (B, R, T, ...)."""
-        outputs = zip(*(step.outputs for step in steps), strict=True)
-        chosen = [step.chosen for step in steps if step.chosen is not None]
-        return cls(
-            embedded,
-            tuple(stack(list(parts)) for parts in outputs),
-            stack([step.alphas for step in steps]),
-            stack([step.gate for step in steps]).squeeze(-1),
-            stack(chosen) if chosen else None,
-        )
+    chosen: Tensor | None = None
+    """(B, R, T), the regions that hard attention chose."""
 
 
 class Decoder(nn.Module):
     """Base class; subclasses implement ``add_layers``, ``step`` and ``readout``."""
 
     GATES = 4
-    """Gates of the recurrence."""
+    """Number of gates of the recurrence."""
 
     def __init__(
         self,
@@ -107,7 +85,7 @@ class Decoder(nn.Module):
         vocabulary_size: int,
         styles: int = 0,
     ) -> None:
-        """Create the layers; `build_decoder` creates the attention and initializes the weights."""
+        """Create the layers; ``build.build_decoder`` also creates the attention."""
         super().__init__()
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
         self.feature_dim = config.projection_dim or feature_dim
@@ -118,10 +96,10 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(vocabulary_size + styles, embed_dim)
         self.init_hidden = nn.Linear(self.feature_dim, hidden_dim)
         self.init_cell = nn.Linear(self.feature_dim, hidden_dim)
-        # The matrix of the gates in parts, as the word's needs no state: training computes it for
-        # all steps at once. `StepLinear` is nn.Linear(bias=False) with its own backward pass.
+        # The LSTM's matrix in parts: from the word, the hidden state and (in a subclass) the
+        # context. The word's part needs no state, so training computes it for all steps at once.
         self.word_gates = nn.Linear(embed_dim, self.GATES * hidden_dim)  # U_y, b
-        self.hidden_gates = StepLinear(hidden_dim, self.GATES * hidden_dim)  # U_h
+        self.hidden_gates = nn.Linear(hidden_dim, self.GATES * hidden_dim, bias=False)  # U_h
         self.gate_norms, self.cell_norm = None, None
         if config.layer_norm:
             self.gate_norms = nn.ModuleList(nn.LayerNorm(hidden_dim) for _ in range(self.GATES))
@@ -131,11 +109,11 @@ class Decoder(nn.Module):
         self.add_layers(config)
 
     def readout_dim(self, config: DecoderConfig) -> int:
-        """Input size of the output layer."""
+        """Return the input size of the output layer L_o."""
         return config.embed_dim
 
     def add_layers(self, config: DecoderConfig) -> None:
-        """Create the layers of ``step`` and ``readout`` that the others do not have."""
+        """Create the layers that only this decoder has."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -159,7 +137,7 @@ class Decoder(nn.Module):
     def init_output_bias(self, counts: Tensor) -> None:
         """Initialize the output bias to the log word frequencies, which saves the first steps.
 
-        ``counts`` are those of each token among the training targets, (V,).
+        ``counts``, (V,), counts each token among the training targets.
         """
         share = (counts + 1) / (counts + 1).sum()  # + 1: unseen tokens are rare, not impossible
         self.word_output.bias.copy_(share.log())
@@ -167,12 +145,12 @@ class Decoder(nn.Module):
     def memory(
         self, features: Tensor, mask: Tensor | None = None, summary: Tensor | None = None
     ) -> Memory:
-        """Precompute what depends on the photo alone.
+        """Compute once per photo everything that depends on the photo alone.
 
         Args:
             features: (B, L, D).
-            mask: (B, L), True at real regions; None: all regions are real.
-            summary: The photo as one vector, (B, 1, D); None: the mean over real regions.
+            mask: (B, L), True at real regions; None if all regions are real.
+            summary: The photo as one vector, (B, 1, D); by default the mean of the real regions.
         """
         if summary is None:
             summary = masked_mean(features, mask)
@@ -182,28 +160,36 @@ class Decoder(nn.Module):
         return self.attention.memory(features, summary, mask)
 
     def start(self, memory: Memory, captions: int = 1) -> State:
-        """Initial state, computed from the summary: (B, captions, N) each."""
+        """Compute the initial state from the summary, (B, captions, N) each."""
         hidden = torch.tanh(widen(self.init_hidden(memory.summary)))
         cell = torch.tanh(widen(self.init_cell(memory.summary)))
         return State(hidden.expand(-1, captions, -1), cell.expand(-1, captions, -1))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embed tokens of any shape (...,) to (..., E)."""
+        """Embed tokens of any shape, (...,) to (..., E)."""
         return self.dropout(self.embedding(tokens))  # type: ignore[no-any-return]
 
+    def words(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the embeddings E y of words and their gate inputs U_y E y + b.
+
+        From tokens of any shape, (...,), to (..., E) and (..., 4N).
+        """
+        embedded = self.embed(tokens)
+        return embedded, self.word_gates(embedded)
+
     def recur(self, inputs: Tensor, state: State) -> State:
-        """LSTM update.
+        """Update the LSTM.
 
             i, f, g, o = inputs + U_h h,   inputs = U_y E y + b + U_z beta z
             c = sigmoid(f) c + sigmoid(i) tanh(g)
             h = sigmoid(o) tanh(c)
 
         Source: Hochreiter and Schmidhuber 1997 with forget gates. Layer norm: Ba et al. 2016
-        (arXiv:1607.06450), equations 20 to 22; deviation: the sum of a gate's inputs is normalized,
-        gate by gate, not each input separately.
+        (arXiv:1607.06450), equations 20 to 22. Deviation: the sum of a gate's inputs is normalized,
+        gate by gate, and not each input separately.
 
         Args:
-            inputs: Gate inputs of word and context, (B, R, 4N).
+            inputs: Gate inputs from the word and the context, (B, R, 4N).
             state: (B, R, N) each.
         """
         gates = widen(inputs + self.hidden_gates(state.hidden)).chunk(4, dim=-1)
@@ -215,65 +201,73 @@ class Decoder(nn.Module):
         return State(torch.sigmoid(o) * torch.tanh(normed), cell)
 
     def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
-        """Advance every caption by one word; the only decode step there is.
+        """Advance every caption by one word.
 
-        From the gate inputs of the previous word, (B, R, 4N), and the state after it.
+        Args:
+            word_inputs: Gate inputs of the previous word, (B, R, 4N), from ``words``.
+            state: The state after the previous step.
+            memory: The photos, (B, ...).
         """
         raise NotImplementedError
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Logits (..., V) from the previous word's embedding (..., E) and ``Step.outputs``."""
+        """Return logits (..., V) from the previous word's embedding and ``Step.outputs``."""
         raise NotImplementedError
 
-    def forward(self, memory: Memory, tokens: Tensor, needed: Tensor | None = None) -> Unrolled:
-        """Teacher forcing: every step gets the true previous word.
+    def forward(self, memory: Memory, tokens: Tensor) -> Unrolled:
+        """Run all steps with the true previous words (teacher forcing).
+
+        Results after the end token and at padding are undefined.
 
         Args:
             memory: The photos, (B, ...).
             tokens: Start token, words, then padding, (B, R, T).
-            needed: (B, R, T), True at the positions whose results are read, on the CPU; None: all
-                but padding. What the others get is undefined.
         """
-        if needed is None:
-            needed = tokens.cpu() != PAD
         tokens = upload(tokens, memory.summary.device)
-        if kernels.enabled():
-            return kernels.unroll(self, memory, tokens, needed)
-        embedded = self.embed(tokens)
+        embedded, word_inputs = self.words(tokens)  # (B, R, T, E) and (B, R, T, 4N)
         state, steps = self.start(memory, tokens.shape[1]), []
-        for word_inputs in self.word_gates(embedded).unbind(dim=2):
-            steps.append(self.step(word_inputs, state, memory))
-            state = steps[-1].state
-        return Unrolled.of(embedded, steps, lambda parts: torch.stack(parts, dim=2))
+        for inputs in word_inputs.unbind(dim=2):
+            step = self.step(inputs, state, memory)
+            steps.append(step)
+            state = step.state
+        outputs = zip(*(step.outputs for step in steps), strict=True)
+        chosen = [step.chosen for step in steps if step.chosen is not None]
+        return Unrolled(
+            embedded,
+            tuple(torch.stack(parts, dim=2) for parts in outputs),
+            torch.stack([step.alphas for step in steps], dim=2),
+            torch.stack([step.beta for step in steps], dim=2).squeeze(-1),
+            torch.stack(chosen, dim=2) if chosen else None,
+        )
 
 
 class BahdanauDecoder(Decoder):
-    """Attend with the previous hidden state, then run the LSTM on word and gated context.
+    """The decoder that attends with the previous state, then runs the LSTM on word and context.
 
     Source: Bahdanau et al. 2015 (arXiv:1409.0473), appendix A.2, with the gate of Xu et al. 2015
     (arXiv:1502.03044), section 4.2.1, and its equations 1-7. Deviation: an LSTM instead of
-    Bahdanau's GRU (as Xu et al.); a tanh before L_o (as in their released code), dropout on the
+    Bahdanau's GRU (as Xu et al.); a tanh before L_o (as in their released code); dropout on the
     embedding and the readout.
     """
 
     def add_layers(self, config: DecoderConfig) -> None:
-        """See ``Decoder.add_layers``."""
+        """Create the context gate and the layers that read hidden state and context."""
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
-        self.gate = nn.Linear(hidden_dim, 1)
-        self.context_gates = StepLinear(self.feature_dim, self.GATES * hidden_dim)  # U_z
+        self.gate = nn.Linear(hidden_dim, 1)  # w_beta, b_beta
+        self.context_gates = nn.Linear(self.feature_dim, self.GATES * hidden_dim, bias=False)  # U_z
         self.hidden_output = nn.Linear(hidden_dim, embed_dim)  # L_h
         self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)  # L_z
 
     def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
         """See ``Decoder.step``; outputs: hidden state (B, R, N), gated context (B, R, D)."""
         attended = self.attention(state.hidden, memory)
-        gate = torch.sigmoid(widen(self.gate(state.hidden)))  # (B, R, 1)
-        context = gate.to(attended.context.dtype) * attended.context
+        beta = torch.sigmoid(widen(self.gate(state.hidden)))  # (B, R, 1)
+        context = beta.to(attended.context.dtype) * attended.context
         state = self.recur(word_inputs + self.context_gates(context), state)
-        return Step(state, (state.hidden, context), attended.alphas, gate, attended.chosen)
+        return Step(state, (state.hidden, context), attended.alphas, beta, attended.chosen)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Deep output: word (..., E), hidden state (..., N), gated context (..., D) to (..., V)."""
+        """Return L_o tanh(E y + L_h h + L_z beta z), (..., V), the deep output."""
         hidden, context = outputs
         mixed = embedded + self.hidden_output(hidden) + self.context_output(context)
         logits: Tensor = self.word_output(self.dropout(torch.tanh(mixed)))

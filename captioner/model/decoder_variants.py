@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from captioner.model.attention import Memory, widen
 from captioner.model.decoder import Decoder, State, Step
-from captioner.model.kernels import StepLinear
 from captioner.options import DecoderConfig
 
 
@@ -33,18 +32,18 @@ class LuongDecoder(Decoder):
     """
 
     def readout_dim(self, config: DecoderConfig) -> int:
-        """That of the attentional vector."""
+        """Return the size of the attentional vector."""
         return config.hidden_dim
 
     def add_layers(self, config: DecoderConfig) -> None:
         """See ``Decoder.add_layers``."""
         hidden_dim, gates = config.hidden_dim, self.GATES * config.hidden_dim
-        self.fed_gates = StepLinear(hidden_dim, gates) if config.input_feeding else None
-        self.hidden_output = StepLinear(hidden_dim, hidden_dim)
-        self.context_output = StepLinear(self.feature_dim, hidden_dim)
+        self.fed_gates = nn.Linear(hidden_dim, gates, bias=False) if config.input_feeding else None
+        self.hidden_output = nn.Linear(hidden_dim, hidden_dim, bias=False)  # W_h
+        self.context_output = nn.Linear(self.feature_dim, hidden_dim, bias=False)  # W_z
 
     def start(self, memory: Memory, captions: int = 1) -> State:
-        """Initial state; the attentional vector before the first word is zero."""
+        """Compute the initial state; the attentional vector before the first word is zero."""
         state = super().start(memory, captions)
         return (
             state if self.fed_gates is None else state._replace(fed=torch.zeros_like(state.hidden))
@@ -60,11 +59,11 @@ class LuongDecoder(Decoder):
         attentional = torch.tanh(widen(mixed))  # (B, R, N)
         if self.fed_gates is not None:
             state = state._replace(fed=attentional)
-        gate = torch.ones_like(attentional[..., :1])  # this order has no gate: fully open
-        return Step(state, (attentional,), attended.alphas, gate, attended.chosen)
+        beta = torch.ones_like(attentional[..., :1])  # this order has no gate: fully open
+        return Step(state, (attentional,), attended.alphas, beta, attended.chosen)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Logits from the attentional vector alone, (..., N) to (..., V)."""
+        """Return logits from the attentional vector alone, (..., N) to (..., V)."""
         del embedded
         logits: Tensor = self.word_output(self.dropout(outputs[0]))
         return logits
@@ -83,14 +82,14 @@ class PlainDecoder(Decoder):
         self.hidden_output = nn.Linear(config.hidden_dim, config.embed_dim)
 
     def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
-        """See ``Decoder.step``; outputs: hidden state (B, R, N). Uniform map, closed gate."""
+        """See ``Decoder.step``; outputs: hidden state (B, R, N). The map is uniform, beta is 0."""
         alphas = self.attention(state.hidden, memory).alphas
         state = self.recur(word_inputs, state)
-        gate = torch.zeros_like(state.hidden[..., :1])
-        return Step(state, (state.hidden,), alphas, gate, None)
+        beta = torch.zeros_like(state.hidden[..., :1])
+        return Step(state, (state.hidden,), alphas, beta)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Word (..., E) and hidden state (..., N) to logits (..., V)."""
+        """Return logits (..., V) from the word (..., E) and the hidden state (..., N)."""
         mixed = torch.tanh(embedded + self.hidden_output(outputs[0]))
         logits: Tensor = self.word_output(self.dropout(mixed))
         return logits

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from captioner.errors import ConfigError
-from captioner.model import kernels
 
 STAGES = (
     # blocks, kernel, stride (of the first block), channels
@@ -42,10 +41,6 @@ EPS = 1e-3  # TensorFlow's
 
 # Normalization of timm's weights, for pixels in 0..1.
 TIMM_MEAN = TIMM_STD = (0.5,) * 3
-
-INNER_BYTES = 20_000_000
-"""Size of a block's inner features for inference on a CPU: those of the first blocks, six times as
-wide as their input, would otherwise be most of the memory that captioning needs."""
 
 
 def lite_size(name: str) -> int | None:
@@ -88,7 +83,7 @@ class EfficientNetLite(nn.Module):
 
     def run_until(self, images: Tensor, stage: int) -> Tensor:
         """Run normalized photos (B, 3, H, W) up to the input of ``blocks.stage``."""
-        features = _layer(self.conv_stem, self.bn1, images, relu6=True)
+        features = self.conv_stem.layer(self.bn1, images, relu6=True)
         for blocks in self.blocks[:stage]:
             features = blocks(features)
         return features
@@ -97,7 +92,7 @@ class EfficientNetLite(nn.Module):
         """Run the input of ``blocks.stage`` to the output (B, 1280, Gh, Gw)."""
         for blocks in self.blocks[stage:]:
             features = blocks(features)
-        return _layer(self.conv_head, self.bn2, features, relu6=True)
+        return self.conv_head.layer(self.bn2, features, relu6=True)
 
 
 @torch.no_grad()
@@ -162,26 +157,22 @@ class Block(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, width, H, W) to (B, out, H / stride, W / stride)."""
-        if self.recomputed and torch.is_grad_enabled():
-            recorded: Tensor = checkpoint(
-                self._run, features, use_reentrant=False, preserve_rng_state=False
-            )
-            return recorded
-        if not isinstance(self.bn1, nn.BatchNorm2d) and kernels.for_inference(features):
-            inner = self.conv_dw.weight.shape[0] * features[0, 0].numel() * features.element_size()
-            parts = torch.split(features, max(1, INNER_BYTES // inner))
-            if len(parts) > 1:
-                return torch.cat([self._run(part) for part in parts])
-        return self._run(features)
+        if not (self.recomputed and torch.is_grad_enabled()):
+            return self.run(features)
+        recorded: Tensor = checkpoint(
+            self.run, features, use_reentrant=False, preserve_rng_state=False
+        )
+        return recorded
 
-    def _run(self, features: Tensor) -> Tensor:
+    def run(self, features: Tensor) -> Tensor:
+        """Compute ``forward``."""
         added = features if self.skips else None
         if not self.expands:
-            inner = _layer(self.conv_dw, self.bn1, features, relu6=True)
-            return _layer(self.conv_pw, self.bn2, inner, added=added)
-        inner = _layer(self.conv_pw, self.bn1, features, relu6=True)
-        inner = _layer(self.conv_dw, self.bn2, inner, relu6=True)
-        return _layer(self.conv_pwl, self.bn3, inner, added=added)
+            inner = self.conv_dw.layer(self.bn1, features, relu6=True)
+            return self.conv_pw.layer(self.bn2, inner, added=added)
+        inner = self.conv_pw.layer(self.bn1, features, relu6=True)
+        inner = self.conv_dw.layer(self.bn2, inner, relu6=True)
+        return self.conv_pwl.layer(self.bn3, inner, added=added)
 
 
 class Convolution(nn.Conv2d):
@@ -200,48 +191,45 @@ class Convolution(nn.Conv2d):
         return self.convolve(input, self.weight, self.bias)
 
     def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The convolution with other weights of the same shape."""
+        """Run the convolution with other weights of the same shape."""
+        padded, stride, padding = self.pad(features), self.stride[0], int(self.padding[0])
+        return nn.functional.conv2d(padded, weight, bias, stride, padding, groups=self.groups)
+
+    def pad(self, features: Tensor) -> Tensor:
+        """Add the padding of TensorFlow that ``padding`` cannot express: more at the end."""
         (kernel, _), (stride, _) = self.kernel_size, self.stride
-        if stride > 1:  # odd padding is larger at the end
-            sides = []
-            for size in (features.shape[-1], features.shape[-2]):  # F.pad begins with the last
-                padding = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
-                sides += [padding // 2, padding - padding // 2]
-            features = nn.functional.pad(features, sides)
-        if self.groups == 1:
-            return nn.functional.conv2d(features, weight, bias, stride, self.padding)
-        return kernels.depthwise_convolution(features, weight, bias, stride, int(self.padding[0]))
+        if stride == 1:
+            return features
+        sides = []
+        for size in (features.shape[-1], features.shape[-2]):  # F.pad begins with the last
+            padding = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+            sides += [padding // 2, padding - padding // 2]
+        return nn.functional.pad(features, sides)
+
+    def layer(
+        self,
+        norm: nn.Module,
+        features: Tensor,
+        *,
+        relu6: bool = False,
+        added: Tensor | None = None,
+    ) -> Tensor:
+        """Run the convolution and its batch norm, then a sum or a relu6.
+
+        The norm is in eval mode, where it is a linear map. Folding it into the weights changes
+        results and gradients by rounding only and saves a pass over the features.
+        """
+        weight, bias = self.weight, self.bias
+        if isinstance(norm, nn.BatchNorm2d):  # else `fold_norms` has folded it
+            weight, bias = _folded(self, norm)
+        result = self.convolve(features, weight, bias)
+        if relu6:
+            return nn.functional.relu6(result, inplace=True)
+        return result if added is None else result + added
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, eps=EPS)
-
-
-def _layer(
-    convolution: Convolution,
-    norm: nn.Module,
-    features: Tensor,
-    *,
-    relu6: bool = False,
-    added: Tensor | None = None,
-) -> Tensor:
-    """A convolution and its batch norm, then a sum or a relu6.
-
-    The norm is in eval mode, where it is a linear map. Folding it into the weights changes results
-    and gradients by rounding only and saves a pass over the features.
-    """
-    weight, bias = convolution.weight, convolution.bias
-    if isinstance(norm, nn.BatchNorm2d):  # else folded permanently
-        weight, bias = _folded(convolution, norm)
-    elif kernels.can_fuse(features):
-        (stride, _), groups = convolution.stride, convolution.groups
-        return kernels.fused_convolution(
-            features, weight, bias, stride, groups, relu6=relu6, added=added
-        )
-    result = convolution.convolve(features, weight, bias)
-    if relu6:
-        return nn.functional.relu6(result, inplace=True)
-    return result if added is None else result + added
 
 
 def _folded(convolution: Convolution, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:

@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy
 
 from captioner.hardware import upload
-from captioner.model.attention import HardAttention, Memory, widen
+from captioner.model.attention import Memory, widen
 from captioner.model.decoder import Decoder
+from captioner.model.hard_attention import HardAttention, map_entropy, score_function
 from captioner.options import TrainingConfig
 from captioner.text.vocabulary import PAD
 
@@ -70,26 +71,20 @@ def caption_losses(
         scored.logits,
         scored.targets,
         reduction="sum",
-        ignore_index=PAD,
         label_smoothing=label_smoothing,
     )
     return with_attention_losses(decoder, scored, loss)
 
 
 class ScoredWords(NamedTuple):
-    """Logits of the words of given captions: W real words, then a few rows of padding.
-
-    The rows and their order depend on the tokens alone.
-    """
+    """Logits of the W real words of given captions, whose order depends on the tokens alone."""
 
     logits: Tensor
-    """(W + padding, V), float32."""
+    """(W, V), float32."""
     targets: Tensor
-    """(W + padding,), PAD in the padding rows."""
+    """(W,)."""
     places: Tensor
-    """Index of each row in the flattened (B, R, T), (W + padding,)."""
-    words: int
-    """W."""
+    """Index of each word in the flattened (B, R, T), (W,)."""
     mask: Tensor
     """(B, R, T), True at real words."""
     alphas: Tensor
@@ -99,12 +94,12 @@ class ScoredWords(NamedTuple):
 
     def nats(self) -> Tensor:
         """Cross-entropy of the words, (B, R, T), 0 elsewhere."""
-        nats = cross_entropy(self.logits, self.targets, reduction="none")[: self.words]
-        whole = nats.new_zeros(self.mask.numel()).index_copy(0, self.places[: self.words], nats)
+        nats = cross_entropy(self.logits, self.targets, reduction="none")
+        whole = nats.new_zeros(self.mask.numel()).index_copy(0, self.places, nats)
         return whole.view(self.mask.shape)
 
     def of_rows(self, values: Tensor) -> Tensor:
-        """The value of each row's caption, (W + padding,), of (B, R), on the CPU or the device."""
+        """The value of each word's caption, (W,), of (B, R), on the CPU or the device."""
         values = upload(values, self.places.device)
         return values.unsqueeze(2).expand(self.mask.shape).flatten()[self.places]
 
@@ -117,23 +112,18 @@ def score_words(decoder: Decoder, memory: Memory, tokens: Tensor) -> ScoredWords
     tokens, device = tokens.cpu(), memory.summary.device
     targets = tokens[..., 1:]
     mask = targets != PAD
-    unrolled = decoder(memory, tokens[..., :-1], mask)
-    # Readout and cross-entropy run on the real words only, rounded up to a multiple of 128:
-    # oneDNN caches a kernel for every number of rows that it sees.
+    unrolled = decoder(memory, tokens[..., :-1])
+    # Readout and cross-entropy run on the real words only.
     places = mask.flatten().nonzero().squeeze(1)  # (W,)
-    words = len(places)
-    places = pad(places, (0, -words % 128))
-    row_targets = targets.flatten()[places]
-    row_targets[words:] = PAD
+    words = targets.flatten()[places]
     places = upload(places, device)
     given = (unrolled.embedded, *unrolled.outputs)
     # Not part[places], whose gradient takes longer.
     logits = decoder.readout(*(part.flatten(0, 2).index_select(0, places) for part in given))
     return ScoredWords(
         widen(logits),
-        upload(row_targets, device),
+        upload(words, device),
         places,
-        words,
         upload(mask, device),
         unrolled.alphas,
         unrolled.chosen,
@@ -151,8 +141,8 @@ def with_attention_losses(decoder: Decoder, scored: ScoredWords, loss: Tensor) -
     with torch.no_grad():
         log_probs = -scored.nats()
     surrogate = score_function(alphas, scored.chosen, log_probs, mask, attention.baseline)
-    if decoder.training and scored.words:
-        attention.observe(log_probs.sum() / scored.words)
+    if decoder.training:
+        attention.observe(log_probs, mask)
     return losses._replace(score_function=surrogate, entropy=(map_entropy(alphas) * mask).sum())
 
 
@@ -173,43 +163,3 @@ def attention_penalty(alphas: Tensor, mask: Tensor) -> Tensor:
     totals = alphas.sum(dim=2)  # (B, R, L)
     target = mask.sum(dim=2, keepdim=True) / alphas.shape[-1]  # (B, R, 1)
     return (target - totals).square().sum()
-
-
-def score_function(
-    alphas: Tensor, chosen: Tensor, log_probs: Tensor, mask: Tensor, baseline: Tensor
-) -> Tensor:
-    """Surrogate whose gradient is the score-function (REINFORCE) estimate for sampled regions.
-
-        - sum_t (R_t - b_t) log alpha_t[s_t],   R_t = sum over u >= t of log p(y_u)
-
-    R_t and b_t are constants. Added to cross-entropy, it makes the expected gradient that of the
-    cross-entropy's expectation over all choices of regions. Label smoothing and the attention
-    penalty are not part of the reward.
-
-    Source: Xu et al. 2015 (arXiv:1502.03044), section 4.1, without the factor lambda_r.
-    Deviation: a choice is credited only for words from its own position on, as it cannot change
-    earlier ones, and the baseline counts those words, b_t = b * (words left). Both keep the
-    expectation and reduce the variance. One sample per caption.
-
-    Args:
-        alphas: (B, R, T, L).
-        chosen: Sampled regions, (B, R, T).
-        log_probs: Of the true words, nats, (B, R, T).
-        mask: (B, R, T), True at real words.
-        baseline: Mean log-probability of a word in earlier batches, nats, a scalar.
-
-    Returns:
-        The sum over words, a scalar.
-    """
-    advantage = (log_probs.detach() - baseline) * mask
-    to_go = advantage.flip(2).cumsum(2).flip(2)  # (B, R, T)
-    # Mask padding before the logarithm: 0 times the log of a vanished alpha would be NaN.
-    taken = alphas.gather(-1, chosen.unsqueeze(-1)).squeeze(-1).masked_fill(~mask, 1.0)
-    return -(to_go * taken.log()).sum()
-
-
-def map_entropy(alphas: Tensor) -> Tensor:
-    """Entropy of attention maps (..., L) in nats: 0 for one region, ln L for a uniform map."""
-    # Clamp: where alpha is 0 the gradient of its logarithm would be NaN.
-    floor = torch.finfo(alphas.dtype).tiny
-    return -(alphas * alphas.clamp(min=floor).log()).sum(dim=-1)

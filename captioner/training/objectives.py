@@ -156,7 +156,6 @@ def policy_gradient_loss(
         scored.logits.index_fill(1, never, torch.finfo(scored.logits.dtype).min),
         scored.targets,
         reduction="none",
-        ignore_index=PAD,
     )
     weighted = nats * scored.of_rows(advantages())
     return with_attention_losses(decoder, scored, weighted.sum())

@@ -24,6 +24,7 @@ from captioner.inference.reading import ReadingWords
 from captioner.inference.stored_model import StoredModel
 from captioner.inference.weights import to_float16
 from captioner.memory import memory_errors
+from captioner.model import kernels
 from captioner.model.build import check_attention
 from captioner.model.captioner import CaptionModel
 from captioner.model.efficientnet_lite import recompute_blocks
@@ -116,6 +117,7 @@ def prepare(config: TrainConfig) -> Setup:
     if settings.recompute:
         recompute_blocks(model.encoder)
     model.encoder.to(memory_format=torch.channels_last)
+    kernels.accelerate(model)
     encoded = encode_captions(train, words, stored.vocabulary, config.data.max_words)
     if config.init_from is None:
         tokens = [token for photo in encoded for caption in photo.tokens for token in caption]

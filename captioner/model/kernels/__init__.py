@@ -1,17 +1,69 @@
-"""What is only fast; the model reads without it.
+"""Optional fast kernels. You can read the model code without them.
 
-Each kernel has the plain formula beside it, which runs within `plain_formulas` or with the
-environment variable ``CAPTIONER_KERNELS=0``. Tests compare both, forward and backward. A kernel
-stays if it gains 5% of a training step or of captioning a photo.
+`accelerate` puts them on a model that is built already. Each kernel is a subclass that replaces a
+method of a class of ``model`` by a faster one with the same results:
+
+    PackedDecoder           Decoder.forward      skips the padding
+    DeferredLinear          nn.Linear.forward    one product per weight and backward pass
+    BlockwiseScorer         AdditiveScorer       keeps no (B, R, L, A) tensor
+    FastConvolution, Block  EfficientNet-Lite    oneDNN's fused and depthwise convolutions
+
+Tests compare every kernel with the plain method, forward and backward. A kernel stays if it gains
+5% of a training step or of captioning a photo.
 """
 
-from captioner.model.kernels.convolutions import can_fuse as can_fuse
-from captioner.model.kernels.convolutions import depthwise_convolution as depthwise_convolution
-from captioner.model.kernels.convolutions import fused_convolution as fused_convolution
-from captioner.model.kernels.deferred import StepLinear as StepLinear
-from captioner.model.kernels.deferred import additive_scores as additive_scores
-from captioner.model.kernels.packing import unroll as unroll
-from captioner.model.kernels.switch import enabled as enabled
-from captioner.model.kernels.switch import for_inference as for_inference
-from captioner.model.kernels.switch import plain_formulas as plain_formulas
-from captioner.model.kernels.word_gates import WordGates as WordGates
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from captioner.model.attention import AdditiveScorer
+from captioner.model.decoder import Decoder
+from captioner.model.efficientnet_lite import Block, Convolution
+from captioner.model.kernels.additive import BlockwiseScorer
+from captioner.model.kernels.convolutions import FastBlock, FastConvolution
+from captioner.model.kernels.deferred import DeferredLinear
+from captioner.model.kernels.packing import PackedDecoder
+from captioner.model.kernels.word_gates import WordGates
+
+
+def accelerate(model: nn.Module, *, fixed: bool = False) -> None:
+    """Put the kernels on all decoders and encoders in a module, in place.
+
+    Parameters, their names and hooks stay. A second call changes nothing. Custom decoders, scorers
+    and layers are accelerated where they inherit the plain method.
+
+    Args:
+        model: Caption model, decoder or encoder.
+        fixed: The weights, their type and their device do not change any more. A search may then
+            look up the gate inputs of words in a table.
+    """
+    for module in list(model.modules()):
+        if isinstance(module, Convolution):
+            _put_on(module, FastConvolution, Convolution.convolve)
+        elif isinstance(module, Block):
+            _put_on(module, FastBlock, Block.forward)
+        elif isinstance(module, Decoder):
+            _put_on(module, PackedDecoder, Decoder.forward)
+            for part in module.modules():
+                if isinstance(part, AdditiveScorer):
+                    _put_on(part, BlockwiseScorer, AdditiveScorer.compare)
+                elif isinstance(part, nn.Linear) and part.bias is None:
+                    _put_on(part, DeferredLinear, nn.Linear.forward)  # type: ignore[unreachable]
+            if fixed and isinstance(module, PackedDecoder):
+                module.table = WordGates(module.embedding, module.word_gates)
+
+
+def _put_on(module: nn.Module, kernel: type[Any], replaced: Any) -> None:
+    """Make a module an instance of a kernel too, unless its class has its own ``replaced``."""
+    own: Any = type(module)
+    if getattr(own, replaced.__name__) is replaced:
+        module.__class__ = _combined(kernel, own)  # type: ignore[arg-type]
+
+
+@cache
+def _combined(kernel: type[Any], own: type[Any]) -> type[Any]:
+    """Return a subclass of both; methods of the kernel come first."""
+    return type(f"{kernel.__name__}{own.__name__}", (kernel, own), {"__module__": own.__module__})

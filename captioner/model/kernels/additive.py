@@ -3,9 +3,9 @@
     e_i = v^T tanh(k_i + q)
 
 The plain formula creates a tensor of B R L A values at every step, moves it to memory and back
-several times, and keeps it for the backward pass. Here nothing of that size is kept, as the
-backward pass computes it again. Exponentials are taken of regions, once for all steps, and of
-queries, instead of pairs:
+several times, and keeps it for the backward pass. Here nothing of that size is kept, because the
+backward pass computes it again. Exponentials are taken of keys, once for all steps, and of queries,
+but not of every pair:
 
     s = 1 / (1 + exp(-2 k) exp(-2 q)),   tanh(k + q) = 2 s - 1,   its slope = 4 (s - s^2)
 
@@ -24,7 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.weak import WeakIdKeyDictionary
+
+from captioner.model.attention import AdditiveScorer, widen
+from captioner.model.kernels.deferred import Steps
 
 LARGEST = 40.0
 """Keys and queries are clamped to +-40, as float32 holds exp(80). It changes the tanh of their sum
@@ -37,6 +39,44 @@ GPU_BLOCK = 512 << 20
 """Block size on other devices in bytes: enough to keep the device busy."""
 
 
+class BlockwiseScorer(AdditiveScorer):
+    """An additive scorer that compares in blocks, in teacher forcing and in search."""
+
+    in_pass = False
+    """Whether a pass of teacher forcing runs, with one memory for all steps."""
+    shared: SharedKeys | None = None
+    """The keys of the pass, from its first step on."""
+
+    def begin(self, steps: Steps) -> None:
+        """Start a pass."""
+        del steps
+        self.in_pass = True
+
+    def end(self) -> None:
+        """End the pass."""
+        self.in_pass, self.shared = False, None
+
+    def compare(self, query: Tensor, keys: Tensor) -> Tensor:
+        """See ``AdditiveScorer.compare``."""
+        in_pass = self.in_pass and keys.requires_grad
+        if torch.is_grad_enabled() and not in_pass:
+            return super().compare(query, keys)
+        with torch.autocast(query.device.type, enabled=False):
+            query, energy = widen(query), widen(self.energy.weight).flatten()
+            if not in_pass:
+                return _scores(exponentials(query), exponentials_of_keys(keys), energy)
+            self.shared = self.shared or SharedKeys(keys, energy)
+            return self.shared.scores(query, energy)
+
+
+def exponentials_of_keys(keys: Tensor) -> Tensor:
+    """Return `exponentials` of keys; the tensor keeps them for the next steps of a search."""
+    found: Tensor | None = getattr(keys, "exponentials", None)
+    if found is None:
+        found = keys.exponentials = exponentials(keys)  # type: ignore[attr-defined]
+    return found
+
+
 class SharedKeys:
     """The keys of all steps of a recurrence."""
 
@@ -46,7 +86,7 @@ class SharedKeys:
         self.chain = keys * (4 * energy.detach())
 
     def scores(self, query: Tensor, energy: Tensor) -> Tensor:
-        """Scores (b, R, L) of the next step, whose photos are the first ones."""
+        """Return the scores (b, R, L) of the next step, which has the first b photos."""
         scores: Tensor
         scores, self.chain = _Scores.apply(query, self.chain, energy, self.exponentials)
         return scores
@@ -85,31 +125,20 @@ class _Scores(torch.autograd.Function):
         return slopes.mul_(4 * energy), total, for_energy, None
 
 
-_OF_KEYS: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""The exponentials of the keys of each search, as long as it has these keys."""
-
-
-def scores_without_gradient(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-    """Scores (B, R, L)."""
-    if keys not in _OF_KEYS:
-        _OF_KEYS[keys] = exponentials(keys)
-    return _scores(exponentials(query), _OF_KEYS[keys], energy)
-
-
 def exponentials(x: Tensor) -> Tensor:
-    """exp(-2 x) of keys or queries of any shape."""
+    """Return exp(-2 x) of keys or queries of any shape."""
     return torch.exp(-2 * x.clamp(-LARGEST, LARGEST))
 
 
 def _scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-    """Scores (b, R, L) from exponentials of queries (b, R, A) and keys (b, L, A), and v (A,)."""
+    """Score exponentials of queries (b, R, A) and keys (b, L, A) with v (A,): (b, R, L)."""
     blocks = _blocks(query, keys)
     sums = torch.cat([torch.mv(s.flatten(0, 2), energy).view(s.shape[:3]) for _, s in blocks])
     return sums.mul_(2).sub_(energy.sum())
 
 
 def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Photos and s (b, R, L, A) of each block; s is overwritten by the next block."""
+    """Yield photos and s (b, R, L, A) of each block; the next block overwrites s."""
     largest = CPU_BLOCK if query.device.type == "cpu" else GPU_BLOCK
     photo = query.shape[1] * keys[0].numel() * keys.element_size()
     count = max(1, largest // max(1, photo))

@@ -22,7 +22,57 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captioner.model.kernels.switch import enabled, for_inference
+from captioner.model.efficientnet_lite import Block, Convolution
+
+INNER_BYTES = 20_000_000
+"""Size of a block's inner features for inference on a CPU. The features of the first blocks, six
+times as wide as their input, would otherwise be most of the memory that captioning needs."""
+
+
+class FastConvolution(Convolution):
+    """A convolution that uses `fused_convolution` and `depthwise_convolution` where they work."""
+
+    def layer(
+        self,
+        norm: nn.Module,
+        features: Tensor,
+        *,
+        relu6: bool = False,
+        added: Tensor | None = None,
+    ) -> Tensor:
+        """See ``Convolution.layer``."""
+        if isinstance(norm, nn.BatchNorm2d) or not can_fuse(features):
+            return super().layer(norm, features, relu6=relu6, added=added)
+        (stride, _), groups = self.stride, self.groups
+        return fused_convolution(
+            features, self.weight, self.bias, stride, groups, relu6=relu6, added=added
+        )
+
+    def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See ``Convolution.convolve``."""
+        learning = torch.is_grad_enabled() and features.device.type == "cpu"
+        if self.groups == 1 or not learning:
+            return super().convolve(features, weight, bias)
+        return depthwise_convolution(
+            self.pad(features), weight, bias, self.stride[0], int(self.padding[0])
+        )
+
+
+class FastBlock(Block):
+    """A block that encodes a few photos at a time in inference on a CPU, to bound its memory."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """See ``Block.forward``."""
+        if isinstance(self.bn1, nn.BatchNorm2d) or not for_inference(features):
+            return super().forward(features)
+        inner = self.conv_dw.weight.shape[0] * features[0, 0].numel() * features.element_size()
+        parts = torch.split(features, max(1, INNER_BYTES // inner))
+        return self.run(features) if len(parts) == 1 else torch.cat(list(map(self.run, parts)))
+
+
+def for_inference(features: Tensor) -> bool:
+    """Return whether features are on the CPU and gradients are not recorded."""
+    return features.device.type == "cpu" and not torch.is_grad_enabled()
 
 
 def fused_convolution(
@@ -59,13 +109,13 @@ def fused_convolution(
 
 
 def can_fuse(features: Tensor) -> bool:
-    """Whether `fused_convolution` should run on these features."""
-    return enabled() and for_inference(features) and works(features.dtype)
+    """Return whether `fused_convolution` should run on these features."""
+    return for_inference(features) and works(features.dtype)
 
 
 @cache
 def works(dtype: torch.dtype) -> bool:
-    """Whether `fused_convolution` works and gives what torch's operations give."""
+    """Return whether `fused_convolution` works and agrees with torch's operations."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False  # elsewhere torch has other convolutions, which may be faster
     with torch.inference_mode():
@@ -89,9 +139,7 @@ def works(dtype: torch.dtype) -> bool:
 def depthwise_convolution(
     features: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
 ) -> Tensor:
-    """``torch.nn.functional.conv2d`` with one channel per group."""
-    if not (enabled() and torch.is_grad_enabled() and features.device.type == "cpu"):
-        return nn.functional.conv2d(features, weight, bias, stride, padding, groups=len(weight))
+    """Return ``torch.nn.functional.conv2d`` with one channel per group, on a CPU."""
     if torch.is_autocast_enabled("cpu"):  # it does not apply inside the function
         dtype = torch.get_autocast_dtype("cpu")
         features, weight = features.to(dtype), weight.to(dtype)

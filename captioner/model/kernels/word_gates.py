@@ -1,10 +1,12 @@
-"""A table of the words' gate inputs, which replaces a product at every step of a search.
+"""A table of the gate inputs of words, which replaces a product at every step of a search.
 
-It gains 11% of captioning photos one by one in float32 (9 to 14% in five pairs, on one thread of an
-AMD EPYC), where a product waits for its weights, and little in batches.
+The table gains 11% of captioning photos one by one in float32 (9 to 14% in five pairs, on one
+thread of an AMD EPYC), where a product waits for its weights, and little in batches.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +15,10 @@ from torch import Tensor, nn
 class WordGates:
     """The gate inputs of words, computed when a word of their block first occurs.
 
-    Most captions need a tenth of the vocabulary. A block is always computed whole, so that a word's
-    values do not depend on the words that were looked up with it or before. On other devices than
-    the CPU all are computed at once, as finding those that are missing would wait for the device.
+    Most captions need a tenth of the vocabulary. A block is always computed whole, so that the
+    values of a word do not depend on the words that were looked up with it or before it. On other
+    devices than the CPU the whole table is computed at once, because a search for the missing
+    blocks would wait for the device.
     """
 
     BLOCK = 64
@@ -32,8 +35,12 @@ class WordGates:
         if self.table.device.type != "cpu":
             self._compute(set(self.missing))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Give a copied decoder no table, because its weights may change."""
+        return
+
     def look_up(self, tokens: Tensor) -> Tensor:
-        """The gate inputs of tokens: (...,) to (..., 4N)."""
+        """Return the gate inputs of tokens, (...,) to (..., 4N)."""
         if self.missing:
             self._compute({token // self.BLOCK for token in tokens.flatten().tolist()})
         return nn.functional.embedding(tokens, self.table)

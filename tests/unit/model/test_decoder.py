@@ -163,7 +163,7 @@ def test_teacher_forcing_matches_the_equations(kind, decoder, features, tokens) 
     unrolled = decoder(decoder.memory(features), tokens)
 
     logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
-    found, weights = (logits, unrolled.alphas, unrolled.gates), Weights(decoder)
+    found, weights = (logits, unrolled.alphas, unrolled.betas), Weights(decoder)
     for photo, caption in np.ndindex(B, R):
         words = tokens[photo, caption].tolist()
         steps = REFERENCES[kind](weights, features[photo].double().numpy(), words)

@@ -115,7 +115,7 @@ class Enumeration:
         self.tokens = torch.tensor([SHAPES[shape]])
         self.real = self.tokens[..., 1:] != PAD
         self.steps: Iterator[tuple[int, ...]] = iter(())
-        monkeypatch.setattr("captioner.model.attention.sample_index", self.sample)
+        monkeypatch.setattr("captioner.model.hard_attention.sample_index", self.sample)
 
     def script(self, sequence: tuple[int, ...]) -> None:
         rest, lengths = iter(sequence), self.real.sum(-1)[0].tolist()

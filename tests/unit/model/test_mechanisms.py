@@ -77,7 +77,7 @@ def test_step_by_step_equals_teacher_forcing(name: str, features: Tensor) -> Non
         for whole, now in zip(unrolled.outputs, step.outputs, strict=True):
             torch.testing.assert_close(whole[:, :, t], now)
         torch.testing.assert_close(unrolled.alphas[:, :, t], step.alphas)
-        torch.testing.assert_close(unrolled.gates[:, :, t], step.gate[..., 0])
+        torch.testing.assert_close(unrolled.betas[:, :, t], step.beta[..., 0])
         if " hard " in name:
             assert torch.equal(unrolled.chosen[:, :, t], step.chosen)
         else:
@@ -114,7 +114,7 @@ def test_search_agrees_with_teacher_forcing(name: str, features: Tensor) -> None
             for array, expected in (
                 (found.token_log_probs, log_probs[:length]),
                 (found.alphas, unrolled.alphas[0, 0, :length]),
-                (found.gates, unrolled.gates[0, 0, :length]),
+                (found.gates, unrolled.betas[0, 0, :length]),
             ):
                 torch.testing.assert_close(torch.from_numpy(array), expected)
             assert found.log_prob == pytest.approx(log_probs.sum().item(), rel=1e-4)

@@ -11,6 +11,7 @@ from toy_encoder import randomize_norms
 
 from captioner.model.efficientnet_lite import Convolution, recompute_blocks
 from captioner.model.encoder import Encoder
+from captioner.model.kernels import accelerate
 
 STAGES = [f"blocks.{number}" for number in range(7)]
 
@@ -57,6 +58,7 @@ def test_stage_inputs_depend_only_on_earlier_weights(lite: Encoder) -> None:
 def test_depthwise_convolution_gradients_equal_torchs(stride: int, kernel: int, size: int) -> None:
     """Our backward pass replaces torch's on CPUs; in float64 the two agree."""
     layer = Convolution(6, 6, kernel, stride=stride, groups=6).double()
+    accelerate(layer)
     bias = torch.randn(6, dtype=torch.float64, requires_grad=True)
     photos = torch.randn(3, 6, size, size, dtype=torch.float64, requires_grad=True)
     ours = layer.convolve(photos, layer.weight, bias)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioner.model.kernels import additive, additive_scores
-from captioner.model.kernels.additive import LARGEST, SharedKeys
+from captioner.model.attention import AdditiveScorer, Sizes
+from captioner.model.kernels import additive
+from captioner.model.kernels.additive import LARGEST, BlockwiseScorer, SharedKeys
 
 # Photos, queries, regions, size; the later ones have a single photo, query or region.
 SHAPES = [(3, 4, 5, 6), (3, 1, 5, 6), (3, 4, 1, 6), (1, 4, 5, 6), (1, 1, 1, 1)]
@@ -85,6 +86,9 @@ def test_no_pairwise_tensor_is_kept_for_the_backward_pass() -> None:
 
 @torch.no_grad()
 def test_a_search_gives_the_plain_formula() -> None:
-    query, keys, energy = parts((3, 4, 5, 6))
-    for given in (query, query + 1):  # the second step uses what the first one kept of the keys
-        torch.testing.assert_close(additive_scores(given, keys, energy), plain(given, keys, energy))
+    query, keys, _ = parts((3, 4, 5, 6))
+    sizes = Sizes(features=6, query=6, attention=6, regions=5)
+    scorer, fast = AdditiveScorer(sizes).double(), BlockwiseScorer(sizes).double()
+    fast.load_state_dict(scorer.state_dict())
+    for given in (query, query + 1):  # the second step reuses the exponentials of the keys
+        torch.testing.assert_close(fast.compare(given, keys), scorer.compare(given, keys))

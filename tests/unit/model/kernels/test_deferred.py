@@ -8,8 +8,9 @@ import weakref
 import torch
 from torch import Tensor, nn
 
-from captioner.model.kernels import StepLinear, additive_scores, plain_formulas
-from captioner.model.kernels.deferred import deferred_gradients
+from captioner.model.attention import AdditiveScorer, Sizes
+from captioner.model.kernels.additive import BlockwiseScorer
+from captioner.model.kernels.deferred import DeferredLinear, Steps
 
 EXTENTS = ((3, 4), (3, 2), (1, 2))
 L, D, N, A = 5, 4, 6, 7
@@ -20,20 +21,31 @@ class Recurrence(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.query, self.recurrent = StepLinear(N, A), StepLinear(D, N)
-        self.energy = nn.Parameter(torch.randn(A))
+        sizes = Sizes(features=D, query=N, attention=A, regions=L)
+        self.plain, self.scorer = AdditiveScorer(sizes), BlockwiseScorer(sizes)
+        self.query = self.scorer.query = DeferredLinear(N, A, bias=False)
+        self.recurrent = DeferredLinear(D, N, bias=False)
+        self.plain.query, self.plain.energy = self.query, self.scorer.energy
         self.double()
 
-    def forward(self, state: Tensor, keys: Tensor, values: Tensor) -> list[Tensor]:
-        steps = []
-        with deferred_gradients(self, [b * r for b, r in EXTENTS]):
-            for photos, captions in EXTENTS:
-                state = state[:photos, :captions]
-                query, own = self.query(state), keys[:photos]
-                alphas = additive_scores(query, own, self.energy).softmax(-1)
-                state = torch.tanh(self.recurrent(alphas @ values[:photos]))
-                steps.append(state.sum())
-        return steps
+    def forward(
+        self, state: Tensor, keys: Tensor, values: Tensor, plain: bool = False
+    ) -> list[Tensor]:
+        found, steps = [], Steps(EXTENTS)
+        kernels = () if plain else (self.query, self.recurrent, self.scorer)
+        for kernel in kernels:
+            kernel.begin(steps)
+        for photos, captions in steps:
+            scorer = self.plain if plain else self.scorer
+            alphas = scorer(state[:photos, :captions], keys[:photos]).softmax(-1)
+            state = torch.tanh(self.recurrent(alphas @ values[:photos]))
+            found.append(state.sum())
+        for kernel in kernels:
+            kernel.end()
+        return found
+
+    def learned(self) -> list[Tensor]:
+        return [self.query.weight, self.recurrent.weight, self.scorer.energy.weight]
 
 
 def inputs() -> list[Tensor]:
@@ -46,14 +58,13 @@ def test_gradients_are_exact() -> None:
     assert torch.autograd.gradcheck(lambda *given: sum(model(*given)), inputs())
 
 
-def test_any_part_of_the_graph_gives_the_gradients_of_the_plain_formulas() -> None:
+def test_any_part_of_the_graph_gives_the_gradients_of_plain_layers() -> None:
     """Also after a pass over another part: nothing of it may be left in a sum."""
     model, given = Recurrence(), inputs()
     steps = model(*given)
-    with plain_formulas():
-        plain_steps = model(*given)
-    everything = [*given, *model.parameters()]
-    only_energy = [model.energy]
+    plain_steps = model(*given, plain=True)
+    everything = [*given, *model.learned()]
+    only_energy = [model.scorer.energy.weight]
 
     for last, wanted in ((3, only_energy), (1, everything), (3, everything), (3, everything)):
         found, expected = (
