@@ -26,6 +26,7 @@ from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.attention import Memory
 from captioner.model.captioner import CaptionModel
 from captioner.model.decoder import Decoder
+from captioner.model.hard_attention import HardLosses
 from captioner.model.losses import Losses, caption_losses, score_words, with_attention_losses
 from captioner.model.reading import reading_loss
 from captioner.options import SearchOptions, SelfCriticalConfig, TrainConfig
@@ -165,8 +166,16 @@ def _weighted_sum(
     first: Loss, second: Loss, weight: float, decoder: Decoder, memory: Memory
 ) -> Losses:
     """Two losses of the same photos, which are encoded once."""
-    pairs = zip(first(decoder, memory), second(decoder, memory), strict=True)
-    return Losses(*(one + weight * other for one, other in pairs))
+    one, other = first(decoder, memory), second(decoder, memory)
+    hard = None
+    if one.hard is not None and other.hard is not None:
+        pairs = zip(one.hard, other.hard, strict=True)
+        hard = HardLosses(*(mine + weight * added for mine, added in pairs))
+    return Losses(
+        one.cross_entropy + weight * other.cross_entropy,
+        one.attention_penalty + weight * other.attention_penalty,
+        hard,
+    )
 
 
 class SelfCritical:

@@ -14,13 +14,8 @@ from torch.nn.functional import cross_entropy
 from toy_decoder import random_decoder
 
 from captioner.model.decoder import Decoder
-from captioner.model.losses import (
-    Losses,
-    attention_penalty,
-    caption_losses,
-    map_entropy,
-    score_function,
-)
+from captioner.model.hard_attention import HardLosses, map_entropy, score_function
+from captioner.model.losses import Losses, attention_penalty, caption_losses
 from captioner.options import TrainingConfig
 from captioner.text.vocabulary import END, NEVER_GENERATED, PAD, START
 from captioner.training.objectives import policy_gradient_loss
@@ -229,7 +224,8 @@ def test_losses_of_an_all_padding_batch_are_zero() -> None:
     decoder = build("soft")
     losses = caption_losses(decoder, decoder.memory(features(2)), torch.full((2, 1, 4), PAD))
 
-    assert not any(losses)
+    assert losses.cross_entropy == losses.attention_penalty == 0
+    assert losses.hard is losses.reading is None
     (losses.cross_entropy + losses.attention_penalty).backward()
     for parameter in decoder.parameters():
         assert parameter.grad is None or parameter.grad.isfinite().all()
@@ -244,13 +240,14 @@ def test_baseline_is_a_running_mean_of_log_probabilities() -> None:
 
 
 def test_objective_is_the_weighted_sum_of_its_parts() -> None:
-    parts = (torch.tensor(float(number)) for number in (2, 3, 5, 7, 11))
+    ce, penalty, score, entropy, read = (torch.tensor(float(n)) for n in (2, 3, 5, 7, 11))
     config = TrainingConfig(
         attention_penalty=10.0, hard_reward=100.0, hard_entropy=1000.0, reading=10_000.0
     )
 
-    expected = 2 + 10 * 3 + 100 * 5 - 1000 * 7 + 10_000 * 11
-    assert Losses(*parts).total(config).item() == expected
+    assert Losses(ce, penalty).total(config).item() == 2 + 10 * 3
+    losses = Losses(ce, penalty, HardLosses(score, entropy), read)
+    assert losses.total(config).item() == 2 + 10 * 3 + 100 * 5 - 1000 * 7 + 10_000 * 11
 
 
 # --- Policy gradient -----------------------------------------------------------------------------

@@ -73,7 +73,8 @@ def losses_and_gradients(
     with autocast(precision, torch.device("cpu")):
         losses = caption_losses(decoder, decoder.memory(given), tokens)
     loss = losses.total(TrainingConfig(attention_penalty=0.5))
-    return [*losses, *torch.autograd.grad(loss, [given, *decoder.parameters()])]
+    gradients = torch.autograd.grad(loss, [given, *decoder.parameters()])
+    return [losses.cross_entropy, losses.attention_penalty, *gradients]
 
 
 def assert_equal(decoder: Decoder, tokens: Tensor) -> None:
