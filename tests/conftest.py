@@ -1,7 +1,8 @@
-"""Fixtures shared by all tests, and the three test tiers.
+"""Fixtures shared by all tests, the three test tiers, and packages that may be missing.
 
 ``pytest`` runs the quick tests, ``pytest --slow`` the slow ones as well (as CI does), and
-``pytest --stress`` adds soak, kill and fuzz tests.
+``pytest --stress`` adds soak, kill and fuzz tests. Tests whose packages are not installed are
+skipped, except in CI.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import pytest
 import torch
 from hypothesis import settings
+from optional_packages import skip_if_missing, summarize_missing
 from running import PATIENCE, static_server
 
 from captioner.inference.stored_model import StoredModel
@@ -94,6 +96,22 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for tier, count in sorted(NOT_RUN.items()):
         tests = "test" if count == 1 else "tests"
         terminalreporter.write_line(f"{count} {tier} {tests} not run: add {TIERS[tier]}")
+    summarize_missing(terminalreporter)
+
+
+# --- packages that .[dev] does not install -------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    report = yield
+    return skip_if_missing(report, getattr(report, "call", None), collector.path, 0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
+    report = yield
+    return skip_if_missing(report, call, item.path, item.location[1] or 0)
 
 
 # --- fixtures ------------------------------------------------------------------------------------

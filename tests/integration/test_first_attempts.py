@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import httpx
 import numpy as np
 import pytest
-import requests
 from pages import examples, read
 from PIL import Image
 from running import serve_command
@@ -75,6 +74,8 @@ def test_curl(server, command):
 
 def test_requests(server):
     """Its forms and those of httpx differ; see test_photos.py for httpx's."""
+    import requests
+
     photo = (server.folder / "photo.jpg").read_bytes()
     for more in (
         {"files": {"image": photo}, "data": {"beam_size": 3}},

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 from captioner.errors import DataError
 from captioner.evaluation.references import (
@@ -51,6 +50,8 @@ def counted(truth) -> DocumentFrequencies:
 
 @given(truth=TRUTH.filter(has_words), frozen=FROZEN.filter(has_words), data=st.data())
 def test_equals_pycocoevalcap_with_frozen_frequencies(truth, frozen, data) -> None:
+    from pycocoevalcap.cider.cider_scorer import CiderScorer
+
     candidates = {i: data.draw(CAPTION) for i in truth}
     counter = CiderScorer()
     for captions in frozen.values():

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pycocoevalcap.bleu.bleu import Bleu
-from pycocoevalcap.cider.cider import Cider
 
 from captioner.evaluation.reward import CaptionReward
 from captioner.text.vocabulary import PAD, UNKNOWN, Vocabulary
@@ -36,6 +34,9 @@ def rewards(truth, **options) -> CaptionReward:
 @pytest.mark.parametrize("count_end", [False, True])
 @given(truth=TRUTH, data=st.data())
 def test_rewards_equal_pycocoevalcap(count_end, truth, data) -> None:
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+
     samples = {i: data.draw(SAMPLE) for i in truth}
     ended = {i: data.draw(st.booleans()) for i in truth}
     reward = rewards(truth, cider=3, bleu=0.5, count_end=count_end)
