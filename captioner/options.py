@@ -211,8 +211,9 @@ class DecoderConfig(Checked):
     dropout: Fraction = 0.5
     """Dropout rate of the word embedding and of the output layer's input."""
     attention: str = "additive"
-    """How regions are scored: additive, concat, dot, general, location, scaled_dot, multi_head, or
-    a registered scorer; or one vector for the whole photo: fixed, fixed_at_start."""
+    """Attention mechanism. A score: additive, general, dot or another of docs/attention.md, or a
+    registered scorer. Several heads: multi_head. The same vector for all words: fixed. The photo
+    sets the first state only: fixed_at_start."""
     query: Literal["hidden", "self", "mean"] = "hidden"
     """Attention query: the hidden state, each region itself, or the mean of all regions. The last
     two give all words the same map, and need additive, dot or general attention."""

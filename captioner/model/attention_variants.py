@@ -220,3 +220,15 @@ class PhotoAttention(OneMap):
             scores = self.scorer(masked_mean(features, mask), keys)
         alphas = softmax(scores, mask)
         return Memory(alphas.to(features.dtype) @ features, alphas, summary, mask)
+
+
+BUILT_IN: dict[str, type[Scorer]] = {
+    "additive": AdditiveScorer,
+    "concat": ConcatScorer,
+    "dot": DotScorer,
+    "general": GeneralScorer,
+    "location": LocationScorer,
+    "scaled_dot": ScaledDotScorer,
+}
+"""The scorers by their ``decoder.attention`` value. A new one needs its class and an entry here,
+its equation in tests/unit/model/test_attention.py, and a row in docs/attention.md."""

@@ -1,7 +1,7 @@
-"""Builds the attention and the decoder that a config describes.
+"""Build the attention and the decoder that a config describes.
 
-decoder.attention   additive, concat, dot, general, location, scaled_dot (a Scorer each), a
-                    registered scorer, multi_head, or no attention: fixed, fixed_at_start
+decoder.attention   a scorer of ``attention_variants.BUILT_IN`` or a registered one, multi_head, or
+                    no attention: fixed, fixed_at_start
 decoder.query       hidden (the hidden state); self, mean (features of the photo)
 decoder.selection   soft (weighted mean), hard (one sampled region)
 decoder.order       bahdanau (attend, then the LSTM), luong (the LSTM, then attend)
@@ -12,25 +12,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from captioner.errors import ConfigError
 from captioner.messages import first_line
-from captioner.model.attention import (
-    AdditiveScorer,
-    Attention,
-    Scorer,
-    Sizes,
-    SoftAttention,
-)
+from captioner.model.attention import Attention, Scorer, Sizes, SoftAttention
 from captioner.model.attention_variants import (
-    ConcatScorer,
-    DotScorer,
+    BUILT_IN,
     FixedVector,
-    GeneralScorer,
-    LocationScorer,
     MultiHeadAttention,
     PhotoAttention,
-    ScaledDotScorer,
 )
 from captioner.model.decoder import BahdanauDecoder, Decoder
 from captioner.model.decoder_variants import LuongDecoder, PlainDecoder
@@ -44,17 +35,7 @@ WITHOUT_SCORER = ("multi_head", "fixed", "fixed_at_start")
 PHOTO_QUERIES = ("additive", "dot", "general")
 """Scorers that support ``decoder.query`` self and mean."""
 
-SCORERS: Registry[type[Scorer]] = Registry(
-    "scorer",
-    {
-        "additive": AdditiveScorer,
-        "concat": ConcatScorer,
-        "dot": DotScorer,
-        "general": GeneralScorer,
-        "location": LocationScorer,
-        "scaled_dot": ScaledDotScorer,
-    },
-)
+SCORERS: Registry[type[Scorer]] = Registry("scorer", BUILT_IN)
 """Scorers by their ``decoder.attention`` value."""
 
 DECODERS: dict[str, type[Decoder]] = {"bahdanau": BahdanauDecoder, "luong": LuongDecoder}
@@ -170,5 +151,33 @@ def build_decoder(
     attention = build_attention(config, sizes)
     decoder = kind(config, attention, feature_dim, vocabulary_size, styles)
     if initialize:
-        decoder.initialize()
+        initialize_weights(decoder)
     return decoder
+
+
+@torch.no_grad()
+def initialize_weights(decoder: Decoder) -> None:
+    """Initialize the weights of a new decoder, in place."""
+    for module in decoder.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    nn.init.normal_(decoder.embedding.weight, std=0.5)
+    for gates in decoder.hidden_gates.weight.chunk(decoder.GATES):
+        nn.init.orthogonal_(gates)
+    # Open forget gates (Jozefowicz et al. 2015); a norm would cancel the bias in front of it.
+    if decoder.gate_norms is None:
+        decoder.word_gates.bias.chunk(decoder.GATES)[1].fill_(1.0)
+    else:
+        decoder.gate_norms[1].bias.fill_(1.0)  # type: ignore[operator]
+
+
+@torch.no_grad()
+def start_at_frequencies(decoder: Decoder, counts: Tensor) -> None:
+    """Set the output bias to the log word frequencies, which saves the first training steps.
+
+    ``counts``, (V,), has the number of each token among the training targets.
+    """
+    share = (counts + 1) / (counts + 1).sum()  # + 1: unseen tokens are rare, not impossible
+    decoder.word_output.bias.copy_(share.log())

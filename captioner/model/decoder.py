@@ -116,32 +116,6 @@ class Decoder(nn.Module):
         """Create the layers that only this decoder has."""
         raise NotImplementedError
 
-    @torch.no_grad()
-    def initialize(self) -> None:
-        """Initialize the weights."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        nn.init.normal_(self.embedding.weight, std=0.5)
-        for gates in self.hidden_gates.weight.chunk(self.GATES):
-            nn.init.orthogonal_(gates)
-        # Open forget gates (Jozefowicz et al. 2015); a norm would cancel the bias in front of it.
-        if self.gate_norms is None:
-            self.word_gates.bias.chunk(self.GATES)[1].fill_(1.0)
-        else:
-            self.gate_norms[1].bias.fill_(1.0)  # type: ignore[operator]
-
-    @torch.no_grad()
-    def init_output_bias(self, counts: Tensor) -> None:
-        """Initialize the output bias to the log word frequencies, which saves the first steps.
-
-        ``counts``, (V,), counts each token among the training targets.
-        """
-        share = (counts + 1) / (counts + 1).sum()  # + 1: unseen tokens are rare, not impossible
-        self.word_output.bias.copy_(share.log())
-
     def memory(
         self, features: Tensor, mask: Tensor | None = None, summary: Tensor | None = None
     ) -> Memory:

@@ -25,7 +25,7 @@ from captioner.inference.stored_model import StoredModel
 from captioner.inference.weights import to_float16
 from captioner.memory import memory_errors
 from captioner.model import kernels
-from captioner.model.build import check_attention
+from captioner.model.build import check_attention, start_at_frequencies
 from captioner.model.captioner import CaptionModel
 from captioner.model.efficientnet_lite import recompute_blocks
 from captioner.model.encoder import Encoder, build_encoder
@@ -122,7 +122,7 @@ def prepare(config: TrainConfig) -> Setup:
     if config.init_from is None:
         tokens = [token for photo in encoded for caption in photo.tokens for token in caption]
         counted = torch.bincount(torch.tensor(tokens), minlength=len(stored.vocabulary))
-        model.decoder.init_output_bias(counted.float())
+        start_at_frequencies(model.decoder, counted.float())
     setup = Setup(config, repeat_photos(encoded, config.data), val, stored)
     if config.data.features:
         setup.cache, setup.train = open_features(config, model, setup.train, val)

@@ -34,6 +34,11 @@ MECHANISMS = (
     "fixed_at_start hidden soft bahdanau",
     "fixed_at_start hidden soft luong normed",
 )
+MECHANISMS += tuple(
+    f"{name} hidden soft bahdanau"
+    for name in SCORERS
+    if not any(known.startswith(f"{name} ") for known in MECHANISMS)
+)
 ONE_OF_EACH = MECHANISMS[:1] + tuple(MECHANISMS[n] for n in (2, 3, 6, 7, 12, 14, 15, 18, 19, 21))
 """Each setting at least once."""
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from toy_decoder import random_decoder
 
-from captioner.model.build import build_decoder
+from captioner.model.build import build_decoder, start_at_frequencies
 from captioner.model.decoder import Decoder
 from captioner.options import DecoderConfig
 from captioner.text.vocabulary import PAD
@@ -209,7 +209,7 @@ def test_initial_output_follows_word_frequencies(kind) -> None:
     counts = torch.tensor([0.0, 0.0, 40.0, 5.0, 39.0, 2.0, 1.0, 0.0, 9.0])
     nn.init.zeros_(decoder.word_output.weight)
 
-    decoder.init_output_bias(counts)
+    start_at_frequencies(decoder, counts)
 
     found = decoder.word_output(torch.zeros(decoder.word_output.in_features)).softmax(-1)
     torch.testing.assert_close(found, (counts + 1) / (96 + V))
