@@ -25,7 +25,6 @@ from captioner.option_fields import (
     marked,
     option_fields,
 )
-from captioner.text.tokenizer import normalize, tokenize
 
 Positive = Annotated[int, Ge(1)]
 NonNegative = Annotated[int, Ge(0)]
@@ -429,8 +428,12 @@ def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
         given = given.strip(" []").replace(",", " ").split()
     if not (given is None or isinstance(given, Iterable)):
         raise ConfigError(f"{option} is {given!r}; give words")
+    if not given:
+        return ()
+    from captioner.text.tokenizer import normalize, tokenize  # slow to import
+
     words = []
-    for text in given or ():
+    for text in given:
         tokens = tokenize(normalize(str(text)))
         if len(tokens) != 1:
             found = f"{len(tokens)} words ({' '.join(tokens)})" if tokens else "not a word"

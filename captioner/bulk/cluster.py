@@ -12,61 +12,19 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from annotated_types import Interval
-
+from captioner.bulk.options import RayOptions
 from captioner.errors import CaptionerError, DataError
 from captioner.memory import keep_freed_memory
 from captioner.messages import first_line
-from captioner.option_fields import Shown
-from captioner.options import Positive
 
 RETRIES = 20
 """How often an item is given to another process after its process died; then the job fails."""
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
-Share = Annotated[float, Interval(ge=0, lt=math.inf)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RayOptions:
-    """Millions of photos."""
-
-    engine: Literal["plain", "ray"] = "plain"
-    """ray: run on a Ray cluster, or with several processes of this machine. Captioning then reads
-    photos, folders, Parquet files, WebDataset tars and object storage (s3://...), and writes
-    numbered parts to the folder -o; features are those of the plain engine, read from a shared
-    disk."""
-    part_photos: Positive | None = None
-    """Photos per part (default: 1000, of features 256); a tar file is always one part, and parts of
-    features are whole batches."""
-    workers: Positive | None = None
-    """Number of processes (default: as many as fit)."""
-    worker_cpus: Share = 1.0
-    """CPUs per worker."""
-    worker_gpus: Share = 0.0
-    """GPUs per worker; 0.5: two workers share one."""
-    ray_address: Annotated[str, Shown("HOST:PORT")] | None = None
-    """Cluster to join, or auto (default: RAY_ADDRESS, or this machine)."""
-
-    def worker_device(self, device: str) -> str:
-        """The device of workers: not ``auto`` on a GPU that is for others."""
-        return "cpu" if device == "auto" and not self.worker_gpus else device
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaptionRayOptions(RayOptions):
-    """Parquet files of photos (--engine ray)."""
-
-    image_column: str | None = None
-    """Parquet column that contains the photos as bytes, paths or URLs (default: detected)."""
-    key_column: str | None = None
-    """Parquet column that contains the photos' names for the output (default: the path, or file and
-    row number)."""
 
 
 def run_on_cluster(

@@ -14,7 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from captioner.bulk.cluster import RayOptions, run_on_cluster
+from captioner.bulk.cluster import run_on_cluster
+from captioner.bulk.options import RayOptions
 from captioner.data.features import (
     Blocks,
     EncodedPhoto,

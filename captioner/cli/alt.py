@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, unquote, urljoin
 
-from captioner.cli.arguments import checked_search, command
+from captioner.cli.arguments import command
 from captioner.cli.console import warn
 from captioner.cli.main import FAILED, OK
 from captioner.cli.output_files import new_file
 from captioner.cli.rows import as_sentence
+from captioner.cli.search_options import checked_search
 from captioner.data.cells import SafeWriter
 from captioner.data.folders import NamedFiles, unsafe_name
 from captioner.data.html_images import HtmlImage, HtmlPage

@@ -14,13 +14,11 @@ import argparse
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
-from captioner.bulk.cluster import CaptionRayOptions, RayOptions
 from captioner.errors import ConfigError
-from captioner.extras import require_extra
 from captioner.option_fields import (
     OptionField,
     build_options,
@@ -314,35 +312,3 @@ def refuse(options: Any, names: Iterable[str], why: str) -> None:
     """Raise ConfigError for the first of these options that was given."""
     for name in flags_given(options, *names):
         raise ConfigError(f"{name} {why}")
-
-
-def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOptions:
-    """The model's search options with those of the command line.
-
-    Reads the model's config only, so that an error does not have to wait for torch and the model.
-    """
-    from captioner.inference.config_file import read_config, read_search
-    from captioner.inference.find_model import find_model
-    from captioner.inference.names import SHIPPED_MODEL
-    from captioner.inference.reading import NO_KEYWORDS, READING
-    from captioner.search.words import encode_search_words
-
-    folder = find_model(models[0] if models else SHIPPED_MODEL)
-    own, vocabulary = read_search(folder)
-    search = own.changed(**given)
-    if search.keywords and not read_config(folder).get(READING, {}).get("keywords"):
-        raise ConfigError(f"--keywords: {folder} {NO_KEYWORDS}")
-    encode_search_words(search, vocabulary)
-    return search
-
-
-def check_engine(options: RayOptions) -> bool:
-    """Whether the engine is ray; check that it is installed, or that its options are not given."""
-    if options.engine == "plain":
-        why = "is for --engine ray; add it, or leave this option out"
-        refuse(options, option_fields(CaptionRayOptions), why)
-        return False
-    if not (options.worker_cpus or options.worker_gpus):
-        raise ConfigError("--worker-cpus is 0; give 1 or more, or --worker-gpus")
-    require_extra("ray", "--engine ray")
-    return True

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Interval
 
 from captioner.caption import END_NAME, Caption
-from captioner.cli.arguments import checked_search, command, flag, flags_given, refuse
+from captioner.cli.arguments import command, flag, flags_given, refuse
 from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
 from captioner.cli.output_files import refuse_overwrite, require_parent
 from captioner.cli.photos import PICTURE_MARK, STDIN, PhotoOptions, Photos, find_photos
+from captioner.cli.search_options import checked_search
 from captioner.data.images import MAX_STREAM_BYTES, open_image
 from captioner.data.reading import photo_bar
 from captioner.drawing.animation import Animation, animate

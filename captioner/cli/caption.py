@@ -12,8 +12,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from captioner.bulk.cluster import CaptionRayOptions
-from captioner.cli.arguments import check_engine, checked_search, command, flag, flags_given, refuse
+from captioner.bulk.options import CaptionRayOptions, on_ray
+from captioner.cli.arguments import command, flag, flags_given, refuse
 from captioner.cli.caption_formats import CaptionFormat, FormatName, choose_format
 from captioner.cli.caption_on_ray import caption_on_ray
 from captioner.cli.console import hint, warn
@@ -23,6 +23,7 @@ from captioner.cli.main import FAILED, OK
 from captioner.cli.output_files import new_file
 from captioner.cli.photos import STDIN, PhotoOptions, find_photos, read_names
 from captioner.cli.rows import Name, Row, Wording, make_row
+from captioner.cli.search_options import checked_search
 from captioner.cli.sidecars import SidecarOptions, Store, choose_store
 from captioner.cli.videos import read_interval, video_rows
 from captioner.data.formats import FORMATS, VIDEO
@@ -74,7 +75,7 @@ def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
     """Caption all photos; report those that failed."""
     if options.if_unsure and options.min_confidence is None:
         options = replace(options, min_confidence=0.5)
-    if check_engine(options):
+    if on_ray(options):
         return _on_ray(options, checked_search(options.model, given))
     store = choose_store(options, force=options.force)
     target = None if options.output in (None, "-") else Path(str(options.output))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from captioner.bulk.cluster import CaptionRayOptions
+from captioner.bulk.options import CaptionRayOptions
 from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
 from captioner.data.reading import photo_bar

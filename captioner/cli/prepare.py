@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from captioner.bulk.cluster import RayOptions
-from captioner.cli.arguments import check_engine, command
+from captioner.bulk.options import RayOptions, on_ray
+from captioner.cli.arguments import command
 from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
 from captioner.cli.output_files import refuse_overwrite
@@ -105,8 +105,8 @@ def features(options: FeaturesOptions, given: dict[str, Any]) -> int:
     """Encode the photos that are missing."""
     config = read_config(options, read_changes(options, given))
     folder, batch_size = Path(options.output), options.batch_size
-    on_ray = check_engine(options)
-    device = options.worker_device(options.device) if on_ray else options.device
+    with_ray = on_ray(options)
+    device = options.worker_device(options.device) if with_ray else options.device
 
     from captioner.data.features import FeatureCache, FeatureWriter
     from captioner.files import require_space
@@ -123,7 +123,7 @@ def features(options: FeaturesOptions, given: dict[str, Any]) -> int:
         )
         require_space(folder, writer.missing_bytes)
         bar = photo_bar(total=len(images), initial=writer.done, desc="encoding")
-        if on_ray:
+        if with_ray:
             from captioner.bulk.cluster import cluster
             from captioner.bulk.features import ray_blocks
 

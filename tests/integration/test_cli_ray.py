@@ -304,7 +304,8 @@ def test_a_photo_that_kills_every_worker_ends_the_job(photos, tiny, on_ray, tmp_
 
 LISTENING = """
 import psutil
-from captioner.bulk.cluster import RayOptions, cluster, run_on_cluster
+from captioner.bulk.cluster import cluster, run_on_cluster
+from captioner.bulk.options import RayOptions
 
 workers = RayOptions(workers=1)
 with cluster(workers):

@@ -48,7 +48,7 @@ LINES = [
     ("caption a.mp4 --every 1s -o x.vtt --num-captions 2", "vtt has one caption per photo"),
     ("caption a.mp4 -o x.vtt", "vtt is for videos; give --every 5s too"),
     # Ray.
-    ("caption PHOTOS --workers 2", "--workers is for --engine ray; add it, or leave this option"),
+    ("caption PHOTOS --workers 2", "workers is for engine ray; add it, or leave this option"),
     ("caption PHOTOS --format parquet -o x", "parquet"),
     ("caption PHOTOS --engine ray -o x.jsonl", "ray writes a folder of parts; give -o FOLDER"),
     ("caption PHOTOS --engine ray -o x --format csv", "ray writes jsonl or parquet, not csv"),

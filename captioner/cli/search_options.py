@@ -1,0 +1,29 @@
+"""Search options of the commands that caption, checked before torch and the model are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from captioner.errors import ConfigError
+from captioner.options import SearchOptions
+
+
+def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOptions:
+    """The model's search options with those of the command line.
+
+    Reads the model's config only, so that an error does not have to wait for torch and the model.
+    """
+    from captioner.inference.config_file import read_config, read_search
+    from captioner.inference.find_model import find_model
+    from captioner.inference.names import SHIPPED_MODEL
+    from captioner.inference.reading import NO_KEYWORDS, READING
+    from captioner.search.words import encode_search_words
+
+    folder = find_model(models[0] if models else SHIPPED_MODEL)
+    own, vocabulary = read_search(folder)
+    search = own.changed(**given)
+    if search.keywords and not read_config(folder).get(READING, {}).get("keywords"):
+        raise ConfigError(f"--keywords: {folder} {NO_KEYWORDS}")
+    encode_search_words(search, vocabulary)
+    return search
