@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Interval, Le, Lt
+from annotated_types import Interval
 
 from captioner.errors import ConfigError
 from captioner.messages import either
@@ -90,15 +90,11 @@ class OptionField:
     """None where a value is made anew for each instance, such as a list; see ``required``."""
     required: bool
     shown: Shown
+    untrusted: Untrusted | None
     marks: tuple[Any, ...]
-    """Everything else in the annotation, such as ``Role`` and ``Untrusted``."""
+    """Everything in the annotation besides the type, such as ``Role.SAMPLING``."""
     owner: type
     """The dataclass that declares it."""
-
-    @property
-    def untrusted(self) -> Untrusted | None:
-        """Its mark ``Untrusted``."""
-        return next((mark for mark in self.marks if isinstance(mark, Untrusted)), None)
 
     @property
     def help(self) -> str:
@@ -194,16 +190,12 @@ def _read(field: dataclasses.Field[Any], hint: Any, owner: type) -> OptionField:
             marks += found
         hint = types.GenericAlias(get_origin(hint), (kind, *rest))
     bounds: dict[str, Any] = {}
-    shown, others = Shown(), []
+    by_type: dict[type, Any] = {}
     for mark in marks:
-        if isinstance(mark, Shown):
-            shown = mark
-        elif isinstance(mark, Interval | Ge | Gt | Le | Lt):
-            for name in _BOUNDS:
-                if (limit := getattr(mark, name, None)) is not None:
-                    bounds[name] = limit
-        else:
-            others.append(mark)
+        by_type[type(mark)] = mark
+        for name in _BOUNDS:
+            if (limit := getattr(mark, name, None)) is not None:
+                bounds[name] = limit
     made, missing = field.default_factory, dataclasses.MISSING
     default = None if field.default is missing else field.default
     return OptionField(
@@ -216,8 +208,9 @@ def _read(field: dataclasses.Field[Any], hint: Any, owner: type) -> OptionField:
         choices=get_args(kind) if get_origin(kind) is Literal else (),
         default=default if made is missing else made(),
         required=field.default is missing and made is missing,
-        shown=shown,
-        marks=tuple(others),
+        shown=by_type.get(Shown, Shown()),
+        untrusted=by_type.get(Untrusted),
+        marks=tuple(marks),
         owner=owner,
     )
 
@@ -265,8 +258,9 @@ class Checked:
     def __post_init__(self) -> None:
         for name, field in option_fields(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
-            if value is not field.default:  # defaults are allowed, a test shows it
-                check_option(field, value)
+            # A test shows that the defaults are allowed.
+            if value is not field.default and not field.allows(value):
+                raise not_allowed(field, value)
 
 
 def taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
@@ -295,11 +289,10 @@ def changed(options: Any) -> list[str]:
     return [name for name, field in fields.items() if getattr(options, name) != field.default]
 
 
-def check_option(field: OptionField, value: object, section: str = "") -> None:
-    """Raise ConfigError if a value has the wrong type, or is out of bounds."""
-    if not field.allows(value):
-        name = f"{section}.{field.name}" if section else field.name
-        raise ConfigError(f"{name} is {value!r}; give {field.allowed}")
+def not_allowed(field: OptionField, value: object, section: str = "") -> ConfigError:
+    """Return the error of a value that has the wrong type, or is out of bounds."""
+    name = f"{section}.{field.name}" if section else field.name
+    return ConfigError(f"{name} is {value!r}; give {field.allowed}")
 
 
 # --- options from settings by name ---------------------------------------------------------------
@@ -357,8 +350,9 @@ def checked_settings(kind: Any, given: Any, section: str = "") -> dict[str, Any]
         if dataclasses.is_dataclass(field.type):
             checked[name] = checked_settings(field.type, value, prefix + name)
         else:
-            checked[name] = _plain(field, value)
-            check_option(field, checked[name], section)
+            plain = checked[name] = _plain(field, value)
+            if plain is not field.default and not field.allows(plain):
+                raise not_allowed(field, plain, section)
     return checked
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from captioner.caption import Keyword
 from captioner.inference.confidence import sigmoid
 from captioner.search.words import NEUTRAL_WORDS
 from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD
-from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary, is_content_word
+from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary, content_words
 
 READING = "reading"
 """Entry of a model's config; and the graph's output with the log-odds, see ``onnx_engine``."""
@@ -93,15 +94,18 @@ class ReadingWords:
             return None
         stems, rows, hidden = tuple(entry["stems"]), tuple(entry["rows"]), entry["hidden"]
         keywords = {
-            word: tuple(tuple(phrase.split()) for phrase in phrases)
+            word: tuple(map(tuple, map(str.split, phrases)))
             for word, phrases in entry["keywords"].items()
         }
-        known = {stem for phrases in keywords.values() for phrase in phrases for stem in phrase}
+        phrases = [*chain.from_iterable(keywords.values())]
         fits = (
-            all(type(row) is int and -1 <= row < len(stems) for row in rows)
+            {*map(type, rows)} <= {int}
+            and min(rows, default=-1) >= -1
+            and max(rows, default=-1) < len(stems)
             and len(rows) == len(config["vocabulary"])
-            and all(phrases and all(phrases) for phrases in keywords.values())
-            and known <= {*stems}
+            and all(keywords.values())
+            and all(phrases)
+            and {*chain.from_iterable(phrases)} <= {*stems}
             and type(hidden) is int
             and hidden > 0
         )
@@ -120,10 +124,8 @@ class ReadingWords:
     def token_rows(self, vocabulary: Vocabulary) -> NDArray[np.int64]:
         """Return the row of each token, (V,), or a constant of ``inference.truth``."""
         rows = np.array([*[FUNCTION_WORD] * len(SPECIAL_NAMES), *self.rows])
-        for token, word in enumerate(vocabulary.words, len(SPECIAL_NAMES)):
-            if rows[token] == FUNCTION_WORD and is_content_word(word):
-                rows[token] = UNKNOWN_WORD
-        return rows
+        is_content = [*[False] * len(SPECIAL_NAMES), *content_words(vocabulary.words)]
+        return np.where((rows == FUNCTION_WORD) & is_content, UNKNOWN_WORD, rows)
 
     def of_tokens(self, words: _Array) -> _Array:
         """Log-odds of every token of the vocabulary, (B, V), from those of the stems, (B, S).

@@ -217,9 +217,9 @@ _REWRITTEN = str.maketrans(
 _WHOLE_TOKENS: dict[str, str] = _LISTS["whole_tokens"]
 _DROPPED = frozenset(("", "'", "''", "`", "``"))
 
-_COMPILED = tuple((first, re.compile(pattern), token) for first, pattern, token in _RULES)
+_COMPILED = [(first, re.compile(pattern), token) for first, pattern, token in _RULES]
 _BY_FIRST = {
-    kind: tuple((pattern.match, token) for first, pattern, token in _COMPILED if kind in first)
+    kind: [(pattern.match, token) for first, pattern, token in _COMPILED if kind in first]
     for kind in "a0."
 }
 _QUOTES_OR_CLITIC = re.compile(rf"[{_QUOTES}]+$|(?:{_CLITIC}|{_NOT_CLITIC})$").match

@@ -46,7 +46,7 @@ BAD_ENDINGS = frozenset(_NOT_LAST.split())
 FUNCTION_WORDS = BAD_ENDINGS | frozenset(_ALSO_TWICE.split())
 """Words that may occur twice in a good caption ("a dog on top of a box")."""
 
-_NUMBERS = frozenset({"two", "three", "four", "five"})
+_NEVER_CONTENT = FUNCTION_WORDS - {"two", "three", "four", "five"}
 
 BLANK = "\N{OPEN BOX}"
 """Shown for a piece that is a space."""
@@ -58,8 +58,12 @@ def is_content_word(word: str) -> bool:
     Args:
         word: A lower-case token of ``text.tokenizer``.
     """
-    is_function_word = word in FUNCTION_WORDS and word not in _NUMBERS
-    return not is_function_word and any(letter.isalpha() for letter in word)
+    return content_words([word])[0]
+
+
+def content_words(words: Iterable[str]) -> list[bool]:
+    """Return `is_content_word` of each word; for a vocabulary, faster than word by word."""
+    return [word not in _NEVER_CONTENT and any(map(str.isalpha, word)) for word in words]
 
 
 @dataclass(repr=False)
@@ -176,7 +180,7 @@ class Vocabulary:
     def whole_words(self, words: Iterable[str]) -> list[int]:
         """Token ids of the words that are single tokens, ascending; others are left out."""
         prefix = "" if self.subwords is None else SPACE
-        return sorted(self._ids[prefix + word] for word in words if prefix + word in self._ids)
+        return sorted([self._ids[prefix + word] for word in words if prefix + word in self._ids])
 
 
 # --- sub-words -----------------------------------------------------------------------------------
