@@ -1,4 +1,4 @@
-"""Pixels of any kind as 8-bit RGB: NumPy arrays, and Pillow's images of any mode."""
+"""Pixels of any kind as 8-bit RGB: NumPy arrays, and Pillow's images of any mode and size."""
 
 from __future__ import annotations
 
@@ -64,6 +64,21 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if profile and colours == b"GRAY" and image.mode[0] in "1LIF" and image.mode != "LAB":
         return to_srgb(rgb.getchannel(0), profile) or rgb
     return rgb
+
+
+def fit_photo(photo: Image.Image, longest: int, at_least: int = 0) -> Image.Image:
+    """Convert a photo to RGB and scale its longest side to ``at_least`` to ``longest`` pixels.
+
+    Transparent pixels are blended with white. With 0 as ``longest`` it is never scaled.
+    """
+    if photo.mode != "RGB":
+        photo = to_rgb(photo)
+    longer = max(photo.size)
+    wanted = min(max(longer, at_least), longest or longer)
+    if longer == wanted:
+        return photo
+    width, height = (max(1, round(side * wanted / longer)) for side in photo.size)
+    return photo.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
 def _without_profile(image: Image.Image) -> Image.Image:

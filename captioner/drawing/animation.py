@@ -24,6 +24,7 @@ from PIL import Image, ImageColor, ImageDraw
 
 from captioner.caption import Caption
 from captioner.data.images import Photo, open_image
+from captioner.data.pixels import fit_photo
 from captioner.drawing import heatmap, style
 from captioner.drawing.options import (
     AnimationOptions,
@@ -299,7 +300,7 @@ def animate(photo: Photo, caption: Caption, **options: Any) -> Animation:
     """
     wanted = build_options(AnimationOptions, options)
     check_captions(caption)
-    fitted = heatmap.fit_photo(open_image(photo), wanted.panel_size, heatmap.MIN_PANEL)
+    fitted = fit_photo(open_image(photo), wanted.panel_size, heatmap.MIN_PANEL)
     made = Animation(fitted, caption, wanted)
     check_size("animation", *made.size, _MAX_SIDE, _MAX_PIXELS)
     return made

@@ -10,7 +10,8 @@ from PIL import Image
 
 from captioner.caption import BRACKETS, Caption, join_words, text_of
 from captioner.data.images import Photo, open_image
-from captioner.drawing.heatmap import MIN_PANEL, attention_map, fit_photo
+from captioner.data.pixels import fit_photo
+from captioner.drawing.heatmap import MIN_PANEL, attention_map
 from captioner.drawing.options import Drawing, FigureOptions, check_captions, check_size, encoded
 from captioner.errors import ConfigError
 from captioner.option_fields import build_options

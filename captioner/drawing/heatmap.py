@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from captioner.caption import Caption
-from captioner.data.pixels import to_rgb
+from captioner.data.pixels import fit_photo
 from captioner.drawing.options import Colormap
 from captioner.errors import ConfigError
 from captioner.geometry import Geometry
@@ -112,21 +112,6 @@ def scale_of(caption: Caption, positions: Sequence[int] | None = None) -> float:
     shown = slice(None) if positions is None else list(positions)
     gates = caption.gates[shown] if caption.method == "attention" else None
     return shared_scale(caption.alphas[shown], gates)
-
-
-def fit_photo(photo: Image.Image, panel_size: int = 640, at_least: int = 0) -> Image.Image:
-    """Convert a photo to RGB and scale its longest side to ``at_least`` to ``panel_size`` pixels.
-
-    Transparent pixels are blended with white. With a ``panel_size`` of 0 it is never scaled.
-    """
-    if photo.mode != "RGB":
-        photo = to_rgb(photo)
-    longer = max(photo.size)
-    wanted = min(max(longer, at_least), panel_size or longer)
-    if longer == wanted:
-        return photo
-    width, height = (max(1, round(side * wanted / longer)) for side in photo.size)
-    return photo.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
 def attention_map(

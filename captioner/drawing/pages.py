@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,8 @@ from PIL import Image
 
 from captioner.caption import DOUBTFUL, DOUBTFUL_TRUTH, Caption
 from captioner.data.images import Photo, open_image
-from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, fit_photo, palette
+from captioner.data.pixels import fit_photo
+from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
 from captioner.drawing.options import (
     Drawing,
     PageOptions,
@@ -40,7 +40,6 @@ from captioner.option_fields import build_options
 WEB = Path(__file__).parent / "web"
 
 _QUALITY = 88
-_SHOWN_SIDE = 640  # pixels of a photo in a notebook
 
 VIEWER = [WEB / name for name in ("viewer.css", "zoom.js", "viewer.js")]
 """Files of the viewer, which every page includes."""
@@ -180,34 +179,6 @@ def _left_out(caption: Caption) -> str:
         return ""
     name = '<span class="hidden-text">left out: </span>'
     return f' <span class="left-out">{name}{escape(caption.left_out.text)}</span>'
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class PhotoCaption(Caption):
-    """A caption that knows its photo; notebooks show it in the attention viewer."""
-
-    photo: Image.Image | Path | None = None
-    """The path of the photo, or a copy of at most 640 pixels per side if it was not a path."""
-
-    def _repr_html_(self) -> str | None:
-        if self.photo is None:
-            return None
-        return page(self.photo, self, panel_size=_SHOWN_SIDE)._repr_html_()
-
-
-def shown_photo(image: Image.Image, source: Photo) -> Image.Image | Path:
-    """What a caption keeps of its photo, to read and encode it only when it is shown.
-
-    ``source`` is what the image was opened from; a path is kept in place of the pixels.
-    """
-    if isinstance(source, (str, os.PathLike)):
-        return Path(source).absolute()
-    return fit_photo(image, _SHOWN_SIDE)
-
-
-def with_photo(captions: Sequence[Caption], photo: Image.Image | Path | None) -> list[PhotoCaption]:
-    """Attach what `shown_photo` returned to the captions of the photo."""
-    return [PhotoCaption(**vars(caption), photo=photo) for caption in captions]
 
 
 def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:

@@ -19,7 +19,6 @@ from PIL import Image
 from captioner.caption import Caption
 from captioner.data.images import Photo, is_photo, open_image, reduced_side
 from captioner.data.reading import read_batches, reader_threads
-from captioner.drawing.pages import PhotoCaption, shown_photo, with_photo
 from captioner.errors import ConfigError, ImageError
 from captioner.hardware import Precision
 from captioner.inference.batch_captioner import BatchCaptioner
@@ -28,6 +27,7 @@ from captioner.inference.engine import Prepared
 from captioner.inference.folder import load_model, save_model
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
 from captioner.inference.names import SHIPPED_MODEL
+from captioner.inference.photo_caption import PhotoCaption, shown_photo, with_photo
 from captioner.options import CardOptions, ExplanationMethod
 from captioner.search.words import encode_search_words
 
@@ -43,8 +43,9 @@ class Result(NamedTuple):
     """Result for one photo: captions or an error."""
 
     photo: Photo
-    captions: list[PhotoCaption]
-    """Best first; empty if the photo cannot be read."""
+    captions: Sequence[Caption]
+    """Best first; empty if the photo cannot be read. They know the photo (`PhotoCaption`) unless
+    ``keep_photos`` is false."""
     error: ImageError | None
 
 
@@ -150,7 +151,7 @@ class Captioner(BatchCaptioner):
         """
         several = isinstance(photo, list | tuple)
         photos: Any = photo if several else [photo]
-        found = []
+        found: list[Any] = []
         for number, result in enumerate(self.stream(photos, **options)):
             if (error := result.error) is not None:
                 at = f"photos[{number}]: {error} (model.stream continues with the other photos)"
@@ -177,7 +178,8 @@ class Captioner(BatchCaptioner):
                 not support the method.
         """
         words = self.known_words(text)
-        prepared, shown = self._read(photo)
+        image = self._open(photo)
+        prepared, shown = self.prepare(image), shown_photo(image, photo)
         how: Any = {"alternatives": alternatives, "method": method, "style": style}
         return with_photo(self.explain_batch([prepared], [words], **how), shown)[0]
 
@@ -241,14 +243,21 @@ class Captioner(BatchCaptioner):
                         if isinstance(found, ImageError):
                             yield Result(photo, [], found)
                         else:
-                            yield Result(photo, with_photo(next(captions), found[1]), None)
+                            shown = found[1]
+                            these = next(captions)
+                            kept = these if shown is None else with_photo(these, shown)
+                            yield Result(photo, kept, None)
 
         return results()
 
     def _read(self, photo: Photo, keep: bool = True) -> tuple[Prepared, Image.Image | Path | None]:
         """A photo for the encoders, and what its captions keep of it."""
-        image = open_image(photo, min_side=reduced_side(self.ensemble.image_size))
+        image = self._open(photo)
         return self.prepare(image), shown_photo(image, photo) if keep else None
+
+    def _open(self, photo: Photo) -> Image.Image:
+        """Open a photo, in no higher resolution than the encoders need."""
+        return open_image(photo, min_side=reduced_side(self.ensemble.image_size))
 
     # --- folders and the hub ---
 

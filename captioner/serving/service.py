@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from captioner.caption import Caption
 from captioner.data.images import USUAL_FORMATS, header_work, open_image, reduced_side
-from captioner.drawing.heatmap import fit_photo
+from captioner.data.pixels import fit_photo
 from captioner.errors import ImageError, LargeImageError, NotAnImageError
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared

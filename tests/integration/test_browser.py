@@ -24,7 +24,8 @@ from playwright.sync_api import Page as Tab
 
 from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.drawing.heatmap import attention_image, scale_of
-from captioner.drawing.pages import Entry, Page, gallery, page, shown_photo, with_photo
+from captioner.drawing.pages import Entry, Page, gallery, page
+from captioner.inference.photo_caption import shown_photo, with_photo
 
 pytestmark = pytest.mark.slow
 

@@ -24,8 +24,9 @@ from picture_helpers import UNUSUAL, brightest_cell, flat, make_caption, noisy, 
 from PIL import Image
 
 from captioner.caption import END_NAME, Alternative, Caption, Keyword
+from captioner.data.pixels import fit_photo
 from captioner.drawing.figure import Figure, find_words, overlay
-from captioner.drawing.heatmap import attention_image, attention_map, fit_photo, scale_of
+from captioner.drawing.heatmap import attention_image, attention_map, scale_of
 from captioner.drawing.style import percent, probability
 from captioner.errors import ConfigError
 from captioner.geometry import Axis, Geometry
@@ -102,7 +103,7 @@ def test_panels_are_exact_and_in_reading_order(size: tuple[int, int], options: A
 
     shown = pictures_of(overlay(photo, caption, columns=2, theme="dark", **options))[:5]
 
-    photo = fit_photo(photo, at_least=160)
+    photo = fit_photo(photo, 640, at_least=160)
     maps = (attention_image(photo, alpha, **options) for alpha in caption.alphas)
     assert_shown(shown, photo, *maps)
     places = [(one.y, one.x) for one in shown]

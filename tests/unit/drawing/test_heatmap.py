@@ -7,12 +7,12 @@ import pytest
 from picture_helpers import flat, luma
 from PIL import Image
 
+from captioner.data.pixels import fit_photo
 from captioner.drawing.heatmap import (
     CLOSED_GATE,
     COLORMAPS,
     attention_image,
     attention_map,
-    fit_photo,
     most_attended,
     scale_bar,
     shared_scale,

@@ -20,8 +20,9 @@ from PIL import Image
 
 from captioner.caption import DOUBTFUL, DOUBTFUL_TRUTH, Caption
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
-from captioner.drawing.pages import Entry, embedded, gallery, page, shown_photo, with_photo
+from captioner.drawing.pages import Entry, embedded, gallery, page
 from captioner.errors import ConfigError
+from captioner.inference.photo_caption import shown_photo, with_photo
 
 EVIL = '</script><script>bad()</script><img src=x onerror="bad()">\u2028&amp;'
 
