@@ -23,6 +23,7 @@ def grammar_bytes(grammar: Grammar) -> bytes:
         "endings": grammar.endings.astype(np.float16),
         "not_ending": grammar.not_ending.astype(np.int32),
         "not_following": grammar.not_following.astype(np.int32),
+        "not_third": grammar.not_third,
     }
     return save(arrays, metadata={"grammar": json.dumps({"format_version": FORMAT_VERSION})})
 
@@ -45,8 +46,11 @@ def read_grammar(folder: Path, size: int) -> Grammar | None:
             arrays["endings"].astype(np.float32),
             arrays["not_ending"].astype(np.int64),
             arrays["not_following"].astype(np.int64),
+            arrays["not_third"].astype(np.int64),
         )
         pairs = np.concatenate([grammar.not_ending, grammar.not_following])
-        if grammar.endings.shape != (size,) or not ((pairs >= 0) & (pairs < size**2)).all():
+        triples = grammar.not_third
+        fits = (pairs >= 0) & (pairs < size**2), (triples >= 0) & (triples < size**3)
+        if grammar.endings.shape != (size,) or not all(part.all() for part in fits):
             raise ValueError("it does not fit the vocabulary")
         return grammar

@@ -90,6 +90,32 @@ class NoRewards:
         return log_probs
 
 
+class Forbidden:
+    """Tokens that must not follow the last one or two tokens of a caption."""
+
+    def __init__(self, keys: NDArray[np.int64], size: int, xp: Any, device: Any) -> None:
+        """Group the pairs or triples of ``Grammar`` by the tokens before the last one."""
+        contexts, place, counts = np.unique(keys // size, return_inverse=True, return_counts=True)
+        # One row of forbidden tokens for each context, filled with V; the last row has only V.
+        rows = np.full((len(contexts) + 1, max(counts, default=0) + 1), size)
+        starts = np.repeat(np.cumsum(counts) - counts, counts)
+        rows[place, np.arange(len(keys)) - starts] = keys % size
+        self.contexts = on_device(np.append(contexts, size**3), xp.int64, xp, device)
+        self.rows = on_device(rows, xp.int64, xp, device)
+
+    def remove(self, scores: Array, contexts: Array) -> Array:
+        """Set the scores (B, K, V) of the tokens forbidden after contexts (B, K) to -inf."""
+        xp = namespace(scores)
+        place = xp.searchsorted(self.contexts, contexts)
+        place = xp.where(self.contexts[place] == contexts, place, len(self.rows) - 1)
+        batch, beams, size = scores.shape
+        each = xp.arange(batch, device=scores.device)[:, None, None]
+        beam = xp.arange(beams, device=scores.device)[None, :, None]
+        found = xp.zeros((batch, beams, size + 1), dtype=xp.bool, device=scores.device)
+        found[each, beam, self.rows[place]] = True
+        return xp.where(found[..., :size], -xp.inf, scores)
+
+
 class Rewards(NoRewards):
     """The rewards of a search, on its device."""
 
@@ -113,16 +139,13 @@ class Rewards(NoRewards):
         self.share = on_device(share, xp.float32, xp, device)  # (V,)
         self.wide = [on_device(group, xp.int64, xp, device) for group in worth.wide]
         self.endings: Array = None
-        self.forbidden: Array = None
+        self.forbidden: list[Forbidden] = []
         if (grammar := worth.grammar) is None:
             return
-        firsts, pairs = np.unique(grammar.not_following // len(rows), return_inverse=True)
-        forbidden = np.zeros((len(firsts) + 1, len(rows)), bool)  # the last row forbids nothing
-        forbidden[pairs, grammar.not_following % len(rows)] = True
-        places = np.full(len(rows), len(firsts))
-        places[firsts] = np.arange(len(firsts))
-        self.forbidden = on_device(forbidden, xp.bool, xp, device)  # (determiners + 1, V)
-        self.places = on_device(places, xp.int64, xp, device)  # (V,) row of each token in it
+        self.forbidden = [
+            Forbidden(keys, len(rows), xp, device)
+            for keys in (grammar.not_following, grammar.not_third)
+        ]
         if self.certainty:
             with np.errstate(divide="ignore"):
                 least = np.log(grammar.endings) + ENDING_GAIN
@@ -165,10 +188,13 @@ class Rewards(NoRewards):
             scores = xp.where(implausible, scores - PENALTY, scores)
             # An empty caption says nothing.
             scores[..., self.end_token] = log_probs[..., self.end_token] if length else -xp.inf
-        if self.forbidden is not None and length:
-            scores = xp.where(self.forbidden[self.places[tokens[..., -1]]], -xp.inf, scores)
         if self.endings is not None and length:
             scores[..., self.end_token] = self._end(log_probs[..., self.end_token], tokens, said)
+        contexts = [xp.asarray(tokens[..., -1], copy=True)] if length else []
+        if length > 1:
+            contexts.append(tokens[..., -2] * len(self.rows) + tokens[..., -1])
+        for forbidden, context in zip(self.forbidden, contexts, strict=False):
+            scores = forbidden.remove(scores, context)
         return scores
 
     def _end(self, own: Array, tokens: Array, said: Array) -> Array:

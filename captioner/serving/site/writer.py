@@ -210,6 +210,7 @@ def worth_config(grammar: Grammar | None, wide: Sequence[Sequence[int]]) -> dict
         "endings": _short(grammar.endings),
         "not_ending": grammar.not_ending.tolist(),
         "not_following": grammar.not_following.tolist(),
+        "not_third": grammar.not_third.tolist(),
     }
     return {**constants, "wide": wide, "grammar": counted}
 

@@ -172,7 +172,9 @@ def random_worth(seed: int, size: int, *, grammar: bool, wide: bool) -> Worth:
     rows = np.array([FUNCTION_WORD, FUNCTION_WORD, UNKNOWN_WORD, 0, 1, 2, 2])[:size]
     endings = (rng.random(size) * (rng.random(size) < 0.6)).astype(np.float32)
     pairs = rng.permutation(size * size)
-    counted = Grammar(endings, np.sort(pairs[:6]), np.sort(pairs[6:16])) if grammar else None
+    triples = np.sort(rng.permutation(size**3)[:60])
+    rules = np.sort(pairs[:6]), np.sort(pairs[6:16]), triples
+    counted = Grammar(endings, *rules) if grammar else None
     return Worth(truths, rows, counted, [(4, 3, 5)] if wide else ())
 
 

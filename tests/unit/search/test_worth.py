@@ -15,7 +15,8 @@ from captioner.search.grammar import Grammar
 from captioner.search.left_out import continuations
 from captioner.search.search import search
 from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD, Worth
-from captioner.text.vocabulary import Vocabulary
+from captioner.text import vocabulary as vocabulary_tokens
+from captioner.text.vocabulary import UNKNOWN, Vocabulary
 
 pytestmark = pytest.mark.usefixtures("array_library")
 
@@ -29,6 +30,7 @@ def grammar(
     endings: dict[int, float] | None = None,
     not_ending: tuple[tuple[int, int], ...] = (),
     not_following: tuple[tuple[int, int], ...] = (),
+    not_third: tuple[tuple[int, int, int], ...] = (),
 ) -> Grammar:
     shares = np.zeros(SIZE, np.float32)
     for token, share in (endings or {}).items():
@@ -37,7 +39,8 @@ def grammar(
         np.array(sorted(one * SIZE + two for one, two in pairs), np.int64)
         for pairs in (not_ending, not_following)
     )
-    return Grammar(shares, not_ending, not_following)
+    triples = sorted((one * SIZE + two) * SIZE + three for one, two, three in not_third)
+    return Grammar(shares, not_ending, not_following, np.array(triples, np.int64))
 
 
 def score(table, caption, truths, rules: Grammar | None, certainty: float) -> float:
@@ -63,6 +66,8 @@ def score(table, caption, truths, rules: Grammar | None, certainty: float) -> fl
         if rules is not None and prefix:
             if prefix[-1] * SIZE + word in rules.not_following:
                 return -math.inf
+            if prefix[1:] and (prefix[-2] * SIZE + prefix[-1]) * SIZE + word in rules.not_third:
+                return -math.inf
             if word == END and certainty:
                 share = rules.endings[prefix[-1]]
                 pair = prefix[-2] * SIZE + prefix[-1] if len(prefix) > 1 else -1
@@ -80,7 +85,10 @@ def score(table, caption, truths, rules: Grammar | None, certainty: float) -> fl
 def test_a_wide_beam_finds_the_best_score_of_all_captions(seed: int, certainty: float) -> None:
     rng = np.random.default_rng(seed)
     truths = rng.random((2, 3)).astype(np.float32)
-    rules = grammar({CAT: 0.4, DOG: 0.1}, ((A, CAT),), ((A, CATS),)) if seed % 2 else None
+    rules = None
+    if seed % 2:
+        triples = (A, DOG, END), (CAT, A, CAT), (CAT, A, DOG), (DOG, ODD, A)
+        rules = grammar({CAT: 0.4, DOG: 0.1}, ((A, CAT),), ((A, CATS),), triples)
     tables = [random_table(seed, SIZE), random_table(seed + 100, SIZE)]
     # All captions are wanted, so that the search does not stop at the first good one.
     options = SearchOptions(beam_size=5**4, num_captions=5**4, max_length=4, certainty=certainty)
@@ -151,6 +159,33 @@ def test_grammar_is_counted_in_captions() -> None:
     assert a * size + cat not in found.not_ending
     assert {a * size + umbrella, an * size + cat, an * size + red} <= {*found.not_following}
     assert a * size + cat not in found.not_following
+
+
+def test_absent_triples_are_found_in_captions() -> None:
+    """ "a red cat" is missing, although both "a red" and "red cat" are frequent."""
+    vocabulary = Vocabulary(["a", "the", "red", "cat", "dog", "is"])
+    a, the, red, cat, dog, is_ = range(4, 10)
+    captions = [[a, red, dog], [the, red, cat], [the, red, dog], [the, dog, is_, red]] * 30
+    captions += [[UNKNOWN, red, cat]] * 30
+
+    found = Grammar.count(captions, vocabulary)
+
+    size, end = len(vocabulary), vocabulary_tokens.END
+    keys = ((a, red, cat), (the, red, cat), (is_, red, end), (the, red, end))
+    absent = [(one * size + two) * size + three in found.not_third for one, two, three in keys]
+    assert absent == [True, False, False, True]
+    assert UNKNOWN not in {key // size % size for key in found.not_third.tolist()}
+
+
+def test_a_word_takes_one_article() -> None:
+    vocabulary = Vocabulary(["a", "an", "oven", "cat"])
+    a, an, oven, cat = range(4, 8)
+
+    found = Grammar.count([[an, oven]] * 4 + [[a, oven]] + [[a, cat]] * 2, vocabulary)
+
+    size = len(vocabulary)
+    assert {a * size + oven, an * size + cat} <= set(found.not_following.tolist())
+    assert not {an * size + oven, a * size + cat} & set(found.not_following.tolist())
 
 
 def test_what_was_left_out_continues_the_caption_greedily() -> None:

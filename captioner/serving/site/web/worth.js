@@ -5,7 +5,7 @@ import { logSumExp } from "./search.js";
 export class Rewards {
   /** `config` of the site; `truths` of the reading's rows, see `PhotoReading.searchTruths`. */
   constructor({ worth, reading, tokens, vocabulary }, { certainty }, truths) {
-    const { grammar, wide } = worth; // pairs of tokens are numbers, see search/grammar.py
+    const { grammar, wide } = worth; // pairs and triples of tokens are numbers, see search/grammar.py
     const weight = certainty ? worth.weight : worth.whole_weight;
     const least = certainty || worth.whole_certainty;
     const valueOf = (truth) => Math.max(weight * Math.log(truth / least), worth.least_worth);
@@ -17,7 +17,7 @@ export class Rewards {
     this.shares = new Map(wide.map(([word]) => [word, worth.wide_share]));
     this.certain = certainty > 0;
     this.wide = certainty ? wide : [];
-    this.notFollowing = grammar?.not_following ?? [];
+    this.forbidden = [grammar?.not_following, grammar?.not_third].map((keys) => byContext(keys ?? [], this.size));
     this.endings = certainty && grammar ? grammar.endings.map((share) => Math.log(share) + worth.ending_gain) : null;
     this.notEnding = new Set(grammar?.not_ending);
   }
@@ -45,10 +45,11 @@ export class Rewards {
     });
     if (this.certain) scores[this.end] = tokens.length ? logProbs[this.end] : -Infinity; // not empty
     if (tokens.length === 0) return scores;
-    for (const pair of this.notFollowing) {
-      if (Math.trunc(pair / this.size) === tokens.at(-1)) scores[pair % this.size] = -Infinity;
-    }
     if (this.endings) scores[this.end] = this.ending(logProbs[this.end], tokens, said);
+    const contexts = [tokens.at(-1), (tokens.at(-2) ?? NaN) * this.size + tokens.at(-1)];
+    this.forbidden.forEach((words, which) => {
+      for (const word of words.get(contexts[which]) ?? []) scores[word] = -Infinity;
+    });
     return scores;
   }
 
@@ -60,4 +61,15 @@ export class Rewards {
     const content = new Set(said.filter((row) => row !== this.nothing));
     return Math.max(own, least) - this.too_short * Math.max(this.enough - content.size, 0);
   }
+}
+
+/** The tokens that must not follow, by the number of the one or two tokens before them. */
+function byContext(keys, size) {
+  const words = new Map();
+  for (const key of keys) {
+    const context = Math.floor(key / size);
+    if (!words.has(context)) words.set(context, []);
+    words.get(context).push(key % size);
+  }
+  return words;
 }
