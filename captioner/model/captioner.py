@@ -1,4 +1,4 @@
-"""Encoder, decoder and reading as one module: what training optimizes and a model folder stores.
+"""Encoder, decoder and reading as one module, which training optimizes and a folder stores.
 
 Notation: B photos, L regions, D feature size.
 """
@@ -20,10 +20,10 @@ from captioner.options import DecoderConfig
 
 
 class CaptionModel(nn.Module):
-    """Encoder, decoder and reading. It has no ``forward``: ``losses`` and search call the parts."""
+    """The whole network. It has no ``forward``: losses and search call its parts."""
 
     reading: PhotoReading | None
-    """Which words a photo shows; None: the model has no reading."""
+    """The words that a photo shows, or None if the model has no reading."""
 
     def __init__(
         self,
@@ -45,24 +45,24 @@ class CaptionModel(nn.Module):
         self.decoder = build_decoder(config, *sizes, initialize=initialize)
         self.register_module("reading", None)
         self.features_stage: str | None = None
-        """Encoder stage whose input cached features hold; None: they hold the encoder's output."""
+        """Encoder stage whose input is cached; None if the encoder's output is cached."""
 
     @cached_property
     def geometry(self) -> Geometry:
-        """Where the regions lie in the encoder's input, in pixels."""
+        """The places of the regions in the encoder's input, in pixels."""
         return locate_regions(self.encoder, self.preprocessing.image_size)
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Encode pixels (B, H, W, 3), uint8, from ``Preprocessing.pixels``: to (B, L, D)."""
+        """Encode pixels (B, H, W, 3), uint8, from ``Preprocessing.pixels`` to (B, L, D)."""
         images = self.preprocessing.normalize(pixels)
         dtype = next(self.encoder.parameters(), images).dtype
         features: Tensor = self.encoder(images.to(dtype))[0]
         return features
 
     def to_features(self, images: Tensor) -> Tensor:
-        """Features (B, L, D) of pixels (B, H, W, 3) or of cached features.
+        """Return features (B, L, D) from pixels (B, H, W, 3) or from cached features.
 
-        Cached half-precision features are converted to the dtype that the decoder runs in.
+        Cached half-precision features are converted to the decoder's type.
         """
         if images.dtype == torch.uint8:
             return self.encode(images)

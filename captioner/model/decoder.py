@@ -1,4 +1,4 @@
-"""The LSTM decoder: writes a caption word by word and attends to the photo before each word.
+"""The LSTM decoder, which attends to the photo before it writes each word of a caption.
 
 Given the previous word y and the previous state (h, c):
 
@@ -96,8 +96,8 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(vocabulary_size + styles, embed_dim)
         self.init_hidden = nn.Linear(self.feature_dim, hidden_dim)
         self.init_cell = nn.Linear(self.feature_dim, hidden_dim)
-        # The LSTM's matrix in parts: from the word, the hidden state and (in a subclass) the
-        # context. The word's part needs no state, so training computes it for all steps at once.
+        # The LSTM's matrix in parts, for word, hidden state and (in a subclass) context. The
+        # word's part needs no state, so training applies it to all steps at once.
         self.word_gates = nn.Linear(embed_dim, self.GATES * hidden_dim)  # U_y, b
         self.hidden_gates = nn.Linear(hidden_dim, self.GATES * hidden_dim, bias=False)  # U_h
         self.gate_norms, self.cell_norm = None, None

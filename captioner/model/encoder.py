@@ -1,10 +1,8 @@
-"""The encoder, a CNN or vision transformer: a photo to a grid of features.
+"""The encoder, a CNN or vision transformer, which turns a photo into a grid of features.
 
-A network of ``backbones`` is cut before its global pooling, so that the place of each feature in
-the photo is known. The grid is the network's own, without further pooling.
-
-The position embeddings of transformers belong to one image size. An encoder is therefore built for
-its image size, and weights that belong to another size are resampled once, when they are loaded.
+A network of ``backbones`` runs up to its global pooling, which would throw away where things are.
+The position embeddings of transformers belong to one image size, so an encoder is built for its
+size, and loading resamples weights of another size.
 
 Shapes: (B, 3, H, W) -> (B, L, D), L = Gh * Gw, row-major: region = row * Gw + column.
 """
@@ -33,7 +31,7 @@ from captioner.model.stages import StagedEncoder
 
 
 class Encoder(StagedEncoder):
-    """A network without its pooling; always in eval mode, so that batch norm never drifts."""
+    """A network without its pooling, always in eval mode."""
 
     def __init__(self, name: str, pretrained: bool = False, image_size: int | None = None) -> None:
         """Build the network.
@@ -41,8 +39,8 @@ class Encoder(StagedEncoder):
         Args:
             name: A torchvision classification model, ``timm/NAME`` or a registered encoder.
             pretrained: Load the library's weights (downloaded on first use).
-            image_size: Height and width of the photos (pixels), for transformers whose position
-                embeddings depend on it; None: the size that the model was trained with.
+            image_size: Height and width of the photos (pixels), for transformers; by default the
+                size that the model was trained with.
         """
         super().__init__()
         self.name, self.image_size = name, image_size
@@ -51,20 +49,20 @@ class Encoder(StagedEncoder):
         self.eval()
 
     def train(self, mode: bool = True) -> Encoder:
-        """Stay in eval mode: batch norm always uses its running averages."""
+        """Stay in eval mode, so that the averages of batch norm never drift."""
         del mode
         super().train(False)
         return self
 
     def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Encode normalized photos, (B, 3, H, W): the features (B, L, D) and the grid (Gh, Gw)."""
+        """Encode normalized photos (B, 3, H, W) to features (B, L, D) and the grid (Gh, Gw)."""
         return self.as_grid(self.run(self.backbone, images))
 
     @torch.no_grad()
     def measure(self, image_size: int, stage: str | None = None) -> tuple[int, tuple[int, int]]:
-        """Feature size and grid (Gh, Gw) for square photos of ``image_size`` pixels.
+        """Return feature size and grid (Gh, Gw) for square photos of ``image_size`` pixels.
 
-        With a ``stage``, those of its input; see `StagedEncoder`.
+        With a ``stage`` (see `StagedEncoder`), return the sizes of its input.
         """
         if stage is None and isinstance(self.backbone, EfficientNetLite):
             return self.backbone.output_size(image_size)  # running it takes longer than loading
@@ -75,9 +73,9 @@ class Encoder(StagedEncoder):
         return features.shape[-1], grid
 
     def at_size(self, image_size: int) -> Encoder:
-        """An encoder for photos of another size (pixels), its position embeddings resampled.
+        """Return an encoder with its position embeddings resampled for an image size (pixels).
 
-        The same one if its weights do not depend on the size.
+        If the weights do not depend on the size, return this encoder.
         """
         if image_size == self.image_size or not self.sized:
             return self
@@ -87,7 +85,7 @@ class Encoder(StagedEncoder):
         return resized
 
     def as_grid(self, features: Any) -> tuple[Tensor, tuple[int, int]]:
-        """A network's output as (B, L, D), and the grid (Gh, Gw)."""
+        """Reshape a network's output to (B, L, D), and return the grid (Gh, Gw) too."""
         if not isinstance(features, Tensor):
             raise self._no_grid(type(features).__name__)
         if features.ndim == 3:  # a transformer's tokens: (B, prefix + L, D)
@@ -112,9 +110,11 @@ class Encoder(StagedEncoder):
 def build_encoder(name: str, weights: str, image_size: int | None = None) -> Encoder:
     """Build an `Encoder` with weights: default, none, a file, or one of ``WEIGHT_PACKAGES``.
 
-    ``default`` takes them from an installed package, or else downloads the library's.
-    Raises ConfigError if they belong to another encoder or do not support the image size, and
-    ModelError if they cannot be read or downloaded, or do not fit.
+    ``default`` takes the weights from an installed package, or else downloads the library's.
+
+    Raises:
+        ConfigError: They belong to another encoder or do not support the image size.
+        ModelError: They cannot be read or downloaded, or do not fit.
     """
     if weights == "default":
         weights = installed_package(name) or weights
