@@ -24,8 +24,9 @@ from captioner.data.images import MAX_STREAM_BYTES, open_image
 from captioner.data.reading import photo_bar
 from captioner.drawing.animation import Animation, animate
 from captioner.drawing.archive import MapArchive
+from captioner.drawing.drawing import Drawing
 from captioner.drawing.figure import Figure, overlay
-from captioner.drawing.options import AnimationOptions, Drawing, FigureOptions, PageOptions
+from captioner.drawing.options import AnimationOptions, FigureOptions, PageOptions
 from captioner.drawing.pages import Entry, Page, gallery
 from captioner.drawing.style import lacks_letters
 from captioner.errors import ConfigError, ImageError

@@ -26,14 +26,9 @@ from captioner.caption import Caption
 from captioner.data.images import Photo, open_image
 from captioner.data.pixels import fit_photo
 from captioner.drawing import heatmap, style
-from captioner.drawing.options import (
-    AnimationOptions,
-    Drawing,
-    base64_uri,
-    check_captions,
-    check_size,
-    encoded,
-)
+from captioner.drawing.drawing import Drawing, check_captions, check_size
+from captioner.drawing.options import AnimationOptions
+from captioner.drawing.picture_files import base64_uri, encoded
 from captioner.option_fields import build_options
 
 _MAX_SIDE = 16_383  # pixels; the largest side that WebP supports

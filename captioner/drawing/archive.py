@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from captioner.caption import Caption, LeftOut
 from captioner.data.images import image_size
-from captioner.drawing.options import Drawing, check_captions
+from captioner.drawing.drawing import Drawing, check_captions
 from captioner.errors import ConfigError
 
 FORMAT_VERSION = 1

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.drawing.backend import matplotlib  # before its modules
-from captioner.drawing.options import base64_uri, encoded
+from captioner.drawing.picture_files import base64_uri, encoded
 from captioner.drawing.style import Theme, printable
 from captioner.version import __version__
 

@@ -11,8 +11,10 @@ from PIL import Image
 from captioner.caption import BRACKETS, Caption, join_words, text_of
 from captioner.data.images import Photo, open_image
 from captioner.data.pixels import fit_photo
+from captioner.drawing.drawing import Drawing, check_captions, check_size
 from captioner.drawing.heatmap import MIN_PANEL, attention_map
-from captioner.drawing.options import Drawing, FigureOptions, check_captions, check_size, encoded
+from captioner.drawing.options import FigureOptions
+from captioner.drawing.picture_files import encoded
 from captioner.errors import ConfigError
 from captioner.option_fields import build_options
 from captioner.text.tokenizer import normalize, tokenize

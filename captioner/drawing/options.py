@@ -1,24 +1,13 @@
-"""Formats of drawings, the options of each, and checks of what is drawn."""
+"""The options of figures, animations and pages."""
 
 from __future__ import annotations
 
-import base64
-import io
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Interval
 
-from captioner.caption import Caption
-from captioner.errors import ConfigError
-from captioner.files import atomic_write
 from captioner.option_fields import Checked, Shown, Untrusted
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 Colormap = Literal["photo", "inferno", "magma", "plasma", "viridis", "cividis", "gray"]
 """The photo's own colours, or matplotlib's perceptually uniform colormaps of rising luminance."""
@@ -98,73 +87,3 @@ class PageOptions(DrawingOptions):
     kept (0: never scale)."""
     theme: Literal["auto", "light", "dark"] = "auto"
     """Background; auto follows the reader's system."""
-
-
-class Drawing(ABC):
-    """What can be saved, or shown in a notebook."""
-
-    kind: ClassVar[str]
-    """What it is, for messages."""
-    suffixes: ClassVar[tuple[str, ...]]
-    """The file extensions that it is saved with."""
-
-    @abstractmethod
-    def encode(self, suffix: str) -> bytes:
-        """The content of a file with this extension."""
-
-    def save(self, path: str | Path) -> None:
-        """Write a file, in the format of its extension; the output is deterministic.
-
-        Raises:
-            ConfigError: The format is not supported, or needs a package that is missing.
-            OSError: The file cannot be written; an existing file is kept.
-        """
-        atomic_write(path, self.encode(self.check_suffix(path)))
-
-    @classmethod
-    def check_suffix(cls, path: str | Path) -> str:
-        """The extension of a file name in lower case; ConfigError: it is not supported."""
-        suffix = Path(path).suffix.lower()
-        if suffix not in cls.suffixes:
-            wanted, allowed = suffix or "a file without extension", ", ".join(cls.suffixes)
-            raise ConfigError(f"{path}: cannot write {wanted} as {cls.kind}; use {allowed}")
-        return suffix
-
-
-def base64_uri(kind: str, data: bytes) -> str:
-    """The content of a picture file as a data URI."""
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    """A picture as the bytes of a file of Pillow's format ``kind``, with its options."""
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def check_size(kind: str, width: int, height: int, max_side: int, max_pixels: int) -> None:
-    """Raise ConfigError if a picture is too large to render."""
-    if max(width, height) > max_side or width * height > max_pixels:
-        raise ConfigError(
-            f"the {kind} would have {width} x {height} pixels (limits: {max_pixels:,} pixels, "
-            f"{max_side:,} per side); use a smaller panel_size, fewer words or captions"
-        )
-
-
-def check_captions(
-    captions: Caption | Sequence[Caption], labels: Sequence[str] = ()
-) -> list[Caption]:
-    """One or several captions as a list; raises ConfigError if they cannot be drawn."""
-    given = list(captions) if isinstance(captions, Sequence) else [captions]
-    if not given:
-        raise ConfigError("captions is empty; pass at least one caption")
-    if labels and len(labels) != len(given):
-        raise ConfigError(f"{len(labels)} labels for {len(given)} captions; pass one each")
-    for caption in given:
-        if not isinstance(caption, Caption):
-            raise ConfigError(
-                f"expected a Caption, not {type(caption).__name__}; use the result of "
-                "model.caption(photo) or model.explain(photo, text)"
-            )
-    return given

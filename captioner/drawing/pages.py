@@ -25,15 +25,10 @@ from PIL import Image
 from captioner.caption import DOUBTFUL, DOUBTFUL_TRUTH, Caption
 from captioner.data.images import Photo, open_image
 from captioner.data.pixels import fit_photo
+from captioner.drawing.drawing import Drawing, check_captions, check_size
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
-from captioner.drawing.options import (
-    Drawing,
-    PageOptions,
-    base64_uri,
-    check_captions,
-    check_size,
-    encoded,
-)
+from captioner.drawing.options import PageOptions
+from captioner.drawing.picture_files import base64_uri, encoded
 from captioner.errors import ConfigError
 from captioner.option_fields import build_options
 

@@ -47,7 +47,7 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from captioner.drawing.options import encoded
+from captioner.drawing.picture_files import encoded
 
 MAX_BYTES = 200_000
 TIMEOUT = 10  # --timeout of the server, seconds
