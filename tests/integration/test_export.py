@@ -174,6 +174,7 @@ def test_an_exported_folder_is_not_exported_again(exported, tmp_path, capsys, op
     assert problem in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_site_is_made_from_a_model_or_an_exported_folder(
     tiny, exported, tmp_path, monkeypatch, capsys
 ) -> None:
