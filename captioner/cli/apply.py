@@ -16,7 +16,8 @@ from captioner.data.dataset import EMPTY
 from captioner.data.folders import NamedFiles, natural
 from captioner.data.formats import format_by_name
 from captioner.data.images import image_size
-from captioner.data.importers import ColumnOptions, find_source, import_captions, photo_folder
+from captioner.data.importers import find_source, import_captions, photo_folder
+from captioner.data.options import ColumnOptions
 from captioner.data.photo_metadata import require_exiftool
 from captioner.errors import ConfigError, DataError
 from captioner.messages import counted

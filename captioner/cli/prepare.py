@@ -14,7 +14,8 @@ from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
 from captioner.cli.output_files import refuse_overwrite
 from captioner.cli.train import ConfigOptions, read_changes, read_config
-from captioner.data.dataset import DatasetOptions, prepare_dataset
+from captioner.data.dataset import prepare_dataset
+from captioner.data.options import DatasetOptions
 from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError
 from captioner.messages import counted

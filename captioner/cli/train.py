@@ -20,7 +20,8 @@ from captioner.errors import ConfigError, DataError
 from captioner.option_fields import Shown
 from captioner.options import TrainConfig
 from captioner.training.api import STATE, build_config, parse_yaml, run
-from captioner.training.own_data import IS_MAIN, TrainOptions, check_replaced
+from captioner.training.options import TrainOptions
+from captioner.training.own_data import IS_MAIN, check_replaced
 
 
 @dataclass(frozen=True, kw_only=True)

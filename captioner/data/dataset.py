@@ -12,16 +12,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from captioner.data.coco import read_photos
 from captioner.data.folders import NamedFiles
 from captioner.data.images import image_size
-from captioner.data.importers import UNSPLIT, ColumnOptions, ImportedPhoto, Layout, import_captions
+from captioner.data.importers import UNSPLIT, ImportedPhoto, import_captions
+from captioner.data.options import DatasetOptions
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_write
 from captioner.messages import counted
-from captioner.option_fields import Folder, Shown
 
 EMPTY = ("", "nan")
 """Captions that are missing, as pandas writes them, in lower case."""
@@ -55,35 +55,6 @@ class ImportSummary:
             what = f"{counted(len(missing), 'photo')} missing or unreadable in the image folder"
             lines.append(f"dropped: {what} (first: {missing[0]})")
         return "\n".join(lines)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetOptions(ColumnOptions):
-    """Convert captions from another format to COCO captions files.
-
-    One per split: captions_train.json, captions_val.json, captions_test.json.
-    """
-
-    source: Annotated[str, Shown(positional=True)]
-    """File or folder with the captions."""
-    output: Annotated[str, Shown("FOLDER", ("-o", "--output"))]
-    """Folder for the COCO files."""
-    layout: Layout = "auto"
-    """Format of the source; auto detects it."""
-    images: Folder | None = None
-    """Folder with the photos, to leave out captions of missing photos and to record the sizes of
-    the others."""
-    val: float = 0.1
-    """Fraction of the training photos for validation, if the source has no validation photos."""
-    test: float = 0.0
-    """Fraction of the training photos for testing, if it has neither."""
-    seed: int = 0
-    """Random seed of the split."""
-    first_id: int = 1
-    """First image id for photos without ids; files that are trained on together must not share
-    ids."""
-    force: bool = False
-    """Overwrite existing files."""
 
 
 def prepare_dataset(options: DatasetOptions) -> ImportSummary:

@@ -25,29 +25,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from captioner.data.cells import plain_cell
 from captioner.data.coco import caption_text, read_json, read_photos, whole_number
 from captioner.data.folders import NamedFiles, find_images
 from captioner.data.formats import format_by_name
+from captioner.data.options import ColumnOptions
 from captioner.errors import ConfigError, DataError
 from captioner.files import read_input
-from captioner.option_fields import Shown
 
 UNSPLIT = "all"
 """Split name for photos without a split."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ColumnOptions:
-    """Columns of a CSV or JSON Lines file."""
-
-    file_column: Annotated[str, Shown("NAME")] | None = None
-    """Column with the file names, relative to the folder with the photos (default: file, filename,
-    file_name, image, image_name or path)."""
-    caption_column: Annotated[str, Shown("NAME")] | None = None
-    """Column with the captions (default: caption, text, sentence or comment)."""
 
 
 USUAL = ColumnOptions()
@@ -376,9 +365,6 @@ _BINARY = {
 
 # --- All layouts ----------------------------------------------------------------------------------
 
-Layout = Literal[
-    "auto", "karpathy", "flickr8k", "kaggle", "csv", "jsonl", "json", "imagefolder", "pairs", "coco"
-]  # fmt: skip
 IMPORTERS: dict[str, Reader] = {
     "karpathy": _read_karpathy,
     "flickr8k": _read_flickr8k,

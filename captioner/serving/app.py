@@ -27,7 +27,7 @@ from captioner.option_fields import option_fields
 from captioner.serving import schema, security
 from captioner.serving.bulk import NDJSON, BulkResponse
 from captioner.serving.observe import REQUEST_ID, AccessLog, route_path
-from captioner.serving.options import ServeOptions
+from captioner.serving.options import ResponseOptions, ServeOptions, WordOptions
 from captioner.serving.page import index_page
 from captioner.serving.protocols import IGNORED, add_protocols, error_body
 from captioner.serving.schema import RequestError
@@ -111,20 +111,18 @@ class Output(NamedTuple):
 
 
 _LOOKED = "Draw where the model looked, as"
-_FIGURE, _PAGE = (FigureOptions, schema.WordOptions), (PageOptions, schema.WordOptions)
+_FIGURE, _PAGE = (FigureOptions, WordOptions), (PageOptions, WordOptions)
 _PNG, _SVG = partial(_figure, ".png"), partial(_figure, ".svg")
 _JSON, _HTML = "application/json", "Make an interactive page of where the model looked"
 _ARRAY = "Return the attention maps of a caption, a NumPy array (T, Gh, Gw)"
 
-CAPTIONS = Output(
-    "/v1/captions", "Caption a photo", _JSON, (schema.ResponseOptions,), captions_json
-)
+CAPTIONS = Output("/v1/captions", "Caption a photo", _JSON, (ResponseOptions,), captions_json)
 OUTPUTS = (
     CAPTIONS,
     Output("/v1/overlay.png", f"{_LOOKED} PNG", "image/png", _FIGURE, _PNG),
     Output("/v1/overlay.svg", f"{_LOOKED} SVG", "image/svg+xml", _FIGURE, _SVG, _SVG_POLICY),
     Output("/v1/overlay.html", _HTML, "text/html", _PAGE, _page, _PAGE_POLICY),
-    Output("/v1/maps.npy", _ARRAY, "application/octet-stream", (schema.WordOptions,), _maps),
+    Output("/v1/maps.npy", _ARRAY, "application/octet-stream", (WordOptions,), _maps),
 )
 
 
@@ -224,7 +222,7 @@ def _add_output(app: FastAPI, service: Service, output: Output, checks: list[Any
 
 
 def _add_batch(app: FastAPI, service: Service, checks: list[Any]) -> None:
-    query = schema.query_model(service.options, schema.ResponseOptions)
+    query = schema.query_model(service.options, ResponseOptions)
 
     async def batch(request: Request) -> Response:
         """Caption many photos; the results are in their order, each with its own status.

@@ -12,7 +12,7 @@ from annotated_types import Ge, Interval
 from captioner.data.images import MAX_PIXELS
 from captioner.errors import ConfigError
 from captioner.option_fields import File, Shown
-from captioner.options import ModelOptions, Positive
+from captioner.options import ExplanationMethod, ModelOptions, Positive
 
 HOST_NAME = r"(\[[0-9a-f:.]+\]|[^:\[\]/@?#*\s]+)"  # in a regular expression
 
@@ -124,3 +124,30 @@ _PATTERNS = {
     ),
     "trust_proxy": (r"[0-9a-f.:]+(/[0-9]+)?", "an IP address or network, e.g. ::1/128"),
 }
+
+
+# --- options of a request, besides those of the search --------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordOptions:
+    """Options of every endpoint, beside those of the search."""
+
+    words: str | None = None
+    """Explain this caption instead of searching for one."""
+    alternatives: Annotated[int, Interval(ge=0, le=20)] = 0
+    """Number of most probable words to return per position."""
+    method: ExplanationMethod = "attention"
+    """How the maps are computed: the attention, the attention times the gate, or the effect of each
+    region on the word's log-probability."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseOptions(WordOptions):
+    """Options of the endpoints that return JSON."""
+
+    attention: bool = False
+    """Return attention: gates, alphas and the crop box that the model sees. The methods other than
+    attention need it."""
+    min_confidence: Annotated[float, Interval(ge=0, le=1)] | None = None
+    """Return unsure: whether the confidence of each caption is lower than this."""

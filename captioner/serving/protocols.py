@@ -31,6 +31,7 @@ from captioner.caption import Caption, Keyword
 from captioner.messages import either
 from captioner.serving import schema
 from captioner.serving.bulk import NDJSON
+from captioner.serving.options import WordOptions
 from captioner.serving.photos import JSON, Upload, check_headers, from_base64, read_object
 from captioner.serving.schema import EXAMPLE_PHOTO, RequestError, json_line, shortened
 from captioner.serving.security import client_of
@@ -302,7 +303,7 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
     folder, digest = re.sub("@[0-9a-f]+", "", model_name), model_name.partition("@")[2]
     styles = service.model.stored.vocabulary.styles
     names = [*dict.fromkeys((NAME, *(f"{NAME}:{style}" for style in styles[1:]), folder))]
-    query = schema.query_model(service.options, schema.WordOptions)
+    query = schema.query_model(service.options, WordOptions)
 
     def unknown(name: str) -> RequestError:
         message = f"model {shortened(repr(name))} not found; give {either(names)}"

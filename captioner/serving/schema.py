@@ -78,30 +78,6 @@ def shortened(value: object) -> str:
 # --- options -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class WordOptions:
-    """Options of every endpoint, beside those of the search."""
-
-    words: str | None = None
-    """Explain this caption instead of searching for one."""
-    alternatives: Annotated[int, Interval(ge=0, le=20)] = 0
-    """Number of most probable words to return per position."""
-    method: ExplanationMethod = "attention"
-    """How the maps are computed: the attention, the attention times the gate, or the effect of each
-    region on the word's log-probability."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResponseOptions(WordOptions):
-    """Options of the endpoints that return JSON."""
-
-    attention: bool = False
-    """Return attention: gates, alphas and the crop box that the model sees. The methods other than
-    attention need it."""
-    min_confidence: Annotated[float, Interval(ge=0, le=1)] | None = None
-    """Return unsure: whether the confidence of each caption is lower than this."""
-
-
 def query_model(limits: Limits, *options: type) -> type[BaseModel]:
     """Create the pydantic model of the search options and those of other dataclasses."""
     fields: dict[str, Any] = {}

@@ -21,10 +21,9 @@ from captioner.inference.config_file import read_settings
 from captioner.messages import counted
 from captioner.option_fields import build_options, checked_settings, different, taken
 from captioner.options import TrainConfig
+from captioner.training.options import OwnDataOptions, TrainOptions
 from captioner.training.own_data import (
     IS_MAIN,
-    OwnDataOptions,
-    TrainOptions,
     check_replaced,
     prepared,
 )

@@ -11,53 +11,22 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from tqdm import tqdm
 
-from captioner.data.dataset import DatasetOptions, prepare_dataset
-from captioner.data.importers import ColumnOptions, find_source, photo_folder
+from captioner.data.dataset import prepare_dataset
+from captioner.data.importers import find_source, photo_folder
+from captioner.data.options import ColumnOptions, DatasetOptions
 from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_write
-from captioner.option_fields import Folder, Shown
 from captioner.options import TrainConfig
+from captioner.training.options import OwnDataOptions, TrainOptions
 
 IS_MAIN = os.environ.get("RANK", "0") == "0"
 """Whether this is the process of a run that prints and writes: the first one of torchrun."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnDataOptions(ColumnOptions):
-    """Your own captions, to prepare and train on."""
-
-    captions: Annotated[str, Shown("FILE", ("--data", "--captions"))] | None = None
-    """A CSV or JSON Lines file with the columns file and caption, or another source of captioner
-    prepare dataset."""
-    images: Folder | None = None
-    """Folder with the photos of --data (default: that of the captions, or the current one)."""
-    val: float = 0.1
-    """Fraction of the training photos of --data for validation, if it has no validation photos."""
-
-    def __post_init__(self) -> None:
-        for name in ("images", "file_column", "caption_column"):
-            if self.captions is None and getattr(self, name) is not None:
-                also = ", or data.images for prepared captions" if name == "images" else ""
-                raise ConfigError(f"{name} needs captions; give captions too{also}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions(OwnDataOptions):
-    """How to start the run."""
-
-    dry_run: bool = False
-    """Check settings, data and disk space, run a few steps, estimate time and memory, and write
-    nothing."""
-    resume: bool = False
-    """Continue the run in the run folder, or start one if there is none."""
-    force: bool = False
-    """Start over and replace the run in the run folder."""
 
 
 def check_replaced(data: OwnDataOptions, given: Mapping[str, Any]) -> None:

@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from captioner.data.dataset import DatasetOptions, prepare_dataset, split_randomly, write_coco
+from captioner.data.dataset import prepare_dataset, split_randomly, write_coco
 from captioner.data.importers import UNSPLIT, ImportedPhoto, import_captions
+from captioner.data.options import DatasetOptions
 from captioner.errors import DataError
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from captioner.data.importers import (
     UNSPLIT,
-    ColumnOptions,
     ImportedPhoto,
     detect_layout,
     find_source,
     import_captions,
 )
+from captioner.data.options import ColumnOptions
 from captioner.errors import ConfigError, DataError
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
