@@ -24,16 +24,16 @@ RETRIES = 20
 """How often an item is given to another process after its process died; then the job fails."""
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Outcome = TypeVar("Outcome")
 
 
 def run_on_cluster(
-    task: Callable[[Item], Found],
+    task: Callable[[Item], Outcome],
     items: Sequence[Item],
     workers: RayOptions,
     *,
     ordered: bool = False,
-) -> Iterator[Found]:
+) -> Iterator[Outcome]:
     """Yield the results of a task for items, on the connected cluster.
 
     Each process keeps its copy of the task, with what it has loaded. A CaptionerError or OSError of
