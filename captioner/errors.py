@@ -8,14 +8,11 @@
     │   │   └── LargeImageError    too many pixels or bytes
     │   └── ProgramError   an external program (METEOR, SPICE) that failed
     ├── ModelError         a model folder that cannot be loaded or saved
-    ├── CheckpointError    a training run that cannot be resumed or saved
-    └── ServerError        a request to captioner serve that failed
+    └── CheckpointError    a training run that cannot be resumed or saved
 
 Each message is one line: what was given, what is allowed, what to do. The command line prints the
 message alone and exits with 1 or 2; ``--debug`` adds a traceback.
 """
-
-from typing import Any
 
 
 class CaptionerError(Exception):
@@ -52,20 +49,3 @@ class ModelError(CaptionerError):
 
 class CheckpointError(CaptionerError):
     """A training run cannot be resumed, or its state cannot be saved."""
-
-
-class ServerError(CaptionerError):
-    """A request to ``captioner serve`` failed: the server refused it, or could not be reached."""
-
-    def __init__(self, message: str, status: int | None, retry_after: float | None = None) -> None:
-        """Take the server's message, one line.
-
-        ``status`` is that of HTTP, None if there was no response; ``retry_after`` the seconds after
-        which the server asks to try again, if it does.
-        """
-        super().__init__(message)
-        self.status, self.retry_after = status, retry_after
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle all three arguments: pools return errors of other processes."""
-        return type(self), (str(self), self.status, self.retry_after)

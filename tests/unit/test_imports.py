@@ -34,7 +34,6 @@ def output_of(script: str) -> str:
         "captioner.SearchOptions; captioner.tokenize",
         "from captioner.cli.main import COMMANDS, parser_of\n"
         "for name in COMMANDS: parser_of(name).format_help()",
-        "import captioner.serving.client",
         "import captioner.drawing.figure, captioner.data.images",
     ],
 )

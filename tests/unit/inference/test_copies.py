@@ -16,7 +16,7 @@ import torch
 from toy_captioner import build
 
 import captioner
-from captioner.errors import CaptionerError, ConfigError, ModelError, ServerError
+from captioner.errors import ConfigError, ModelError
 from captioner.inference.captioner import Captioner
 from captioner.inference.copies import _load
 
@@ -110,15 +110,3 @@ def test_a_deep_copy_is_independent(photos: list[Path]):
     assert model.caption(photos[0]).log_prob == before
     assert shallow.caption(photos[0]).log_prob == before
     assert shallow.model is model.model
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ConfigError("beam_size is 0; give 1 or more"),
-        ServerError("busy", 503, 2.0),
-    ],
-)
-def test_errors_can_be_pickled(error: CaptionerError):
-    again = pickle.loads(pickle.dumps(error))
-    assert (str(again), vars(again)) == (str(error), vars(error))

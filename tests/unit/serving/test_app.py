@@ -7,6 +7,7 @@ import dataclasses
 import io
 import itertools
 import json
+import math
 import re
 from xml.etree import ElementTree
 
@@ -14,13 +15,17 @@ import numpy as np
 import pytest
 import torch
 from colour_server import png
+from cutting import cut
 from PIL import Image
 from test_photos import as_json, file, option, parts, text
 
 import captioner
+from captioner.caption import Alternative, Caption, CropBox, Keyword
+from captioner.geometry import Geometry
 from captioner.inference.captioner import Captioner
 from captioner.options import SearchOptions
 from captioner.serving.app import create_app
+from captioner.serving.schema import CaptionResult
 
 
 async def test_response_has_size_and_captions(serve):
@@ -222,6 +227,19 @@ def test_schema_has_every_parameter(schema):
     assert "Beam width; 1 is greedy search" in parameters["beam_size"]["description"]
     beam = next(s for s in parameters["beam_size"]["schema"]["anyOf"] if s["type"] == "integer")
     assert (beam["minimum"], beam["maximum"]) == (1, 20)
+
+
+def test_schema_has_every_field_of_a_caption():
+    maps = np.full((2, 3, 4), 1 / 12, dtype=np.float32)
+    caption = Caption(
+        ("a", "dog"), np.float32([-0.5, -1]), maps, np.float32([0.5, 1]), -2.0,
+        CropBox(0.1, 0, 0.9, 1), ((Alternative("the", -1.0),), (Alternative("cat", -2.0),)),
+        geometry=Geometry.even((3, 4), 0.1, 0, 0.9, 1), method="occlusion", confidence=0.25,
+        keywords=(Keyword("dog", 0.75, maps[0]),),
+    )  # fmt: skip
+    data = cut(caption, 1, [math.nan, 0.25]).as_dict(attention=True, min_confidence=0.5)
+    assert data.keys() == CaptionResult.model_fields.keys()
+    assert CaptionResult(**data).model_dump(exclude_unset=True).keys() == data.keys()
 
 
 async def test_schema_describes_every_body_with_an_example(serve, schema):
