@@ -21,16 +21,16 @@ from captioner.caption import Caption
 from captioner.drawing import pages
 from captioner.drawing.figure import overlay
 from captioner.drawing.options import FigureOptions, PageOptions
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, ImageError
 from captioner.inference.captioner import Captioner
 from captioner.option_fields import option_fields
 from captioner.serving import schema, security
 from captioner.serving.bulk import NDJSON, BulkResponse
-from captioner.serving.observe import REQUEST_ID, AccessLog, route_path
+from captioner.serving.observe import REQUEST_ID, AccessLog
 from captioner.serving.options import ResponseOptions, ServeOptions, WordOptions
 from captioner.serving.page import index_page
-from captioner.serving.protocols import IGNORED, add_protocols, error_body
-from captioner.serving.schema import RequestError
+from captioner.serving.protocols import IGNORED, add_protocols
+from captioner.serving.request_errors import RequestError, closing, error_response
 from captioner.serving.service import Decoded, Render, Service, captions_json
 from captioner.version import __version__
 
@@ -45,10 +45,6 @@ There are three ways to send a photo, distinguished by the Content-Type:
 Options are query parameters, or fields of the form or of the JSON object. Errors are JSON,
 `{"error": "..."}`, with one line that states what was given, what is allowed and what to do."""
 
-_HTTP_ERRORS = {
-    404: "not found; captions are at POST /v1/captions, the API is described at /docs",
-    405: "method not allowed; see /docs",
-}
 _FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
 MAX_FIGURE = 24_000_000  # pixels of a figure, each of 30 bytes while it is drawn
 
@@ -165,7 +161,8 @@ def create_app(
     _add_file(app, "/", HTMLResponse(html, headers={"Content-Security-Policy": policy}))
     _add_file(app, "/favicon.ico", Response(status_code=204))
     _add_probes(app, service, model_name)
-    _add_error_handlers(app, service)
+    for kind in (RequestError, ConfigError, ImageError, HTTPException):
+        app.add_exception_handler(kind, _refuse)
 
     # From the innermost to the outermost. Pages of allowed origins can read all errors but those of
     # the outer checks.
@@ -305,7 +302,7 @@ def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
     async def healthz() -> dict[str, str]:
         """Whether the process responds; 503 only at the end of a shutdown."""
         if service.captions.closed:
-            raise schema.closing()
+            raise closing()
         return {"status": "ok"}
 
     @app.head("/readyz", include_in_schema=False)
@@ -316,7 +313,7 @@ def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
         With the name and fingerprint of its model, and captioner's version.
         """
         if service.leaving:
-            raise schema.closing()
+            raise closing()
         return {"status": "ok", "model": model_name, "version": __version__}
 
     text = {"description": "Prometheus text format.", "content": {"text/plain": {}}}
@@ -335,24 +332,9 @@ def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _add_error_handlers(app: FastAPI, service: Service) -> None:
-    """Return every error as one line of JSON, and count it."""
-
-    async def refuse(request: Request, error: Any) -> Response:
-        headers: dict[str, str] = {}
-        if isinstance(error, ConfigError):
-            error = RequestError(422, "options", str(error))
-        elif isinstance(error, HTTPException):
-            status, headers = error.status_code, dict(error.headers or {})
-            prefix = request.scope.get("root_path")
-            if status == 404 and prefix and request.scope["path"] == prefix:
-                return RedirectResponse(f"{prefix}/", 308)  # the page's links are relative to it
-            message = _HTTP_ERRORS.get(status, str(error.detail))
-            error = RequestError(status, f"http_{status}", message)
-        service.metrics.refused.labels(error.reason).inc()
-        response: Response = error.response(error_body(route_path(request.scope), error))
-        response.headers.update(headers)
-        return response
-
-    for kind in (RequestError, ConfigError, HTTPException):
-        app.add_exception_handler(kind, refuse)
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Return every error as one line of JSON."""
+    prefix = request.scope.get("root_path")
+    if isinstance(error, HTTPException) and prefix == request.scope["path"] and prefix:
+        return RedirectResponse(f"{prefix}/", 308)  # the page's links are relative to it
+    return error_response(error, request.scope)

@@ -22,11 +22,9 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
-from captioner.errors import ConfigError
 from captioner.serving import schema
-from captioner.serving.observe import log_exception
 from captioner.serving.photos import Upload, check_headers, read_body
-from captioner.serving.schema import RequestError
+from captioner.serving.request_errors import RequestError, error_body, request_error
 from captioner.serving.security import client_of
 from captioner.serving.service import Service, captions_json, disconnected, within
 
@@ -176,12 +174,8 @@ class BulkResponse(Response):
             decoded.set()
 
     def _failed(self, head: dict[str, Any], error: Exception) -> bytes:
-        if isinstance(error, ConfigError):
-            error = RequestError(422, "options", str(error))
-        elif not isinstance(error, RequestError):
-            log_exception(error, self._request.scope)
-            error = schema.internal_error()
-        return schema.json_line({**head, "status": error.status, "error": str(error)})
+        found = request_error(error, self._request.scope)
+        return schema.json_line({**head, "status": found.status, **error_body("/v1/batch", found)})
 
 
 _Waiting = asyncio.Queue[asyncio.Task[bytes] | Exception | None]

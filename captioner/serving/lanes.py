@@ -27,7 +27,7 @@ from itertools import count
 from operator import itemgetter
 from typing import Any
 
-from captioner.serving import schema
+from captioner.serving.request_errors import closing
 
 KNOWN_CLIENTS = 1000  # whose next turn is remembered: those served last
 SHARE = 10  # times as long as it was worked for, a client's next turn comes after those of others
@@ -107,7 +107,7 @@ class Lane:
     def submit(self, client: str, item: Any) -> asyncio.Future[Any]:
         """Queue a job; cancelling its result removes it from the queue."""
         if self.closed:
-            raise schema.closing()
+            raise closing()
         job = Job(client, item)
         self._waiting[job] = None
         job.future.add_done_callback(lambda _: self._waiting.pop(job, None))
@@ -119,7 +119,7 @@ class Lane:
         self.closed = True
         for job in list(self._waiting):
             if not job.future.done():
-                job.future.set_exception(schema.closing())
+                job.future.set_exception(closing())
         self._waiting.clear()
         self._threads.shutdown(wait=False)
 

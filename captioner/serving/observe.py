@@ -5,30 +5,24 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
-import os
 import re
 import secrets
 import time
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Literal, NoReturn
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from captioner.errors import ModelError
-from captioner.serving.schema import RequestError, internal_error
-
-logger = logging.getLogger("captioner.serving")
+from captioner.serving.request_errors import RequestError, error_response, logger, route_path
 
 REQUEST_ID = "X-Request-Id"  # header of requests and responses
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-FAILED = 1  # exit code
 _PHOTOS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -62,13 +56,6 @@ class Metrics:
         """Count a batch."""
         self._photos.inc(photos)
         self._batches.observe(photos)
-
-
-def route_path(scope: Scope) -> str:
-    """The path of a request without the proxy's prefix."""
-    path: str = scope["path"]
-    prefix = scope.get("root_path", "")
-    return path.removeprefix(prefix) if path.startswith(f"{prefix}/") else path
 
 
 @dataclass(frozen=True)
@@ -127,20 +114,21 @@ class AccessLog:
         app = self.app
         try:
             if refusal := self.check(scope):
-                self.metrics.refused.labels(refusal.reason).inc()
-                app = refusal.response()
+                app = error_response(refusal, scope)
             await app(scope, counted, recorded)
         except Exception as error:
-            log_exception(error, scope)
-            if status:  # the response has already started
+            response = error_response(error, scope)
+            if status:  # another response has already started
                 raise
-            await internal_error().response()(scope, counted, recorded)
+            await response(scope, counted, recorded)
         finally:
             self._log(scope, status, time.perf_counter() - start, received)
 
     def _log(self, scope: Scope, status: int, seconds: float, received: int) -> None:
         path = route_path(scope)
         route = path if path in self.routes else "other"
+        if reason := scope["state"].get("refused"):
+            self.metrics.refused.labels(reason).inc()
         self.metrics.requests.labels(route, str(status)).inc()
         self.metrics.seconds.labels(route).observe(seconds)
         fields = {
@@ -165,28 +153,6 @@ def _client(scope: Scope) -> str:
         return str(ipaddress.ip_address((scope.get("client") or ("",))[0]))
     except ValueError:
         return "-"
-
-
-def log_exception(error: BaseException, scope: Scope) -> None:
-    """Log the type and traceback of an exception in one line, without its message."""
-    frames = traceback.extract_tb(error.__traceback__)
-    calls = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-8:]))
-    request_id = scope.get("state", {}).get("request_id", "-")
-    logger.error("%s at %s id=%s", type(error).__name__, calls, request_id)
-    # ONNX Runtime and torch report it by errors of other types.
-    other = isinstance(error, RuntimeError | ModelError) and "allocate memory" in str(error)
-    if isinstance(error, MemoryError) or other:
-        end("memory has run out")
-
-
-def end(why: str) -> NoReturn:
-    """End the process at once, so that its supervisor starts a new one.
-
-    If an allocation fails in a thread that others wait for, the process may stay alive without
-    answering requests or SIGTERM.
-    """
-    logger.critical("%s; the server ends", why)
-    os._exit(FAILED)
 
 
 class JsonFormatter(logging.Formatter):

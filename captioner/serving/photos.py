@@ -30,7 +30,8 @@ from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Field, File, MultipartDecoder, NeedData
 
 from captioner.serving.options import Limits
-from captioner.serving.schema import MAX_OPTIONS, MAX_TEXT, RequestError, client_closed, shortened
+from captioner.serving.request_errors import RequestError, client_closed, shortened
+from captioner.serving.schema import MAX_OPTIONS, MAX_TEXT
 
 FORM, JSON = "multipart/form-data", "application/json"
 NAMES = ("image", "images")  # of the fields that hold photos

@@ -29,11 +29,12 @@ from fastapi.responses import JSONResponse, Response
 
 from captioner.caption import Caption, Keyword
 from captioner.messages import either
-from captioner.serving import schema
+from captioner.serving import request_errors, schema
 from captioner.serving.bulk import NDJSON
 from captioner.serving.options import WordOptions
 from captioner.serving.photos import JSON, Upload, check_headers, from_base64, read_object
-from captioner.serving.schema import EXAMPLE_PHOTO, RequestError, json_line, shortened
+from captioner.serving.request_errors import RequestError, shortened
+from captioner.serving.schema import EXAMPLE_PHOTO, json_line
 from captioner.serving.security import client_of
 from captioner.serving.service import Service
 from captioner.version import __version__
@@ -42,9 +43,8 @@ IGNORED = "X-Captioner-Ignored"  # header of responses: names of what was ignore
 NAME = "captioner"  # of any model
 SSE = "text/event-stream"
 GENERATE, CHAT, SHOW = "/api/generate", "/api/chat", "/api/show"
-OPENAI, MODELS = "/v1/chat/completions", "/v1/models"
-PHOTOPRISM = "/api/v1/vision/"
-CAPTION, LABELS = PHOTOPRISM + "caption", PHOTOPRISM + "labels"
+OPENAI, MODELS = request_errors.OPENAI
+CAPTION, LABELS = request_errors.PHOTOPRISM + "caption", request_errors.PHOTOPRISM + "labels"
 MOST_LABELS = 10
 MAX_PARTS = 1000  # messages of a chat, and parts of a message, that are searched for photos
 
@@ -59,7 +59,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 _READ = {"model", "name", "version", "stream", "images", "url", "messages", "id", *_UNSUPPORTED}
 _PLAIN = re.compile(r"[A-Za-z0-9_]{1,40}")  # names that may be in a header
-_CODES = {"model": "model_not_found", "key": "invalid_api_key", "rate": "rate_limit_exceeded"}
 
 
 # --- requests ------------------------------------------------------------------------------------
@@ -243,17 +242,6 @@ PROTOCOLS = {
     CAPTION: Protocol("Caption a photo for PhotoPrism", {"images": [_URL]}, _photoprism),
     LABELS: Protocol("Label a photo for PhotoPrism", {"images": [_URL]}, _labels),
 }
-
-
-def error_body(path: str, error: RequestError) -> dict[str, Any]:
-    """An error as the clients of a path expect it."""
-    if path.startswith(PHOTOPRISM):
-        return {"code": error.status, "error": str(error)}
-    if path.startswith((OPENAI, MODELS)):
-        kind = "invalid_request_error" if error.status < 500 else "server_error"
-        code = _CODES.get(error.reason, error.reason)
-        return {"error": {"message": str(error), "type": kind, "param": None, "code": code}}
-    return {"error": str(error)}
 
 
 # --- endpoints -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Options of a request, and the bodies of responses: captions, or one line that explains an error.
+"""Options of a request, and the bodies of responses.
 
 The options are those of the search, of the response and of the picture (`captioner.option_fields`),
 limited in range so that one request cannot block the server for the others. Pydantic models of them
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, MaxLen
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from starlette.datastructures import QueryParams
 
@@ -25,6 +23,7 @@ from captioner.inference.captioner import Captioner
 from captioner.option_fields import OptionField, option_fields
 from captioner.options import ExplanationMethod, SearchOptions
 from captioner.serving.options import Limits
+from captioner.serving.request_errors import RequestError, shortened
 
 MAX_WORDS = 10  # in a list of words
 MAX_LENGTH = 50  # of a caption that is given (tokens)
@@ -33,46 +32,6 @@ MAX_OPTIONS = 100  # names and values in a query, form or JSON object
 
 _FREE = ("attention", "attention_gate")  # methods whose maps the decoder computes anyway
 _EXPLAINED_WORD = 250  # steps of the decoder that take as long as the maps of a word by the others
-
-
-# --- errors --------------------------------------------------------------------------------------
-
-
-class RequestError(Exception):
-    """A request that cannot be served: HTTP status, label for the metrics, and a line.
-
-    The line has what was given, what is allowed and what to do. Retry-After is in seconds.
-    """
-
-    def __init__(self, status: int, reason: str, message: str, *, retry_after: int = 2) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.retry_after = status, reason, retry_after
-
-    def response(self, body: Mapping[str, Any] | None = None) -> JSONResponse:
-        """The HTTP response; its body is by default ``{"error": line}``."""
-        headers = {}
-        if self.status in (429, 503):
-            headers["Retry-After"] = str(self.retry_after)
-        if self.status in (408, 503):  # do not send the next request here
-            headers["Connection"] = "close"
-        if self.status == 401:
-            headers["WWW-Authenticate"] = 'Bearer realm="captioner"'
-        return JSONResponse(body or {"error": str(self)}, self.status, headers)
-
-
-# An unexpected exception; the server's log has its location.
-internal_error = partial(RequestError, 500, "mistake", "internal error; see the server log")
-# The client disconnected, or the body ended early, which looks the same; the status is nginx's.
-_LEFT = "the body is shorter than declared or not valid HTTP, or the client disconnected"
-client_closed = partial(RequestError, 499, "left", _LEFT)
-closing = partial(RequestError, 503, "closing", "the server is shutting down; try again later")
-
-
-def shortened(value: object) -> str:
-    """A value of a request, shortened to fit into the line of an error."""
-    text = value[:61] if isinstance(value, str) else reprlib.repr(value)
-    text = text if text.isprintable() else repr(text)
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 # --- options -------------------------------------------------------------------------------------

@@ -31,9 +31,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from captioner.errors import ConfigError
-from captioner.serving.observe import route_path
 from captioner.serving.options import HOST_NAME, ServeOptions
-from captioner.serving.schema import RequestError
+from captioner.serving.request_errors import RequestError, route_path
 
 # For orchestrators and monitoring: open to any Host and without a key. They reveal counts only.
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})

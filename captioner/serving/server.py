@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import logging
 import os
 import signal
 import socket
@@ -40,11 +39,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import CaptionerError, ConfigError
-from captioner.serving.observe import end, log_to_stderr
+from captioner.serving.observe import log_to_stderr
+from captioner.serving.request_errors import end, logger
 from captioner.serving.security import ApiKeys
 from captioner.serving.service import Service
-
-logger = logging.getLogger("captioner.serving")
 
 # Of the rest of a refused body, which is read.
 DRAIN_SECONDS = 5.0

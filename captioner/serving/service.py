@@ -36,7 +36,8 @@ from captioner.serving.lanes import Job, Lane
 from captioner.serving.observe import Metrics
 from captioner.serving.options import ServeOptions
 from captioner.serving.photos import Upload, check_headers, read_photo
-from captioner.serving.schema import CaptionRequest, RequestError
+from captioner.serving.request_errors import RequestError, client_closed, closing
+from captioner.serving.schema import CaptionRequest
 from captioner.serving.security import client_of
 
 T = TypeVar("T")
@@ -159,14 +160,14 @@ class Service:
                 work = partial(self._decode, upload.data, side)
                 found: Decoded | None = await self._decoders.submit(client, work)
                 return found or await self._large.submit(client, partial(work, large=True))
-        except NotAnImageError as error:
-            raise RequestError(415, "no_picture", str(error)) from error
-        except LargeImageError as error:
-            raise RequestError(413, "pixels", str(error)) from error
+        except (NotAnImageError, LargeImageError):
+            raise
         except ImageError as error:
+            if not upload.alone:
+                raise
             # curl -d, which people try first, strips line breaks from the file
-            hint = "; with curl, use --data-binary instead of -d" if upload.alone else ""
-            raise RequestError(422, "broken", f"{error}{hint}") from error
+            message = f"{error}; with curl, use --data-binary instead of -d"
+            raise ImageError(message) from error
 
     def _decode(self, data: Any, side: int | None, *, large: bool = False) -> Decoded | None:
         """None: the photo is large, and not meant to be."""
@@ -246,7 +247,7 @@ class Service:
 
     async def _closed(self) -> NoReturn:
         await self._closing.wait()
-        raise schema.closing()
+        raise closing()
 
     @contextmanager
     def slots(self, count: int, client: str) -> Iterator[None]:
@@ -256,7 +257,7 @@ class Service:
         more than exist.
         """
         if self.draining:
-            raise schema.closing()
+            raise closing()
         count = min(count, self.options.max_queue)
         several = count if count > 1 else 0
         quarter = max(1, self.options.max_queue // 4)
@@ -286,7 +287,7 @@ async def disconnected(request: Request) -> NoReturn:
     """Wait until the client disconnects, which ends its request."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    raise schema.client_closed()
+    raise client_closed()
 
 
 async def within(

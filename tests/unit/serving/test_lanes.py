@@ -20,7 +20,8 @@ from captioner.options import SearchOptions
 from captioner.serving import lanes
 from captioner.serving.lanes import Job, Lane
 from captioner.serving.options import ServeOptions
-from captioner.serving.schema import CaptionRequest, RequestError
+from captioner.serving.request_errors import RequestError
+from captioner.serving.schema import CaptionRequest
 from captioner.serving.service import Decoded, Service
 
 

@@ -1,0 +1,146 @@
+"""Errors of requests, from the exception to the response.
+
+Code that cannot serve a request raises a `RequestError`, or lets an exception of the package pass.
+`request_error` turns every exception into a `RequestError`, and `error_response` turns that into a
+response with its status. An unexpected exception becomes status 500 without its message, which
+could quote the request; the log gets its location.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import reprlib
+import traceback
+from functools import partial
+from typing import Any, NoReturn
+
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Scope
+
+from captioner.errors import ConfigError, ImageError, LargeImageError, ModelError, NotAnImageError
+
+logger = logging.getLogger("captioner.serving")
+
+OPENAI = ("/v1/chat/completions", "/v1/models")  # paths, or their beginnings, of OpenAI's protocol
+PHOTOPRISM = "/api/v1/vision/"  # beginning of the paths of PhotoPrism's protocol
+FAILED = 1  # exit code
+_STATUSES = {  # and reasons of the package's exceptions; a subclass comes before its base
+    ConfigError: (422, "options"),
+    NotAnImageError: (415, "no_picture"),
+    LargeImageError: (413, "pixels"),
+    ImageError: (422, "broken"),
+}
+_CODES = {"model": "model_not_found", "key": "invalid_api_key", "rate": "rate_limit_exceeded"}
+_HTTP_ERRORS = {
+    404: "not found; captions are at POST /v1/captions, the API is described at /docs",
+    405: "method not allowed; see /docs",
+}
+
+
+class RequestError(Exception):
+    """The reason why a request cannot be served.
+
+    The message is one line: what was given, what is allowed and what to do.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, *, retry_after: int = 2) -> None:
+        """Create the error.
+
+        Args:
+            status: HTTP status of the response.
+            reason: Label for the metrics.
+            message: Line for the client.
+            retry_after: Seconds after which the client may try again, for 429 and 503.
+        """
+        super().__init__(message)
+        self.status, self.reason, self.retry_after = status, reason, retry_after
+
+
+# The client disconnected, or the body ended early, which looks the same; the status is nginx's.
+_LEFT = "the body is shorter than declared or not valid HTTP, or the client disconnected"
+client_closed = partial(RequestError, 499, "left", _LEFT)
+closing = partial(RequestError, 503, "closing", "the server is shutting down; try again later")
+
+
+def request_error(error: Exception, scope: Scope) -> RequestError:
+    """Return the error of the request in which an exception was raised.
+
+    An unexpected exception is logged.
+    """
+    if isinstance(error, RequestError):
+        return error
+    for kind, (status, reason) in _STATUSES.items():
+        if isinstance(error, kind):
+            return RequestError(status, reason, str(error))
+    if isinstance(error, HTTPException):  # no such route or method
+        status = error.status_code
+        return RequestError(status, f"http_{status}", _HTTP_ERRORS.get(status, error.detail))
+    _log_exception(error, scope)
+    return RequestError(500, "mistake", "internal error; see the server log")
+
+
+def error_body(path: str, error: RequestError) -> dict[str, Any]:
+    """Return the body of an error as the clients of a path expect it."""
+    if path.startswith(PHOTOPRISM):
+        return {"code": error.status, "error": str(error)}
+    if path.startswith(OPENAI):
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        code = _CODES.get(error.reason, error.reason)
+        return {"error": {"message": str(error), "type": kind, "param": None, "code": code}}
+    return {"error": str(error)}
+
+
+def error_response(error: Exception, scope: Scope) -> JSONResponse:
+    """Return the response to a request in which an exception was raised.
+
+    The reason is stored in the scope, for the metrics.
+    """
+    found = request_error(error, scope)
+    if found.status != 500:  # the metrics count requests that were refused, not our mistakes
+        scope["state"]["refused"] = found.reason
+    headers = dict(getattr(error, "headers", None) or {})  # of an HTTPException: Allow
+    if found.status in (429, 503):
+        headers["Retry-After"] = str(found.retry_after)
+    if found.status in (408, 503):  # the client's next request should use another connection
+        headers["Connection"] = "close"
+    if found.status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="captioner"'
+    return JSONResponse(error_body(route_path(scope), found), found.status, headers)
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path of a request without the proxy's prefix."""
+    path: str = scope["path"]
+    prefix = scope.get("root_path", "")
+    return path.removeprefix(prefix) if path.startswith(f"{prefix}/") else path
+
+
+def shortened(value: object) -> str:
+    """Return a value of a request, shortened to fit into the line of an error."""
+    text = value[:61] if isinstance(value, str) else reprlib.repr(value)
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _log_exception(error: BaseException, scope: Scope) -> None:
+    """Log the type and traceback of an exception in one line, without its message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    calls = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-8:]))
+    request_id = scope.get("state", {}).get("request_id", "-")
+    logger.error("%s at %s id=%s", type(error).__name__, calls, request_id)
+    # ONNX Runtime and torch report it by errors of other types.
+    other = isinstance(error, RuntimeError | ModelError) and "allocate memory" in str(error)
+    if isinstance(error, MemoryError) or other:
+        end("memory has run out")
+
+
+def end(why: str) -> NoReturn:
+    """End the process at once, so that its supervisor starts a new one.
+
+    If an allocation fails in a thread that others wait for, the process may stay alive without
+    answering requests or SIGTERM.
+    """
+    logger.critical("%s; the server ends", why)
+    os._exit(FAILED)
