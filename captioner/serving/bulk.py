@@ -12,7 +12,7 @@ while its client does not read the results. A client that disconnects cancels th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn
@@ -22,11 +22,11 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
-from captioner.serving import schema
-from captioner.serving.photos import Upload, check_headers, read_body
+from captioner.serving.json_body import Upload
+from captioner.serving.openapi import json_line
 from captioner.serving.request_errors import RequestError, error_body, request_error
-from captioner.serving.security import client_of
-from captioner.serving.service import Service, captions_json, disconnected, within
+from captioner.serving.requests import check_headers, read_body, with_fields
+from captioner.serving.service import Service, disconnected, within
 
 NDJSON = "application/x-ndjson"
 MAX_RESULTS = 16 << 20  # bytes of a JSON response, or held back; NDJSON has no such limit
@@ -36,12 +36,22 @@ HOLD = "x-hold-results"  # header of proxies that send no more of a request once
 class BulkResponse(Response):
     """Reads the photos of a request and sends their results."""
 
-    def __init__(self, service: Service, request: Request, query: BaseModel) -> None:
-        """Check the request's headers; its body is read while the response is sent."""
+    def __init__(
+        self, service: Service, request: Request, query: BaseModel, render: Callable[..., bytes]
+    ) -> None:
+        """Check the request's headers; its body is read while the response is sent.
+
+        Args:
+            service: The service.
+            request: The request.
+            query: Its options, which those of the body complete.
+            render: A `Render` that takes more fields of the JSON.
+        """
         super().__init__()
+        self._render = render
         self._memory = check_headers(request, service.options, several=True)
         self._service, self._query = service, query
-        self._by = client_of(request)
+        self._by: str = request.state.client
         self._lines = "ndjson" in request.headers.get("accept", "").lower()
         self._hold = HOLD in request.headers
         self._options: Any = None  # with those of the body
@@ -66,7 +76,7 @@ class BulkResponse(Response):
         """Send the results; errors of the request as a whole have a status of their own."""
         work = self._send_lines(send) if self._lines else self._send_document(scope, receive, send)
         try:
-            await within(None, TimeoutError(), work, self._client_left())
+            await within(None, TimeoutError, work, self._client_left())
         except RequestError:
             if not self._started:  # otherwise the client has left
                 raise
@@ -138,7 +148,7 @@ class BulkResponse(Response):
             async with aclosing(body):
                 while upload := await service.received(anext(body, None), "the next photo"):
                     if number == 0:
-                        self._options = schema.with_fields(self._query, fields)
+                        self._options = with_fields(self._query, fields)
                         self._wanted = service.wanted(self._options)
                     decoded = asyncio.Event()
                     task = asyncio.create_task(self._caption(number, upload, decoded))
@@ -166,7 +176,7 @@ class BulkResponse(Response):
                 decoded.set()
                 found = service.caption_photo(self._by, photo, wanted)
                 captions = await service.captioned(found, wanted.cost)
-            render = partial(captions_json, **head, status=200)
+            render = partial(self._render, **head, status=200)
             return await asyncio.to_thread(render, photo, captions, self._options)
         except Exception as error:  # of this photo alone
             return self._failed(head, error)
@@ -175,7 +185,7 @@ class BulkResponse(Response):
 
     def _failed(self, head: dict[str, Any], error: Exception) -> bytes:
         found = request_error(error, self._request.scope)
-        return schema.json_line({**head, "status": found.status, **error_body("/v1/batch", found)})
+        return json_line({**head, "status": found.status, **error_body("/v1/batch", found)})
 
 
 _Waiting = asyncio.Queue[asyncio.Task[bytes] | Exception | None]

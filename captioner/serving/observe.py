@@ -42,8 +42,8 @@ class Metrics:
         self.seconds = Histogram(
             "captioner_request_seconds", text, ["route"], buckets=_SECONDS, registry=registry
         )
-        self._photos = Counter("captioner_photos_captioned", "Photos captioned.", registry=registry)
-        self._batches = Histogram(
+        self.photos = Counter("captioner_photos_captioned", "Photos captioned.", registry=registry)
+        self.batches = Histogram(
             "captioner_batch_photos", "Photos per batch.", buckets=_PHOTOS, registry=registry
         )
         for name, text, value in (
@@ -51,11 +51,6 @@ class Metrics:
             ("captioner_held_requests", "Requests in flight.", in_flight),
         ):
             Gauge(name, text, registry=registry).set_function(value)
-
-    def on_batch(self, photos: int) -> None:
-        """Count a batch."""
-        self._photos.inc(photos)
-        self._batches.observe(photos)
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,18 @@ from fastapi.responses import JSONResponse, Response
 
 from captioner.caption import Caption, Keyword
 from captioner.messages import either
-from captioner.serving import request_errors, schema
+from captioner.serving import request_errors
 from captioner.serving.bulk import NDJSON
+from captioner.serving.json_body import Upload, from_base64
+from captioner.serving.openapi import EXAMPLE_PHOTO, json_line
 from captioner.serving.options import WordOptions
-from captioner.serving.photos import JSON, Upload, check_headers, from_base64, read_object
 from captioner.serving.request_errors import RequestError, shortened
-from captioner.serving.schema import EXAMPLE_PHOTO, json_line
-from captioner.serving.security import client_of
+from captioner.serving.requests import (
+    JSON,
+    check_headers,
+    query_model,
+    read_object,
+)
 from captioner.serving.service import Service
 from captioner.version import __version__
 
@@ -64,8 +69,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_]{1,40}")  # names that may be in a header
 # --- requests ------------------------------------------------------------------------------------
 
 
-class CaptionRequest(NamedTuple):
-    """A request in any of the protocols."""
+class ProtocolRequest(NamedTuple):
+    """A request in one of the protocols."""
 
     data: dict[str, Any]
     """Its fields that are not null."""
@@ -79,8 +84,8 @@ class CaptionRequest(NamedTuple):
     """Whether there is neither a photo nor a prompt: Ollama's programs load a model so."""
 
 
-def read_request(data: dict[str, Any], streams: bool) -> CaptionRequest:
-    """The request of a JSON object; ``streams`` is the default of ``stream``."""
+def read_fields(data: dict[str, Any], streams: bool) -> ProtocolRequest:
+    """Return the request of a JSON object; ``streams`` is the default of ``stream``."""
     data = {name: value for name, value in data.items() if value is not None}
     for name, harmless in _UNSUPPORTED.items():
         if name in data and data[name] not in harmless:
@@ -96,7 +101,7 @@ def read_request(data: dict[str, Any], streams: bool) -> CaptionRequest:
     ignored = [*islice(filter(_PLAIN.fullmatch, dict.fromkeys(names)), 30)]
     stream = bool(data.get("stream", streams))
     empty = not any(data.get(name) for name in ("prompt", "messages", "images"))
-    return CaptionRequest(data, model or NAME, stream, photos, ignored, empty)
+    return ProtocolRequest(data, model or NAME, stream, photos, ignored, empty)
 
 
 def _photos_of(data: dict[str, Any]) -> tuple[list[Any], list[str]]:
@@ -151,7 +156,7 @@ Parts = list[dict[str, Any]]
 """A response, or what a stream is made of."""
 
 
-def _ollama(field: Callable[[str], dict[str, Any]], body: CaptionRequest, found: Found) -> Parts:
+def _ollama(field: Callable[[str], dict[str, Any]], body: ProtocolRequest, found: Found) -> Parts:
     nanoseconds = round(found.seconds * 1e9)
     counts = {"eval_count": found.words, "eval_duration": nanoseconds}
     reason = "stop" if found.id else "load"
@@ -162,7 +167,7 @@ def _ollama(field: Callable[[str], dict[str, Any]], body: CaptionRequest, found:
     return [head | field(found.text) | {"done": False}, head | field("") | end]
 
 
-def _openai(body: CaptionRequest, found: Found) -> Parts:
+def _openai(body: ProtocolRequest, found: Found) -> Parts:
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     head = {"id": f"chatcmpl-{found.id}", "object": kind, "created": int(time.time())}
     head["model"] = body.model
@@ -178,14 +183,14 @@ def _openai(body: CaptionRequest, found: Found) -> Parts:
     return [head | choice(None, delta=message), head | choice("stop", delta={}) | end]
 
 
-def _photoprism(body: CaptionRequest, found: Found) -> Parts:
+def _photoprism(body: ProtocolRequest, found: Found) -> Parts:
     caption: dict[str, Any] = {"text": found.text}
     if found.confidence is not None:
         caption["confidence"] = round(found.confidence, 4)
     return _vision(body, found, "caption", caption)
 
 
-def _labels(body: CaptionRequest, found: Found) -> Parts:
+def _labels(body: ProtocolRequest, found: Found) -> Parts:
     labels = [
         {"name": one.word, "source": "image", "confidence": p, "topicality": p}
         for one in found.keywords
@@ -194,7 +199,7 @@ def _labels(body: CaptionRequest, found: Found) -> Parts:
     return _vision(body, found, "labels", labels)
 
 
-def _vision(body: CaptionRequest, found: Found, kind: str, result: Any) -> Parts:
+def _vision(body: ProtocolRequest, found: Found, kind: str, result: Any) -> Parts:
     model = {"type": kind, "name": body.model, "version": body.data.get("version") or "latest"}
     given = body.data.get("id")
     name = given if given and isinstance(given, str) else found.id
@@ -202,7 +207,7 @@ def _vision(body: CaptionRequest, found: Found, kind: str, result: Any) -> Parts
     return [{**head, "result": {kind: result}}]
 
 
-def _shown(_: CaptionRequest, __: Found) -> Parts:
+def _shown(_: ProtocolRequest, __: Found) -> Parts:
     info = {"details": _DETAILS, "model_info": {"general.architecture": NAME}}
     return [{**info, "template": "", "capabilities": ["completion", "vision"]}]
 
@@ -212,11 +217,11 @@ class Protocol(NamedTuple):
 
     summary: str
     example: dict[str, Any]
-    parts: Callable[[CaptionRequest, Found], Parts]
+    parts: Callable[[ProtocolRequest, Found], Parts]
     streams: str | None = None
     """Content type of streams; None: there are none."""
 
-    def encode(self, body: CaptionRequest, found: Found) -> tuple[bytes, str]:
+    def encode(self, body: ProtocolRequest, found: Found) -> tuple[bytes, str]:
         """The body of a response, and its content type."""
         lines = [*map(json_line, self.parts(body, found))]
         if not body.stream or self.streams is None:
@@ -264,7 +269,7 @@ def _lists(names: list[str], digest: str) -> dict[str, dict[str, Any]]:
 
 
 async def _caption(service: Service, request: Request, photos: list[Any], wanted: Any) -> Found:
-    client, limits, start = client_of(request), service.options, time.monotonic()
+    client, limits, start = request.state.client, service.options, time.monotonic()
     _check_photos(photos, min(limits.max_batch, limits.rate_limit or limits.max_batch))
     captions: list[Caption] = []
 
@@ -291,13 +296,13 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
     folder, digest = re.sub("@[0-9a-f]+", "", model_name), model_name.partition("@")[2]
     styles = service.model.stored.vocabulary.styles
     names = [*dict.fromkeys((NAME, *(f"{NAME}:{style}" for style in styles[1:]), folder))]
-    query = schema.query_model(service.options, WordOptions)
+    query = query_model(service.options, WordOptions)
 
     def unknown(name: str) -> RequestError:
         message = f"model {shortened(repr(name))} not found; give {either(names)}"
         return RequestError(404, "model", message)
 
-    def style_of(body: CaptionRequest) -> str | None:
+    def style_of(body: ProtocolRequest) -> str | None:
         """The style of a request; None: the default."""
         name, _, tag = body.model.partition(":")
         tag = tag or str(body.data.get("version") or "latest")  # PhotoPrism's
@@ -308,10 +313,10 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
     def add(path: str, protocol: Protocol) -> None:
         async def endpoint(request: Request) -> Response:
             memory = check_headers(request, service.options, several=True, kind=JSON)
-            with service.slots(memory, client_of(request)):
+            with service.slots(memory, request.state.client):
                 reading = read_object(request, service.options, several=True)
                 data = await service.received(reading, "the JSON")
-                body = read_request(data, protocol.streams == NDJSON)
+                body = read_fields(data, protocol.streams == NDJSON)
                 most = MOST_LABELS if path == LABELS else 0
                 options = query.model_validate({"style": style_of(body), "keywords": most})
                 wanted = service.wanted(options)

@@ -208,8 +208,9 @@ _Key = Annotated[str | None, Security(APIKeyHeader(name=KEY_HEADER, auto_error=F
 def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
     """Dependencies of endpoints for photos: an API key, and a rate limit for each client (0: none).
 
-    A request counts as one towards the rate limit. Of a batch, each photo does: for each further
-    one the endpoint calls ``request.state.count_photo``, which raises the refusal.
+    They store the client's name in ``request.state.client``. A request counts as one towards the
+    rate limit. Of a batch, each photo does: for each further one the endpoint calls
+    ``request.state.count_photo``, which raises the refusal.
     Wrong keys are answered slowly, and those of an address are limited per minute. A client with a
     valid key at the same address is not affected.
     """
@@ -233,7 +234,7 @@ def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
         request.state.api_key = name
 
     async def check_rate(request: Request) -> None:
-        client = client_of(request)
+        request.state.client = client = client_of(request)
 
         # Without the request, which holds it: the cycle would keep the connection open.
         def count() -> None:

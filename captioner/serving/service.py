@@ -1,7 +1,7 @@
 """Process a request, from the bytes of a photo to its captions.
 
     admission   take a queue slot, or refuse the request before its body is read
-    body        read it into memory, within limits on bytes and seconds; see `photos`
+    body        read it into memory, within limits on bytes and seconds; see `requests`
     decoding    in a few threads; only the encoder's input is kept
     captions    in a batch with other requests
     response    rendered from the captions, as JSON or a picture
@@ -31,14 +31,19 @@ from captioner.errors import ImageError, LargeImageError, NotAnImageError
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
 from captioner.memory import release_freed_memory
-from captioner.serving import schema
+from captioner.serving.json_body import Upload
 from captioner.serving.lanes import Job, Lane
 from captioner.serving.observe import Metrics
 from captioner.serving.options import ServeOptions
-from captioner.serving.photos import Upload, check_headers, read_photo
 from captioner.serving.request_errors import RequestError, client_closed, closing
-from captioner.serving.schema import CaptionRequest
-from captioner.serving.security import client_of
+from captioner.serving.requests import (
+    CaptionRequest,
+    caption_request,
+    check_headers,
+    read_photo,
+    read_query,
+    with_fields,
+)
 
 T = TypeVar("T")
 
@@ -59,14 +64,6 @@ class Decoded(NamedTuple):
 Render = Callable[[Decoded, Sequence[Caption], Any], bytes]
 """Makes the body of a response from a photo, its captions and the request's options. Those of a
 picture have ``panel_size``, at most at which the photo is drawn."""
-
-
-def captions_json(photo: Decoded, captions: Sequence[Caption], options: Any, **head: Any) -> bytes:
-    """The captions in JSON, after the fields of ``head``; a `Render`."""
-    how = {"attention": options.attention, "min_confidence": options.min_confidence}
-    found = [one.as_dict(**how) for one in captions]
-    width, height = photo.size
-    return schema.json_line({**head, "width": width, "height": height, "captions": found})
 
 
 class Service:
@@ -125,11 +122,14 @@ class Service:
     async def caption(self, request: Request, model: type[BaseModel], render: Render) -> bytes:
         """Read the photo of an HTTP request, caption it and render the response.
 
-        The options are those of the query and of the body; ``model`` is from `query_model`.
+        Args:
+            request: The request, with options in its query and in its body.
+            model: The options that it may have, from `query_model`.
+            render: Renders the response.
         """
-        query = schema.read_query(request.query_params, model)
+        query = read_query(request.query_params, model)
         memory = check_headers(request, self.options, several=False)
-        client = client_of(request)
+        client: str = request.state.client
 
         async def respond(upload: Upload, options: Any, wanted: CaptionRequest) -> bytes:
             side = getattr(options, "panel_size", None)
@@ -143,7 +143,7 @@ class Service:
         with self.slots(memory, client):
             fields: dict[str, Any] = {}
             upload = await self.received(read_photo(request, self.options, fields), "the photo")
-            options = schema.with_fields(query, fields)
+            options = with_fields(query, fields)
             wanted = self.wanted(options)
             response = respond(upload, options, wanted)
             return await self.captioned(response, wanted.cost, request)
@@ -186,7 +186,7 @@ class Service:
 
     def wanted(self, options: Any) -> CaptionRequest:
         """How to caption a photo with the options of a request."""
-        return schema.read_request(self.model, options, self.options.max_cost)
+        return caption_request(self.model, options, self.options.max_cost)
 
     def lane(self, wanted: CaptionRequest) -> Lane:
         """The lane of captions; that beside it for what costs more than a batch."""
@@ -223,14 +223,18 @@ class Service:
             found = self.model.caption_batch(
                 photos, options, alternatives=alternatives, method=method, check=check
             )
-        self.metrics.on_batch(len(jobs))
+        self.metrics.photos.inc(len(jobs))
+        self.metrics.batches.observe(len(jobs))
         return found
 
     async def received(self, work: Awaitable[T], what: str) -> T:
         """Await a photo of a request, until the server shuts down."""
         seconds = self.options.timeout
-        message = f"{what} was not received within {seconds:g} s; try again"
-        late = RequestError(408, "slow_upload", message)
+
+        def late() -> RequestError:
+            message = f"{what} was not received within {seconds:g} s; try again"
+            return RequestError(408, "slow_upload", message)
+
         return await within(seconds, late, work, self._closed())
 
     async def captioned(
@@ -238,10 +242,13 @@ class Service:
     ) -> T:
         """Await captions of a photo, until the server shuts down or the request's client leaves."""
         seconds = self.options.timeout
-        message = f"captioning took longer than {seconds:g} s: the request costs {cost:,} steps of "
-        message += "the decoder, or the server is busy; give a smaller beam_size, num_captions or "
-        message += "max_length, or method=attention, or try again"
-        late = RequestError(503, "time", message)
+
+        def late() -> RequestError:
+            problem = f"captioning took longer than {seconds:g} s: the request costs {cost:,} steps"
+            hint = "give a smaller beam_size, num_captions or max_length, or method=attention"
+            message = f"{problem} of the decoder, or the server is busy; {hint}, or try again"
+            return RequestError(503, "time", message)
+
         left = [] if request is None else [disconnected(request)]
         return await within(photos * seconds, late, work, self._closed(), *left)
 
@@ -291,16 +298,26 @@ async def disconnected(request: Request) -> NoReturn:
 
 
 async def within(
-    seconds: float | None, late: Exception, work: Awaitable[T], *ends: Awaitable[NoReturn]
+    seconds: float | None,
+    late: Callable[[], Exception],
+    work: Awaitable[T],
+    *ends: Awaitable[NoReturn],
 ) -> T:
-    """Await work, unless it is late or one of the others, which only raise, comes first."""
+    """Await work, and cancel it after some seconds or as soon as one of ``ends`` raises.
+
+    Args:
+        seconds: Time limit, or None for none.
+        late: Returns the exception to raise after the time limit.
+        work: Returns the result.
+        ends: Raise when the result is no longer wanted, and never return.
+    """
     tasks = [asyncio.ensure_future(one) for one in (work, *ends)]
     try:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done():
                 return task.result()
-        raise late
+        raise late()
     finally:
         for task in tasks:
             task.cancel()

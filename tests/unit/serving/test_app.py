@@ -25,7 +25,7 @@ from captioner.geometry import Geometry
 from captioner.inference.captioner import Captioner
 from captioner.options import SearchOptions
 from captioner.serving.app import create_app
-from captioner.serving.schema import CaptionResult
+from captioner.serving.openapi import CaptionResult
 
 
 async def test_response_has_size_and_captions(serve):

@@ -14,7 +14,7 @@ from PIL import Image
 from test_photos import as_json, file, option, parts, text
 
 from captioner.serving import bulk
-from captioner.serving.schema import BatchResponse
+from captioner.serving.openapi import BatchResponse
 
 PATH = "/v1/batch"
 LINES = {"accept": "application/x-ndjson"}

@@ -21,7 +21,7 @@ from captioner.serving import lanes
 from captioner.serving.lanes import Job, Lane
 from captioner.serving.options import ServeOptions
 from captioner.serving.request_errors import RequestError
-from captioner.serving.schema import CaptionRequest
+from captioner.serving.requests import CaptionRequest
 from captioner.serving.service import Decoded, Service
 
 

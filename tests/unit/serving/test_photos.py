@@ -11,7 +11,7 @@ import httpx
 import pytest
 from colour_server import OWN, png, until
 
-from captioner.serving.photos import LONG, JsonBody, Upload
+from captioner.serving.json_body import LONG, JsonBody, Upload
 
 JSON = {"content-type": "application/json"}
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from colour_server import BAD, name, png, until
 from PIL import Image
 
-from captioner.serving import photos as photos_module
+from captioner.serving import requests as requests_module
 from captioner.serving import service as service_module
 
 
@@ -73,7 +73,7 @@ async def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeyp
         bodies.append(io.BytesIO())
         return bodies[-1]
 
-    monkeypatch.setattr(photos_module, "io", SimpleNamespace(BytesIO=body))
+    monkeypatch.setattr(requests_module, "io", SimpleNamespace(BytesIO=body))
     started, gate = threading.Semaphore(0), threading.Event()
     active: set[int] = set()
     parallel: list[int] = []

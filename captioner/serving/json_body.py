@@ -1,0 +1,221 @@
+"""Photos in JSON, decoded while the body arrives.
+
+A JSON parser would build every value of a body (64 bytes of memory for ``[],``) and hold up all
+other requests meanwhile. `JsonBody` therefore decodes long strings as they arrive, which are the
+photos, and passes only the short rest to a parser. Nothing is written to disk.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import from_json
+
+from captioner.serving.request_errors import RequestError, shortened
+
+MAX_TEXT = 1000  # characters of an option
+LONG = 4 * MAX_TEXT  # bytes of a text; longer strings are decoded as photos
+MAX_REST = 1 << 20  # bytes of JSON without its long strings
+MAX_VALUES = 10_000  # commas and opening brackets of JSON outside its long strings
+MAX_QUOTES = 5 * MAX_VALUES  # escaped quotes included
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+_ESCAPES = {  # how JSON may write the characters of base64 that are not letters or digits
+    rb"\/": b"/", rb"\n": b"", rb"\r": b"", rb"\t": b"",
+    rb"\u002b": b"+", rb"\u002B": b"+", rb"\u002f": b"/", rb"\u002F": b"/",
+    rb"\u003d": b"=", rb"\u003D": b"=", rb"\u000a": b"", rb"\u000A": b"",
+    rb"\u000d": b"", rb"\u000D": b"",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Upload:
+    """The bytes of a photo in a body."""
+
+    data: io.BytesIO
+    name: str = ""
+    """File name as sent by the client."""
+    error: RequestError | None = None
+    """Reason why the photo was not read."""
+    alone: bool = False
+    """Whether the photo is the whole body."""
+
+    def __repr__(self) -> str:
+        """Describe the photo for errors, if a body has it in place of another value."""
+        return f"a text of more than {LONG:,} bytes"
+
+
+def from_base64(given: Any, most: int) -> Upload:
+    """Decode a photo of at most ``most`` bytes, in base64 or a data: URL.
+
+    An error is stored in the result. A photo that `JsonBody` has decoded is returned unchanged.
+    """
+    if isinstance(given, Upload):
+        return given
+    reader = _Base64(most, wrong=not isinstance(given, str))
+    reader.receive(str(given).encode("utf-8", "replace"))
+    return reader.upload()
+
+
+class JsonBody:
+    """A reader of JSON that decodes long strings as photos while the body arrives."""
+
+    def __init__(self, most: int) -> None:
+        """Start an empty body, in which photos have at most ``most`` bytes."""
+        self._most = most
+        self._rest = bytearray()  # with a placeholder for each long string
+        self._photos: dict[str, Upload] = {}  # by placeholder
+        self._token = secrets.token_hex(16)  # a client cannot guess it
+        self._inside = False  # whether the next byte belongs to a string
+        self._escaped = False  # whether a backslash escapes the next byte
+        self._start = 0  # where the current string starts in the rest
+        self._photo: _Base64 | None = None  # the current string if it is long
+        self._quotes = 0
+
+    def receive(self, chunk: bytes) -> None:
+        """Read the next part of the body."""
+        self._quotes += chunk.count(b'"')
+        place = 0
+        while place < len(chunk) and self._quotes <= MAX_QUOTES:
+            quote = chunk.find(b'"', place)
+            part = chunk[place:] if quote < 0 else chunk[place:quote]
+            place += len(part) + 1
+            if self._inside:
+                self._add(part)
+                # An odd number of backslashes escapes the quote. They may start before this part.
+                backslashes = len(part) - len(part.rstrip(b"\\"))
+                odd = (backslashes + (self._escaped and backslashes == len(part))) % 2 == 1
+                self._escaped = odd and quote < 0
+                if quote >= 0 and odd:
+                    self._add(b'"')
+                elif quote >= 0:
+                    self._end()
+            else:
+                self._rest += part
+                if quote >= 0:
+                    self._rest += b'"'
+                    self._start, self._inside = len(self._rest), True
+            if len(self._rest) > MAX_REST:
+                most = f"the JSON has more than {MAX_REST:,} bytes without its photos"
+                raise RequestError(413, "fields", f"{most}; send the photos and options only")
+        if self._quotes > MAX_QUOTES:
+            raise _too_many_values()
+
+    def parsed(self) -> Any:
+        """Return the value of the whole body, with an `Upload` in place of each long string."""
+        if sum(map(self._rest.count, (b",", b"[", b"{"))) > MAX_VALUES:
+            raise _too_many_values()
+        try:
+            return self._with_photos(from_json(self._rest, allow_inf_nan=False))
+        except ValueError as error:
+            raise RequestError(400, "json", f"not valid JSON: {error}") from error
+
+    def _add(self, part: bytes) -> None:
+        """Add to the string."""
+        if self._photo is not None:
+            self._photo.receive(part)
+            return
+        self._rest += part
+        if len(self._rest) - self._start > LONG:
+            self._photo = _Base64(self._most)
+            self._photo.receive(bytes(self._rest[self._start :]))
+            del self._rest[self._start :]
+
+    def _end(self) -> None:
+        """End the string."""
+        if self._photo is not None:
+            placeholder = f"{self._token}{len(self._photos)}"
+            self._photos[placeholder] = self._photo.upload()
+            self._rest += placeholder.encode()
+        self._rest += b'"'
+        self._photo, self._inside = None, False
+
+    def _with_photos(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: self._with_photos(one) for name, one in value.items()}
+        if isinstance(value, list):
+            return [self._with_photos(one) for one in value]
+        return self._photos.get(value, value) if isinstance(value, str) else value
+
+
+def _too_many_values() -> RequestError:
+    message = f"the JSON has more than {MAX_VALUES:,} values; send fewer, or a form"
+    return RequestError(413, "fields", message)
+
+
+class _Base64:
+    """A decoder of base64 or a data: URL in the text of a JSON string that arrives in parts."""
+
+    def __init__(self, most: int, *, wrong: bool = False) -> None:
+        """Start an empty photo, which is not kept if it has more than ``most`` bytes."""
+        self._most, self._wrong = most, wrong
+        self._data, self._size = io.BytesIO(), 0
+        self._head = b""  # first characters, for the error
+        self._escape = b""  # an escape that the next part may continue
+        self._letters = b""  # up to three, which the next part makes a group of four
+        self._padded = False  # whether the text has ended with =
+
+    def receive(self, text: bytes) -> None:
+        """Decode the next part of the text. The first part has the whole prefix of a data: URL."""
+        if not self._head:
+            self._head = text[:20]
+            if text[:5].lower() == b"data:":
+                _, found, text = text.partition(b";base64,")
+                self._wrong = self._wrong or not found
+        text = self._escape + text
+        escape = text.rfind(b"\\", -5)
+        self._escape = text[escape:] if escape >= 0 else b""
+        self._decode(text[:escape] if escape >= 0 else text)
+
+    def upload(self) -> Upload:
+        """Return the photo at the end of its text."""
+        self._decode(self._escape + b"=")
+        error = None
+        if self._wrong:
+            shown = shortened(self._head.decode("utf-8", "replace"))
+            hint = "give the bytes of the file in base64 (base64 -w0 photo.jpg)"
+            message = f"the photo is not valid base64 ({shown}); {hint}, or a data: URL of them"
+            error = RequestError(422, "base64", message)
+        elif self._size > self._most:
+            error = too_many_bytes("the photo", f"about {self._size:,}", self._most)
+        elif not self._size:
+            error = empty("the photo")
+        self._data.seek(0)
+        return Upload(self._data, error=error)
+
+    def _decode(self, text: bytes) -> None:
+        if self._wrong or self._size > self._most:  # to decode more would only cost time
+            self._size += len(text) * 3 // 4
+            return
+        if b"\\" in text:
+            for escape, character in _ESCAPES.items():
+                text = text.replace(escape, character)
+        text = self._letters + text.translate(_URL_SAFE, b" \t\r\n")
+        letters = text.rstrip(b"=")
+        self._wrong = self._padded and bool(letters)
+        self._padded = self._padded or len(letters) < len(text)
+        whole = len(letters) if self._padded else len(letters) // 4 * 4
+        self._letters = letters[whole:]
+        try:
+            data = base64.b64decode(letters[:whole] + b"=" * (-whole % 4), validate=True)
+        except ValueError:
+            self._wrong, data = True, b""
+        self._size += len(data)
+        if self._wrong or self._size > self._most:
+            self._data = io.BytesIO()
+        else:
+            self._data.write(data)
+
+
+def too_many_bytes(what: str, given: str, most: float) -> RequestError:
+    """Return the error for a photo or body with too many bytes; ``given`` is their number."""
+    hint = "send a smaller file; many photos as a form to /v1/batch, which has no limit"
+    return RequestError(413, "bytes", f"{what} has {given} bytes; the limit is {most:,}; {hint}")
+
+
+def empty(what: str) -> RequestError:
+    """Return the error for a photo or body without bytes."""
+    return RequestError(415, "empty", f"{what} is empty (0 bytes); send the bytes of a photo")

@@ -1,0 +1,275 @@
+"""The description of the API: ``/openapi.json``, and the pages ``/docs`` and ``/redoc``.
+
+Requests and responses are described by pydantic models; those of the options are in `requests`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+
+from captioner.drawing import pages
+
+# --- responses -----------------------------------------------------------------------------------
+
+
+def json_line(body: Mapping[str, Any]) -> bytes:
+    """JSON in one line, without its end."""
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+class ErrorResponse(BaseModel):
+    """Why the request failed, in one line: what was given, what is allowed, what to do."""
+
+    error: str
+
+
+class AlternativeResult(BaseModel):
+    """A candidate word, or `<end>`, and its natural log-probability given the preceding words."""
+
+    word: str
+    log_prob: float
+
+
+class KeywordResult(BaseModel):
+    """A word for a thing in the photo, its probability, and if attention is true its map.
+
+    The map has the log-odds of each region, Gh x Gw. The odds of the photo are the mean of the odds
+    of its regions.
+    """
+
+    word: str
+    probability: float
+    map: list[list[float]] | None = None
+
+
+class PhraseResult(BaseModel):
+    """A phrase of a caption, and the probability that it is true; null without content words."""
+
+    text: str
+    truth: float | None
+
+
+class LeftOutResult(BaseModel):
+    """The words with which the model would have continued, in the form of a caption.
+
+    They are left out because they are not true enough.
+    """
+
+    text: str
+    words: list[str]
+    log_probs: list[float]
+    truth: list[float | None]
+    phrases: list[PhraseResult]
+    gates: list[float] | None = None
+    alphas: list[list[list[float]]] | None = None
+
+
+class CaptionResult(BaseModel):
+    """A caption of T words with attention over a grid of Gh x Gw regions.
+
+    - words: the T words of the text, as in the vocabulary.
+    - log_prob: natural log-probability of the caption, including its end token.
+    - log_probs: T natural log-probabilities, one per word, given the preceding words.
+    - confidence: calibrated probability that the caption is right, 0 to 1; null if the model or the
+      search options are not calibrated, or the caption is not the best.
+    - unsure: whether the confidence is below min_confidence; only if that is given.
+    - doubtful: positions, from 0, of the words with a truth below 0.5; without truth, of those with
+      a probability below 0.25.
+    - truth: T probabilities that a word is true of the photo, 0 to 1; null for words such as
+      articles and prepositions. Only if the model has it.
+    - phrases: the words grouped into phrases, each with the least truth of its words; with truth.
+    - left_out: the words that were left out after the caption; only if there are any.
+    - alternatives: the most probable words at each of the T positions, best first; only if
+      alternatives > 0.
+    - keywords: words for things in the photo, best first; only of the best caption, and only if
+      keywords > 0.
+
+    Only if attention is true:
+
+    - gates: T gate values from 0 (photo ignored for this word) to 1 (fully used).
+    - alphas: attention weights, T x Gh x Gw; each map sums to 1. With another method, its maps: of
+      attention_gate they sum to the gates, of the others to 1, or 0 if no region supports the word.
+    - region: the part of the photo that the maps cover: left, top, right and bottom as fractions of
+      its width and height.
+    - geometry: where the regions lie, as fractions of the photo's width (x) or height (y): the
+      centre of the first region, the distance between neighbouring centres, and where the part
+      that the model sees starts and stops.
+    - method: how alphas was computed; only if it is not attention.
+    """
+
+    text: str
+    words: list[str]
+    log_prob: float
+    log_probs: list[float]
+    confidence: float | None
+    unsure: bool | None = None
+    doubtful: list[int]
+    truth: list[float | None] | None = None
+    phrases: list[PhraseResult] | None = None
+    left_out: LeftOutResult | None = None
+    alternatives: list[list[AlternativeResult]] | None = None
+    keywords: list[KeywordResult] | None = None
+    gates: list[float] | None = None
+    alphas: list[list[list[float]]] | None = None
+    region: tuple[float, float, float, float] | None = None
+    geometry: (
+        dict[Literal["x", "y"], dict[Literal["first", "pitch", "start", "stop"], float]] | None
+    ) = None
+    method: str | None = None
+
+
+class CaptionsResponse(BaseModel):
+    """The captions of a photo, best first, and its size after EXIF rotation in pixels."""
+
+    width: int
+    height: int
+    captions: list[CaptionResult]
+
+
+class BatchResult(BaseModel):
+    """The captions of one photo of a batch, or its error.
+
+    Its position in the request, counted from 0, its file name, if the form has one, and the HTTP
+    status that it alone would have got.
+    """
+
+    index: int
+    name: str | None = None
+    status: int
+    width: int | None = None
+    height: int | None = None
+    captions: list[CaptionResult] | None = None
+    error: str | None = None
+
+
+class BatchResponse(BaseModel):
+    """The results of many photos, in their order."""
+
+    results: list[BatchResult]
+
+
+# The error responses of the OpenAPI schema.
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorResponse, "description": text}
+    for status, text in {
+        400: "Malformed request, form or JSON.",
+        401: "No API key, or an unknown one.",
+        403: "Cross-origin request.",
+        408: "The photo was not received in time.",
+        413: "The photo has too many bytes or pixels.",
+        415: "Not an image, or an unsupported image format.",
+        421: "Unknown host name.",
+        422: "A corrupt image, an invalid option, or no field with a photo.",
+        429: "Too many requests; retry after Retry-After seconds.",
+        500: "Internal error.",
+        503: "Timed out, or the server is shutting down; retry after Retry-After seconds.",
+    }.items()
+}
+
+
+# --- requests in the OpenAPI schema --------------------------------------------------------------
+
+# A PNG of 16 x 12 pixels.
+EXAMPLE_PHOTO = (
+    "iVBORw0KGgoAAAANSUhEUgAAABAAAAAMAgMAAAAWidUSAAAADFBMVEXV1dWKiopKSkoVFRUjjGE+AAAAIElEQVR42mP8"
+    "z8DAwMTAwMDAshrGYmJgYGBgDEXhYgMAabMCEPW30DAAAAAASUVORK5CYII="
+)
+
+_BYTES = {"type": "string", "format": "binary"}
+_BASE64 = {"type": "string", "description": "The bytes of an image file in base64, or a data: URL."}
+_NOTE = """JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server has pillow-heif; the format is
+detected from the content. Options come before the photos if there are several.
+
+"""
+
+
+def described_request(options: type[BaseModel], example: str, *, several: bool = False) -> Any:
+    """The query and body of an endpoint, for its ``openapi_extra``, with curl's arguments."""
+    name, files = ("images", ["a.jpg", "b.jpg"]) if several else ("image", ["photo.jpg"])
+
+    def described(photo: dict[str, str], others: dict[str, Any], examples: list[str]) -> Any:
+        items = {"type": "array", "items": photo} if several else photo
+        properties = {name: items, **others}
+        schema = {"type": "object", "required": [name], "properties": properties}
+        return {"schema": schema, "example": {name: examples if several else examples[0]}}
+
+    fields = options.model_json_schema()["properties"]
+    content = {
+        # Without the options: Swagger UI would fill in values for all of them.
+        "multipart/form-data": described(_BYTES, {}, files),
+        "application/json": described(_BASE64, fields, [EXAMPLE_PHOTO] * 2),
+    }
+    if not several:
+        content |= {kind: {"schema": _BYTES} for kind in ("application/octet-stream", "image/*")}
+    photos = " ".join(f"-F {name}=@{file}" for file in files)
+    text = f"{_NOTE}    curl {photos} 'http://localhost:8000{example}'\n"
+    query = [
+        {"name": name, "in": "query", "description": field["description"], "schema": field}
+        for name, field in fields.items()
+    ]
+    body = {"required": True, "description": text, "content": content}
+    return {"parameters": query, "requestBody": body}
+
+
+# --- pages ---------------------------------------------------------------------------------------
+
+
+def add_api_pages(app: FastAPI, *, keys: bool) -> None:
+    """Add ``/openapi.json``, ``/docs`` (Swagger UI) and ``/redoc``, which need no network.
+
+    The commands in it have the address that was requested and, with ``keys``, a header for one.
+    FastAPI's own pages load scripts from another host; the package fastapi-offline has these files.
+    Addresses are relative, so that they also hold below a proxy's prefix.
+    """
+
+    async def described(request: Request) -> Response:
+        address = json.dumps(str(request.base_url).rstrip("/"))[1:-1]
+        curl = "curl -H 'Authorization: Bearer KEY' " if keys else "curl "
+        text = json.dumps(app.openapi()).replace("http://localhost:8000", address)
+        prefix = request.scope.get("root_path")
+        servers = {"servers": [{"url": prefix}]} if prefix else {}
+        return JSONResponse(json.loads(text.replace("curl ", curl)) | servers)
+
+    app.add_route("/openapi.json", described, include_in_schema=False)
+    same: dict[str, Any] = {"openapi_url": "openapi.json", "title": "captioner API"}
+    js, css, redoc_js = "swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js"
+    swagger = get_swagger_ui_html(
+        **same,
+        swagger_js_url=f"docs/{js}",
+        swagger_css_url=f"docs/{css}",
+        swagger_favicon_url="data:,",
+    )
+    redoc = get_redoc_html(
+        **same, redoc_js_url=f"docs/{redoc_js}", redoc_favicon_url="data:,", with_google_fonts=False
+    )
+    for path, response in {"/docs": swagger, "/redoc": redoc}.items():
+        html = bytes(response.body).decode()
+        scripts = pages.hashes("script", html) if "<script>" in html else ""
+        response.headers["Content-Security-Policy"] = (
+            f"default-src 'none'; script-src 'self' {scripts}; "
+            "style-src 'self' 'unsafe-inline'; worker-src blob:; img-src 'self' data: blob:; "
+            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        add_file(app, path, response)
+    for name, kind in {css: "text/css", js: "text/javascript", redoc_js: "text/javascript"}.items():
+        content = (files("fastapi_offline") / "static" / name).read_bytes()
+        content = content.replace(b"https://cdn.redoc.ly/redoc/logo-mini.svg", b"data:,")
+        headers = {"Cache-Control": "max-age=86400"}
+        add_file(app, f"/docs/{name}", Response(content, media_type=kind, headers=headers))
+
+
+def add_file(app: FastAPI, path: str, response: Response) -> None:
+    """Add a page that is not part of the API."""
+
+    async def file(_: Any) -> Response:
+        return response
+
+    app.add_route(path, file, include_in_schema=False)
