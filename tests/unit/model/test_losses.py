@@ -119,8 +119,8 @@ class Enumeration:
 
     def sample(self, alphas: Tensor) -> Tensor:
         """Replaces ``sample_index``: the scripted regions, step by step."""
-        captions = alphas.shape[:2]
-        return torch.tensor(next(self.steps)[: captions.numel()]).view(captions)
+        regions = [region or 0 for region in next(self.steps)]  # None after the end of a caption
+        return torch.tensor(regions).view(alphas.shape[:2])
 
     def choices(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the probability and cross-entropy of every choice, from alphas and logits.
