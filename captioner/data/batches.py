@@ -10,7 +10,7 @@ import logging
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +26,13 @@ from captioner.model.preprocessing import Preprocessing
 from captioner.text.vocabulary import PAD, START
 
 
-class Batch(NamedTuple):
-    """Photos, or their features, and their captions."""
+@dataclass(frozen=True)
+class Batch:
+    """Photos, or their features, and their captions.
+
+    Not a tuple: DistributedDataParallel moves the tensors in tuples to the GPU, and reading the
+    tokens back would make every step wait.
+    """
 
     images: Tensor
     """(B, H, W, 3) bytes, or features (B, L, D)."""
@@ -37,6 +42,8 @@ class Batch(NamedTuple):
     captions, come first, which minimizes the padding that a decoder processes."""
     image_ids: tuple[int, ...]
     """(B,)."""
+    step: int = 0
+    """Number of the batch in the run, from 0. Sampled captions depend on it."""
 
     @property
     def words(self) -> int:
@@ -46,8 +53,16 @@ class Batch(NamedTuple):
     def parts(self, size: int) -> list[Batch]:
         """Split the batch into parts of at most ``size`` photos; 0: one part."""
         size = size or len(self.images)
-        spans = [slice(start, start + size) for start in range(0, len(self.images), size)]
-        return [Batch(self.images[span], self.tokens[span], self.image_ids[span]) for span in spans]
+        parts = []
+        for start in range(0, len(self.images), size):
+            span = slice(start, start + size)
+            images, tokens, image_ids = self.images[span], self.tokens[span], self.image_ids[span]
+            parts.append(Batch(images, tokens, image_ids, self.step))
+        return parts
+
+    def pin_memory(self) -> Batch:
+        """Return the batch with its images in pinned memory; ``DataLoader`` calls this."""
+        return replace(self, images=self.images.pin_memory())
 
 
 class Item(NamedTuple):

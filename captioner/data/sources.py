@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -60,9 +61,13 @@ class PhotoSource:
         """An epoch's batches from batch ``start``."""
         requests = self._requests(epoch, start)
         if self.cache is None:
-            yield from _load(self.reader, requests, self.workers)
+            batches = _load(self.reader, requests, self.workers)
         else:
-            yield from read_ahead(partial(self._features, self.cache), requests, ahead=2)
+            batches = read_ahead(partial(self._features, self.cache), requests, ahead=2)
+        first = epoch * self.batches_in(epoch)
+        with closing(batches):
+            for number, batch in enumerate(batches, start):
+                yield replace(batch, step=first + number)
 
     def _requests(self, epoch: int, start: int) -> Iterator[list[Request]]:
         lengths = [[len(words) for words in photo.tokens] for photo in self.photos]
@@ -82,7 +87,7 @@ class PhotoSource:
             items.append(Item(photo.image.image_id, torch.tensor(flipped), captions, photo.start))
         batch = collate(items)
         rows = list(zip(batch.image_ids, batch.images.tolist(), strict=True))
-        return batch._replace(images=cache.read(rows))
+        return replace(batch, images=cache.read(rows))
 
 
 def epoch_batches(
@@ -132,7 +137,9 @@ def open_source(
     return PhotoSource(reader, photos, batch_size, bucket, rank, world, data.workers, cache)
 
 
-def _load(reader: PhotoReader, requests: Iterable[list[Request]], workers: int) -> Iterator[Batch]:
+def _load(
+    reader: PhotoReader, requests: Iterable[list[Request]], workers: int
+) -> Generator[Batch, None, None]:
     """Batches, decoded ahead by ``workers`` processes, which end with the iteration; 0: this one.
 
     Workers ignore SIGTERM, so a leaked worker would keep the program from exiting. An error keeps

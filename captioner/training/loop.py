@@ -8,9 +8,6 @@
 ``TrainingState`` holds all that changes, and every random choice is a function of seed and step, so
 that an interrupted run resumes exactly. On a GPU a step does not wait for the device, except to
 sample captions: its sums stay there until ``collect``.
-
-accelerate connects the processes of a run (torchrun). The precision is ours: accelerate's fp16
-needs a GPU, and its scale cannot be resumed.
 """
 
 from __future__ import annotations
@@ -22,19 +19,16 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import gather_object
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from captioner.data.batches import Batch
 from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
-from captioner.hardware import autocast, float32_precision, pick_precision, upload
+from captioner.hardware import autocast, float32_precision, pick_precision
 from captioner.inference.captioner import Captioner
 from captioner.inference.card import write_card
 from captioner.inference.folder import save_model
@@ -43,16 +37,17 @@ from captioner.inference.stored_model import StoredModel
 from captioner.memory import memory_errors
 from captioner.messages import first_line
 from captioner.model.captioner import CaptionModel
-from captioner.model.losses import Losses
 from captioner.training.checks import setting_warnings
-from captioner.training.objectives import Task, build_objective
+from captioner.training.objectives import Objective, build_objective
 from captioner.training.optim import (
     RunningAverage,
+    clip_gradients,
     lr_factor,
     make_optimizer,
     mean_weights,
     warmup_steps,
 )
+from captioner.training.processes import Processes, Sums
 from captioner.training.run import METRICS, STEPS, RunFolder, Trackers, stop_signals
 from captioner.training.setup import SMALLER, Setup
 from captioner.training.state import EPOCH_SUMS, Progress, TrainingState, means, resume_settings
@@ -75,16 +70,16 @@ MIN_SCALE = 2.0**-14
 
 
 class Forward(nn.Module):
-    """The losses of a task as a forward pass, which DistributedDataParallel wraps."""
+    """An objective in the precision of the run, in the form that several processes need."""
 
-    def __init__(self, model: CaptionModel, precision: str) -> None:
+    def __init__(self, objective: Objective, model: CaptionModel, precision: str) -> None:
         super().__init__()
-        self.model, self.precision = model, precision
+        self.objective, self.model, self.precision = objective, model, precision
 
-    def forward(self, task: Task) -> Losses:
-        """The losses, summed over the captions."""
-        with autocast(self.precision, task.images.device):
-            return task.losses(self.model)
+    def forward(self, batch: Batch) -> tuple[Tensor, int]:
+        """Return the loss of a batch, summed over its words, and the number of words."""
+        with autocast(self.precision, next(self.model.parameters()).device):
+            return self.objective(self.model, batch)
 
 
 class Trainer:
@@ -94,9 +89,9 @@ class Trainer:
         """Build optimizer, data source and objective; nothing is written yet."""
         config = self.config = setup.config
         self.setup, self.training, self.folder = setup, config.training, folder
-        self.accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
-        self.device, self.world = self.accelerator.device, self.accelerator.num_processes
-        self.rank, self.main = self.accelerator.process_index, self.accelerator.is_main_process
+        self.processes = Processes()
+        self.device, self.world = self.processes.device, self.processes.count
+        self.rank, self.main = self.processes.rank, self.processes.main
         self.precision = pick_precision(self.training.precision, self.device)
         self.model: CaptionModel = setup.stored.model.to(self.device)
         self.initial = copy.deepcopy(self.model.state_dict()) if self.training.initial_share else {}
@@ -109,14 +104,14 @@ class Trainer:
             torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16"),
             Progress(settings=resume_settings(setup)),
         )
-        forward = Forward(self.model, self.precision)
-        self.forward: nn.Module = self.accelerator.prepare(forward)
+        self.objective = build_objective(config, setup.train, setup.stored)
+        forward = Forward(self.objective, self.model, self.precision)
+        self.loss_of = self.processes.share(forward)
+        self.sums = Sums(EPOCH_SUMS, self.processes)
         given = config, setup.train, self.model.preprocessing, setup.cache
         self.source = open_source(*given, rank=self.rank, world=self.world)
         self.total_steps = sum(map(self.source.batches_in, range(self.training.epochs)))
         self.warmup_steps = warmup_steps(self.training, self.total_steps)
-        self.objective = build_objective(config, setup.train, setup.stored)
-        self.sums = torch.zeros(len(EPOCH_SUMS), dtype=torch.float64, device=self.device)
         self._clock = time.monotonic()
 
     @property
@@ -172,7 +167,7 @@ class Trainer:
                     bar.update()
                     read = self._log(bar, trackers)
                     # Several processes agree through the device: only where it is waited for.
-                    stopping = (read or self.world == 1) and self._any_process(stop)
+                    stopping = (read or self.world == 1) and self.processes.any(stop.is_set())
                     if stopping or progress.step % training.save_every == 0:
                         self.collect()
                         self.save()
@@ -180,10 +175,10 @@ class Trainer:
                         raise saved
                 self.collect()
                 self.save()  # before validation, which may take long
-                if self._any_process(stop):
+                if self.processes.any(stop.is_set()):
                     raise saved
                 self.validate(trackers)
-                if self._any_process(stop) and not progress.ending(training):
+                if self.processes.any(stop.is_set()) and not progress.ending(training):
                     raise saved
         if progress.epoch < training.epochs:
             self._print(progress.ending(training))
@@ -196,7 +191,7 @@ class Trainer:
 
     def _start(self) -> None:
         """Prepare the run folder, and check that all processes continue from the same step."""
-        progress, steps = self.progress, gather_object([self.progress.step])
+        progress, steps = self.progress, self.processes.gather([self.progress.step])
         if len(set(steps)) > 1:
             raise CheckpointError(
                 f"the processes found {self.folder.path} at different steps "
@@ -210,13 +205,6 @@ class Trainer:
         if self.main:
             self.folder.open(progress.epoch, progress.step, fresh=fresh)
 
-    def _any_process(self, stop: Event) -> bool:
-        """Whether any process should stop: all must stop at the same step."""
-        if self.world == 1:
-            return stop.is_set()
-        flag = torch.tensor(int(stop.is_set()), device=self.device)
-        return bool(self.accelerator.reduce(flag))
-
     def _print(self, line: str) -> None:
         """Print a line to stderr, above a progress bar, in the main process."""
         if self.main:
@@ -226,45 +214,36 @@ class Trainer:
 
     def step(self, batch: Batch) -> None:
         """Take one optimizer step on this process's share of a batch."""
-        accelerator, training, step = self.accelerator, self.training, self.progress.step
-        average, optimizer, scaler = self.state.average, self.state.optimizer, self.state.scaler
+        training, state, step = self.training, self.state, self.progress.step
+        optimizer, scaler = state.optimizer, state.scaler
         # Sampling and dropout depend on seed, step and process alone: a resumed run repeats them.
         torch.manual_seed((training.seed * 1_000_003 + step) * self.world + self.rank)
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * self._lr_factor(step)
-        tasks: list[Task] = []
-        with autocast(self.precision, self.device):
-            for part in batch.parts(training.micro_batch):
-                images = upload(part.images, self.device)
-                tasks.append(self.objective.task(self.model, part, images, step))
-        count = sum(task.words for task in tasks)
-        words = accelerator.reduce(upload(torch.tensor(count), self.device))
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        for task in tasks:
-            with nullcontext() if task is tasks[-1] else accelerator.no_sync(self.forward):
-                losses = self.forward(task)
-                # Mean over the words of all processes and parts, however unequal (gradients are
-                # averaged over processes).
-                loss = losses.total(training) * self.world / words.clamp(min=1)
-                scaler.scale(loss).backward()
-                loss_sum += losses.cross_entropy.detach()
+        parts, words = batch.parts(training.micro_batch), 0
+        references = self._total(batch.words)  # known before the words of sampled captions
+        for part in parts:
+            with self.processes.exchanging(self.loss_of, now=part is parts[-1]):
+                loss, of_part = self.loss_of(part)
+                scaler.scale(loss * self.world / references).backward()
+            words += of_part
         scaler.unscale_(optimizer)
-        trained = [p for group in optimizer.param_groups for p in group["params"]]
-        norm = accelerator.clip_grad_norm_(trained, training.clip_norm)
+        # Gradients are means over the words of all parts and processes, however unequal these are:
+        # backward sums over the parts, and the processes are averaged.
+        norm = clip_gradients(optimizer, references / self._total(words), training.clip_norm)
         scaler.step(optimizer)  # without effect if a gradient has overflowed in fp16
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        if average is not None:
-            average.update_parameters(self.model)
-        counted = {"words": float(count), **self.objective.sums()}
-        values = [counted.get(name, 0.0) for name in EPOCH_SUMS]
-        sums = upload(torch.tensor(values, dtype=torch.float64), self.device)
-        sums[EPOCH_SUMS.index("loss")] += loss_sum
-        if self.main and norm is not None:  # of the mean gradient, the same in all processes
-            if scaler.is_enabled():
-                norm = norm.nan_to_num(0, 0, 0)  # an overflow is normal
-            sums[EPOCH_SUMS.index("gradient_norm")] += norm
-        self.sums += accelerator.reduce(sums)
+        if state.average is not None:
+            state.average.update_parameters(self.model)
+        if scaler.is_enabled():
+            norm = norm.nan_to_num(0, 0, 0)  # an overflow is normal
+        # The gradients, and so their norm, are the same in all processes.
+        self.sums.add({**self.objective.sums(), **({"gradient_norm": norm} if self.main else {})})
+
+    def _total(self, words: int) -> Tensor:
+        """Return the words of all processes, at least 1, as a scalar on the device."""
+        return self.processes.total(torch.tensor(float(words))).clamp(min=1)
 
     def _lr_factor(self, step: int) -> float:
         return lr_factor(step, self.warmup_steps, self.total_steps)
@@ -296,8 +275,7 @@ class Trainer:
     def collect(self) -> None:
         """Move the sums from the device to the progress, and count the time."""
         now, scaler = time.monotonic(), self.state.scaler
-        added = dict(zip(EPOCH_SUMS, self.sums.tolist(), strict=True))
-        self.sums.zero_()
+        added = self.sums.read()
         if scaler.is_enabled() and scaler.get_scale() < MIN_SCALE:
             added["gradient_norm"] = math.inf  # not only because the scale was too large
         self.progress.add(added, now - self._clock)
@@ -386,7 +364,7 @@ class Trainer:
         mine = self.setup.validated[self.rank :: self.world]
         sentences = decode(self.captioner(stored), mine, self.config.search, self.setup.cache)
         if self.world > 1:
-            sentences = gather_object(sentences)
+            sentences = self.processes.gather(sentences)
         sentences = sorted(sentences, key=lambda sentence: sentence.image.image_id)
         return score_sentences(sentences), sentences
 
@@ -394,7 +372,7 @@ class Trainer:
         """Save the state, in one process."""
         if self.main:
             self.state.save(self.folder.state)
-        self.accelerator.wait_for_everyone()
+        self.processes.wait()
 
 
 @memory_errors(SMALLER)

@@ -1,9 +1,12 @@
-"""Training objectives: what a batch is trained on, and the losses of that.
+"""Training objectives: the loss of a model on a batch.
 
-    reference captions   cross-entropy of the words
-    sampled captions     rewards: self-critical training
+    loss, words = objective(model, batch)
 
-With either, ``training.reading`` also trains the model's reading of the photos.
+    ReferenceCaptions   cross-entropy of the words
+    SelfCritical        rewards of captions that the model has sampled
+
+The loss is a sum over words, and the training loop divides it by the words of all parts and
+processes. With either, ``training.reading`` also trains the model's reading of the photos.
 
 Notation: B photos, R captions (or samples) per photo, T steps, S stems.
 """
@@ -12,8 +15,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +29,9 @@ from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.attention import Memory
 from captioner.model.captioner import CaptionModel
 from captioner.model.decoder import Decoder
-from captioner.model.hard_attention import HardLosses
 from captioner.model.losses import Losses, caption_losses, score_words, with_attention_losses
 from captioner.model.reading import reading_loss
-from captioner.options import SearchOptions, SelfCriticalConfig, TrainConfig
+from captioner.options import SearchOptions, SelfCriticalConfig, TrainConfig, TrainingConfig
 from captioner.search.search import Hypothesis, search
 from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import (
@@ -41,95 +43,89 @@ from captioner.text.vocabulary import (
 )
 from captioner.training.reading import StemsOfPhotos
 
-Loss = Callable[[Decoder, Memory], Losses]
-
-
-@dataclass(frozen=True)
-class Task:
-    """Photos, and the loss of captions of theirs.
-
-    Not a tuple: DistributedDataParallel moves the tensors in tuples to the GPU, and reading them
-    back would make every step wait.
-    """
-
-    images: Tensor
-    """Pixels or features, on the device."""
-    loss: Loss
-    """Sums over the captions."""
-    words: int
-    """Target words, end tokens included."""
-    stems: tuple[Tensor, Tensor] | None = None
-    """From ``StemsOfPhotos.of_photos``, to train the reading; None: it is not trained."""
-
-    def losses(self, model: CaptionModel) -> Losses:
-        """The losses of a model, summed over the captions."""
-        features = model.to_features(self.images)
-        losses = self.loss(model.decoder, model.decoder.memory(features))
-        if self.stems is None:
-            return losses
-        assert model.reading is not None
-        counts, captions = (upload(part, features.device) for part in self.stems)
-        read = reading_loss(model.reading(features).words, counts, captions)
-        return losses._replace(reading=read)
-
 
 def build_objective(
-    config: TrainConfig,
-    photos: Sequence[EncodedImage],
-    initial: StoredModel,
-) -> ReferenceCaptions | SelfCritical:
+    config: TrainConfig, photos: Sequence[EncodedImage], initial: StoredModel
+) -> Objective:
     """Build ``training.objective`` for a run that starts from the initial model."""
-    training, vocabulary = config.training, initial.vocabulary
     stems = None
-    if training.reading:
+    if config.training.reading:
         assert initial.reading is not None
         stems = StemsOfPhotos(photos, initial.reading.stems)
-    if training.objective == "self_critical":
-        return SelfCritical(config.self_critical, photos, vocabulary, training.seed, stems=stems)
-    return ReferenceCaptions(training.label_smoothing, stems)
+    if config.training.objective == "self_critical":
+        return SelfCritical(
+            config.training, config.self_critical, photos, initial.vocabulary, stems=stems
+        )
+    return ReferenceCaptions(config.training, stems=stems)
 
 
-@torch.no_grad()
-def seen(model: CaptionModel, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Features without gradient, and what to train on: the features if the encoder is frozen."""
-    features = model.to_features(images)
-    finetuned = any(parameter.requires_grad for parameter in model.encoder.parameters())
-    return features, images if finetuned else features
+class Objective:
+    """A loss of batches, with the weights of its parts and the sums that it reports."""
+
+    def __init__(self, training: TrainingConfig, *, stems: StemsOfPhotos | None = None) -> None:
+        """Set the weights of the losses, and what the reading learns, or None."""
+        self.training, self.stems = training, stems
+        self._sums: defaultdict[str, Any] = defaultdict(float)
+
+    def __call__(self, model: CaptionModel, batch: Batch) -> tuple[Tensor, int]:
+        """Return the loss summed over the words of a batch, a scalar, and the number of words.
+
+        End tokens are words. The batch is on the CPU.
+        """
+        raise NotImplementedError
+
+    def sums(self) -> dict[str, float | Tensor]:
+        """Return those ``state.EPOCH_SUMS`` that the batches since the last call have added.
+
+        The loss is a tensor on the device, since reading it would make every step wait.
+        """
+        sums, self._sums = dict(self._sums), defaultdict(float)
+        return sums
+
+    def signature(self) -> str:
+        """Return the settings that make rewards of two runs comparable; empty without rewards."""
+        return ""
+
+    def _weighted(
+        self, model: CaptionModel, features: Tensor, losses: Losses, image_ids: Sequence[int | None]
+    ) -> Tensor:
+        """Return the weighted sum of the losses, and of the reading's loss if it is trained.
+
+        Image ids are None for photos that could not be read.
+        """
+        if self.stems is not None:
+            assert model.reading is not None
+            counts, captions = (
+                upload(part, features.device) for part in self.stems.of_photos(image_ids)
+            )
+            read = reading_loss(model.reading(features).words, counts, captions)
+            losses = losses._replace(reading=read)
+        self._sums["loss"] += losses.cross_entropy.detach().double()
+        return losses.total(self.training)
+
+
+def encode(model: CaptionModel, batch: Batch) -> Tensor:
+    """Return the features of a batch's photos, (B, L, D), on the device of the model."""
+    device = next(model.parameters()).device
+    return model.to_features(upload(batch.images, device))
 
 
 # --- Reference captions --------------------------------------------------------------------------
 
 
-@dataclass
-class ReferenceCaptions:
+class ReferenceCaptions(Objective):
     """Cross-entropy of the reference captions."""
 
-    label_smoothing: float = 0.0
-    stems: StemsOfPhotos | None = None
-    """What the reading learns too."""
-
-    def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
-        """The task of a batch, whose ``images`` are on the device of the model."""
-        del model, step  # nothing is sampled
-        loss = partial(caption_losses, tokens=batch.tokens, label_smoothing=self.label_smoothing)
-        return Task(images, loss, batch.words, _stems_of(batch, self.stems))
-
-    def sums(self) -> dict[str, float]:
-        """None: there are no samples."""
-        return {}
-
-    def signature(self) -> str:
-        """Empty: there are no rewards."""
-        return ""
-
-
-def _stems_of(batch: Batch, stems: StemsOfPhotos | None) -> tuple[Tensor, Tensor] | None:
-    """What the reading learns of the photos of a batch; nothing of those without captions."""
-    if stems is None:
-        return None
-    real = (batch.tokens[:, 0, 0] != PAD).tolist()
-    ids = zip(batch.image_ids, real, strict=True)
-    return stems.of_photos([image_id if known else None for image_id, known in ids])
+    def __call__(self, model: CaptionModel, batch: Batch) -> tuple[Tensor, int]:
+        """See ``Objective``."""
+        features = encode(model, batch)
+        memory = model.decoder.memory(features)
+        smoothing = self.training.label_smoothing
+        losses = caption_losses(model.decoder, memory, batch.tokens, smoothing)
+        captioned = (batch.tokens[:, 0, 0] != PAD).tolist()
+        ids = [n if known else None for n, known in zip(batch.image_ids, captioned, strict=True)]
+        self._sums["words"] += batch.words
+        return self._weighted(model, features, losses, ids), batch.words
 
 
 # --- Sampled captions ----------------------------------------------------------------------------
@@ -162,23 +158,7 @@ def policy_gradient_loss(
     return with_attention_losses(decoder, scored, weighted.sum())
 
 
-def _weighted_sum(
-    first: Loss, second: Loss, weight: float, decoder: Decoder, memory: Memory
-) -> Losses:
-    """Two losses of the same photos, which are encoded once."""
-    one, other = first(decoder, memory), second(decoder, memory)
-    hard = None
-    if one.hard is not None and other.hard is not None:
-        pairs = zip(one.hard, other.hard, strict=True)
-        hard = HardLosses(*(mine + weight * added for mine, added in pairs))
-    return Losses(
-        one.cross_entropy + weight * other.cross_entropy,
-        one.attention_penalty + weight * other.attention_penalty,
-        hard,
-    )
-
-
-class SelfCritical:
+class SelfCritical(Objective):
     """Sampled captions, rewarded by the metric that captions are evaluated with.
 
     The model samples captions of every photo. Each is scored against the references, and its
@@ -196,18 +176,16 @@ class SelfCritical:
 
     def __init__(
         self,
+        training: TrainingConfig,
         config: SelfCriticalConfig,
         photos: Sequence[EncodedImage],
         vocabulary: Vocabulary,
-        seed: int,
         *,
         stems: StemsOfPhotos | None = None,
     ) -> None:
-        """Prepare the references of the training photos; ``seed`` is that of the sampling.
-
-        The reading learns ``stems`` too.
-        """
-        self.config, self.seed, self.stems = config, seed, stems
+        """Prepare the references of the training photos."""
+        super().__init__(training, stems=stems)
+        self.config = config
         references: dict[str, dict[int, list[list[str]]]] = {}
         for photo in photos:
             captions = [caption_tokens(caption) for caption in photo.image.captions]
@@ -220,69 +198,75 @@ class SelfCritical:
             rare_words=config.rare_words,
         )
         self._endings = frozenset(vocabulary.whole_words(BAD_ENDINGS))
-        self._sums: defaultdict[str, float] = defaultdict(float)
 
-    def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
-        """The task of a batch; a photo's samples are a function of seed, step and photo."""
-        real = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # the others have no captions
-        if not len(real):
-            nothing = partial(
-                policy_gradient_loss,
-                tokens=batch.tokens[:, :1],
-                advantages=lambda: torch.zeros(len(images), 1),
-            )
-            return Task(images, nothing, 0, _stems_of(batch, self.stems))
-        images, image_ids = images[upload(real, images.device)], [batch.image_ids[i] for i in real]
-        features, images = seen(model, images)
-        starts = batch.tokens[real, 0, 0]
-        samples = self._sample(model, features, image_ids, starts, step)
-        captions = [one.tokens for of_photo in samples for one in of_photo]
-        self._sums["samples"] += len(captions)
-        self._sums["bad_endings"] += sum(ws[-1] in self._endings for ws in captions if ws)
-        tokens = pad_captions(
-            [
-                [[*one.tokens, END] if one.ended else one.tokens for one in of_photo]
-                for of_photo in samples
-            ],
-            starts.tolist(),
-        )
+    def __call__(self, model: CaptionModel, batch: Batch) -> tuple[Tensor, int]:
+        """See ``Objective``. A photo's samples are a function of seed, step and photo."""
+        captioned = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # the others are fillers
+        if not len(captioned):  # gradients of 0, for the same weights as in other processes
+            return self._nothing(model, batch)
+        ids = [batch.image_ids[row] for row in captioned.tolist()]
+        references = batch.tokens[captioned]
+        if len(captioned) < len(batch.images):
+            batch = replace(batch, images=batch.images[captioned])
+        features = encode(model, batch)
+        samples = self.sample(model.decoder, features, ids, references[:, 0, 0], batch.step)
+        tokens = padded(samples, references[:, 0, 0])
         words = int((tokens[..., 1:] != PAD).sum())
-        advantages = partial(self._advantages, image_ids, samples)
-        loss = partial(policy_gradient_loss, tokens=tokens, advantages=advantages)
+        memory = model.decoder.memory(features)
+        losses = policy_gradient_loss(
+            model.decoder, memory, tokens, lambda: self.advantages(ids, samples)
+        )
         if self.config.cross_entropy:
-            share = self.config.cross_entropy * words / max(1, batch.words)
-            references = partial(caption_losses, tokens=batch.tokens[real])
-            loss = partial(_weighted_sum, loss, references, share)
-        stems = None if self.stems is None else self.stems.of_photos(image_ids)
-        return Task(images, loss, words, stems)
+            weight = self.config.cross_entropy * words / max(1, batch.words)
+            others = caption_losses(model.decoder, memory, references)
+            losses = Losses(
+                losses.cross_entropy + weight * others.cross_entropy,
+                losses.attention_penalty + weight * others.attention_penalty,
+            )
+        self._sums["words"] += words
+        return self._weighted(model, features, losses, ids), words
 
-    def _sample(
+    def _nothing(self, model: CaptionModel, batch: Batch) -> tuple[Tensor, int]:
+        """Return the loss of photos without captions, which is 0."""
+        features = encode(model, batch)
+        memory, empty = model.decoder.memory(features), batch.tokens[:, :1]
+        losses = policy_gradient_loss(
+            model.decoder, memory, empty, lambda: torch.zeros(len(empty), 1)
+        )
+        return self._weighted(model, features, losses, [None] * len(empty)), 0
+
+    @torch.no_grad()
+    def sample(
         self,
-        model: CaptionModel,
+        decoder: Decoder,
         features: Tensor,
         image_ids: Sequence[int],
         starts: Tensor,
         step: int,
     ) -> list[list[Hypothesis]]:
-        """Sample captions of each photo."""
-        config, training = self.config, model.training
-        model.eval()
-        with torch.no_grad():
-            memory = model.decoder.memory(features)
-        drawing = SearchOptions(
+        """Sample captions of each photo, without dropout, from its start token."""
+        options = SearchOptions(
             beam_size=1,
-            max_length=config.max_length,
+            max_length=self.config.max_length,
             temperature=1.0,
-            num_captions=config.samples,
-            seed=self.seed * 1_000_003 + step,
+            num_captions=self.config.samples,
+            seed=self.training.seed * 1_000_003 + step,
         )
-        seeds = [image_id % 2**32 for image_id in image_ids]
+        training = decoder.training
+        decoder.eval()
         starts = upload(starts, features.device)
-        drawn = search(DecoderStepper(model.decoder, memory, starts), drawing, seeds=seeds)
-        model.train(training)
-        return drawn
+        stepper = DecoderStepper(decoder, decoder.memory(features), starts)
+        samples = search(stepper, options, seeds=[image_id % 2**32 for image_id in image_ids])
+        decoder.train(training)
+        # Autocast keeps the weights that it has converted. Those were converted without gradients,
+        # so that the training pass after this would not train them.
+        torch.clear_autocast_cache()
+        captions = [one.tokens for of_photo in samples for one in of_photo]
+        self._sums["samples"] += len(captions)
+        self._sums["bad_endings"] += sum(ws[-1] in self._endings for ws in captions if ws)
+        return samples
 
-    def _advantages(self, image_ids: Sequence[int], samples: list[list[Hypothesis]]) -> Tensor:
+    def advantages(self, image_ids: Sequence[int], samples: list[list[Hypothesis]]) -> Tensor:
         """Return the rewards of the samples less the mean of the photo's others, (B, R)."""
         words = [[one.tokens for one in of_photo] for of_photo in samples]
         ended = [[one.ended for one in of_photo] for of_photo in samples]
@@ -293,13 +277,17 @@ class SelfCritical:
         self._sums["baseline"] += float(baselines.sum())
         return torch.from_numpy(rewards - baselines).float()
 
-    def sums(self) -> dict[str, float]:
-        """Those ``state.EPOCH_SUMS`` that are about samples, since the last call."""
-        sums, self._sums = dict(self._sums), defaultdict(float)
-        return sums
-
     def signature(self) -> str:
         """Settings that make rewards of two runs comparable."""
         config = self.config
         extra = f"|cross_entropy:{config.cross_entropy}" if config.cross_entropy else ""
         return f"{self.reward.signature()}|baseline:leave_one_out|samples:{config.samples}{extra}"
+
+
+def padded(samples: Sequence[Sequence[Hypothesis]], starts: Tensor) -> Tensor:
+    """Return sampled captions as tokens, (B, R, T + 1), with the photos' start tokens (B,)."""
+    captions = [
+        [[*one.tokens, END] if one.ended else one.tokens for one in of_photo]
+        for of_photo in samples
+    ]
+    return pad_captions(captions, starts.tolist())

@@ -1,4 +1,4 @@
-"""What a step does with the gradients: parameter groups, learning rate, averages of the weights."""
+"""From gradients to weights: parameter groups, learning rate, clipping, averages of the weights."""
 
 from __future__ import annotations
 
@@ -47,6 +47,15 @@ def lr_factor(step: int, warmup_steps: int, total_steps: int) -> float:
         return (step + 1) / (warmup_steps + 1)
     progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def clip_gradients(
+    optimizer: torch.optim.Optimizer, factor: torch.Tensor, max_norm: float
+) -> torch.Tensor:
+    """Multiply the gradients by a factor, clip their norm, and return it before it was clipped."""
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    torch._foreach_mul_([p.grad for p in trained if p.grad is not None], factor)
+    return nn.utils.clip_grad_norm_(trained, max_norm)
 
 
 class RunningAverage(AveragedModel):

@@ -59,12 +59,13 @@ def gradients(target: str, arguments: list[str]) -> None:
     """Write the gradients of the first step."""
     trainer, found = double(target, arguments), {}
 
-    def keep(parameters: Any, norm: float) -> None:
+    def keep(*given: Any) -> None:
         for name, parameter in trainer.model.named_parameters():
             if parameter.requires_grad:
                 found[name] = parameter.grad.contiguous().clone()
 
-    trainer.accelerator.clip_grad_norm_ = keep
+    trainer.training.clip_norm = 1e9
+    trainer.state.optimizer.step = keep  # type: ignore[method-assign]
     trainer.model.train()
     trainer.step(next(iter(trainer.source.batches(0, 0))))
     if trainer.main:

@@ -61,7 +61,7 @@ def make(photos: list[EncodedImage]) -> Make:
 
 def same(ones: Sequence[Batch], others: Sequence[Batch]) -> bool:
     return len(ones) == len(others) and all(
-        one.image_ids == other.image_ids
+        (one.image_ids, one.step) == (other.image_ids, other.step)
         and torch.equal(one.tokens, other.tokens)
         and torch.equal(one.images, other.images)
         for one, other in zip(ones, others, strict=True)
@@ -72,7 +72,9 @@ def by_photo(batches: Sequence[Batch]) -> dict[int, tuple[list[list[int]], Tenso
     """Captions and image of each photo; those without captions are fillers."""
     found = {}
     for batch in batches:
-        for image, tokens, image_id in zip(*batch, strict=True):
+        for image, tokens, image_id in zip(
+            batch.images, batch.tokens, batch.image_ids, strict=True
+        ):
             captions = [[t for t in row if t != PAD] for row in tokens.tolist() if any(row)]
             if captions:
                 assert image_id not in found
@@ -119,7 +121,7 @@ def test_features_and_photos_give_the_same_batches(make: Make, bucket: int) -> N
         live, cached = (
             list(make(kind, bucket=bucket).batches(epoch, 0)) for kind in ("photos", "features")
         )
-        assert same([batch._replace(images=encode(batch.images)) for batch in live], cached)
+        assert same([replace(batch, images=encode(batch.images)) for batch in live], cached)
 
 
 @each_kind

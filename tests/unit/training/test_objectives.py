@@ -26,11 +26,7 @@ from captioner.options import DecoderConfig, SelfCriticalConfig, TrainConfig, Tr
 from captioner.search.search import Hypothesis
 from captioner.text.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
 from captioner.training import objectives
-from captioner.training.objectives import (
-    SelfCritical,
-    Task,
-    build_objective,
-)
+from captioner.training.objectives import Objective, SelfCritical, build_objective, encode
 from captioner.training.reading import StemsOfPhotos
 
 L, D = 4, 3
@@ -69,19 +65,28 @@ def batch_of(photos: list[EncodedImage], filling: tuple[int, ...] = ()) -> Batch
     return collate(items)
 
 
+def in_double(batch: Batch) -> Batch:
+    return replace(batch, images=batch.images.double())
+
+
 def objective_of(photos: list[EncodedImage], seed: int = 0, **changes: Any) -> SelfCritical:
     vocabulary = TWO_WORDS if changes.pop("small", False) else WORDS
     config = SelfCriticalConfig(**{"samples": 4, "max_length": 6} | changes)
-    return SelfCritical(config, photos, vocabulary, seed)
+    training = TrainingConfig(seed=seed, attention_penalty=0.0)
+    return SelfCritical(training, config, photos, vocabulary)
 
 
-def words_of_samples(task: Task, batch: Batch) -> dict[int, list[list[int]]]:
-    """Words of the sampled sentences by photo."""
-    words = [
-        [[token for token in row if token not in (PAD, START, END)] for row in of_photo]
-        for of_photo in task.loss.keywords["tokens"].tolist()
-    ]
-    return dict(zip(batch.image_ids, words, strict=True))
+def samples_of(
+    objective: SelfCritical, model: CaptionModel, batch: Batch
+) -> dict[int, list[tuple[int, ...]]]:
+    """Sampled captions by photo, with their end tokens."""
+    features = encode(model, batch)
+    starts = batch.tokens[:, 0, 0]
+    found = objective.sample(model.decoder, features, batch.image_ids, starts, batch.step)
+    return {
+        image_id: [(*one.tokens, END) if one.ended else tuple(one.tokens) for one in of_photo]
+        for image_id, of_photo in zip(batch.image_ids, found, strict=True)
+    }
 
 
 # --- The gradient by enumeration of all sentences ------------------------------------------------
@@ -125,8 +130,8 @@ class Enumeration:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
         photos = photos_of(TWO_WORDS, 1)
-        self.model, self.batch = model_of(TWO_WORDS).double(), batch_of(photos)
-        self.images = self.batch.images.double()
+        self.model, self.batch = model_of(TWO_WORDS).double(), in_double(batch_of(photos))
+        self.images = self.batch.images
         self.objective = objective_of(photos, small=True, max_length=LENGTH, **changes)
         self.objective.reward = ToyReward()  # type: ignore[assignment]
         self.sentences = list(all_sentences())
@@ -156,9 +161,7 @@ class Enumeration:
     def loss_of(self, sampled: tuple[int, ...]) -> Tensor:
         """The training loss if these sentences are sampled."""
         self.sampled = sampled
-        task = self.objective.task(self.model, self.batch, self.images, 0)
-        losses = task.losses(self.model)
-        return losses.cross_entropy
+        return self.objective(self.model, self.batch)[0]
 
     def gradient(self, value: Tensor) -> Tensor:
         parameters = list(self.model.decoder.parameters())
@@ -197,19 +200,16 @@ def test_gradient_with_the_leave_one_out_baseline_is_unbiased(
 def test_sampling_and_loss_use_the_same_probabilities() -> None:
     """Both exclude the tokens that are never generated."""
     photos = photos_of(TWO_WORDS, 1)
-    model, batch = model_of(TWO_WORDS).double(), batch_of(photos)
+    model, batch = model_of(TWO_WORDS).double(), in_double(batch_of(photos))
     with torch.no_grad():
         model.decoder.word_output.bias[[PAD, START, UNKNOWN]] += 1.0
     samples = 5_000
     objective = objective_of(photos, small=True, max_length=LENGTH, samples=samples)
 
-    task = objective.task(model, batch, batch.images.double(), 0)
+    (found,) = samples_of(objective, model, batch).values()
 
-    found = [
-        tuple(t for t in row if t != PAD)[1:] for row in task.loss.keywords["tokens"][0].tolist()
-    ]
     enumeration = Enumeration.__new__(Enumeration)
-    enumeration.model, enumeration.images = model, batch.images.double()
+    enumeration.model, enumeration.images = model, batch.images
     enumeration.sentences = list(all_sentences())
     for (words, ended), log_prob in zip(
         enumeration.sentences, enumeration.log_probs().tolist(), strict=True
@@ -227,18 +227,19 @@ def test_sampling_and_loss_use_the_same_probabilities() -> None:
 
 def test_leave_one_out_baseline_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     enumeration = Enumeration(monkeypatch, samples=3)
-    rewards = [toy_reward(*enumeration.sentences[number]) for number in (1, 4, 9)]
-    enumeration.sampled = (1, 4, 9)
+    samples = [enumeration.sentences[number] for number in (1, 4, 9)]
+    rewards = [toy_reward(*sentence) for sentence in samples]
 
-    task = enumeration.objective.task(enumeration.model, enumeration.batch, enumeration.images, 0)
+    found = enumeration.objective.advantages([10], [[hypothesis(*one) for one in samples]])
 
     others = [(sum(rewards) - own) / 2 for own in rewards]
     expected = [own - other for own, other in zip(rewards, others, strict=True)]
-    assert task.loss.keywords["advantages"]().tolist() == [pytest.approx(expected, rel=1e-6)]
+    assert found.tolist() == [pytest.approx(expected, rel=1e-6)]
     sums = enumeration.objective.sums()
     assert sums["reward"] == pytest.approx(sum(rewards))
     assert sums["baseline"] == pytest.approx(sum(rewards))  # the mean is always the same
-    assert sums["samples"] == 3
+    enumeration.loss_of((1, 4, 9))
+    assert enumeration.objective.sums()["samples"] == 3
 
 
 # --- Sampling ------------------------------------------------------------------------------------
@@ -246,29 +247,30 @@ def test_leave_one_out_baseline_known_answer(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_samples_do_not_depend_on_the_rest_of_the_batch() -> None:
     photos = photos_of(WORDS)
-    model, whole = model_of(WORDS).double(), batch_of(photos)
+    model, whole = model_of(WORDS).double(), replace(in_double(batch_of(photos)), step=3)
     objective = objective_of(photos)
-    together = words_of_samples(objective.task(model, whole, whole.images.double(), 3), whole)
+    together = samples_of(objective, model, whole)
     batches = [*whole.parts(2)]
     for numbers in ([0], [1, 2, 3, 4], [4, 2, 0], [3, 1]):  # as in two processes
-        batches.append(batch_of([photos[number] for number in numbers]))
+        some = batch_of([photos[number] for number in numbers])
+        batches.append(replace(in_double(some), step=3))
 
     for batch in batches:
-        task = objective.task(model, batch, batch.images.double(), 3)
-        for image_id, words in words_of_samples(task, batch).items():
+        for image_id, words in samples_of(objective, model, batch).items():
             assert words == together[image_id]
     assert len({str(words) for words in together.values()}) == len(photos)
+    assert samples_of(objective, model, replace(whole, step=4)) != together
+    assert model.decoder.training
 
 
 def test_dropout_is_off_in_the_training_pass() -> None:
     """The gradient is that of the model that was sampled from."""
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS, dropout=0.9), batch_of(photos)
-    task = objective_of(photos).task(model, batch, batch.images, 0)
+    objective = objective_of(photos)
 
     def gradient() -> Tensor:
-        losses = task.losses(model)
-        return torch.autograd.grad(losses.cross_entropy, model.decoder.embedding.weight)[0]
+        return torch.autograd.grad(objective(model, batch)[0], model.decoder.embedding.weight)[0]
 
     with_dropout = gradient()
     assert model.decoder.dropout.training
@@ -283,25 +285,22 @@ def test_a_photo_without_captions_adds_nothing() -> None:
     """Nor does a second process that has only such a photo."""
     photos = photos_of(WORDS)
     model = model_of(WORDS).double()
-    whole, other = batch_of(photos), batch_of([photos[0]], filling=(10,))
+    whole = in_double(batch_of(photos))
+    other = in_double(batch_of([photos[0]], filling=(10,)))
     results = []
     for batches in ([whole], [whole, other]):
         objective, words, gradient = objective_of(photos), 0, 0
         for batch in batches:
-            task = objective.task(model, batch, batch.images.double(), 0)
-            losses = task.losses(model)
+            loss, found = objective(model, batch)
             gradient += torch.autograd.grad(
-                losses.cross_entropy, model.decoder.word_output.weight, allow_unused=True
+                loss, model.decoder.word_output.weight, allow_unused=True
             )[0]
-            words += task.words
+            words += found
         results.append((words, gradient, objective.sums()))
 
     assert results[0][0] == results[1][0]
     assert torch.equal(results[0][1], results[1][1])
     assert results[0][2] == results[1][2]
-
-
-# --- Reference captions --------------------------------------------------------------------------
 
 
 # --- The reading ---------------------------------------------------------------------------------
@@ -315,6 +314,17 @@ def test_stems_of_a_photo_are_counted_in_all_its_captions() -> None:
 
     assert counts.tolist() == [[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 2, 0], [3, 2, 3, 0]]
     assert captions.tolist() == [2, 0, 3, 4]
+
+
+def reading_loss_of(objective: Objective, model: CaptionModel, batch: Batch) -> float:
+    """The part of the loss that the reading's weight adds."""
+    torch.manual_seed(0)
+    whole, _ = objective(model, batch)
+    weight, objective.training.reading = objective.training.reading, 0.0
+    torch.manual_seed(0)
+    without, _ = objective(model, batch)
+    objective.training.reading = weight
+    return (whole - without).item()
 
 
 @pytest.mark.parametrize("kind", ["cross_entropy", "self_critical"])
@@ -331,20 +341,17 @@ def test_the_objective_trains_the_reading_beside_the_captions(kind: str) -> None
     objective = build_objective(config, photos, stored)
     optimizer = torch.optim.Adam(model.reading.parameters(), lr=0.3)
 
-    def losses() -> Any:
-        return objective.task(model, batch, batch.images, 0).losses(model)
-
-    before = losses()
+    before = reading_loss_of(objective, model, batch)
     for _ in range(20):
         optimizer.zero_grad()
-        losses().total(training).backward()
+        objective(model, batch)[0].backward()
         optimizer.step()
 
-    after = losses()
+    after = reading_loss_of(objective, model, batch)
     # Half of the captions have a dog, half a man, none a hat: no reading knows better. The photo
     # that could not be read does not count.
     least = 4 * 2 * 2 * math.log(2)
-    assert least < after.reading < 1.05 * least < before.reading
+    assert least < after < 1.05 * least < before
 
 
 def test_the_reading_learns_nothing_of_photos_that_cannot_be_read() -> None:
@@ -354,8 +361,8 @@ def test_the_reading_learns_nothing_of_photos_that_cannot_be_read() -> None:
     objective = objective_of(photos)
     objective.stems = StemsOfPhotos(photos, ["dog", "man"])
 
-    losses = objective.task(model, batch, batch.images, 0).losses(model)
+    loss, words = objective(model, batch)
 
-    assert losses.reading == 0
-    losses.reading.backward()  # so that all processes have gradients for the same weights
+    assert (loss.item(), words) == (0, 0)
+    loss.backward()  # so that all processes have gradients for the same weights
     assert all(part.grad is not None for part in model.reading.parameters())

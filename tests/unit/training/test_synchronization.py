@@ -146,13 +146,14 @@ def test_synchronizations_are_recorded(device: SimulatedDevice, sync: Callable[[
 def move(trainer: Trainer, device: SimulatedDevice) -> None:
     """Move a trainer to the simulated device."""
     trainer.model.to(DEVICE)
-    trainer.device, trainer.sums = DEVICE, trainer.sums.to(DEVICE)
+    trainer.device = trainer.processes.device = DEVICE
+    trainer.sums.values = trainer.sums.values.to(DEVICE)
     if trainer.state.average is not None:
         trainer.state.average.module.to(DEVICE)
     trainables = [p for p in trainer.model.parameters() if p.requires_grad]
     trainer.state.optimizer = torch.optim.AdamW(trainables, lr=1e-3)
     trainer.state.optimizer.param_groups[0]["peak_lr"] = 1e-3
-    trainer.forward = Forward(trainer.model, trainer.precision)
+    trainer.loss_of = Forward(trainer.objective, trainer.model, trainer.precision)
     device.syncs.clear()
 
 
