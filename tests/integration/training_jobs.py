@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import save_file
 
 from captioner.cli.main import INTERRUPTED, OK, main
-from captioner.cli.train import read_config
+from captioner.cli.train import read_changes, read_config
 from captioner.cli.train import train as command
 from captioner.training.loop import Trainer
 from captioner.training.run import RunFolder
@@ -47,7 +47,8 @@ def interrupt(target: str, arguments: list[str]) -> None:
 
 def double(target: str, arguments: list[str]) -> Trainer:
     """A trainer in double precision."""
-    config = read_config(*command.parser().parse([*arguments, "--run-folder", target]))
+    options, given = command.parser().parse([*arguments, "--run-folder", target])
+    config = read_config(options, read_changes(options, given))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("captioner.training.reading.MIN_PHOTOS", 1)
         setup = prepare(config)
