@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from captioner.options import SearchOptions
-from captioner.search.arrays import Array, log_sum_exp, namespace, normalized, on_device
+from captioner.search.arrays import Array, log_sum_exp, normalized, on_device
 from captioner.search.words import SearchTokens
 
 
@@ -24,6 +24,7 @@ class Rules:
         """Put the words on the device of the search, as arrays of its library."""
         self.options = options
         self.end_token = end_token
+        self.xp = xp
         people = words.people
         self.banned, self.repeatable, self.bad_endings, self.ages, self.not_after_ages = (
             on_device(tokens, xp.int64, xp, device)
@@ -40,11 +41,10 @@ class Rules:
 
     def merge_people(self, log_probs: Array) -> None:
         """Add the probabilities of words with a sex or age to those of neutral words, in place."""
-        xp = namespace(log_probs)
         for group in self.groups:
             neutral, members = group[0], group[1:]
             merged = log_sum_exp(log_probs[..., group])
-            log_probs[..., members] = -xp.inf
+            log_probs[..., members] = -self.xp.inf
             log_probs[..., neutral] = merged
 
     def favour_rare_words(self, log_probs: Array) -> Array:
@@ -62,7 +62,7 @@ class Rules:
 
         After the words so far, (B, K, T). The result for finished captions is unspecified.
         """
-        xp = namespace(log_probs)
+        xp = self.xp
         options, length = self.options, tokens.shape[2]
         ends = log_probs[..., self.end_token]  # (B, K), a view
         if len(self.banned):
@@ -80,31 +80,30 @@ class Rules:
             if length == options.max_length - 1:  # a truncated caption ends here too
                 log_probs[..., self.bad_endings] = -xp.inf
         if options.block_repeats and length > 0:
-            _forbid_words(log_probs, tokens, ~xp.isin(tokens, self.repeatable))
+            self._forbid_words(log_probs, tokens, ~xp.isin(tokens, self.repeatable))
         if 0 < options.block_ngrams <= length:
-            _block_ngrams(log_probs, tokens, options.block_ngrams)
+            self._block_ngrams(log_probs, tokens)
 
+    def _block_ngrams(self, log_probs: Array, tokens: Array) -> None:
+        """Forbid every word that would repeat an n-gram of ``block_ngrams`` words.
 
-def _block_ngrams(log_probs: Array, tokens: Array, size: int) -> None:
-    """Forbid every word that would repeat an n-gram of ``size`` words.
+        Source: Paulus et al. 2018 (arXiv:1705.04304), section 2.5, for n = 3.
+        """
+        xp, size = self.xp, self.options.block_ngrams
+        count = tokens.shape[2] - size + 1  # P
+        ngrams = xp.stack(
+            [tokens[..., i : i + count] for i in range(size)], axis=3
+        )  # (B, K, P, size)
+        prefix = tokens[..., None, count:]  # (B, K, 1, size - 1)
+        repeated = xp.all(ngrams[..., :-1] == prefix, axis=-1)  # (B, K, P)
+        last = ngrams[..., -1]
+        equal = last[..., None] == last[..., None, :]  # (B, K, P, P)
+        self._forbid_words(log_probs, last, xp.any(equal & repeated[..., None, :], axis=-1))
 
-    Source: Paulus et al. 2018 (arXiv:1705.04304), section 2.5, for n = 3.
-    """
-    xp = namespace(log_probs)
-    count = tokens.shape[2] - size + 1  # P
-    ngrams = xp.stack([tokens[..., i : i + count] for i in range(size)], axis=3)  # (B, K, P, size)
-    prefix = tokens[..., None, count:]  # (B, K, 1, size - 1)
-    repeated = xp.all(ngrams[..., :-1] == prefix, axis=-1)  # (B, K, P)
-    last = ngrams[..., -1]
-    equal = last[..., None] == last[..., None, :]  # (B, K, P, P)
-    _forbid_words(log_probs, last, xp.any(equal & repeated[..., None, :], axis=-1))
-
-
-def _forbid_words(log_probs: Array, words: Array, where: Array) -> None:
-    """Forbid words (B, K, n) where (B, K, n) is True; it must be equal for equal words."""
-    xp = namespace(log_probs)
-    device = log_probs.device
-    photos = xp.arange(words.shape[0], device=device)[:, None, None]
-    beams = xp.arange(words.shape[1], device=device)[None, :, None]
-    kept = log_probs[photos, beams, words]
-    log_probs[photos, beams, words] = xp.where(where, -xp.inf, kept)
+    def _forbid_words(self, log_probs: Array, words: Array, where: Array) -> None:
+        """Forbid words (B, K, n) where (B, K, n) is True; it must be equal for equal words."""
+        xp, device = self.xp, log_probs.device
+        photos = xp.arange(words.shape[0], device=device)[:, None, None]
+        beams = xp.arange(words.shape[1], device=device)[None, :, None]
+        kept = log_probs[photos, beams, words]
+        log_probs[photos, beams, words] = xp.where(where, -xp.inf, kept)

@@ -247,18 +247,17 @@ def _take(part: Array, index: Array) -> Array:
 
 def _extend(beams: Beams, choice: Choice, log_probs: Array, end_token: int) -> Beams:
     """Append the chosen words; (B, K, V) are the model's log-probabilities."""
-    xp, parents = namespace(choice.words), choice.parents
+    xp, parents, words = namespace(choice.words), choice.parents, choice.words
     each = xp.arange(len(parents), device=parents.device)[:, None]
-    ended = _take(beams.ended, parents)
-    chosen = xp.where(ended, 0.0, log_probs[each, parents, choice.words])
+    before = Beams(*[part[each, parents] for part in beams])  # the captions that are continued
+    chosen = xp.where(before.ended, 0.0, log_probs[each, parents, words])
     return Beams(
-        choice.scores,
-        _take(beams.lengths, parents) + ~ended,
-        ended | (choice.words == end_token),
-        *(
-            xp.concat([_take(so_far, parents), new[..., None]], axis=2)
-            for so_far, new in zip(beams[3:], (choice.words, chosen, parents), strict=True)
-        ),
+        scores=choice.scores,
+        lengths=before.lengths + ~before.ended,
+        ended=before.ended | (words == end_token),
+        tokens=xp.concat([before.tokens, words[..., None]], axis=2),
+        log_probs=xp.concat([before.log_probs, chosen[..., None]], axis=2),
+        parents=xp.concat([before.parents, parents[..., None]], axis=2),
     )
 
 

@@ -77,7 +77,9 @@ class Strategy:
         groups, penalty = options.beam_groups, self.penalty
         # Groups may have found the same captions, so each must have enough of its own.
         count = min(options.num_captions, options.beam_size // groups)
-        scores, lengths, ended = (part.reshape(len(part), groups, -1) for part in beams[:3])
+        shape = (len(beams.scores), groups, -1)
+        scores, lengths = beams.scores.reshape(shape), beams.lengths.reshape(shape)
+        ended = beams.ended.reshape(shape)
         if ended.shape[2] < count:
             return xp.all(beams.ended, axis=1)
         bounds = xp.where(ended, -xp.inf, _rank(scores + self.gain, options.max_length, penalty))

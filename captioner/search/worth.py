@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.options import SearchOptions
-from captioner.search.arrays import Array, log_sum_exp, namespace, on_device
+from captioner.search.arrays import Array, log_sum_exp, on_device
 from captioner.search.grammar import Grammar
 from captioner.text.vocabulary import Vocabulary
 
@@ -95,6 +95,7 @@ class Forbidden:
 
     def __init__(self, keys: NDArray[np.int64], size: int, xp: Any, device: Any) -> None:
         """Group the pairs or triples of ``Grammar`` by the tokens before the last one."""
+        self.xp = xp
         contexts, place, counts = np.unique(keys // size, return_inverse=True, return_counts=True)
         # One row of forbidden tokens for each context, filled with V; the last row has only V.
         rows = np.full((len(contexts) + 1, max(counts, default=0) + 1), size)
@@ -105,7 +106,7 @@ class Forbidden:
 
     def remove(self, scores: Array, contexts: Array) -> Array:
         """Set the scores (B, K, V) of the tokens forbidden after contexts (B, K) to -inf."""
-        xp = namespace(scores)
+        xp = self.xp
         place = xp.searchsorted(self.contexts, contexts)
         place = xp.where(self.contexts[place] == contexts, place, len(self.rows) - 1)
         batch, beams, size = scores.shape
@@ -122,6 +123,7 @@ class Rewards(NoRewards):
     def __init__(
         self, worth: Worth, options: SearchOptions, end_token: int, xp: Any, device: Any
     ) -> None:
+        self.xp = xp
         self.certainty, self.end_token = options.certainty, end_token
         weight = WEIGHT if self.certainty else WHOLE_WEIGHT
         certainty = self.certainty or WHOLE_CERTAINTY
@@ -157,7 +159,7 @@ class Rewards(NoRewards):
 
         Unless the caption has one of them already: "a man and a person" would be odd.
         """
-        xp = namespace(log_probs)
+        xp = self.xp
         for group in self.wide if self.certainty else ():
             said = xp.any(xp.isin(tokens, group), axis=2)
             own = log_probs[..., group[0]]
@@ -171,7 +173,7 @@ class Rewards(NoRewards):
             tokens: (B, K, T) the words so far.
             photos: (B,) index of each photo in the original batch.
         """
-        xp = namespace(log_probs)
+        xp = self.xp
         batch, beams, length = tokens.shape
         values = self.values[photos][:, None, :]  # (B, 1, R + 2)
         values = xp.asarray(xp.broadcast_to(values, (batch, beams, values.shape[2])), copy=True)
@@ -199,7 +201,7 @@ class Rewards(NoRewards):
 
     def _end(self, own: Array, tokens: Array, said: Array) -> Array:
         """The log-probability of an ending here, (B, K), from the decoder's own."""
-        xp = namespace(own)
+        xp = self.xp
         least = self.endings[tokens[..., -1]]
         if tokens.shape[2] > 1:
             pairs = tokens[..., -2] * len(self.rows) + tokens[..., -1]
