@@ -33,7 +33,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from captioner.data.coco import CaptionedImage, read_dataset
+from captioner.data.coco import read_dataset
+from captioner.data.example import Example
 from captioner.data.features import (
     FeatureCache,
     FeatureEncoder,
@@ -128,7 +129,7 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def encode(model: CaptionModel, photos: Sequence[CaptionedImage], folder: str) -> FeatureCache:
+def encode(model: CaptionModel, photos: Sequence[Example], folder: str) -> FeatureCache:
     """Encode the photos that a folder of features lacks; the errors of photos are printed."""
     preprocessing = model.preprocessing
     key = feature_fingerprint(model.encoder, preprocessing, dtype="float16", precision="fp32")
@@ -180,7 +181,7 @@ def keywords_of(table: Phrases, stems: Sequence[str]) -> dict[str, tuple[tuple[s
     return {keyword: tuple(phrases) for keyword, phrases in found.items()}
 
 
-def count(photos: Sequence[CaptionedImage], stems: Sequence[str]) -> Counted:
+def count(photos: Sequence[Example], stems: Sequence[str]) -> Counted:
     """Count what the captions say about photos."""
     columns = {one: column for column, one in enumerate(stems)}
     counts = np.zeros((len(photos), len(stems)), np.uint8)
@@ -192,7 +193,7 @@ def count(photos: Sequence[CaptionedImage], stems: Sequence[str]) -> Counted:
     return Counted(counts, np.array([len(photo.captions) for photo in photos], np.uint8))
 
 
-def grammar_of(photos: Sequence[CaptionedImage], vocabulary: Vocabulary) -> Grammar | None:
+def grammar_of(photos: Sequence[Example], vocabulary: Vocabulary) -> Grammar | None:
     """Count the grammar of the captions; None for a vocabulary of pieces of words."""
     if vocabulary.subwords is not None:
         return None
@@ -205,7 +206,7 @@ def grammar_of(photos: Sequence[CaptionedImage], vocabulary: Vocabulary) -> Gram
 
 def fit(
     stored: StoredModel,
-    photos: Sequence[CaptionedImage],
+    photos: Sequence[Example],
     cache: FeatureCache,
 ) -> None:
     """Train the reading of a model; see the top of this file."""
@@ -291,7 +292,7 @@ def mentions(captions: Sequence[str], table: Phrases) -> set[str]:
 
 
 def report(
-    stored: StoredModel, photos: Sequence[CaptionedImage], cache: FeatureCache, table: Phrases
+    stored: StoredModel, photos: Sequence[Example], cache: FeatureCache, table: Phrases
 ) -> str:
     """Measure the keywords on photos: one is right if a caption of the photo has it."""
     model, words = stored.model, stored.reading

@@ -145,7 +145,7 @@ def _photos(names: Iterable[str]) -> Iterator[Path]:
 def _read(table: str, options: ApplyOptions) -> dict[str, str]:
     """The first caption of each photo; those without one are left out and counted."""
     photos = import_captions(table, columns=options)
-    captions = {p.file_name: p.captions[0].strip() for p in photos if p.captions}
+    captions = {str(p.path): p.captions[0].strip() for p in photos if p.captions}
     found = {name: text for name, text in captions.items() if text.lower() not in EMPTY}
     if left := len(photos) - len(found):
         warn(f"{table}: left out {counted(left, 'photo')} without a caption")

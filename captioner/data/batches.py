@@ -1,7 +1,7 @@
-"""Training batches: a photo, which may be augmented, and its captions are one item.
+"""Training batches: photos, which may be augmented, and some of their captions.
 
-An item (which captions, crop, flipped or not) depends only on seed, epoch and photo, not on the
-process that reads it, so that a resumed run continues exactly where it stopped.
+The random choices for a photo (captions, crop, flip) depend only on seed, epoch and photo, not on
+the process that reads it, so that a resumed run continues exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from captioner.data.coco import CaptionedImage
+from captioner.data.example import Example
 from captioner.data.images import open_image
 from captioner.errors import ImageError
 from captioner.model.preprocessing import Preprocessing
@@ -37,7 +36,7 @@ class Batch:
     images: Tensor
     """(B, H, W, 3) bytes, or features (B, L, D)."""
     tokens: Tensor
-    """(B, R, T + 1) start token, words, end token (see ``EncodedImage``), padding; a photo with
+    """(B, R, T + 1) start token, words, end token (see ``Example.tokens``), padding; a photo with
     fewer than R captions has rows of padding. The longest captions, and the photos with the longest
     captions, come first, which minimizes the padding that a decoder processes."""
     image_ids: tuple[int, ...]
@@ -65,43 +64,8 @@ class Batch:
         return replace(self, images=self.images.pin_memory())
 
 
-class Item(NamedTuple):
-    """One photo in a batch."""
-
-    image_id: int
-    image: Tensor
-    """(H, W, 3) bytes, or features (L, D)."""
-    captions: list[list[int]]
-    """See ``EncodedImage``; empty: the photo is a filler and adds nothing to the loss."""
-    start: int = START
-    """Start token of the captions."""
-
-
-@dataclass(frozen=True)
-class EncodedImage:
-    """A photo and its captions as token ids."""
-
-    image: CaptionedImage
-    tokens: tuple[list[int], ...]
-    """Word ids of each caption, then the end token; truncated captions have no end token, so that
-    truncation is not learned as an ending."""
-    start: int = START
-    """Start token of the photo's style."""
-    repeat: int = 0
-    """Which of the photo's uses in an epoch this is, from 0 (see ``data.repeats``)."""
-
-    @property
-    def key(self) -> str:
-        """What its random choices depend on: they differ between the uses in an epoch."""
-        return f"{self.image.image_id} {self.repeat}" if self.repeat else str(self.image.image_id)
-
-
-class Request(NamedTuple):
-    """What a worker makes an item of."""
-
-    epoch: int
-    """-1: of a filler, a black photo without captions, which adds nothing to the loss."""
-    photo: EncodedImage
+FILLER = -1
+"""Epoch of a filler: a black photo without captions, which adds nothing to the loss."""
 
 
 _ASPECT = math.log(5 / 4)  # log of the largest change of a crop's aspect ratio
@@ -125,7 +89,7 @@ class Augmentation:
     """Brightness, contrast and saturation change by up to this share; 0: no change."""
 
     def augmented(self, image: Image.Image, *, seed: int, epoch: int, key: str) -> Image.Image:
-        """Augment an RGB photo, whose size is kept; see ``EncodedImage.key``."""
+        """Augment an RGB photo without changing its size; for ``key``, see ``Example.key``."""
         rng = random.Random(f"variation {seed} {epoch} {key}")
         if self.min_crop < 1:
             box = self._crop(image.size, rng)
@@ -151,8 +115,8 @@ class Augmentation:
 
 
 @dataclass(eq=False)
-class PhotoReader(Dataset[Item]):
-    """Makes items of photos.
+class PhotoReader(Dataset[tuple[Example, Tensor]]):
+    """Reads photos, and samples their captions for an epoch.
 
     It holds no photos: the loader sends each to a worker when it is needed. A worker that is
     spawned would otherwise start with a copy of all photos' captions, every epoch.
@@ -164,31 +128,33 @@ class PhotoReader(Dataset[Item]):
     augmentation: Augmentation = Augmentation()
     seed: int = 0
 
-    def sample(self, photo: EncodedImage, epoch: int) -> tuple[list[list[int]], bool]:
-        """A photo's captions in an epoch, at most ``max_captions``, and whether to flip it."""
-        if epoch < 0:
-            return [], False
+    def sample(self, photo: Example, epoch: int) -> tuple[Example, bool]:
+        """Return a photo with at most ``max_captions`` of its captions, and whether to flip it."""
+        if epoch == FILLER:
+            return replace(photo, tokens=()), False
         rng = random.Random(f"{self.seed} {epoch} {photo.key}")
-        captions = list(photo.tokens)
-        if len(captions) > self.max_captions:
-            captions = rng.sample(captions, self.max_captions)
-        return captions, self.horizontal_flip and rng.random() < 0.5
+        tokens = photo.tokens
+        if len(tokens) > self.max_captions:
+            tokens = tuple(rng.sample(tokens, self.max_captions))
+        return replace(photo, tokens=tokens), self.horizontal_flip and rng.random() < 0.5
 
-    def __getitem__(self, request: Request) -> Item:
-        """The item of a photo; if that is damaged, a filler, with a warning."""
-        epoch, photo = request
-        captions, flipped = self.sample(photo, epoch)
+    def __getitem__(self, index: tuple[int, Example]) -> tuple[Example, Tensor]:
+        """Return a photo with its captions of an epoch, and its pixels, (H, W, 3) bytes.
+
+        A damaged photo becomes a filler, with a warning.
+        """
+        epoch, photo = index
+        photo, flipped = self.sample(photo, epoch)
         image = Image.new("RGB", (32, 32))
-        if epoch >= 0:
+        if epoch != FILLER:
             try:
-                image = open_image(photo.image.path)
+                image = open_image(photo.path)
             except ImageError as error:  # one of thousands should not stop training
                 warn_skipped(error)
-                captions = []
+                photo = replace(photo, tokens=())
         image = self.augmentation.augmented(image, seed=self.seed, epoch=epoch, key=photo.key)
         pixels = self.preprocessing.pixels(image)
-        tensor = torch.from_numpy(np.array(pixels[:, ::-1] if flipped else pixels))
-        return Item(photo.image.image_id, tensor, captions, photo.start)
+        return photo, torch.from_numpy(np.array(pixels[:, ::-1] if flipped else pixels))
 
 
 def warn_skipped(error: ImageError) -> None:
@@ -196,21 +162,21 @@ def warn_skipped(error: ImageError) -> None:
     logging.getLogger(__name__).warning("%s; training continues without it", error)
 
 
-def collate(items: Sequence[Item]) -> Batch:
-    """Stack photos and pad captions, longest first."""
-    captions = [sorted(item.captions, key=len, reverse=True) for item in items]
-    order = sorted(range(len(items)), key=lambda b: -len(captions[b][0]) if captions[b] else 1)
+def collate(photos: Sequence[tuple[Example, Tensor]]) -> Batch:
+    """Stack photos, each with its pixels or features, and pad their captions, longest first."""
+    captions = [sorted(photo.tokens, key=len, reverse=True) for photo, _ in photos]
+    order = sorted(range(len(photos)), key=lambda b: -len(captions[b][0]) if captions[b] else 1)
     return Batch(
-        torch.stack([items[b].image for b in order]),
-        pad_captions([captions[b] for b in order], [items[b].start for b in order]),
-        tuple(items[b].image_id for b in order),
+        torch.stack([photos[b][1] for b in order]),
+        pad_captions([captions[b] for b in order], [photos[b][0].start for b in order]),
+        tuple(photos[b][0].image_id for b in order),
     )
 
 
 def pad_captions(
     captions: Sequence[Sequence[Sequence[int]]], starts: Sequence[int] | None = None
 ) -> Tensor:
-    """Pad each photo's captions (see ``EncodedImage.tokens``) to ``Batch.tokens``, (B, R, T + 1).
+    """Pad each photo's captions (see ``Example.tokens``) to ``Batch.tokens``, (B, R, T + 1).
 
     ``starts`` are the photos' start tokens; None: ``START``.
     """

@@ -9,11 +9,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from captioner.data.example import Example
 from captioner.data.folders import NamedFiles
 from captioner.errors import DataError
 from captioner.files import read_input
@@ -25,19 +26,6 @@ CAPTION_FIELDS: Fields = {
     "images": {"id": (int,), "file_name": (str,)},
     "annotations": {"image_id": (int,), "caption": (str,)},
 }
-
-
-@dataclass(frozen=True)
-class CaptionedImage:
-    """One photo with all its captions, so that a step encodes each photo once."""
-
-    image_id: int
-    path: Path
-    captions: tuple[str, ...]
-    style: str = ""
-    """See ``Vocabulary.start``."""
-    source: int = 0
-    """Index of the captions file, in the order given; of several that list the photo, the first."""
 
 
 def read_coco(
@@ -125,9 +113,7 @@ def caption_text(value: object) -> str:
     raise ValueError(f"{value!r:.60} is not text")
 
 
-def read_photos(
-    annotations: Sequence[str | Path], *, renumber: bool = False
-) -> dict[int, CaptionedImage]:
+def read_photos(annotations: Sequence[str | Path], *, renumber: bool = False) -> dict[int, Example]:
     """Read COCO captions files; a file given twice is read once.
 
     ``renumber`` gives an image a new id if its own is that of another image in an earlier file: the
@@ -149,7 +135,7 @@ def read_photos(
     following = 1 + max(
         (image["id"] for data in contents.values() for image in data["images"]), default=0
     )
-    found: dict[int, CaptionedImage] = {}
+    found: dict[int, Example] = {}
     captions = defaultdict[int, list[str]](list)
     for path, data in contents.items():
         ids: dict[int, int] = {}  # from those of this file
@@ -164,7 +150,7 @@ def read_photos(
                     )
                 image_id, following = following, following + 1
             ids[image["id"]] = image_id
-            found.setdefault(image_id, CaptionedImage(image_id, name, (), "", files[path]))
+            found.setdefault(image_id, Example(image_id, name, (), "", files[path]))
         for entry in data["annotations"]:
             # The images may be listed in an earlier file.
             image_id = ids.get(entry["image_id"], entry["image_id"])
@@ -192,7 +178,7 @@ def read_dataset(
     *,
     ids: Container[int] | None = None,
     renumber: bool = False,
-) -> list[CaptionedImage]:
+) -> list[Example]:
     """Join the captions of COCO files with the photos on disk.
 
     Args:
@@ -220,8 +206,8 @@ def read_dataset(
 
 
 def locate_photos(
-    photos: Sequence[CaptionedImage], images: Sequence[str | Path], source: str
-) -> list[CaptionedImage]:
+    photos: Sequence[Example], images: Sequence[str | Path], source: str
+) -> list[Example]:
     """The photos with their paths in image folders, searched in order, in place of file names.
 
     ``source`` is the annotation file, for error messages.

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from captioner.data.coco import read_photos
+from captioner.data.example import NO_ID, UNSPLIT, Example
 from captioner.data.folders import NamedFiles
 from captioner.data.images import image_size
-from captioner.data.importers import UNSPLIT, ImportedPhoto, import_captions
+from captioner.data.importers import import_captions
 from captioner.data.options import DatasetOptions
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_write
@@ -74,8 +75,8 @@ def prepare_dataset(options: DatasetOptions) -> ImportSummary:
 
 
 def split_randomly(
-    photos: Sequence[ImportedPhoto], *, validation: float = 0.1, test: float = 0.1, seed: int = 0
-) -> list[ImportedPhoto]:
+    photos: Sequence[Example], *, validation: float = 0.1, test: float = 0.1, seed: int = 0
+) -> list[Example]:
     """Split photos into train, val and test by a hash of seed and file name.
 
     The same photos and seed give the same splits, in any order and on any machine. Photos that
@@ -94,20 +95,20 @@ def split_randomly(
             " more and together below 1"
         )
 
-    def digest(name: str) -> bytes:
-        return hashlib.sha256(f"{seed}:{name}".encode(errors="surrogatepass")).digest()
+    def digest(name: Path) -> bytes:
+        return hashlib.sha256(f"{seed}:{name.as_posix()}".encode(errors="surrogatepass")).digest()
 
-    names = sorted({photo.file_name for photo in photos}, key=digest)
+    names = sorted({photo.path for photo in photos}, key=digest)
     first, second = (max(1, round(len(names) * part)) if part else 0 for part in (validation, test))
     if (needed := first + second + 1) > len(names):
         raise DataError(f"{counted(len(names), 'photo')} cannot be split; give {needed} or more")
     splits = ["val"] * first + ["test"] * second + ["train"] * len(names)
     split_of = dict(zip(names, splits, strict=False))
-    found = [replace(photo, split=split_of[photo.file_name]) for photo in photos]
-    return sorted(found, key=lambda one: (("train", "val", "test").index(one.split), one.file_name))
+    found = [replace(photo, split=split_of[photo.path]) for photo in photos]
+    return sorted(found, key=lambda one: (("train", "val", "test").index(one.split), str(one.path)))
 
 
-def write_coco(photos: Sequence[ImportedPhoto], options: DatasetOptions) -> ImportSummary:
+def write_coco(photos: Sequence[Example], options: DatasetOptions) -> ImportSummary:
     """Write captions_SPLIT.json for each split, in the format that pycocotools reads.
 
     Image ids of the source are kept; other photos are numbered from ``first_id``, or from the
@@ -128,7 +129,7 @@ def write_coco(photos: Sequence[ImportedPhoto], options: DatasetOptions) -> Impo
             held = {} if split in splits else read_photos([file])
         except DataError:
             continue  # missing, or not captions
-        names = {Path(photo.file_name) for photo in photos}
+        names = {photo.path for photo in photos}
         if shared := sorted(names.intersection(photo.path for photo in held.values())):
             raise DataError(
                 f"{file} exists and holds {len(shared)} of these photos (first: {shared[0]}); "
@@ -144,15 +145,15 @@ def write_coco(photos: Sequence[ImportedPhoto], options: DatasetOptions) -> Impo
             f"{options.source}: no photo can be read ({Path(options.images or '', missing[0])}); "
             "give --images, the folder that their names are relative to"
         )
-    ids = [photo.image_id for photo, _ in kept if photo.image_id is not None]
+    ids = [photo.image_id for photo, _ in kept if photo.image_id != NO_ID]
     new_ids, numbers = itertools.count(max([options.first_id - 1, *ids]) + 1), itertools.count(1)
     for split, file in files.items():
         entries: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
         for photo, size in kept:
             if photo.split == split:
-                image_id = next(new_ids) if photo.image_id is None else photo.image_id
-                entries.append({"id": image_id, "file_name": photo.file_name} | size)
+                image_id = next(new_ids) if photo.image_id == NO_ID else photo.image_id
+                entries.append({"id": image_id, "file_name": photo.path.as_posix()} | size)
                 annotations += [
                     {"id": next(numbers), "image_id": image_id, "caption": caption}
                     for caption in photo.captions
@@ -167,25 +168,25 @@ def write_coco(photos: Sequence[ImportedPhoto], options: DatasetOptions) -> Impo
 
 
 def _usable(
-    photo: ImportedPhoto, images: NamedFiles | None, summary: ImportSummary
-) -> tuple[ImportedPhoto, dict[str, int]] | None:
+    photo: Example, images: NamedFiles | None, summary: ImportSummary
+) -> tuple[Example, dict[str, int]] | None:
     """Return a photo with its name on disk, its captions that are not empty, and its size.
 
     Returns None, and counts the photo, if it is left out.
     """
-    captions = [text for text in map(str.strip, photo.captions) if text.lower() not in EMPTY]
+    captions = tuple(text for text in map(str.strip, photo.captions) if text.lower() not in EMPTY)
     summary.empty_captions += len(photo.captions) - len(captions)
     if not captions:
         summary.photos_without_captions += 1
         return None
-    size, name = {}, photo.file_name
+    size, name = {}, photo.path
     if images is not None:
-        path = images.find(name) or images.folder / name
+        path = images.find(str(name)) or images.folder / name
         try:
             size["width"], size["height"] = image_size(path)
         except ImageError:
-            summary.missing_photos.append(name)
+            summary.missing_photos.append(str(name))
             return None
         if path.is_relative_to(images.folder):
-            name = str(path.relative_to(images.folder))
-    return replace(photo, file_name=name, captions=captions), size
+            name = path.relative_to(images.folder)
+    return replace(photo, path=name, captions=captions), size

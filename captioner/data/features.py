@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from captioner.data.coco import CaptionedImage
+from captioner.data.example import Example
 from captioner.data.images import open_image
 from captioner.data.reading import read_batches, reader_threads
 from captioner.errors import ConfigError, DataError, ImageError
@@ -121,7 +121,7 @@ class FeatureCache:
         row = self._index.get(image_id)
         return row is not None and bool(self.records[row]["readable"])
 
-    def check(self, images: Sequence[CaptionedImage], *, flipped: bool = False) -> None:
+    def check(self, images: Sequence[Example], *, flipped: bool = False) -> None:
         """Check that the rows, and with ``flipped`` the flipped ones, are of these photos as now.
 
         A file of the same name and size counts as unchanged. Missing files are not an error. A
@@ -131,7 +131,7 @@ class FeatureCache:
             DataError: Photos are not in the cache, or their files have changed.
         """
 
-        def problem(image: CaptionedImage) -> str:
+        def problem(image: Example) -> str:
             row = self._index.get(image.image_id)
             if row is None or self._names[row] != image.path.name:
                 return "are not in"
@@ -222,7 +222,7 @@ class FeatureWriter:
         self,
         folder: str | Path,
         encoder: FeatureEncoder,
-        images: Sequence[CaptionedImage],
+        images: Sequence[Example],
         flipped: int = 0,
         *,
         force: bool = False,
@@ -245,7 +245,7 @@ class FeatureWriter:
         """Size of all rows (bytes)."""
         self.done = 0
         """Number of photos whose rows are on disk."""
-        by_id: dict[int, CaptionedImage] = {}
+        by_id: dict[int, Example] = {}
         for image in images:
             if (other := by_id.setdefault(image.image_id, image)) is not image:
                 raise ConfigError(

@@ -23,46 +23,30 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from captioner.data.cells import plain_cell
 from captioner.data.coco import caption_text, read_json, read_photos, whole_number
+from captioner.data.example import NO_ID, UNSPLIT, Example
 from captioner.data.folders import NamedFiles, find_images
 from captioner.data.formats import format_by_name
 from captioner.data.options import ColumnOptions
 from captioner.errors import ConfigError, DataError
 from captioner.files import read_input
 
-UNSPLIT = "all"
-"""Split name for photos without a split."""
-
-
 USUAL = ColumnOptions()
 
 
-@dataclass
-class ImportedPhoto:
-    """A photo with its captions."""
-
-    file_name: str
-    """Path relative to the image folder."""
-    captions: list[str]
-    """As in the source, including empty ones."""
-    image_id: int | None = None
-    """Id in the source, if any."""
-    split: str = UNSPLIT
-    where: str = field(default="", compare=False)
-    """For messages, such as ``captions.csv:12``."""
-
-
-Reader: TypeAlias = Callable[[Path, ColumnOptions], Iterator[ImportedPhoto]]
+Reader: TypeAlias = Callable[[Path, ColumnOptions], Iterator[tuple[str, Example]]]
+"""Yields photos, each after its place for messages, such as ``captions.csv:12``. A photo may be
+yielded several times, with other captions."""
 
 
 def import_captions(
     source: str | Path, layout: str = "auto", columns: ColumnOptions = USUAL
-) -> list[ImportedPhoto]:
+) -> list[Example]:
     """Read the captions of a file or folder (see `find_source`) in a layout of `IMPORTERS`.
 
     Raises:
@@ -76,27 +60,33 @@ def import_captions(
         raise ConfigError(
             f"{path} ({layout}) has no columns; leave out --file-column and --caption-column"
         )
-    photos: dict[tuple[str, int | None], ImportedPhoto] = {}
-    splits: dict[str, str] = {}
-    for found in IMPORTERS[layout](path, columns):
-        name = found.file_name = found.file_name.strip()
-        if (other := splits.setdefault(name, found.split)) != found.split:
-            raise DataError(f"{found.where}: {name} is in two splits, {other} and {found.split}")
-        photo = photos.setdefault((name, found.image_id), found)
-        if photo is not found:
-            photo.captions += found.captions
+    photos: dict[tuple[Path, int], Example] = {}
+    splits: dict[Path, str] = {}
+    for where, found in IMPORTERS[layout](path, columns):
+        if (other := splits.setdefault(found.path, found.split)) != found.split:
+            raise DataError(f"{where}: {found.path} is in two splits, {other} and {found.split}")
+        key = found.path, found.image_id
+        held = photos[key].captions if key in photos else ()
+        photos[key] = replace(found, captions=held + found.captions)
     return [*photos.values()]
+
+
+def _example(
+    name: str, captions: Iterable[str], split: str = UNSPLIT, image_id: int = NO_ID
+) -> Example:
+    """Return a photo by its name in the source, with all its captions, also empty ones."""
+    return Example(image_id, Path(name.strip()), tuple(captions), split=split)
 
 
 # --- JSON files -----------------------------------------------------------------------------------
 
 
-def _read_coco(path: Path, _: ColumnOptions) -> Iterator[ImportedPhoto]:
+def _read_coco(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
     for image_id, photo in read_photos([path]).items():
-        yield ImportedPhoto(str(photo.path), [*photo.captions], image_id)
+        yield str(path), _example(str(photo.path), photo.captions, image_id=image_id)
 
 
-def _read_karpathy(path: Path, _: ColumnOptions) -> Iterator[ImportedPhoto]:
+def _read_karpathy(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
     """The splits of Karpathy and Fei-Fei (2015); ``restval`` is for training, as is usual."""
     for number, image in enumerate(read_json(path).get("images") or [None]):
         where = f"{path}: images[{number}]"
@@ -105,12 +95,12 @@ def _read_karpathy(path: Path, _: ColumnOptions) -> Iterator[ImportedPhoto]:
             texts = [caption_text(sentence["raw"]) for sentence in image["sentences"]]
             split = _split(where, image["split"])
             image_id = image.get("cocoid", image.get("imgid"))
-            image_id = None if image_id is None else whole_number(image_id)
+            image_id = NO_ID if image_id is None else whole_number(image_id)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{where} is not an entry of Karpathy's ({error}); give his dataset_*.json"
             ) from error
-        yield ImportedPhoto(name, texts, image_id, split, where)
+        yield where, _example(name, texts, split, image_id)
 
 
 # --- Flickr8k -------------------------------------------------------------------------------------
@@ -119,7 +109,7 @@ _TOKEN_FILES = (".token.txt", ".token")
 _DUPLICATE = re.compile(r"(\.jpe?g)\.\d+$", re.IGNORECASE)
 
 
-def _read_flickr8k(path: Path, _: ColumnOptions) -> Iterator[ImportedPhoto]:
+def _read_flickr8k(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
     """Flickr8k as published; Flickr30k's .token file has the same format.
 
     A duplicate file (``2258277193_586949ec62.jpg.1``) is its photo. If there are split lists,
@@ -142,7 +132,7 @@ def _read_flickr8k(path: Path, _: ColumnOptions) -> Iterator[ImportedPhoto]:
     }
     for split, names in (lists or {UNSPLIT: [*captions]}).items():
         for name in dict.fromkeys(_DUPLICATE.sub(r"\1", name) for name in names):
-            yield ImportedPhoto(name, captions.get(name, []), None, split, str(path))
+            yield str(path), _example(name, captions.get(name, []), split)
 
 
 # --- Tables ---------------------------------------------------------------------------------------
@@ -158,10 +148,10 @@ _SPLITS = {
 }
 
 
-def _read_csv(path: Path, columns: ColumnOptions) -> Iterator[ImportedPhoto]:
+def _read_csv(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example]]:
     """A table with one caption per row."""
     for where, row in read_table(path, columns):
-        yield _photo(where, row, columns)
+        yield where, _row(where, row, columns)
 
 
 def read_table(
@@ -204,17 +194,18 @@ def _header(text: str, columns: ColumnOptions) -> tuple[str, list[str]]:
     return max(splits, key=lambda split: (len(_find(split[1], columns)), len(split[1])))
 
 
-def _read_jsonl(path: Path, columns: ColumnOptions) -> Iterator[ImportedPhoto]:
+def _read_jsonl(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example]]:
     """One object per photo or caption; the caption may be a list of captions."""
     for number, line in _lines(read_text(path)):
         try:
             record = dict(json.loads(line))
         except (TypeError, ValueError) as error:
             raise DataError(f"{path}:{number}: not a JSON object ({error})") from error
-        yield _photo(f"{path}:{number}", record, columns)
+        where = f"{path}:{number}"
+        yield where, _row(where, record, columns)
 
 
-def _read_json(path: Path, columns: ColumnOptions) -> Iterator[ImportedPhoto]:
+def _read_json(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example]]:
     """A list of objects as `_read_jsonl` reads them, or an object of captions by file name."""
     content = _parse_json(path, read_text(path))
     if isinstance(content, dict):
@@ -226,7 +217,7 @@ def _read_json(path: Path, columns: ColumnOptions) -> Iterator[ImportedPhoto]:
             raise DataError(
                 f"{where} is {record!r:.60}; give an object with a file name and a caption"
             )
-        yield _photo(where, record, columns)
+        yield where, _row(where, record, columns)
 
 
 def _parse_json(path: Path, text: str) -> Any:
@@ -236,13 +227,13 @@ def _parse_json(path: Path, text: str) -> Any:
         raise DataError(f"{path} is not JSON ({error}); give a complete JSON file") from error
 
 
-def _read_pairs(path: Path, _: ColumnOptions) -> Iterator[ImportedPhoto]:
+def _read_pairs(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
     """photo.jpg with photo.txt, as ``--sidecar txt`` writes them; each line is a caption."""
     for photo in find_images([path], recursive=True):
         beside = photo.with_suffix(".txt")
         text = beside.read_bytes().strip() and read_text(beside) if beside.is_file() else ""
         lines = [line for _, line in _lines(text)] if text else []
-        yield ImportedPhoto(photo.relative_to(path).as_posix(), lines, where=str(beside))
+        yield str(beside), _example(photo.relative_to(path).as_posix(), lines)
 
 
 def _has_pairs(folder: Path) -> bool:
@@ -253,7 +244,7 @@ def _has_pairs(folder: Path) -> bool:
     )
 
 
-def _read_imagefolder(path: Path, columns: ColumnOptions) -> Iterator[ImportedPhoto]:
+def _read_imagefolder(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example]]:
     """An image folder of Hugging Face ``datasets``: its metadata, or that of its split folders."""
     files = _metadata_files(path)
     if not files:
@@ -262,11 +253,12 @@ def _read_imagefolder(path: Path, columns: ColumnOptions) -> Iterator[ImportedPh
             "Hugging Face datasets"
         )
     for file in files:
-        for photo in (_read_jsonl if file.suffix == ".jsonl" else _read_csv)(file, columns):
+        for where, photo in (_read_jsonl if file.suffix == ".jsonl" else _read_csv)(file, columns):
             if file.parent != path:
-                photo.file_name = f"{file.parent.name}/{photo.file_name}"
-                photo.split = _SPLITS[file.parent.name.lower()]
-            yield photo
+                below = Path(file.parent.name, photo.path)
+                split = _SPLITS[file.parent.name.lower()]
+                photo = replace(photo, path=below, split=split)  # noqa: PLW2901
+            yield where, photo
 
 
 def _metadata_files(folder: Path) -> list[Path]:
@@ -276,8 +268,8 @@ def _metadata_files(folder: Path) -> list[Path]:
     return files[:1] or [file for file in sorted(of_splits) if file.parent.name.lower() in _SPLITS]
 
 
-def _photo(where: str, record: dict[str, Any], columns: ColumnOptions) -> ImportedPhoto:
-    """The photo of a row, from its values by column."""
+def _row(where: str, record: dict[str, Any], columns: ColumnOptions) -> Example:
+    """Return the photo of a row, from its values by column."""
     found = _find(record, columns, where)
     name, caption = record[found["file"]], record[found["caption"]]
     texts = caption if isinstance(caption, list) else [caption]
@@ -287,7 +279,7 @@ def _photo(where: str, record: dict[str, Any], columns: ColumnOptions) -> Import
         raise DataError(f"{where}: the caption {error}; give text or a list of texts") from error
     if not isinstance(name, str):
         raise DataError(f"{where}: the file name {name!r:.60} is not text; give it in quotes")
-    return ImportedPhoto(name, texts, None, _split(where, record.get("split")), where)
+    return _example(name, texts, _split(where, record.get("split")))
 
 
 def _split(where: str, name: Any) -> str:
@@ -412,7 +404,7 @@ def photo_folder(source: Path, given: str | None, columns: ColumnOptions = USUAL
     own = source if source.is_dir() else source.parent
     if given:
         return Path(given)
-    names = [photo.file_name for photo in import_captions(source, columns=columns)]
+    names = [str(photo.path) for photo in import_captions(source, columns=columns)]
     folders = map(NamedFiles, (own, Path()))
     return next((one.folder for one in folders if any(map(one.find, names))), own)
 

@@ -18,15 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from captioner.data.batches import (
-    Augmentation,
-    Batch,
-    EncodedImage,
-    Item,
-    PhotoReader,
-    Request,
-    collate,
-)
+from captioner.data.batches import FILLER, Augmentation, Batch, PhotoReader, collate
+from captioner.data.example import Example
 from captioner.data.features import FeatureCache
 from captioner.data.reading import read_ahead
 from captioner.model.preprocessing import Preprocessing
@@ -42,7 +35,7 @@ class PhotoSource:
     """
 
     reader: PhotoReader
-    photos: Sequence[EncodedImage]
+    photos: Sequence[Example]
     batch_size: int
     """Photos per step over all processes."""
     bucket: int = 1
@@ -59,33 +52,31 @@ class PhotoSource:
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """An epoch's batches from batch ``start``."""
-        requests = self._requests(epoch, start)
+        shares = self._shares(epoch, start)
         if self.cache is None:
-            batches = _load(self.reader, requests, self.workers)
+            batches = _load(self.reader, shares, self.workers)
         else:
-            batches = read_ahead(partial(self._features, self.cache), requests, ahead=2)
+            batches = read_ahead(partial(self._features, self.cache), shares, ahead=2)
         first = epoch * self.batches_in(epoch)
         with closing(batches):
             for number, batch in enumerate(batches, start):
                 yield replace(batch, step=first + number)
 
-    def _requests(self, epoch: int, start: int) -> Iterator[list[Request]]:
+    def _shares(self, epoch: int, start: int) -> Iterator[list[tuple[int, Example]]]:
+        """Yield this process's photos of every batch from ``start``, each with its epoch."""
         lengths = [[len(words) for words in photo.tokens] for photo in self.photos]
         batches = epoch_batches(
             lengths, self.batch_size, seed=self.reader.seed, epoch=epoch, bucket=self.bucket
         )
         for batch in batches[start:]:
-            share = [Request(epoch, self.photos[n]) for n in batch[self.rank :: self.world]]
+            share = [(epoch, self.photos[n]) for n in batch[self.rank :: self.world]]
             # If the last batch has fewer photos than processes, a filler keeps this one in step.
-            yield share or [Request(-1, self.photos[batch[0]])]
+            yield share or [(FILLER, self.photos[batch[0]])]
 
-    def _features(self, cache: FeatureCache, requests: list[Request]) -> Batch:
+    def _features(self, cache: FeatureCache, share: list[tuple[int, Example]]) -> Batch:
         """A batch of features; collated before reading, so that they are copied once."""
-        items = []
-        for epoch, photo in requests:
-            captions, flipped = self.reader.sample(photo, epoch)
-            items.append(Item(photo.image.image_id, torch.tensor(flipped), captions, photo.start))
-        batch = collate(items)
+        sampled = (self.reader.sample(photo, epoch) for epoch, photo in share)
+        batch = collate([(photo, torch.tensor(flipped)) for photo, flipped in sampled])
         rows = list(zip(batch.image_ids, batch.images.tolist(), strict=True))
         return replace(batch, images=cache.read(rows))
 
@@ -116,7 +107,7 @@ def epoch_batches(
 
 def open_source(
     config: TrainConfig,
-    photos: Sequence[EncodedImage],
+    photos: Sequence[Example],
     preprocessing: Preprocessing,
     cache: FeatureCache | None,
     *,
@@ -138,7 +129,7 @@ def open_source(
 
 
 def _load(
-    reader: PhotoReader, requests: Iterable[list[Request]], workers: int
+    reader: PhotoReader, shares: Iterable[list[tuple[int, Example]]], workers: int
 ) -> Generator[Batch, None, None]:
     """Batches, decoded ahead by ``workers`` processes, which end with the iteration; 0: this one.
 
@@ -148,7 +139,7 @@ def _load(
     """
     loader: DataLoader[Any] = DataLoader(
         reader,
-        batch_sampler=map(without_text, requests),
+        batch_sampler=map(without_text, shares),
         collate_fn=collate,
         num_workers=workers,
         worker_init_fn=_leave_signals_to_parent,
@@ -162,10 +153,9 @@ def _load(
         raise
 
 
-def without_text(batch: list[Request]) -> list[Request]:
-    """Requests without the text of captions, which workers do not need."""
-    photos = (replace(r.photo, image=replace(r.photo.image, captions=())) for r in batch)
-    return [r._replace(photo=photo) for r, photo in zip(batch, photos, strict=True)]
+def without_text(share: list[tuple[int, Example]]) -> list[tuple[int, Example]]:
+    """Return photos and epochs without the text of captions, which workers do not need."""
+    return [(epoch, replace(photo, captions=())) for epoch, photo in share]
 
 
 def _leave_signals_to_parent(_: int) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from captioner.caption import Caption
-from captioner.data.coco import CaptionedImage, locate_photos, read_captions, read_dataset
+from captioner.data.coco import locate_photos, read_captions, read_dataset
+from captioner.data.example import Example
 from captioner.data.folders import find_images
 from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, DataError
@@ -222,7 +223,7 @@ class Evaluation:
         name = options.model[0] if self.model else options.model or "the shipped model"
         return model, {"model": name, "search": ", ".join(shown), "precision": model.precision}
 
-    def _caption(self, model: Captioner, photos: list[CaptionedImage]) -> dict[int, Caption]:
+    def _caption(self, model: Captioner, photos: list[Example]) -> dict[int, Caption]:
         """Captions of the photos that can be read."""
         captions: dict[int, Caption] = {}
         paths = (photo.path for photo in photos)
@@ -239,13 +240,13 @@ class Evaluation:
             captions[photo.image_id] = best
         return captions
 
-    def _photos(self) -> list[CaptionedImage]:
+    def _photos(self) -> list[Example]:
         """The photos of the annotations, and of the instances: of both, those in the folder."""
-        options, photos = self.options, dict[int, CaptionedImage]()
+        options, photos = self.options, dict[int, Example]()
         folder = Path(options.images or "")
         if self.instances is not None:
             listed = [
-                CaptionedImage(i, Path(image["file_name"]), ())
+                Example(i, Path(image["file_name"]), ())
                 for i, image in self.instances.images.items()
             ]
             if options.annotations is not None:
@@ -262,7 +263,7 @@ class Evaluation:
                     )
         return [*photos.values()]
 
-    def _phrased(self, photos: list[CaptionedImage]) -> dict[Path, PhrasedPhoto]:
+    def _phrased(self, photos: list[Example]) -> dict[Path, PhrasedPhoto]:
         """The photos with phrases, by path: of those to caption, or else of the whole folder."""
         options = self.options
         if options.phrases is None:
@@ -308,7 +309,7 @@ class Evaluation:
         from captioner.evaluation import faithfulness  # imports torch
 
         if annotations is None:
-            photos = [CaptionedImage(0, path, ()) for path in find_images(folders)]
+            photos = [Example(0, path, ()) for path in find_images(folders)]
         else:
             photos = read_dataset([annotations], folders)
             report["search"] = f"none; the captions of {annotations}"

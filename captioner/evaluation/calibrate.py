@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from PIL import Image
 
-from captioner.data.coco import CaptionedImage, locate_photos, read_dataset
+from captioner.data.coco import locate_photos, read_dataset
+from captioner.data.example import Example
 from captioner.data.folders import find_images
 from captioner.data.formats import format_by_name
 from captioner.data.images import open_image
@@ -25,10 +26,10 @@ from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation.api import model_frequencies
 from captioner.evaluation.calibration import (
     JUDGED_RIGHT,
-    Example,
     Judged,
     Kinds,
     Recipe,
+    ScoredCaption,
     cross_truth,
     cross_validate,
     fit,
@@ -173,16 +174,16 @@ def read_judgements(
 
 def photo_batches(
     model: Captioner,
-    photos: Sequence[CaptionedImage],
+    photos: Sequence[Example],
     on_error: OnError,
     name: str | None = None,
     *,
     batch_size: int = 32,
     change: Callable[[Image.Image], Image.Image] = lambda image: image,
-) -> Iterator[tuple[list[CaptionedImage], list[Prepared]]]:
+) -> Iterator[tuple[list[Example], list[Prepared]]]:
     """Yield the photos that can be read, changed, in batches, with a progress bar of this name."""
 
-    def read(photo: CaptionedImage) -> Prepared:
+    def read(photo: Example) -> Prepared:
         return model.prepare(change(open_image(photo.path)))
 
     progress = photo_bar(total=len(photos), desc=name)
@@ -210,9 +211,9 @@ class _Task(NamedTuple):
     group: str
     """Their name in the report."""
     style: str
-    photos: Sequence[CaptionedImage]
-    score: Callable[[CaptionedImage, str], float | None]
-    """The score of a caption of one of them, see ``Example``; None: it was not judged."""
+    photos: Sequence[Example]
+    score: Callable[[Example, str], float | None]
+    """The score of a caption of one of them, see ``ScoredCaption``; None: it was not judged."""
     objects: Mapping[int, Collection[str]] = {}
     """The annotated objects of photos, by their ids."""
 
@@ -250,7 +251,7 @@ class _Work:
 
         def judged(style: str, grades: Mapping[tuple[str, str], float]) -> _Task:
             names = [*dict.fromkeys(image for image, _ in grades)]
-            listed = [CaptionedImage(n, Path(name), ()) for n, name in enumerate(names)]
+            listed = [Example(n, Path(name), ()) for n, name in enumerate(names)]
             photos = locate_photos(listed, given.images, given.judged[0])
             return _Task(
                 style, style, photos, lambda one, text: grades.get((names[one.image_id], text))
@@ -265,7 +266,7 @@ class _Work:
                 "with: captioner prepare frequencies CAPTIONS.json -o MODEL"
             )
 
-        def score(photo: CaptionedImage, text: str) -> float:
+        def score(photo: Example, text: str) -> float:
             caption, *references = (
                 ngrams(split(caption_tokens(one))) for one in (text, *photo.captions)
             )
@@ -296,20 +297,20 @@ class _Work:
         return self.options.style or next(iter(self.model.stored.vocabulary.styles), "")
 
     @cached_property
-    def examples(self) -> list[Example]:
+    def examples(self) -> list[ScoredCaption]:
         """The captions of all photos that can be read; the judged ones that have a judgement."""
         return self._examples(self.tasks)
 
     @cached_property
-    def annotated(self) -> list[Example]:
+    def annotated(self) -> list[ScoredCaption]:
         """The captions of the photos with references."""
         if not self.given.judged:
             return self.examples
         return self._examples(self.captioned) if self.captioned else []
 
-    def _examples(self, tasks: Sequence[_Task]) -> list[Example]:
+    def _examples(self, tasks: Sequence[_Task]) -> list[ScoredCaption]:
         examples = [
-            Example(
+            ScoredCaption(
                 seen, task.style, task.group, score, str(photo.path),
                 true_words(seen.words, photo.captions, task.objects.get(photo.image_id, ()))
                 if photo.captions else np.full(len(seen.words), np.nan),
@@ -356,19 +357,19 @@ class _Work:
         )
 
     def _observed(
-        self, photos: Sequence[CaptionedImage], name: str, style: str
-    ) -> Iterator[tuple[CaptionedImage, Observation]]:
+        self, photos: Sequence[Example], name: str, style: str
+    ) -> Iterator[tuple[Example, Observation]]:
         """The photos that can be read, with their captions."""
         options = replace(self.options, style=style)
         return self._each(photos, name, lambda some: self.model.observe_batch(some, options))
 
     def _each(
         self,
-        photos: Sequence[CaptionedImage],
+        photos: Sequence[Example],
         name: str,
         call: Callable[[list[Prepared]], Iterable[T]],
         change: Callable[[Image.Image], Image.Image] = lambda image: image,
-    ) -> Iterator[tuple[CaptionedImage, T]]:
+    ) -> Iterator[tuple[Example, T]]:
         """The photos that can be read, with what a function of batches of them returns."""
         how: Any = {"batch_size": self.given.batch_size, "change": change}
         for batch, prepared in photo_batches(self.model, photos, self.on_error, name, **how):
@@ -390,8 +391,8 @@ class _Work:
         return report | ({"truth": measured} if measured else {})
 
 
-def _uncaptioned(paths: Iterable[Path]) -> list[CaptionedImage]:
-    return [CaptionedImage(0, path, ()) for path in paths]
+def _uncaptioned(paths: Iterable[Path]) -> list[Example]:
+    return [Example(0, path, ()) for path in paths]
 
 
 # --- the report for people -----------------------------------------------------------------------

@@ -54,7 +54,7 @@ PENALTY, TRUTH_PENALTY, KINDS_PENALTY = 20.0, 1.0, 60.0
 captions, of the inputs of `WordTruth`, and of the standardized vectors of photos."""
 
 
-class Example(NamedTuple):
+class ScoredCaption(NamedTuple):
     """A caption that was scored."""
 
     seen: Observation
@@ -107,7 +107,7 @@ class Judged(NamedTuple):
     confidences: _Floats
     """(N,)."""
     scores: _Floats
-    """(N,), see ``Example``."""
+    """(N,), see ``ScoredCaption``."""
     threshold: float
 
     @property
@@ -153,7 +153,7 @@ def true_words(
     return np.array(labels, np.float64)
 
 
-def fit_truth(examples: Sequence[Example]) -> WordTruth | None:
+def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
     """Fit the truth of words, or return None if no word has a row in the model's reading."""
     known = [(one.seen, _is_known(one), one.true) for one in examples]
     rows, log_probs, z, true = (
@@ -188,7 +188,7 @@ def fit_truth(examples: Sequence[Example]) -> WordTruth | None:
     )  # fmt: skip
 
 
-def cross_truth(examples: Sequence[Example]) -> list[WordTruth | None]:
+def cross_truth(examples: Sequence[ScoredCaption]) -> list[WordTruth | None]:
     """Return for each example a truth of words that was fitted without its photo."""
     found: list[WordTruth | None] = [None] * len(examples)
     for others, own in _folds(examples):
@@ -199,7 +199,7 @@ def cross_truth(examples: Sequence[Example]) -> list[WordTruth | None]:
 
 
 def measure_truth(
-    examples: Sequence[Example], truths: Sequence[WordTruth | None]
+    examples: Sequence[ScoredCaption], truths: Sequence[WordTruth | None]
 ) -> dict[str, dict[str, Any]]:
     """Measure how well the truth of words and phrases is calibrated, each by its own fit.
 
@@ -234,18 +234,18 @@ def measure_truth(
     return report
 
 
-def _is_known(one: Example) -> NDArray[np.bool_]:
+def _is_known(one: ScoredCaption) -> NDArray[np.bool_]:
     """Return which words have a truth and are known to be true or false, (T,)."""
     known: NDArray[np.bool_] = ~np.isnan(one.true) & (one.seen.rows != FUNCTION_WORD)
     return known
 
 
-def _truths(one: Example, truth: WordTruth | None) -> _Floats:
+def _truths(one: ScoredCaption, truth: WordTruth | None) -> _Floats:
     return probabilities(one.seen.log_odds(truth))
 
 
 def _phrases(
-    examples: Sequence[Example], truths: Sequence[WordTruth | None]
+    examples: Sequence[ScoredCaption], truths: Sequence[WordTruth | None]
 ) -> tuple[_Floats, _Floats]:
     """The truth of each phrase with known words, (P,), and whether all of them are true."""
     found = []
@@ -331,7 +331,7 @@ def measure_kinds(
 # --- the confidence of captions ------------------------------------------------------------------
 
 
-def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
+def fit(examples: Sequence[ScoredCaption], recipe: Recipe) -> Calibrator:
     """Fit a calibrator."""
     found = np.array([features(one.seen, recipe.truth) for one in examples])
     lowest, highest = np.quantile(found, RANGE, axis=0)
@@ -359,7 +359,7 @@ def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
     return replace(calibrator, kinds=recipe.kinds.weights, familiar=recipe.kinds.familiar)
 
 
-def cross_validate(examples: Sequence[Example], recipe: Recipe) -> Judged:
+def cross_validate(examples: Sequence[ScoredCaption], recipe: Recipe) -> Judged:
     """Confidence of every example from a calibrator that was fitted without its photo.
 
     Raises:
@@ -382,7 +382,7 @@ def cross_validate(examples: Sequence[Example], recipe: Recipe) -> Judged:
     return judged
 
 
-def _folds(examples: Sequence[Example]) -> Iterator[tuple[list[int], list[int]]]:
+def _folds(examples: Sequence[ScoredCaption]) -> Iterator[tuple[list[int], list[int]]]:
     """Split the examples by photo: the indices to fit to, and those to judge."""
     photos = dict.fromkeys(one.photo for one in examples)
     folds = np.random.default_rng(0).permutation(len(photos)) % FOLDS

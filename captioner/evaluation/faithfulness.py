@@ -33,7 +33,7 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 from captioner.caption import CropBox
-from captioner.data.coco import CaptionedImage
+from captioner.data.example import Example
 from captioner.data.images import open_image
 from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, DataError, ImageError
@@ -267,7 +267,7 @@ def measure_photo(
 
 def measure(
     model: Captioner,
-    photos: Sequence[CaptionedImage],
+    photos: Sequence[Example],
     options: FaithfulnessOptions,
     search: SearchOptions,
     *,

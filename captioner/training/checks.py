@@ -41,7 +41,7 @@ def setting_warnings(setup: Setup, total_steps: int) -> list[str]:
     """One line for each setting that does not suit the data or the length of the run."""
     config, training, val = setup.config, setup.config.training, setup.validated
     warmup, epoch = warmup_steps(training, total_steps), total_steps / training.epochs
-    trained = {photo.image.path for photo in setup.train}
+    trained = {photo.path for photo in setup.train}
     shared = [image.path.name for image in val if image.path in trained]
     captions = [caption for photo in setup.train for caption in photo.tokens]
     words = [token for caption in captions for token in caption if token != END]

@@ -9,8 +9,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from captioner.data.batches import EncodedImage, warn_skipped
-from captioner.data.coco import CaptionedImage, read_dataset
+from captioner.data.batches import warn_skipped
+from captioner.data.coco import read_dataset
+from captioner.data.example import Example
 from captioner.data.features import FeatureCache, feature_fingerprint, read_header
 from captioner.data.images import image_size, open_image
 from captioner.data.importers import import_captions
@@ -26,15 +27,13 @@ Words = list[list[list[str]]]
 """Words, or pieces, of the captions of every photo."""
 
 
-def read_data(
-    config: DataConfig, *, renumber: bool = False
-) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
+def read_data(config: DataConfig, *, renumber: bool = False) -> tuple[list[Example], list[Example]]:
     """Read the captions of the training and the validation photos, and locate the photos.
 
     Training photos have at least ``min_captions`` captions. ``renumber`` as for ``read_photos``.
     """
 
-    def read(files: list[str], styles: list[str]) -> list[CaptionedImage]:
+    def read(files: list[str], styles: list[str]) -> list[Example]:
         photos = read_dataset(files, config.images, renumber=renumber)
         return [replace(p, style=styles[p.source]) for p in photos] if styles else photos
 
@@ -61,7 +60,7 @@ def read_data(
     return train, val
 
 
-def first_of_styles(photos: Sequence[CaptionedImage], count: int) -> list[CaptionedImage]:
+def first_of_styles(photos: Sequence[Example], count: int) -> list[Example]:
     """The first ``count`` photos (0: all), in equal numbers of each style if possible."""
     numbers = Counter[str]()  # photos of each style so far
     ranks = []
@@ -72,14 +71,12 @@ def first_of_styles(photos: Sequence[CaptionedImage], count: int) -> list[Captio
     return [photos[index] for index in chosen]
 
 
-def tokenized(photos: Sequence[CaptionedImage], vocabulary: Vocabulary) -> Words:
+def tokenized(photos: Sequence[Example], vocabulary: Vocabulary) -> Words:
     """The captions in words or pieces of a vocabulary."""
     return [[vocabulary.tokenize(caption) for caption in photo.captions] for photo in photos]
 
 
-def new_vocabulary(
-    photos: Sequence[CaptionedImage], config: DataConfig
-) -> tuple[Vocabulary, Words]:
+def new_vocabulary(photos: Sequence[Example], config: DataConfig) -> tuple[Vocabulary, Words]:
     """The vocabulary of ``data.tokenizer``, and the captions in its words or pieces.
 
     It is counted over the training captions alone.
@@ -111,8 +108,8 @@ def check_spaces(captions: Sequence[str]) -> None:
 
 
 def encode_captions(
-    photos: Sequence[CaptionedImage], words: Words, vocabulary: Vocabulary, max_words: int
-) -> list[EncodedImage]:
+    photos: Sequence[Example], words: Words, vocabulary: Vocabulary, max_words: int
+) -> list[Example]:
     """Convert the tokenized captions of every photo to token ids.
 
     A caption longer than ``max_words`` is truncated and gets no end token, so that truncation is
@@ -124,12 +121,12 @@ def encode_captions(
         return [*vocabulary.encode(caption[:max_words]), *end]
 
     return [
-        EncodedImage(photo, tuple(map(encode, captions)), vocabulary.start(photo.style))
+        replace(photo, tokens=tuple(map(encode, captions)), start=vocabulary.start(photo.style))
         for photo, captions in zip(photos, words, strict=True)
     ]
 
 
-def repeat_photos(photos: Sequence[EncodedImage], config: DataConfig) -> list[EncodedImage]:
+def repeat_photos(photos: Sequence[Example], config: DataConfig) -> list[Example]:
     """Repeat every photo as often per epoch as ``data.repeats`` sets for its captions file.
 
     Each use samples captions, flip and augmentation of its own.
@@ -139,16 +136,16 @@ def repeat_photos(photos: Sequence[EncodedImage], config: DataConfig) -> list[En
     return [
         replace(photo, repeat=repeat)
         for photo in photos
-        for repeat in range(config.repeats[photo.image.source])
+        for repeat in range(config.repeats[photo.source])
     ]
 
 
 def open_features(
     config: TrainConfig,
     model: CaptionModel,
-    train: Sequence[EncodedImage],
-    val: Sequence[CaptionedImage],
-) -> tuple[FeatureCache, list[EncodedImage]]:
+    train: Sequence[Example],
+    val: Sequence[Example],
+) -> tuple[FeatureCache, list[Example]]:
     """Open the feature cache of ``data.features``.
 
     Returns it and the training photos that it holds; a warning names each of the others.
@@ -167,19 +164,18 @@ def open_features(
         )
     key = feature_fingerprint(encoder, model.preprocessing, stage)
     cache = FeatureCache(config.data.features, key)
-    images = [photo.image for photo in train]
-    cache.check(images, flipped=config.data.horizontal_flip)
+    cache.check(train, flipped=config.data.horizontal_flip)
     cache.check(val)
-    for image in images:
-        if not cache.has(image.image_id):
-            warn_skipped(ImageError(f"{image.path}: unreadable when its features were computed"))
-    return cache, [photo for photo in train if cache.has(photo.image.image_id)]
+    for photo in train:
+        if not cache.has(photo.image_id):
+            warn_skipped(ImageError(f"{photo.path}: unreadable when its features were computed"))
+    return cache, [photo for photo in train if cache.has(photo.image_id)]
 
 
-def check_images(images: Sequence[CaptionedImage], cache: FeatureCache | None) -> None:
+def check_images(images: Sequence[Example], cache: FeatureCache | None) -> None:
     """Fail now, not after an epoch, if a validation photo cannot be read."""
 
-    def check(image: CaptionedImage) -> None:
+    def check(image: Example) -> None:
         if cache is None:
             open_image(image.path, min_side=1)  # JPEGs at an eighth of their size, which is fast
         elif cache.has(image.image_id):

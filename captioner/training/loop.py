@@ -365,7 +365,7 @@ class Trainer:
         sentences = decode(self.captioner(stored), mine, self.config.search, self.setup.cache)
         if self.world > 1:
             sentences = self.processes.gather(sentences)
-        sentences = sorted(sentences, key=lambda sentence: sentence.image.image_id)
+        sentences = sorted(sentences, key=lambda sentence: sentence.photo.image_id)
         return score_sentences(sentences), sentences
 
     def save(self) -> None:

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captioner.data.batches import Batch, EncodedImage, pad_captions
+from captioner.data.batches import Batch, pad_captions
+from captioner.data.example import Example
 from captioner.evaluation.reward import CaptionReward
 from captioner.hardware import upload
 from captioner.inference.stored_model import StoredModel
@@ -45,7 +46,7 @@ from captioner.training.reading import StemsOfPhotos
 
 
 def build_objective(
-    config: TrainConfig, photos: Sequence[EncodedImage], initial: StoredModel
+    config: TrainConfig, photos: Sequence[Example], initial: StoredModel
 ) -> Objective:
     """Build ``training.objective`` for a run that starts from the initial model."""
     stems = None
@@ -178,7 +179,7 @@ class SelfCritical(Objective):
         self,
         training: TrainingConfig,
         config: SelfCriticalConfig,
-        photos: Sequence[EncodedImage],
+        photos: Sequence[Example],
         vocabulary: Vocabulary,
         *,
         stems: StemsOfPhotos | None = None,
@@ -188,8 +189,8 @@ class SelfCritical(Objective):
         self.config = config
         references: dict[str, dict[int, list[list[str]]]] = {}
         for photo in photos:
-            captions = [caption_tokens(caption) for caption in photo.image.captions]
-            references.setdefault(photo.image.style, {})[photo.image.image_id] = captions
+            captions = [caption_tokens(caption) for caption in photo.captions]
+            references.setdefault(photo.style, {})[photo.image_id] = captions
         self.reward = CaptionReward(
             references,
             vocabulary,

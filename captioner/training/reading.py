@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from captioner.data.batches import EncodedImage
-from captioner.data.coco import CaptionedImage
+from captioner.data.example import Example
 from captioner.errors import DataError
 from captioner.inference.reading import ReadingWords
 from captioner.inference.stored_model import StoredModel
@@ -23,7 +22,7 @@ MIN_PHOTOS = 40
 """Photos whose captions must have a stem for the reading to learn it."""
 
 
-def add_reading(stored: StoredModel, photos: Sequence[CaptionedImage]) -> None:
+def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
     """Give a model a new reading of the stems that the captions of enough training photos have.
 
     Stems without a word in the vocabulary are left out, unless its words are pieces. The most
@@ -57,16 +56,16 @@ def add_reading(stored: StoredModel, photos: Sequence[CaptionedImage]) -> None:
 class StemsOfPhotos:
     """How many captions of every photo have each stem of a reading."""
 
-    def __init__(self, photos: Sequence[EncodedImage], stems: Sequence[str]) -> None:
+    def __init__(self, photos: Sequence[Example], stems: Sequence[str]) -> None:
         """Count the stems in the captions of the training photos."""
         columns = {stem: column for column, stem in enumerate(stems)}
         self._stems = len(stems)
         self._counts: dict[int | None, tuple[int, Counter[int]]] = {None: (0, Counter())}
         for photo in photos:
-            captions = photo.image.captions
+            captions = photo.captions
             found = (one for text in captions for one in content_stems(text))
             counts = Counter(columns[one] for one in found if one in columns)
-            self._counts[photo.image.image_id] = len(captions), counts
+            self._counts[photo.image_id] = len(captions), counts
 
     def of_photos(self, image_ids: Sequence[int | None]) -> tuple[Tensor, Tensor]:
         """Return the captions of each photo with each stem, (B, S), and its captions, (B,).

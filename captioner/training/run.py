@@ -105,17 +105,17 @@ class RunFolder:
         folder = self.path / "samples" / f"epoch_{epoch:03d}"
         folder.mkdir(parents=True, exist_ok=True)
         lines = (
-            "\t".join([one.image.path.name, one.caption.text, *one.image.captions]) + "\n"
+            "\t".join([one.photo.path.name, one.caption.text, *one.photo.captions]) + "\n"
             for one in sentences
         )
         atomic_write(folder / "captions.txt", "".join(lines))
         figures: dict[str, Path] = {}
         for sentence in sentences:
-            stem = name = sentence.image.path.stem
+            stem = name = sentence.photo.path.stem
             while name in figures:  # photos of the same name from different folders
                 name = f"{stem}_{len(figures) + 1}"
             figures[name] = folder / f"{name}.png"
-            overlay(sentence.image.path, sentence.caption, panel_size=240).save(figures[name])
+            overlay(sentence.photo.path, sentence.caption, panel_size=240).save(figures[name])
         return figures
 
 

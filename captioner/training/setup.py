@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captioner.data.batches import EncodedImage
-from captioner.data.coco import CaptionedImage
+from captioner.data.example import Example
 from captioner.data.features import FeatureCache, FeatureEncoder, feature_fingerprint
 from captioner.errors import ConfigError
 from captioner.evaluation.references import count_frequencies
@@ -64,21 +63,21 @@ class Setup:
 
     config: TrainConfig
     """Resolved: with the encoder and decoder settings of the model."""
-    train: list[EncodedImage]
-    val: list[CaptionedImage]
+    train: list[Example]
+    val: list[Example]
     stored: StoredModel
     cache: FeatureCache | None = None
     """Features of all photos, from the config's ``data.features``."""
 
     @property
-    def validated(self) -> list[CaptionedImage]:
+    def validated(self) -> list[Example]:
         """The validation photos that ``training.limit_val`` leaves, in order."""
         return first_of_styles(self.val, self.config.training.limit_val)
 
     @cached_property
     def frequencies(self) -> bytes:
         """Document frequencies of the training captions, stored with the model."""
-        captions = {photo.image.image_id: photo.image.captions for photo in self.train}
+        captions = {photo.image_id: photo.captions for photo in self.train}
         return count_frequencies(captions).to_bytes()
 
 
@@ -305,7 +304,7 @@ def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> Fea
 
 def plan_features(
     config: TrainConfig, *, dtype: str, device: str
-) -> tuple[FeatureEncoder, list[CaptionedImage], int]:
+) -> tuple[FeatureEncoder, list[Example], int]:
     """The encoder of the features that training with a config reads, and their photos.
 
     The training photos come first, then the other validation photos. The number is that of the

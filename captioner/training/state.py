@@ -241,7 +241,7 @@ def resume_settings(setup: Setup) -> dict[str, Any]:
     }
     digest = hashlib.sha256(" ".join(setup.stored.vocabulary.words).encode())
     for photo in setup.train:
-        digest.update(f"{photo.image.image_id} {photo.tokens}".encode())
+        digest.update(f"{photo.image_id} {photo.tokens}".encode())
     for image in setup.val:
         digest.update(f"{image.image_id} {image.captions}".encode())
     settings["captions"] = digest.hexdigest()[:12]

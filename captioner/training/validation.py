@@ -18,7 +18,7 @@ from torch import Tensor
 
 from captioner.caption import Caption, CropBox
 from captioner.data.batches import pad_captions
-from captioner.data.coco import CaptionedImage
+from captioner.data.example import Example
 from captioner.data.features import FeatureCache
 from captioner.data.images import image_size, open_image
 from captioner.data.reading import read_ahead
@@ -54,7 +54,7 @@ def describe_selection(select: str, score: float) -> str:
 class Sentence:
     """The caption generated for a validation photo."""
 
-    image: CaptionedImage
+    photo: Example
     caption: Caption
     nats: float = 0.0
     """Cross-entropy of the photo's reference captions, summed over their words."""
@@ -64,7 +64,7 @@ class Sentence:
 
 def decode(
     captioner: Captioner,
-    images: list[CaptionedImage],
+    images: list[Example],
     search: SearchOptions,
     cache: FeatureCache | None = None,
 ) -> list[Sentence]:
@@ -73,7 +73,7 @@ def decode(
     A photo that cannot be read is an error, as a score without it would not be comparable.
     """
 
-    def prepare(image: CaptionedImage) -> _Input:
+    def prepare(image: Example) -> _Input:
         if cache is None:
             photo = captioner.prepare(open_image(image.path))  # as when a user captions it
             return torch.from_numpy(photo.pixels[0].copy()), photo.crop_box, photo.seed
@@ -98,7 +98,7 @@ _Input: TypeAlias = tuple[Tensor, CropBox, int]
 
 def _caption(
     captioner: Captioner,
-    images: list[CaptionedImage],
+    images: list[Example],
     given: list[_Input],
     options: SearchOptions,
 ) -> Iterator[Sentence]:
@@ -125,9 +125,9 @@ def score_sentences(sentences: list[Sentence]) -> dict[str, float]:
     With several styles, the mean over styles (of the perplexity: the geometric mean), and each
     style's own under names such as ``CIDEr/coco``.
     """
-    styles = list(dict.fromkeys(s.image.style for s in sentences))
+    styles = list(dict.fromkeys(s.photo.style for s in sentences))
     scores = {
-        style: _score_style([s for s in sentences if s.image.style == style]) for style in styles
+        style: _score_style([s for s in sentences if s.photo.style == style]) for style in styles
     }
     mean = {
         metric: sum(of_style[metric] for of_style in scores.values()) / len(styles)
@@ -141,8 +141,8 @@ def score_sentences(sentences: list[Sentence]) -> dict[str, float]:
 
 
 def _score_style(sentences: Sequence[Sentence]) -> dict[str, float]:
-    references = {s.image.image_id: s.image.captions for s in sentences}
-    captions = {s.image.image_id: s.caption.text for s in sentences}
+    references = {s.photo.image_id: s.photo.captions for s in sentences}
+    captions = {s.photo.image_id: s.caption.text for s in sentences}
     corpus = CaptionEvaluator(references).score(captions).corpus
     nats = math.fsum(s.nats for s in sentences)  # whatever the order: as with one process
     return {**corpus, "val_loss": nats / max(1, sum(s.words for s in sentences))}

@@ -18,6 +18,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ import torch
 from PIL import Image
 
 from captioner.cli.main import FAILED, OK
-from captioner.data.batches import Item, collate
-from captioner.data.coco import CaptionedImage, read_dataset
+from captioner.data.batches import collate
+from captioner.data.coco import read_dataset
+from captioner.data.example import Example
 from captioner.data.features import FeatureCache
 from captioner.data.images import open_image
 from captioner.drawing.heatmap import attention_image, scale_of
@@ -136,7 +138,7 @@ def run_captioner(*arguments: str) -> None:
 
 @torch.inference_mode()
 def map_statistics(
-    captioner: Captioner, images: Sequence[CaptionedImage], features: FeatureCache
+    captioner: Captioner, images: Sequence[Example], features: FeatureCache
 ) -> dict[str, float]:
     """Decoder size, and mean entropy and movement of the maps for each photo's first reference.
 
@@ -151,7 +153,12 @@ def map_statistics(
         grids = features.read([(image.image_id, False) for image in part]).float()
         words = [tokenize(image.captions[0]) for image in part]
         tokens = [[*captioner.stored.vocabulary.encode(one), END] for one in words]
-        batch = collate([Item(n, grids[n], [one]) for n, one in enumerate(tokens)])
+        batch = collate(
+            [
+                (replace(image, image_id=n, tokens=(tokens[n],)), grids[n])
+                for n, image in enumerate(part)
+            ]
+        )
         memory = decoder.memory(batch.images.to(device))
         alphas = decoder(memory, batch.tokens[..., :-1].to(device)).alphas[:, 0].cpu().numpy()
         for maps, number in zip(alphas, batch.image_ids, strict=True):

@@ -25,7 +25,8 @@ from PIL import Image
 from tqdm import tqdm
 
 import captioner
-from captioner.data.coco import CaptionedImage, read_dataset
+from captioner.data.coco import read_dataset
+from captioner.data.example import Example
 from captioner.data.images import open_image
 from captioner.errors import CaptionerError, ImageError
 from captioner.files import atomic_write
@@ -70,7 +71,7 @@ def peer(name: str) -> Write:
     return write
 
 
-def results(write: Write, images: Sequence[CaptionedImage]) -> list[dict[str, object]]:
+def results(write: Write, images: Sequence[Example]) -> list[dict[str, object]]:
     """The content of a COCO results file; photos that cannot be read are reported and left out."""
     found: list[dict[str, object]] = []
     for start in tqdm(range(0, len(images), BATCH), unit="batch"):

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from captioner.data.coco import CaptionedImage
+from captioner.data.example import Example
 from captioner.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ def test_keywords_are_phrases_of_stems_that_the_reading_has(fitting) -> None:
 
 def test_captions_are_counted(fitting) -> None:
     captions = ("A dog and a dog.", "Two dogs.", "A cat.")
-    photos = [CaptionedImage(7, Path("x"), captions), CaptionedImage(8, Path("y"), captions[:1])]
+    photos = [Example(7, Path("x"), captions), Example(8, Path("y"), captions[:1])]
 
     found = fitting.count(photos, ["dog", "two", "sofa"])
 

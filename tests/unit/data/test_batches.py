@@ -1,8 +1,9 @@
-"""Augmentation, items and batches: an item depends only on seed, epoch and photo."""
+"""Augmentation, sampled captions and batches: they depend only on seed, epoch and photo."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
-from captioner.data.batches import Augmentation, EncodedImage, Item, PhotoReader, Request, collate
+from captioner.data.batches import Augmentation, PhotoReader, collate
+from captioner.data.example import Example
 from captioner.data.sources import epoch_batches
 from captioner.model.kernels.packing import pack
 from captioner.model.preprocessing import Preprocessing
@@ -25,11 +27,11 @@ def reader(max_captions: int = 5, flip: bool = False, seed: int = 0) -> PhotoRea
     return PhotoReader(Preprocessing(32), max_captions, flip, seed=seed)
 
 
-def test_captions_are_sampled_by_seed_and_epoch(photos: list[EncodedImage]):
+def test_captions_are_sampled_by_seed_and_epoch(photos: list[Example]):
     photo = photos[1]  # of three captions
 
-    def sampled(seed: int = 0) -> list[list[list[int]]]:
-        return [reader(2, seed=seed)[Request(epoch, photo)].captions for epoch in range(20)]
+    def sampled(seed: int = 0) -> list[tuple[list[int], ...]]:
+        return [reader(2, seed=seed)[epoch, photo][0].tokens for epoch in range(20)]
 
     chosen = sampled()
     assert all(len(captions) == 2 for captions in chosen)
@@ -39,23 +41,21 @@ def test_captions_are_sampled_by_seed_and_epoch(photos: list[EncodedImage]):
     }
     assert sampled() == chosen
     assert sampled(seed=1) != chosen
-    few = reader(2)[Request(0, photos[2])].captions
-    assert few == [*photos[2].tokens]  # fewer than max_captions: all of them
+    few = reader(2)[0, photos[2]][0].tokens
+    assert few == photos[2].tokens  # fewer than max_captions: all of them
 
 
-def test_half_of_the_photos_are_flipped(photos: list[EncodedImage]):
+def test_half_of_the_photos_are_flipped(photos: list[Example]):
     def flips(seed: int) -> list[bool]:
         """Of photos that are darker on the left."""
-        items = [
-            reader(flip=True, seed=seed)[Request(epoch, p)] for epoch in (0, 1, 2) for p in photos
-        ]
-        return [bool(item.image[0, 0, 0] > item.image[0, -1, 0]) for item in items]
+        read = [reader(flip=True, seed=seed)[epoch, p] for epoch in (0, 1, 2) for p in photos]
+        return [bool(pixels[0, 0, 0] > pixels[0, -1, 0]) for _, pixels in read]
 
     found = flips(0)
     assert 20 < sum(found) < 49
     assert flips(0) == found != flips(1)
     turned = photos[found.index(True)]
-    plain, flipped = (reader(flip=flip)[Request(0, turned)].image for flip in (False, True))
+    plain, flipped = (reader(flip=flip)[0, turned][1] for flip in (False, True))
     assert torch.equal(flipped, plain.flip(1))
 
 
@@ -63,13 +63,18 @@ def square(value: int) -> Tensor:
     return torch.full((2, 2, 3), value, dtype=torch.uint8)
 
 
+def encoded(image_id: int, *tokens: list[int]) -> tuple[Example, Tensor]:
+    """A photo with these captions, and its pixels, which are ``image_id + 6``."""
+    return Example(image_id, Path("x"), (), tokens=tokens), square(image_id + 6)
+
+
 def test_known_batch():
-    items = [
-        Item(1, square(7), []),
-        Item(2, square(8), [[4, END], [5, 4, END], [END]]),
-        Item(3, square(9), [[4, 5, 6, END]]),
+    photos = [
+        encoded(1),
+        encoded(2, [4, END], [5, 4, END], [END]),
+        encoded(3, [4, 5, 6, END]),
     ]
-    batch = collate(items)
+    batch = collate(photos)
     nothing = [PAD] * 5
     assert batch.tokens.tolist() == [  # the longest captions, and the photos with them, first
         [[START, 4, 5, 6, END], nothing, nothing],
@@ -82,12 +87,12 @@ def test_known_batch():
     assert batch.images.dtype == torch.uint8
     assert batch.images[:, 0, 0, 0].tolist() == [9, 8, 7]
     assert batch.words == 4 + 3 + 2 + 1
-    assert items[1].captions == [[4, END], [5, 4, END], [END]]  # unchanged
+    assert photos[1][0].tokens == ([4, END], [5, 4, END], [END])  # unchanged
 
 
 @pytest.mark.parametrize("size", [0, 2, 99])
 def test_parts_make_up_the_whole_batch(size: int):
-    whole = collate([Item(n, square(n), [[4] * (6 - n)] * (1 + n % 2)) for n in range(5)])
+    whole = collate([encoded(n, *[[4] * (6 - n)] * (1 + n % 2)) for n in range(5)])
     parts = whole.parts(size)
     assert len(parts) == (1 if size == 0 else -(-5 // size))
     assert all(len(part.images) <= (size or 5) for part in parts)
@@ -117,7 +122,7 @@ def padding_fraction(lengths: list[list[int]], bucket: int) -> float:
     run, real = 0, 0
     for batch in epoch_batches(lengths, 8, seed=0, epoch=0, bucket=bucket):
         captions = [[[4] * words + [END] for words in lengths[n]] for n in batch]
-        tokens = collate([Item(0, square(0), of_photo) for of_photo in captions]).tokens
+        tokens = collate([encoded(0, *of_photo) for of_photo in captions]).tokens
         run += len(pack(tokens[..., 1:] != PAD)[2])
         real += int((tokens[..., 1:] != PAD).sum())
     return 1 - real / run

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from test_importers import put
 
-from captioner.data.coco import CaptionedImage, locate_photos, read_dataset
+from captioner.data.coco import locate_photos, read_dataset
+from captioner.data.example import Example
 from captioner.errors import DataError
 
 IMAGES = [{"id": 9, "file_name": "nine.jpg"}, {"id": 2, "file_name": "two.jpg"}]
@@ -41,8 +42,8 @@ def assert_refused(expected: str, *arguments: Any, **options: Any) -> None:
 def test_photos_are_sorted_by_id_and_have_all_captions(tmp_path: Path, photos: Path):
     found = read_dataset([put(tmp_path / "a.json", coco())], [photos])
     assert found == [
-        CaptionedImage(2, photos / "two.jpg", ("A dog.", "Two dogs?")),
-        CaptionedImage(9, photos / "nine.jpg", ("A cat.",)),
+        Example(2, photos / "two.jpg", ("A dog.", "Two dogs?")),
+        Example(9, photos / "nine.jpg", ("A cat.",)),
     ]
 
 
@@ -149,5 +150,5 @@ def test_names_in_another_unicode_form_are_found(tmp_path: Path):
     """Macs write NFD, most tables NFC."""
     name = "\u00e9t\u00e9.jpg"
     (tmp_path / unicodedata.normalize("NFD", name)).touch()
-    (found,) = locate_photos([CaptionedImage(1, Path(name), ("a",))], [tmp_path], "x.json")
+    (found,) = locate_photos([Example(1, Path(name), ("a",))], [tmp_path], "x.json")
     assert found.path == tmp_path / unicodedata.normalize("NFD", name)

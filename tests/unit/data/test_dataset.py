@@ -15,7 +15,8 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from captioner.data.dataset import prepare_dataset, split_randomly, write_coco
-from captioner.data.importers import UNSPLIT, ImportedPhoto, import_captions
+from captioner.data.example import NO_ID, UNSPLIT, Example
+from captioner.data.importers import import_captions
 from captioner.data.options import DatasetOptions
 from captioner.errors import DataError
 
@@ -25,25 +26,23 @@ def load(file: Path) -> COCO:
         return COCO(str(file))
 
 
-def photo(
-    name: str, *captions: str, image_id: int | None = None, split: str = UNSPLIT
-) -> ImportedPhoto:
-    return ImportedPhoto(name, [*captions] or ["a dog ."], image_id, split)
+def photo(name: str, *captions: str, image_id: int = NO_ID, split: str = UNSPLIT) -> Example:
+    return Example(image_id, Path(name), captions or ("a dog .",), split=split)
 
 
-def write(photos: list[ImportedPhoto], folder: Path, **options: Any) -> Any:
+def write(photos: list[Example], folder: Path, **options: Any) -> Any:
     return write_coco(photos, DatasetOptions(source="", output=str(folder), **options))
 
 
-def names_of(photos: list[ImportedPhoto], split: str) -> list[str]:
-    return [photo.file_name for photo in photos if photo.split == split]
+def names_of(photos: list[Example], split: str) -> list[str]:
+    return [str(photo.path) for photo in photos if photo.split == split]
 
 
 @pytest.mark.parametrize("count", [3, 4, 10, 40])
 def test_splits_do_not_depend_on_the_order(count: int):
     photos = [photo(f"{number}.jpg", "one", "two") for number in range(count)]
     found = split_randomly(photos, validation=0.2, test=0.2)
-    assert sorted(one.file_name for one in found) == sorted(one.file_name for one in photos)
+    assert sorted(one.path for one in found) == sorted(one.path for one in photos)
     for split in ("val", "test"):
         assert len(names_of(found, split)) == max(1, round(0.2 * count))
     random.Random(count).shuffle(photos)
@@ -107,7 +106,7 @@ def test_ids_are_kept_and_missing_ones_follow_the_largest(tmp_path: Path):
 
 
 @pytest.mark.parametrize("photos", [[photo("a", " ")], []])
-def test_photos_without_captions_are_refused(tmp_path: Path, photos: list[ImportedPhoto]):
+def test_photos_without_captions_are_refused(tmp_path: Path, photos: list[Example]):
     with pytest.raises(DataError, match="no photo has a caption"):
         write(photos, tmp_path)
     assert not list(tmp_path.iterdir())

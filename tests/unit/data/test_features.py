@@ -16,7 +16,7 @@ from PIL import Image
 from tiny_data import contents
 from torch import Tensor, nn
 
-from captioner.data.coco import CaptionedImage
+from captioner.data.example import Example
 from captioner.data.features import (
     DTYPES,
     HEADER,
@@ -45,14 +45,14 @@ def encode(pixels: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> list[CaptionedImage]:
+def images(tmp_path: Path) -> list[Example]:
     """Seven photos of noise; the last two are for validation, and therefore not flipped."""
     (tmp_path / "photos").mkdir()
     noise = np.random.default_rng(0).integers(256, size=(PHOTOS, 36, 40, 3), dtype=np.uint8)
     paths = [tmp_path / "photos" / f"{number}.png" for number in range(PHOTOS)]
     for path, pixels in zip(paths, noise, strict=True):
         Image.fromarray(pixels).save(path)
-    return [CaptionedImage(10 + n, path, ("A dog.",)) for n, path in enumerate(paths)]
+    return [Example(10 + n, path, ("A dog.",)) for n, path in enumerate(paths)]
 
 
 class ToyEncoder(Encoder):
@@ -67,7 +67,7 @@ class ToyEncoder(Encoder):
 
 
 @pytest.fixture
-def make(tmp_path: Path, images: list[CaptionedImage]) -> Callable[..., FeatureWriter]:
+def make(tmp_path: Path, images: list[Example]) -> Callable[..., FeatureWriter]:
     """``make("f", dtype, encode, photos, force=, **fingerprint)``: a writer of a subfolder."""
 
     def build(
@@ -93,7 +93,7 @@ def opened(writer: FeatureWriter) -> FeatureCache:
     return FeatureCache(writer.folder, writer.encoder.fingerprint)
 
 
-def pixels_of(image: CaptionedImage) -> Tensor:
+def pixels_of(image: Example) -> Tensor:
     return torch.from_numpy(PREPROCESSING.pixels(open_image(image.path)).copy())[None]
 
 

@@ -11,13 +11,8 @@ from typing import Any
 
 import pytest
 
-from captioner.data.importers import (
-    UNSPLIT,
-    ImportedPhoto,
-    detect_layout,
-    find_source,
-    import_captions,
-)
+from captioner.data.example import UNSPLIT, Example
+from captioner.data.importers import detect_layout, find_source, import_captions
 from captioner.data.options import ColumnOptions
 from captioner.errors import ConfigError, DataError
 
@@ -39,7 +34,7 @@ def read(source: Path, layout: str = "auto") -> Found:
     """Captions by split and file name."""
     found: Found = {}
     for photo in import_captions(source, layout):
-        found.setdefault(photo.split, {})[photo.file_name] = photo.captions
+        found.setdefault(photo.split, {})[str(photo.path)] = [*photo.captions]
     return found
 
 
@@ -55,9 +50,9 @@ def test_karpathy_coco(tmp_path: Path):
         {"filename": "3.jpg", "filepath": "val2014", "split": "restval", "cocoid": 7},
     ]
     assert import_captions(put(tmp_path / "dataset_coco.json", karpathy(*images))) == [
-        ImportedPhoto("val2014/1.jpg", ["A dog ."], 9, "test"),
-        ImportedPhoto("train2014/2.jpg", ["A dog ."], 8, "train"),
-        ImportedPhoto("val2014/3.jpg", ["A dog ."], 7, "train"),
+        Example(9, Path("val2014/1.jpg"), ("A dog .",), split="test"),
+        Example(8, Path("train2014/2.jpg"), ("A dog .",), split="train"),
+        Example(7, Path("val2014/3.jpg"), ("A dog .",), split="train"),
     ]
 
 
@@ -75,8 +70,8 @@ def coco(**changes: Any) -> dict[str, Any]:
 
 def test_coco(tmp_path: Path):
     assert import_captions(put(tmp_path / "captions.json", coco())) == [
-        ImportedPhoto("a.jpg", ["a1"], 5),
-        ImportedPhoto("b.jpg", ["b1", "b2"], 3),
+        Example(5, Path("a.jpg"), ("a1",)),
+        Example(3, Path("b.jpg"), ("b1", "b2")),
     ]
 
 
@@ -114,7 +109,12 @@ def test_csv_by_header_and_separator(tmp_path: Path, separator: str, header: tup
     assert read(file) == {UNSPLIT: {"a.jpg": [one, 'two "x"']}}
     renamed = put(tmp_path / "b.csv", file.read_text().replace(header[1], "legend"))
     (photo,) = import_captions(renamed, columns=ColumnOptions(caption_column="Legend"))
-    assert photo.captions == [one, 'two "x"']
+    assert photo.captions == (one, 'two "x"')
+
+
+def test_two_spellings_of_a_path_are_one_photo(tmp_path: Path):
+    file = put(tmp_path / "a.csv", "file,caption\n./a.jpg,one\na.jpg,two\n b//c.jpg ,three\n")
+    assert read(file) == {UNSPLIT: {"a.jpg": ["one", "two"], "b/c.jpg": ["three"]}}
 
 
 def test_quotes_in_a_table_with_tabs_belong_to_the_text(tmp_path: Path):

@@ -16,7 +16,8 @@ import torch
 from grey_photos import PHOTOS
 from torch import Tensor
 
-from captioner.data.batches import Batch, EncodedImage, PhotoReader
+from captioner.data.batches import Batch, PhotoReader
+from captioner.data.example import Example
 from captioner.data.images import open_image
 from captioner.data.sources import PhotoSource
 from captioner.model.preprocessing import Preprocessing
@@ -34,8 +35,8 @@ def encode(pixels: Tensor) -> Tensor:
 class Cache:
     """Replaces ``FeatureCache``: encodes on reading."""
 
-    def __init__(self, photos: Sequence[EncodedImage]) -> None:
-        self.paths = {photo.image.image_id: photo.image.path for photo in photos}
+    def __init__(self, photos: Sequence[Example]) -> None:
+        self.paths = {photo.image_id: photo.path for photo in photos}
 
     def read(self, rows: Sequence[tuple[int, bool]]) -> Tensor:
         found = [PREPROCESSING.pixels(open_image(self.paths[image_id])) for image_id, _ in rows]
@@ -47,7 +48,7 @@ Make = Callable[..., PhotoSource]
 
 
 @pytest.fixture
-def make(photos: list[EncodedImage]) -> Make:
+def make(photos: list[Example]) -> Make:
     """``make(kind, **settings)``: a source of these photos."""
 
     def build(kind: str, **more: Any) -> PhotoSource:
@@ -158,9 +159,9 @@ def test_a_damaged_photo_is_a_filler(make, tmp_path, workers, caplog) -> None:
     """With a worker too, where an exception would end the run or hang the process."""
     source = make("photos", workers=workers)
     good = source.photos
-    path = tmp_path / good[4].image.path.name
-    path.write_bytes(good[4].image.path.read_bytes()[:60])
-    broken = replace(good[4], image=replace(good[4].image, path=path))
+    path = tmp_path / good[4].path.name
+    path.write_bytes(good[4].path.read_bytes()[:60])
+    broken = replace(good[4], path=path)
     source.photos = [*good[:4], broken, *good[5:]]
 
     with caplog.at_level(logging.WARNING, logger="captioner"):

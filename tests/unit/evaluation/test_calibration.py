@@ -9,9 +9,9 @@ import pytest
 
 from captioner.evaluation.calibrate import read_judgements, stored_figures
 from captioner.evaluation.calibration import (
-    Example,
     Judged,
     Recipe,
+    ScoredCaption,
     auroc,
     calibration_error,
     cross_truth,
@@ -38,15 +38,15 @@ def judgements(confidences, right) -> Judged:
     return Judged(np.array(confidences, float), np.array(right, float), 0.5)
 
 
-def example(log_prob: float, score: float, name: str) -> Example:
+def example(log_prob: float, score: float, name: str) -> ScoredCaption:
     words = np.full(3, log_prob / 4, np.float32)
     found = Hypothesis([], words, words, words, log_prob, ended=True)
     rows, nothing = np.full(3, FUNCTION_WORD), np.zeros(0, np.float32)
     seen = Observation("a dog runs", ("a", "dog", "runs"), found, np.zeros(6), rows, nothing)
-    return Example(seen, "", "photos", score, name, np.full(3, np.nan))
+    return ScoredCaption(seen, "", "photos", score, name, np.full(3, np.nan))
 
 
-def examples(count: int = 200, seed: int = 0) -> list[Example]:
+def examples(count: int = 200, seed: int = 0) -> list[ScoredCaption]:
     """Captions whose probability of being right rises with their log-probability."""
     random = np.random.default_rng(seed)
     found = []
@@ -134,13 +134,13 @@ def test_cross_validated_confidence_is_calibrated() -> None:
     assert auroc(found.confidences[right], found.confidences[~right]) > 0.8
 
 
-def before_and_after(given: list[Example], change) -> list[np.ndarray]:
+def before_and_after(given: list[ScoredCaption], change) -> list[np.ndarray]:
     """Cross-validated confidences with the last example as it is, and changed."""
     changed = [*given[:-1], change(given[-1])]
     return [cross_validate(those, RECIPE).confidences for those in (given, changed)]
 
 
-def with_other_score(one: Example) -> Example:
+def with_other_score(one: ScoredCaption) -> ScoredCaption:
     return one._replace(score=1.0 - one.score)
 
 
@@ -249,7 +249,7 @@ TRUTH = WordTruth(0.8, 0.4, 0.5, -1.0, 0.9, 0.3, -0.8)
 WORDS = ("a", "red", "dog", "on", "a", "sofa", "thing")  # phrases: a red dog, on a sofa thing
 
 
-def read(count: int, seed: int = 0) -> list[Example]:
+def read(count: int, seed: int = 0) -> list[ScoredCaption]:
     """Captions whose words are true with the probabilities of ``TRUTH``."""
     random, found = np.random.default_rng(seed), []
     rows = np.array([FUNCTION_WORD, 0, 1, FUNCTION_WORD, FUNCTION_WORD, 2, UNKNOWN_WORD])
@@ -260,7 +260,7 @@ def read(count: int, seed: int = 0) -> list[Example]:
         seen = Observation(" ".join(WORDS), WORDS, hypothesis, np.zeros(6), rows, z)
         truths = TRUTH.truths(rows, log_probs, z)
         true = np.where(np.isnan(truths), np.nan, random.random(7) < truths)
-        found.append(Example(seen, "", "photos", 0.0, str(number), true))
+        found.append(ScoredCaption(seen, "", "photos", 0.0, str(number), true))
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner.data.coco import CaptionedImage
+from captioner.data.example import Example
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation import faithfulness
 from captioner.evaluation.faithfulness import (
@@ -229,7 +229,7 @@ def test_photos_are_sampled_evenly_and_broken_ones_reported(
     for number in range(6):
         image.save(tmp_path / f"{number}.png")
     (tmp_path / "2.png").write_bytes(b"no photo")
-    photos = [CaptionedImage(0, path, ("a dog runs",)) for path in sorted(tmp_path.iterdir())]
+    photos = [Example(0, path, ("a dog runs",)) for path in sorted(tmp_path.iterdir())]
     options = FaithfulnessOptions(max_photos=3, max_words=1, steps=1, level="grid")
     errors: list[ImageError] = []
 

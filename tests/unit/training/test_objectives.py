@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from toy_encoder import PatchEncoder
 
-from captioner.data.batches import Batch, EncodedImage, Item, collate
-from captioner.data.coco import CaptionedImage
+from captioner.data.batches import Batch, collate
+from captioner.data.example import Example
 from captioner.inference.reading import ReadingWords
 from captioner.inference.stored_model import StoredModel
 from captioner.model.captioner import CaptionModel
@@ -44,32 +44,33 @@ def model_of(vocabulary: Vocabulary, dropout: float = 0.0) -> CaptionModel:
     return model.train()
 
 
-def photos_of(vocabulary: Vocabulary, count: int = 5) -> list[EncodedImage]:
+def photos_of(vocabulary: Vocabulary, count: int = 5) -> list[Example]:
     """Photo n, with id 10 + n, has some of CAPTIONS and a caption of the first n + 1 words."""
     photos = []
     for number in range(count):
         texts = (*CAPTIONS[: 1 + number % 3], " ".join(vocabulary.words[: number + 1]))
         words = [vocabulary.encode(text.lower().strip(".").split()) for text in texts]
         tokens = tuple([*caption, END] for caption in words)
-        photos.append(EncodedImage(CaptionedImage(10 + number, Path("x"), texts), tokens))
+        photos.append(Example(10 + number, Path("x"), texts, tokens=tokens))
     return photos
 
 
-def batch_of(photos: list[EncodedImage], filling: tuple[int, ...] = ()) -> Batch:
+def batch_of(photos: list[Example], filling: tuple[int, ...] = ()) -> Batch:
     """A batch with features that depend on the photo; photos in ``filling`` have no captions."""
-    items = []
+    read = []
     for photo in photos:
-        number = photo.image.image_id
+        number = photo.image_id
         features = torch.randn(L, D, generator=torch.Generator().manual_seed(number))
-        items.append(Item(number, features, [] if number in filling else list(photo.tokens)))
-    return collate(items)
+        tokens = () if number in filling else photo.tokens
+        read.append((replace(photo, tokens=tokens), features))
+    return collate(read)
 
 
 def in_double(batch: Batch) -> Batch:
     return replace(batch, images=batch.images.double())
 
 
-def objective_of(photos: list[EncodedImage], seed: int = 0, **changes: Any) -> SelfCritical:
+def objective_of(photos: list[Example], seed: int = 0, **changes: Any) -> SelfCritical:
     vocabulary = TWO_WORDS if changes.pop("small", False) else WORDS
     config = SelfCriticalConfig(**{"samples": 4, "max_length": 6} | changes)
     training = TrainingConfig(seed=seed, attention_penalty=0.0)
@@ -330,7 +331,7 @@ def reading_loss_of(objective: Objective, model: CaptionModel, batch: Batch) -> 
 @pytest.mark.parametrize("kind", ["cross_entropy", "self_critical"])
 def test_the_objective_trains_the_reading_beside_the_captions(kind: str) -> None:
     photos, model = photos_of(WORDS), model_of(WORDS)
-    photos = [replace(one, image=replace(one.image, captions=CAPTIONS[:2])) for one in photos]
+    photos = [replace(one, captions=CAPTIONS[:2]) for one in photos]
     model.reading = PhotoReading(D, 3, hidden=4)
     model.reading.dropout.p = 0.0
     stored = StoredModel(model, DecoderConfig(), WORDS)

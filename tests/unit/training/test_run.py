@@ -15,7 +15,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from captioner.caption import Caption
-from captioner.data.coco import CaptionedImage
+from captioner.data.example import Example
 from captioner.errors import CheckpointError, ConfigError, DataError
 from captioner.training.run import METRICS, STEPS, RunFolder, Trackers, read_rows
 from captioner.training.validation import Sentence
@@ -41,7 +41,7 @@ def sentence(path: Path, colour: str) -> Sentence:
         gates=np.ones(2, np.float32),
         log_prob=-2.5,
     )
-    return Sentence(CaptionedImage(1, path, ("a photo",)), caption)
+    return Sentence(Example(1, path, ("a photo",)), caption)
 
 
 def test_all_resolved_settings_are_saved(folder: RunFolder, configure: Any):

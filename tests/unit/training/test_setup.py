@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from toy_captioner import add_reading
 
-from captioner.data.coco import CaptionedImage
+from captioner.data.example import Example
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.inference.folder import load_model, save_model
 from captioner.text.vocabulary import END, UNKNOWN
@@ -293,7 +293,7 @@ def test_the_karpathy_split_overrides_the_files(
         "karpathy_split": str(split_file),
     }
     setup = prepare(configure(data=data))
-    assert [item.image.image_id for item in setup.train] == [2, 3, 5, 8]
+    assert [item.image_id for item in setup.train] == [2, 3, 5, 8]
     assert [image.image_id for image in setup.val] == [1, 6]
     assert "red" not in setup.stored.vocabulary  # photo 1 is for validation
 
@@ -301,20 +301,20 @@ def test_the_karpathy_split_overrides_the_files(
 def test_captions_are_encoded_and_truncated(configure: Any):
     setup = prepare(configure(data={"max_words": 2}))  # captions have three words
     words = [setup.stored.vocabulary.decode(item.tokens[0]) for item in setup.train]
-    assert words == [["a", item.image.path.stem] for item in setup.train]
+    assert words == [["a", item.path.stem] for item in setup.train]
     bias = setup.stored.model.decoder.word_output.bias
     assert bias[END] == bias.min()  # truncation is not learned as an ending
     setup = prepare(configure(data={"max_words": 3}))
     words = [setup.stored.vocabulary.decode(item.tokens[0]) for item in setup.train]
-    assert words == [["a", item.image.path.stem, "square", "<end>"] for item in setup.train]
+    assert words == [["a", item.path.stem, "square", "<end>"] for item in setup.train]
 
 
 def test_a_truncated_validation_photo_is_found_before_the_first_step(tmp_path: Path):
     photo = tmp_path / "a.jpg"
     noise = np.random.default_rng(0).integers(256, size=(64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(photo)
-    check_images([CaptionedImage(1, photo, ("a dog",))], None)
+    check_images([Example(1, photo, ("a dog",))], None)
     photo.write_bytes(photo.read_bytes()[:-1000])
-    both = [CaptionedImage(n, photo, ("a dog",)) for n in (1, 2)]
+    both = [Example(n, photo, ("a dog",)) for n in (1, 2)]
     with pytest.raises(ImageError, match=r"a\.jpg: the image is truncated .* \(and 1 more\)"):
         check_images(both, None)

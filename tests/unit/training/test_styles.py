@@ -132,9 +132,7 @@ def test_data_sets_may_use_the_same_ids(configure: Any, tmp_path: Path) -> None:
 
     setup = prepare(configure(data=data))
 
-    seen = [
-        (photo.image.image_id, photo.image.path.stem, photo.image.style) for photo in setup.train
-    ]
+    seen = [(photo.image_id, photo.path.stem, photo.style) for photo in setup.train]
     assert seen == [(1, "cats", "cats"), (2, "dogs", "dogs"), (2, "dogs", "dogs")]
     assert [(image.image_id, image.style) for image in setup.val] == [(1, "cats"), (2, "dogs")]
     with pytest.raises(DataError, match="--first-id"):  # features are stored by id

@@ -14,7 +14,7 @@ import torch
 
 from captioner.caption import Caption
 from captioner.data.batches import pad_captions
-from captioner.data.coco import CaptionedImage
+from captioner.data.example import Example
 from captioner.data.images import open_image
 from captioner.errors import ImageError
 from captioner.inference.captioner import Captioner
@@ -34,9 +34,9 @@ def test_captions_equal_those_of_the_captioner(setup: Setup, configure: Any):
     captioner = Captioner(setup.stored, device="cpu", precision="fp32")
     for changes in ({"beam_size": 2}, {"beam_size": 1, "temperature": 2.0}):
         sentences = decode(captioner, setup.val, configure().search.changed(**changes))
-        assert [s.image for s in sentences] == setup.val
+        assert [s.photo for s in sentences] == setup.val
         for sentence in sentences:
-            alone = captioner.caption(sentence.image.path, max_length=6, **changes)
+            alone = captioner.caption(sentence.photo.path, max_length=6, **changes)
             assert sentence.caption.words == alone.words
 
 
@@ -49,7 +49,7 @@ def test_cached_features_of_another_type_than_that_of_autocast(setup: Setup, con
         rows = {i: model.encode(torch.tensor(p)[None]).half() for i, p in pixels.items()}
     cache: Any = SimpleNamespace(read=lambda photos: rows[photos[0][0]])
     for sentence in decode(captioner, setup.val, configure().search, cache):
-        assert sentence.caption.words == captioner.caption(sentence.image.path, max_length=6).words
+        assert sentence.caption.words == captioner.caption(sentence.photo.path, max_length=6).words
 
 
 def test_an_unreadable_photo_stops_validation(setup: Setup, configure: Any, tmp_path: Path):
@@ -57,7 +57,7 @@ def test_an_unreadable_photo_stops_validation(setup: Setup, configure: Any, tmp_
     bad.write_text("no photo")
     captioner = Captioner(setup.stored, device="cpu", precision="fp32")
     with pytest.raises(ImageError, match=r"bad\.jpg"):
-        decode(captioner, [*setup.val, CaptionedImage(99, bad, ("x",))], configure().search)
+        decode(captioner, [*setup.val, Example(99, bad, ("x",))], configure().search)
 
 
 def test_loss_is_over_reference_captions(setup: Setup, configure: Any):
@@ -83,18 +83,18 @@ def test_loss_is_over_reference_captions(setup: Setup, configure: Any):
     assert scores["perplexity"] == pytest.approx(math.exp(expected))
 
 
-def sentence(image: CaptionedImage, text: str, nats: float = 0.0) -> Sentence:
+def sentence(photo: Example, text: str, nats: float = 0.0) -> Sentence:
     """Of three words in the references."""
     nothing = np.zeros(0, np.float32)
     caption = Caption(tuple(text.split()), nothing, nothing.reshape(0, 1, 1), nothing, 0.0)
-    return Sentence(image, caption, nats, 3)
+    return Sentence(photo, caption, nats, 3)
 
 
 def test_each_style_has_its_own_loss():
     scores = score_sentences(
         [
-            sentence(CaptionedImage(1, Path("x.jpg"), ("a dog",), "coco"), "a", 3.0),
-            sentence(CaptionedImage(2, Path("x.jpg"), ("a dog",), "flickr8k"), "a", 9.0),
+            sentence(Example(1, Path("x.jpg"), ("a dog",), "coco"), "a", 3.0),
+            sentence(Example(2, Path("x.jpg"), ("a dog",), "flickr8k"), "a", 9.0),
         ]
     )
     assert (scores["val_loss/coco"], scores["val_loss/flickr8k"], scores["val_loss"]) == (1, 3, 2)
@@ -103,8 +103,8 @@ def test_each_style_has_its_own_loss():
 
 
 def test_every_caption_is_scored_against_its_own_photo():
-    one = CaptionedImage(1, Path("1.jpg"), ("A red square lies here.",))
-    two = CaptionedImage(2, Path("2.jpg"), ("Two blue dogs play outside!", "Dogs."))
+    one = Example(1, Path("1.jpg"), ("A red square lies here.",))
+    two = Example(2, Path("2.jpg"), ("Two blue dogs play outside!", "Dogs."))
     square, dogs = "a red square lies here", "two blue dogs play outside"
     assert score_sentences([sentence(one, square), sentence(two, dogs)])["Bleu_4"] == pytest.approx(
         1
