@@ -91,9 +91,8 @@ class Rules:
         """
         xp, size = self.xp, self.options.block_ngrams
         count = tokens.shape[2] - size + 1  # P
-        ngrams = xp.stack(
-            [tokens[..., i : i + count] for i in range(size)], axis=3
-        )  # (B, K, P, size)
+        # (B, K, P, size)
+        ngrams = xp.stack([tokens[..., i : i + count] for i in range(size)], axis=3)
         prefix = tokens[..., None, count:]  # (B, K, 1, size - 1)
         repeated = xp.all(ngrams[..., :-1] == prefix, axis=-1)  # (B, K, P)
         last = ngrams[..., -1]
