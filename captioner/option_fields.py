@@ -26,7 +26,7 @@ import operator
 import os
 import sys
 import types
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -218,7 +218,7 @@ def _read(field: dataclasses.Field[Any], hint: Any, owner: type) -> OptionField:
 @functools.cache
 def marked(options: type, mark: Any) -> tuple[str, ...]:
     """Return the names of the fields of a dataclass that have a mark in their annotation."""
-    return tuple(name for name, field in option_fields(options).items() if mark in field.marks)
+    return tuple([name for name, field in option_fields(options).items() if mark in field.marks])
 
 
 @functools.cache
@@ -268,17 +268,15 @@ def taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
     return {name: given.pop(name) for name in option_fields(kind) if name in given}
 
 
-def different(
-    given: Mapping[str, Any], defaults: Mapping[str, Any], omitted: Container[str] = ()
-) -> dict[str, Any]:
-    """Settings, in sections or not, that are not the default, without those ``omitted``."""
+def different(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, in sections or not, that are not the default."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         default = defaults.get(name)
         if isinstance(value, dict):
-            if inner := different(value, default or {}, omitted):
+            if inner := different(value, default or {}):
                 found[name] = inner
-        elif name not in omitted and value != default:
+        elif value != default:
             found[name] = value
     return found
 

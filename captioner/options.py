@@ -35,6 +35,9 @@ Fraction = Annotated[float, Interval(ge=0, lt=1)]
 MAY_CHANGE = "may change"
 """Mark of a training setting that a resumed run may change. All others must stay the same."""
 
+PRIVATE = "private"
+"""Mark of a training setting that the card of a model leaves out: a path, or a choice of tools."""
+
 ExplanationMethod = Literal[
     "attention", "attention_gate", "gradient_input", "grad_cam", "occlusion"
 ]
@@ -98,9 +101,9 @@ class CardOptions:
 class DataConfig(Checked):
     """Photos and captions in COCO format."""
 
-    train_annotations: Annotated[list[File], MAY_CHANGE] = field(default_factory=list)
+    train_annotations: Annotated[list[File], MAY_CHANGE, PRIVATE] = field(default_factory=list)
     """COCO captions JSON file(s) to train on."""
-    val_annotations: Annotated[list[File], MAY_CHANGE] = field(default_factory=list)
+    val_annotations: Annotated[list[File], MAY_CHANGE, PRIVATE] = field(default_factory=list)
     """COCO captions JSON file(s) to validate on."""
     styles: list[Annotated[str, Shown("STYLE")]] = field(default_factory=list)
     """Style name for each file in train_annotations, the default style first; files may share one.
@@ -109,7 +112,7 @@ class DataConfig(Checked):
     """Style name for each file in val_annotations; its photos are captioned in that style."""
     repeats: list[Positive] = field(default_factory=list)
     """Number of times an epoch uses the photos of each file in train_annotations. Empty: once."""
-    images: Annotated[list[Folder], MAY_CHANGE] = field(default_factory=list)
+    images: Annotated[list[Folder], MAY_CHANGE, PRIVATE] = field(default_factory=list)
     """Folder(s) with the photos, searched in order."""
     karpathy_split: Annotated[File | None, MAY_CHANGE] = None
     """Karpathy's dataset_coco.json, which decides which photos are for training and validation."""
@@ -135,9 +138,9 @@ class DataConfig(Checked):
     """Randomly crop training photos to at least this fraction of their area; 1: no cropping."""
     color_jitter: Fraction = 0.0
     """Change brightness, contrast and saturation of training photos by up to this fraction."""
-    workers: Annotated[NonNegative, MAY_CHANGE] = 1
+    workers: Annotated[NonNegative, MAY_CHANGE, PRIVATE] = 1
     """Number of processes that load photos; 0: load in the main process."""
-    features: Annotated[Folder | None, MAY_CHANGE] = None
+    features: Annotated[Folder | None, MAY_CHANGE, PRIVATE] = None
     """Folder of captioner prepare features, to read encoder features from."""
     bucket_batches: Positive = 64
     """Sort photos by caption length within this many batches (at most a quarter of an epoch), which
@@ -255,6 +258,7 @@ class Role(enum.Enum):
     ANY_CONFIDENCE = "the calibrated confidence holds for all of its values"
     WHOLE_WORDS = "it needs a model of whole words, not of pieces"
     NOT_IN_BROWSER = "the search of the static site lacks it"
+    REPORTED = "evaluation reports state it even if it has its default"
 
 
 _BEAMS = Untrusted(request="max_beam", model=64)
@@ -265,15 +269,15 @@ _Words = Annotated[tuple[str, ...], Shown("WORDS"), Role.WHOLE_WORDS]
 class SearchOptions(Checked):
     """How captions are generated: by greedy or beam search, or by sampling."""
 
-    beam_size: Annotated[Positive, Role.BEAM_SEARCH, _BEAMS] = 5
+    beam_size: Annotated[Positive, Role.BEAM_SEARCH, Role.REPORTED, _BEAMS] = 5
     """Beam width; 1 is greedy search."""
     num_captions: Annotated[Positive, Role.CAPTIONS, Role.ANY_CONFIDENCE, _BEAMS] = 1
     """Number of captions per photo, best first; at most beam_size unless sampling."""
     min_length: Annotated[NonNegative, Untrusted(request=49)] = 0
     """Minimum length in words."""
-    max_length: Annotated[Positive, Untrusted(request=50, model=256)] = 20
+    max_length: Annotated[Positive, Role.REPORTED, Untrusted(request=50, model=256)] = 20
     """Maximum length in tokens, end token included."""
-    length_penalty: Annotated[float, Interval(ge=0, le=10)] = 0.0
+    length_penalty: Annotated[float, Interval(ge=0, le=10), Role.REPORTED] = 0.0
     """Rank finished captions by log-probability / length ** X; 0: by log-probability alone."""
     temperature: Annotated[
         float, Interval(ge=0, lt=math.inf), Role.NOT_IN_BROWSER, Untrusted(request=100)
@@ -505,7 +509,7 @@ class TrainingConfig(Checked):
     """Validation photos whose captions and attention are saved at every validation."""
     limit_val: NonNegative = 0
     """Validate on the first N photos only, of each style equally many if possible; 0: on all."""
-    trackers: Annotated[list[Annotated[str, Shown("TRACKER")]], MAY_CHANGE] = field(
+    trackers: Annotated[list[Annotated[str, Shown("TRACKER")]], MAY_CHANGE, PRIVATE] = field(
         default_factory=lambda: ["tensorboard"]
     )
     """Experiment trackers: tensorboard, or any installed one that accelerate supports (wandb,
@@ -543,7 +547,7 @@ class SelfCriticalConfig(Checked):
 class TrainConfig:
     """A training run: the options of ``captioner train``, saved in the run folder."""
 
-    run_folder: Annotated[Folder, MAY_CHANGE] = "runs/default"
+    run_folder: Annotated[Folder, MAY_CHANGE, PRIVATE] = "runs/default"
     """Folder of this run: settings, metrics, samples, checkpoints and the best model."""
     init_from: ModelName | None = None
     """Model to start from: shipped, a model or run folder, or hf:user/name[@revision] of the

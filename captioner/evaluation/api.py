@@ -26,8 +26,8 @@ from captioner.inference.captioner import Captioner, load
 from captioner.inference.find_model import find_model
 from captioner.inference.names import FREQUENCIES
 from captioner.messages import either, first_of
-from captioner.option_fields import build_options, changed, option_fields, similar
-from captioner.options import FaithfulnessOptions, SearchOptions
+from captioner.option_fields import build_options, changed, marked, option_fields, similar
+from captioner.options import FaithfulnessOptions, Role, SearchOptions
 from captioner.search.words import neutral_caption
 
 
@@ -72,11 +72,11 @@ def evaluate(
         raise ConfigError(f"unknown option {name}; {hint}")
     loaded = None if isinstance(model, str | Path | Sequence | None) else model
     captions = None if isinstance(results, str | Path | None) else results
-    given |= {
-        "model": [repr(model)] if loaded else model or [],
-        "results": results if captions is None else "given captions",
-        "faithfulness": bool(faithfulness),
-    }
+    given.update(
+        model=[repr(model)] if loaded else model or [],
+        results=results if captions is None else "given captions",
+        faithfulness=bool(faithfulness),
+    )
     checked = build_options(EvaluateOptions, given)
     for name in {"device", "precision"} & {*changed(checked)} if loaded else ():
         raise ConfigError(f"model is loaded already; omit {name}, or load it with that")
@@ -217,8 +217,7 @@ class Evaluation:
         if options.faithfulness:
             model = model.in_torch()
         search = model.options(**self.search)
-        always = ("beam_size", "max_length", "length_penalty")
-        named = {*always, *changed(search)}
+        named = {*marked(SearchOptions, Role.REPORTED), *changed(search)}
         shown = [f"{name} {value}" for name, value in vars(search).items() if name in named]
         name = options.model[0] if self.model else options.model or "the shipped model"
         return model, {"model": name, "search": ", ".join(shown), "precision": model.precision}

@@ -25,8 +25,8 @@ from captioner.files import atomic_write
 from captioner.inference.config_file import read_config
 from captioner.inference.names import CARD, MODEL_FILES, RUN_CONFIG, WEIGHTS
 from captioner.messages import counted
-from captioner.option_fields import different
-from captioner.options import CardOptions, TrainConfig
+from captioner.option_fields import option_fields
+from captioner.options import PRIVATE, CardOptions, TrainConfig
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -39,18 +39,6 @@ PICTURE = "attention.png"
 METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr", "CIDEr_D", "SPICE")
 _HUB_METRICS = {"Bleu": "bleu", "METEOR": "meteor", "ROUGE": "rouge", "CIDEr": "cider"}
 """Identifiers of metrics on the hub, by how our names begin."""
-
-_PRIVATE = {
-    "run_folder",
-    "train_annotations",
-    "val_annotations",
-    "images",
-    "features",
-    "shards",
-    "workers",
-    "trackers",
-}
-"""Settings that a card leaves out: paths, and what does not matter to others."""
 
 
 def files_to_push(
@@ -333,16 +321,29 @@ def _settings(run: Path | None) -> str:
     import yaml  # of the extra train, without which there is no run
 
     given = yaml.safe_load((run / RUN_CONFIG).read_text(encoding="utf-8"))
-    defaults = dataclasses.asdict(TrainConfig())
-    # The run of an earlier version may have settings that were removed since.
-    given = {name: value for name, value in given.items() if name in defaults}
-    found = different(given, json.loads(json.dumps(defaults)), _PRIVATE)  # with lists for tuples
+    defaults = json.loads(json.dumps(dataclasses.asdict(TrainConfig())))  # with lists for tuples
+    found = _public(TrainConfig, given, defaults)
     encoder = found.get("encoder", {})
     if str(encoder.get("weights", "")).endswith((".safetensors", ".pth")):
         encoder["weights"] = "(a file of the author)"
     if "init_from" in found:
         found["init_from"] = _public_name(found["init_from"])
     return yaml.safe_dump(found, sort_keys=False, allow_unicode=True) if found else ""
+
+
+def _public(kind: Any, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run that differ from the defaults, without the private ones.
+
+    Settings of earlier versions that were removed since are left out.
+    """
+    found: dict[str, Any] = {}
+    for name, option in option_fields(kind).items():
+        value, default = given.get(name, defaults[name]), defaults[name]
+        if dataclasses.is_dataclass(option.type):
+            value, default = _public(option.type, value, default), {}
+        if value != default and PRIVATE not in option.marks:
+            found[name] = value
+    return found
 
 
 def _public_name(model: str) -> str:
