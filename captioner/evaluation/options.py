@@ -10,7 +10,15 @@ from annotated_types import Interval
 
 from captioner.errors import CaptionerError, ConfigError
 from captioner.evaluation.java import PROGRAMS, unavailable
-from captioner.option_fields import File, Folder, ModelName, Shown, changed, option_fields
+from captioner.option_fields import (
+    File,
+    Folder,
+    ModelName,
+    Shown,
+    changed,
+    marked,
+    option_fields,
+)
 from captioner.options import DeviceOptions, ModelOptions
 
 OnError = Callable[[CaptionerError], None]
@@ -18,10 +26,8 @@ OnError = Callable[[CaptionerError], None]
 
 _Report = Annotated[str, Shown("FILE", ("-o", "--output"))]
 
-
-_SCORING = (
-    "compare", "frequencies", "train_annotations", "meteor", "spice", "chair", "objects",
-)  # fmt: skip
+_SCORING = "scoring"
+"""Mark of an option for captions that are scored against references."""
 
 
 def raise_error(error: CaptionerError) -> None:
@@ -44,29 +50,29 @@ class EvaluateOptions(ModelOptions):
     """Folder of photos for the model to caption."""
     results: File | None = None
     """COCO results file of any system: [{image_id, caption}]."""
-    compare: File | None = None
+    compare: Annotated[File | None, _SCORING] = None
     """Results file or report of another system, to test whether the difference is significant."""
     instances: File | None = None
     """COCO instances file: with --images, to measure attention against its object masks; with
     --annotations, to count hallucinated objects (CHAIR)."""
-    objects: File | None = None
+    objects: Annotated[File | None, _SCORING] = None
     """Count hallucinated objects (CHAIR), with the objects of each photo from a JSON file:
     {"classes": [name], "photos": {id: [index of a class]}}. A photo that is not in the file is
     judged by its references alone."""
-    chair: bool = False
+    chair: Annotated[bool, _SCORING] = False
     """Count hallucinated objects without --instances or --objects, by the references alone."""
     phrases: File | None = None
     """Measure attention against the boxes of phrases in the captions of a JSON file made from
     Flickr30k Entities; needs --images. The model explains these captions in the given --style.
     With --annotations or --instances, only photos of these files are measured."""
-    meteor: bool = False
+    meteor: Annotated[bool, _SCORING] = False
     """Score METEOR too; needs Java."""
-    spice: bool = False
+    spice: Annotated[bool, _SCORING] = False
     """Score SPICE too; needs Java 8 or 11, and downloads CoreNLP (several hundred MB) once."""
-    frequencies: Annotated[str, Shown("FILE|FOLDER")] | None = None
+    frequencies: Annotated[str, Shown("FILE|FOLDER"), _SCORING] | None = None
     """Score CIDEr-D too, with document frequencies from a file of captioner prepare frequencies, a
     COCO captions file or a model folder (default with --images: that of the model)."""
-    train_annotations: list[File] = field(default_factory=list)
+    train_annotations: Annotated[list[File], _SCORING] = field(default_factory=list)
     """COCO captions file that the system was trained on, to report how many captions are not in it;
     repeat for several."""
     output: _Report | None = None
@@ -103,6 +109,7 @@ class EvaluateOptions(ModelOptions):
                 f"num_captions is {wanted}, but only one per photo is scored; omit it"
             )
         given = {*changed(self), *search}
+        scoring = marked(EvaluateOptions, _SCORING)
         of_model = {
             "faithfulness",
             "phrases",
@@ -114,7 +121,7 @@ class EvaluateOptions(ModelOptions):
             (
                 self.faithfulness,
                 "faithfulness is measured alone",
-                {"instances", "phrases", *_SCORING},
+                {"instances", "phrases", *scoring},
             ),
             (
                 self.faithfulness and self.annotations,
@@ -129,7 +136,7 @@ class EvaluateOptions(ModelOptions):
         ):
             if applies and (unused := sorted(given & others)):
                 raise ConfigError(f"{why}; omit {unused[0]}")
-        if self.annotations is None and (scored := sorted(given & {*_SCORING, "results"})):
+        if self.annotations is None and (scored := sorted(given & {*scoring, "results"})):
             raise ConfigError(f"{scored[0]} needs references; give annotations too")
         for metric in self.java:  # before photos are captioned
             if reason := unavailable(metric):
