@@ -37,14 +37,20 @@ from captioner.options import METHOD_TITLES, ExplanationMethod, ModelOptions, Se
 if TYPE_CHECKING:
     from captioner.evaluation.grounding import Instances
 
-_FIGURE = ("instances", "compare", "alternatives", "blocks")
-_KINDS: dict[type[Drawing], tuple[type | None, Sequence[str]]] = {
-    Figure: (FigureOptions, _FIGURE),
-    Animation: (AnimationOptions, ("blocks",)),
-    Page: (PageOptions, _FIGURE[1:]),
-    MapArchive: (None, ()),
+_KINDS: dict[type[Drawing], type | None] = {
+    Figure: FigureOptions,
+    Animation: AnimationOptions,
+    Page: PageOptions,
+    MapArchive: None,
 }
-"""What can be made, its options, and those of `AttendOptions` that only some have."""
+"""The drawings that can be made, and the options of each."""
+
+
+@dataclass(frozen=True)
+class OnlyFor:
+    """Mark of an option that only some drawings support."""
+
+    kinds: tuple[type[Drawing], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +59,13 @@ class ShownCaptions:
 
     words: list[str] = field(default_factory=list)
     """Show the attention for your own caption; repeat for several."""
-    compare: list[ModelName] = field(default_factory=list)
+    compare: Annotated[list[ModelName], OnlyFor((Figure, Page))] = field(default_factory=list)
     """Another model to show beside --model; repeat for several."""
     method: list[ExplanationMethod] = field(default_factory=list)
     """How the maps are computed (default: attention); attention_gate: what reached the word;
     occlusion: the effect of each region on the word's log-probability; repeat to show several below
     each other."""
-    alternatives: Annotated[int, Interval(ge=0, le=50)] | None = None
+    alternatives: Annotated[int, Interval(ge=0, le=50), OnlyFor((Figure, Page))] | None = None
     """Number of most probable words to show per position (default: pages 5, figures 0)."""
 
 
@@ -81,10 +87,10 @@ class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
     """Overwrite existing files."""
     skip_existing: bool = False
     """Leave out photos whose output exists; continues an interrupted run."""
-    instances: File | None = None
+    instances: Annotated[File | None, OnlyFor((Figure,))] = None
     """Figures: COCO instances file; outlines the objects that the words name. Photos are matched by
     file name."""
-    blocks: bool = False
+    blocks: Annotated[bool, OnlyFor((Figure, Animation, Page))] = False
     """Show the grid cells without smoothing."""
 
     @property
@@ -168,10 +174,15 @@ def _check(
     kind: type[Drawing], options: AttendOptions, drawing: Mapping[str, Any], search: SearchOptions
 ) -> None:
     """Refuse options that the output format does not have, and captions that it cannot show."""
-    schema, own = _KINDS[kind]
-    has = {*own, *(option_fields(schema) if schema else ())}
-    wrong = flags_given(options, *(name for name in _FIGURE if name not in has))
-    wrong += [flag(name) for name in drawing if name not in has]
+    schema = _KINDS[kind]
+    own = option_fields(schema) if schema else {}
+    unsupported = [
+        name
+        for name, option in option_fields(AttendOptions).items()
+        if any(isinstance(mark, OnlyFor) and kind not in mark.kinds for mark in option.marks)
+    ]
+    wrong = flags_given(options, *unsupported)
+    wrong += [flag(name) for name in drawing if name not in own]
     wrong += ["--keywords"] if search.keywords and kind not in (Figure, Page) else []
     if wrong:
         raise ConfigError(f"{', '.join(wrong)}: not supported for {kind.kind}; leave it out")

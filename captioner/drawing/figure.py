@@ -13,10 +13,10 @@ from captioner.data.images import Photo, open_image
 from captioner.data.pixels import fit_photo
 from captioner.drawing.drawing import Drawing, check_captions, check_size
 from captioner.drawing.heatmap import MIN_PANEL, attention_map
-from captioner.drawing.options import FigureOptions
+from captioner.drawing.options import ON_AXES, FigureOptions
 from captioner.drawing.picture_files import encoded
 from captioner.errors import ConfigError
-from captioner.option_fields import build_options
+from captioner.option_fields import build_options, marked
 from captioner.text.tokenizer import normalize, tokenize
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def overlay(
     """
     shown: dict[str, Any] = {"cmap": "inferno", "alpha": 0.6}
     if ax is not None:
-        of_axes = {*options} - {"only", "panel_size", "smooth"}
+        of_axes = {*options} - {*marked(FigureOptions, ON_AXES)}
         shown |= {name: options.pop(name) for name in of_axes}
     wanted = build_options(FigureOptions, options)
     given = check_captions(captions, labels)

@@ -14,15 +14,18 @@ Colormap = Literal["photo", "inferno", "magma", "plasma", "viridis", "cividis", 
 
 Combine = Literal["mean", "max"]
 
+ON_AXES = "on axes"
+"""Mark of an option that also applies to a map drawn on axes of the caller's figure."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrawingOptions(Checked):
     """Options of every picture."""
 
-    panel_size: Annotated[int, Ge(0), Untrusted(request=1280)] = 640
+    panel_size: Annotated[int, Ge(0), Untrusted(request=1280), ON_AXES] = 640
     """Longest side of a photo in pixels; larger photos are scaled down, those below 160 pixels up
     (0: never scale)."""
-    smooth: Annotated[bool, Shown(hidden=True)] = True
+    smooth: Annotated[bool, Shown(hidden=True), ON_AXES] = True
     """Interpolate the maps; false shows regions as blocks."""
     scale: Literal["word", "common"] = "word"
     """Scale of the maps: word, each on its own, with the share of its strongest tenth beside it
@@ -37,7 +40,7 @@ class DrawingOptions(Checked):
 class FigureOptions(DrawingOptions):
     """Options of figures."""
 
-    only: list[str] = field(default_factory=list)
+    only: Annotated[list[str], ON_AXES] = field(default_factory=list)
     """Draw only these words: a word ("dog"), consecutive words ("brown dog"), a position counted
     from 1 ("3") or a range ("2-4"). Several words make one panel. With several captions, each must
     be found in at least one."""
