@@ -11,7 +11,14 @@ from typing import Annotated, Any
 from captioner.cli.arguments import command, refuse
 from captioner.cli.console import warn
 from captioner.cli.main import FAILED, OK
-from captioner.cli.sidecars import SidecarOptions, choose_store, own_places, problem_of, remove_own
+from captioner.cli.sidecars import (
+    ALSO_REMOVES,
+    SidecarOptions,
+    choose_store,
+    own_places,
+    problem_of,
+    remove_own,
+)
 from captioner.data.dataset import EMPTY
 from captioner.data.folders import NamedFiles, natural
 from captioner.data.formats import format_by_name
@@ -21,7 +28,7 @@ from captioner.data.options import ColumnOptions
 from captioner.data.photo_metadata import require_exiftool
 from captioner.errors import ConfigError, DataError
 from captioner.messages import counted
-from captioner.option_fields import Folder, Shown, changed
+from captioner.option_fields import Folder, Shown, changed, marked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +38,7 @@ class ApplyOptions(ColumnOptions, SidecarOptions):
     The file may be a corrected captions.csv of captioner caption or of the web page.
     """
 
-    captions: Annotated[list[str], Shown("CAPTIONS.csv", positional=True)]
+    captions: Annotated[list[str], Shown("CAPTIONS.csv", positional=True), ALSO_REMOVES]
     """A CSV or JSON Lines file with the columns image and caption; of several captions of a photo
     the first is written. With --remove: photos, and folders with their subfolders."""
     images: Folder | None = None
@@ -39,7 +46,7 @@ class ApplyOptions(ColumnOptions, SidecarOptions):
     current one). Names that lead out of it are refused."""
     force: bool = False
     """Replace the captions that photos have."""
-    remove: bool = False
+    remove: Annotated[bool, ALSO_REMOVES] = False
     """Remove the captions and keywords that captioner wrote, from photos and XMP sidecars. Texts
     that people wrote or changed are kept."""
 
@@ -110,8 +117,8 @@ def _inside(name: str, folder: Path) -> str:
 
 def _remove(options: ApplyOptions) -> int:
     """Remove captioner's captions, report problems, and return the exit code."""
-    given = [name for name in changed(options) if name not in ("captions", "remove", "exiftool")]
-    refuse(options, given, "cannot be combined with --remove; leave it out")
+    for_writing = {*changed(options)} - {*marked(ApplyOptions, ALSO_REMOVES)}
+    refuse(options, for_writing, "cannot be combined with --remove; leave it out")
     if options.exiftool:
         require_exiftool()
     removed = kept = failed = 0

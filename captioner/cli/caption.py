@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from captioner.cli.output_files import new_file
 from captioner.cli.photos import STDIN, PhotoOptions, find_photos, read_names
 from captioner.cli.rows import Name, Row, Wording, make_row
 from captioner.cli.search_options import checked_search
-from captioner.cli.sidecars import SidecarOptions, Store, choose_store
+from captioner.cli.sidecars import PLACE, SidecarOptions, Store, choose_store
 from captioner.cli.videos import read_interval, video_rows
 from captioner.data.formats import FORMATS, VIDEO
 from captioner.data.reading import photo_bar
@@ -33,12 +34,19 @@ from captioner.extras import require_extra
 from captioner.files import atomic_open
 from captioner.inference.folder import fingerprints
 from captioner.messages import counted
-from captioner.option_fields import File, Shown, option_fields
-from captioner.options import ModelOptions, SearchOptions
+from captioner.option_fields import File, Shown, marked, option_fields
+from captioner.options import DeviceOptions, ModelOptions, SearchOptions
 from captioner.version import __version__
 
 if TYPE_CHECKING:
     from captioner.inference.captioner import Captioner
+
+
+class NotFor(enum.Enum):
+    """Ways to caption that an option does not support, marked in its annotation."""
+
+    RAY = "--engine ray"
+    VIDEOS = "--every"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +58,20 @@ class CaptionOptions(CaptionRayOptions, ModelOptions, SidecarOptions, PhotoOptio
     folder (default: standard output, which is also -)."""
     format: Literal[FormatName, "parquet"] | None = None
     """Output format (default: by the extension, or text; --engine ray: jsonl or parquet)."""
-    annotations: File | None = None
+    annotations: Annotated[File | None, NotFor.RAY, NotFor.VIDEOS] = None
     """COCO annotations file that maps file names to image ids, for --format coco."""
-    min_confidence: Annotated[float, Interval(ge=0, le=1), Shown("P")] | None = None
+    min_confidence: Annotated[float, Interval(ge=0, le=1), Shown("P"), NotFor.RAY] | None = None
     """Captions with a confidence below P (0 to 1) are unsure, see if_unsure (default: 0.5 with
     --if-unsure); requires a calibrated model (the shipped model is)."""
-    if_unsure: Literal["mark", "skip", "hedge"] | None = None
+    if_unsure: Annotated[Literal["mark", "skip", "hedge"] | None, NotFor.RAY] = None
     """What to do with unsure captions: mark them in text, JSON and CSV (the default), skip them, or
     hedge: write "perhaps a dog ..."."""
-    sentence_case: bool = False
+    sentence_case: Annotated[bool, NotFor.RAY] = False
     """Begin captions with a capital letter and end them with a full stop."""
-    every: Annotated[str, Shown("TIME")] | None = None
+    every: Annotated[str, Shown("TIME"), NotFor.RAY] | None = None
     """Caption videos instead of photos: a frame at this interval (5s, 0.5s, 2m), or the first of
     each shot (shot). Equal captions that follow each other become one."""
-    resume: bool = False
+    resume: Annotated[bool, NotFor.VIDEOS] = False
     """Keep what an earlier run with the same -o FILE finished, and caption the photos that are new
     or changed since then."""
     force: bool = False
@@ -157,7 +165,7 @@ def _check(
     if target is None:
         refuse(options, ("resume",), "continues with an output file; give -o FILE too")
     new_file(target, options.force or options.resume)
-    beside = flags_given(options, "sidecar", "embed", "in_place")
+    beside = flags_given(options, *marked(CaptionOptions, PLACE))
     for single in [*beside, *[f"--format {kind.name}"] * kind.one_caption]:
         if search.num_captions > 1:
             raise ConfigError(f"{single} has one caption per photo; give --num-captions 1")
@@ -173,8 +181,8 @@ def _check(
 def _check_videos(options: CaptionOptions) -> None:
     """Raise ConfigError for an option that videos do not have."""
     require_extra("video", "--every")
-    photos = ("sidecar", "embed", "in_place", "resume", "annotations")
-    refuse(options, photos, "is for photos; leave it out, or --every")
+    for_photos = marked(CaptionOptions, PLACE) + marked(CaptionOptions, NotFor.VIDEOS)
+    refuse(options, for_photos, "is for photos; leave it out, or --every")
     if "-" in options.photos:
         raise ConfigError("videos cannot be read from standard input (-); give files")
     read_interval(str(options.every))
@@ -232,7 +240,7 @@ def _settings(options: ModelOptions, search: SearchOptions, wording: Wording) ->
 
     A run is continued only with the same settings.
     """
-    how = {name: getattr(options, name) for name in ("device", "precision", "batch_size")}
+    how = {name: getattr(options, name) for name in option_fields(DeviceOptions)}
     given = how | wording._asdict() | dataclasses.asdict(search)
     return {
         "--model": fingerprints(options.model),
@@ -270,15 +278,11 @@ def _write(
 
 # --- photos by the million -----------------------------------------------------------------------
 
-_NOT_ON_RAY = (
-    *option_fields(SidecarOptions), "annotations", "min_confidence", "if_unsure", "sentence_case",
-    "every",
-)  # fmt: skip
-
 
 def _on_ray(options: CaptionOptions, search: SearchOptions) -> int:
     """Check the options, and caption on a cluster; return the exit code."""
-    refuse(options, _NOT_ON_RAY, "cannot be combined with --engine ray")
+    unsupported = (*option_fields(SidecarOptions), *marked(CaptionOptions, NotFor.RAY))
+    refuse(options, unsupported, "cannot be combined with --engine ray")
     listed = [] if options.from_file is None else read_names(options.from_file)
     return caption_on_ray(
         [*options.photos, *(name for _, name in listed)],

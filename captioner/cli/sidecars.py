@@ -38,24 +38,30 @@ from captioner.data.photo_metadata import (
 from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_write
 from captioner.messages import counted, first_of
-from captioner.option_fields import Folder, Shown
+from captioner.option_fields import Folder, Shown, marked
 
 _INVALID = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML cannot have, such as a table of a stranger may have."""
+
+PLACE = "place of captions"
+"""Mark of an option that selects where captions are written."""
+
+ALSO_REMOVES = "also removes"
+"""Mark of an option that may be given with --remove of captioner apply."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SidecarOptions:
     """Sidecar files and metadata."""
 
-    sidecar: Literal["txt", "xmp"] | None = None
+    sidecar: Annotated[Literal["txt", "xmp"] | None, PLACE] = None
     """Write each caption beside its photo: photo.txt, or the description in photo.xmp."""
-    embed: Folder | None = None
+    embed: Annotated[Folder | None, PLACE] = None
     """Copy the photos (JPEG, PNG, WebP, TIFF) to this folder, and to the same subfolders of it,
     with the caption as their description (XMP, IPTC)."""
-    in_place: bool = False
+    in_place: Annotated[bool, PLACE] = False
     """Embed the description in the photos themselves."""
-    exiftool: bool = False
+    exiftool: Annotated[bool, ALSO_REMOVES] = False
     """Embed descriptions in HEIC, AVIF and other formats too, by running the program exiftool,
     which has to be installed."""
     sidecar_name: Literal["photo.xmp", "photo.jpg.xmp"] | None = None
@@ -290,7 +296,7 @@ class Store:
 
 def choose_store(options: SidecarOptions, *, force: bool) -> Store | None:
     """Where captions are kept; None if they are only printed or written to one file."""
-    where = flags_given(options, "sidecar", "embed", "in_place")
+    where = flags_given(options, *marked(SidecarOptions, PLACE))
     leave = "add it, or leave this option out"
     for kind, names in (("txt", ("prefix", "suffix")), ("xmp", ("sidecar_name",))):
         if options.sidecar != kind:
