@@ -11,10 +11,26 @@ from annotated_types import Ge, Interval
 
 from captioner.data.images import MAX_PIXELS
 from captioner.errors import ConfigError
-from captioner.option_fields import File, Shown
+from captioner.option_fields import File, Shown, option_fields
 from captioner.options import ExplanationMethod, ModelOptions, Positive
 
 HOST_NAME = r"(\[[0-9a-f:.]+\]|[^:\[\]/@?#*\s]+)"  # in a regular expression
+
+
+@dataclass(frozen=True)
+class Form:
+    """Mark of an option: the form that its text must have."""
+
+    pattern: str
+    """Regular expression of the whole text in lower case."""
+    allowed: str
+    """The form in words, for messages."""
+
+
+_HOST = Form(HOST_NAME, "a host name, e.g. photos.example.org")
+_PATH = Form(r"(/[a-z0-9._~-]+)*", "a path such as /captioner")
+_ADDRESS = Form(r"[0-9a-f.:]+(/[0-9]+)?", "an IP address or network, e.g. ::1/128")
+_ORIGIN = Form(rf"\*|https?://{HOST_NAME}(:[0-9]+)?", "scheme and host, e.g. https://x.org, or *")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +86,15 @@ class ServeOptions(ModelOptions, Limits):
     anywhere."""
     port: Annotated[int, Interval(ge=0, le=65535)] = 8000
     """Port to listen on; 0: any free port."""
-    allow_host: list[Annotated[str, Shown("NAME")]] = field(default_factory=list)
+    allow_host: list[Annotated[str, Shown("NAME"), _HOST]] = field(default_factory=list)
     """Additional Host header to accept, such as a proxy's name or the service's in Docker Compose;
     others are refused, except for /healthz, /readyz and /metrics; repeat for several."""
-    allow_origin: list[Annotated[str, Shown("ORIGIN")]] = field(default_factory=list)
+    allow_origin: list[Annotated[str, Shown("ORIGIN"), _ORIGIN]] = field(default_factory=list)
     """Origin of a web page that may use this server (CORS), e.g. https://app.example.org; * for
     every page; repeat for several."""
-    root_path: Annotated[str, Shown("PATH")] = ""
+    root_path: Annotated[str, Shown("PATH"), _PATH] = ""
     """Prefix under which a proxy publishes this server, e.g. /captioner."""
-    trust_proxy: list[Annotated[str, Shown("ADDRESS")]] = field(default_factory=list)
+    trust_proxy: list[Annotated[str, Shown("ADDRESS"), _ADDRESS]] = field(default_factory=list)
     """Address or network of a proxy whose X-Forwarded-For is the client's address, in the log and
     for limits, e.g. 127.0.0.1 or 172.16.0.0/12; repeat for several."""
     api_key_file: File | None = None
@@ -108,22 +124,12 @@ class ServeOptions(ModelOptions, Limits):
         object.__setattr__(self, "allow_origin", origins)
         if self.metrics_port and self.metrics_port == self.port:
             raise ConfigError(f"metrics_port is {self.port}, like port; give another port")
-        for name, (pattern, allowed) in _PATTERNS.items():
-            given = getattr(self, name)
-            for one in [given] if isinstance(given, str) else given:
-                if not re.fullmatch(pattern, one.lower()):
-                    raise ConfigError(f"{name} is {one!r}; give {allowed}")
-
-
-_PATTERNS = {
-    "root_path": (r"(/[a-z0-9._~-]+)*", "a path such as /captioner"),
-    "allow_host": (HOST_NAME, "a host name, e.g. photos.example.org"),
-    "allow_origin": (
-        rf"\*|https?://{HOST_NAME}(:[0-9]+)?",
-        "scheme and host, e.g. https://x.org, or *",
-    ),
-    "trust_proxy": (r"[0-9a-f.:]+(/[0-9]+)?", "an IP address or network, e.g. ::1/128"),
-}
+        for name, option in option_fields(ServeOptions).items():
+            for form in [mark for mark in option.marks if isinstance(mark, Form)]:
+                given = getattr(self, name)
+                for one in [given] if isinstance(given, str) else given:
+                    if not re.fullmatch(form.pattern, one.lower()):
+                        raise ConfigError(f"{name} is {one!r}; give {form.allowed}")
 
 
 # --- options of a request, besides those of the search --------------------------------------------
