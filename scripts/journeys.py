@@ -7,7 +7,9 @@
 calls: calls of functions of the package while `captioner caption PHOTO` runs, imports included.
     Python 3.12 and later count fewer, because they inline list comprehensions.
 words: words in the files that a reader of the model goes through, as `wc -w` counts them.
-options: distinct options of all commands, in all their spellings.
+options: distinct options of all commands. An option that has several spellings, such as -o and
+    --output or --neutral and --no-neutral, counts once. So does a setting of training that is an
+    option of other commands: `search.beam_size` and `--beam-size` are one field of one dataclass.
 unused: training settings that no config, script or page names, without the search options.
 lists: tuples, lists, sets and dictionaries in the package that repeat names of options.
 
@@ -29,7 +31,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -118,12 +120,25 @@ def words(package: Path, files: list[str] | None = None) -> tuple[int, str]:
 
 
 def options(_: Path) -> tuple[int, str]:
-    """Count distinct options: those with dashes, and training settings without."""
-    names = {name for command in commands() for name in options_of(command)}
-    assert "--model" in names, "found no options; do the commands still use argparse?"
-    spelled = {name.replace("-", "_").lstrip("_") for name in names}
-    apart = set(training_settings()) - spelled
-    return len(names) + len(apart), f"{len(names)} with dashes, {len(apart)} settings without"
+    """Count distinct options: those with dashes, and training settings without.
+
+    A section of training settings counts once with the options of other commands if all of its
+    fields are options there: then both are made from one dataclass.
+    """
+    spellings = [names for command in commands() for names in options_of(command)]
+    dashed = {main_name(names) for names in spellings}
+    assert "model" in dashed, "found no options; do the commands still use argparse?"
+    settings = training_settings()
+    sections: dict[str, set[str]] = {}
+    for setting in settings:
+        section, dot, name = setting.rpartition(".")
+        if dot:
+            sections.setdefault(section, set()).add(name)
+    shared = [section for section, names in sections.items() if names <= dashed]
+    again = {setting for setting in settings if setting.rpartition(".")[0] in shared}
+    distinct = (dashed | set(settings)) - again
+    spelled = len({name for names in spellings for name in names})
+    return len(distinct), f"{spelled} spellings with dashes, {len(settings)} training settings"
 
 
 def unused(package: Path) -> tuple[int, str]:
@@ -189,8 +204,14 @@ def commands() -> list[str]:
     return re.findall(r"^  captioner (\w+(?: \w+)?)  +\w", printed(["--help"]), re.MULTILINE)
 
 
-def options_of(command: str) -> Iterator[str]:
-    """Yield all spellings of each option of the parser that a command makes."""
+def main_name(spellings: Sequence[str]) -> str:
+    """Return the name of an option: its first long spelling, without dashes."""
+    name = next((one for one in spellings if one.startswith("--")), spellings[0])
+    return name.lstrip("-").replace("-", "_")
+
+
+def options_of(command: str) -> Iterator[Sequence[str]]:
+    """Yield the spellings of each option of the parser that a command makes."""
     parsers: list[argparse.ArgumentParser] = []
     original = argparse.ArgumentParser.__init__
 
@@ -205,7 +226,8 @@ def options_of(command: str) -> Iterator[str]:
         argparse.ArgumentParser.__init__ = original  # type: ignore[method-assign]
     for parser in parsers:
         for action in parser._actions:
-            yield from action.option_strings
+            if action.option_strings:
+                yield action.option_strings
 
 
 # --- settings of training ------------------------------------------------------------------------
