@@ -35,6 +35,7 @@ _MAX_SIDE = 16_383  # pixels; the largest side that WebP supports
 _MAX_PIXELS = 3840 * 2160  # of a frame; about 80 frames are in memory while a file is written
 _MIN_WIDTH = 280  # pixels of the text below the photo
 _TRANSITION = 0.55  # of a word's time: the map moves, then it rests
+FRAME_RATE = 15  # frames per second
 _PAUSE = 2.0  # seconds of the whole sentence at the start
 # Levels of 255 by which a GIF pixel must change to be dithered anew: in a moving and a resting map.
 _MOVING_CHANGE, _RESTING_CHANGE = 16, 4
@@ -52,9 +53,10 @@ class Shot(NamedTuple):
     frames: int
 
 
-def plan_shots(words: int, seconds_per_word: float, rate: int) -> list[Shot]:
-    """The shots of the pause at the start and of T words; ``rate`` is in frames per second."""
-    shots = [Shot(-1, 1.0, max(1, round(_PAUSE * rate)))]
+def plan_shots(words: int, seconds_per_word: float) -> list[Shot]:
+    """Return the shots of the pause at the start and of T words."""
+    rate = FRAME_RATE
+    shots = [Shot(-1, 1.0, round(_PAUSE * rate))]
     for word in range(words):
         # Measured from the start, so that rounding to frames does not accumulate.
         length = round((word + 1) * seconds_per_word * rate) - round(word * seconds_per_word * rate)
@@ -99,16 +101,15 @@ class Animation(Drawing):
         height = self.numbers_top + round(1.9 * self.small) + self.margin
         self.size = self.inner + 2 * self.margin, height
         """Width and height in pixels."""
-        self._rate = options.frames_per_second
-        self._shots = plan_shots(len(self.words), options.seconds_per_word, self._rate)
+        self._shots = plan_shots(len(self.words), options.seconds_per_word)
 
     @property
     def duration(self) -> float:
         """Length of one loop in seconds."""
-        return sum(shot.frames for shot in self._shots) / self._rate
+        return sum(shot.frames for shot in self._shots) / FRAME_RATE
 
     def frames(self) -> Iterator[Image.Image]:
-        """Iterate over all frames, RGB, at ``frames_per_second``."""
+        """Iterate over all frames, RGB, at ``FRAME_RATE``."""
         for shot in self._shots:
             yield from [self._draw(shot)] * shot.frames
 
@@ -120,7 +121,7 @@ class Animation(Drawing):
         if suffix == ".gif":
             frames, unit = self._indexed_frames(), 10  # milliseconds: GIF counts in 1/100 s
             options = {"optimize": True, "disposal": 1}
-        ends = np.cumsum([shot.frames for shot in self._shots]) * 1000 / self._rate
+        ends = np.cumsum([shot.frames for shot in self._shots]) * 1000 / FRAME_RATE
         whole = np.rint(ends / unit).astype(int) * unit  # rounded ends do not drift
         options |= {"save_all": True, "loop": 0, "duration": np.diff(whole, prepend=0).tolist()}
         return encoded(next(frames), suffix[1:], append_images=frames, **options)

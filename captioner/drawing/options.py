@@ -70,8 +70,6 @@ class AnimationOptions(DrawingOptions):
 
     seconds_per_word: Annotated[float, Interval(ge=0.05, le=60)] = 1.0
     """Duration of a word, including the transition to it."""
-    frames_per_second: Annotated[int, Interval(ge=1, le=50)] = 15
-    """Frame rate."""
     panel_size: Annotated[int, Ge(0), Untrusted(request=1280)] = 480
     """Longest side of the photo in pixels; larger photos are scaled down, those below 160 pixels up
     (0: never scale)."""

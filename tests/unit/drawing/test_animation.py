@@ -17,7 +17,7 @@ from picture_helpers import brightest_cell, flat, luma, make_caption, noisy, one
 from PIL import Image, ImageSequence
 
 from captioner.caption import CropBox
-from captioner.drawing.animation import Animation, Shot, animate, ease, plan_shots
+from captioner.drawing.animation import FRAME_RATE, Animation, Shot, animate, ease, plan_shots
 from captioner.drawing.heatmap import attention_image, scale_of, shared_scale
 from captioner.errors import ConfigError
 
@@ -34,7 +34,7 @@ def panel_of(frame: Image.Image, size: tuple[int, int]) -> Image.Image:
 def still_frames(words: int, seconds: float = 1.0) -> list[int]:
     """Index of the last frame of each word."""
     ends, last = [], -1
-    for shot in plan_shots(words, seconds, 15):
+    for shot in plan_shots(words, seconds):
         last += shot.frames
         if shot.part == 1.0 and shot.word >= 0:
             ends.append(last)
@@ -51,7 +51,7 @@ def test_every_frame_interpolates_between_two_words_maps(scale: str) -> None:
     common = scale_of(caption)
     maps = [a / (common if scale == "common" else shared_scale(a)) for a in caption.alphas]
     frames = list(animation.frames())
-    shots = [shot for shot in plan_shots(3, 0.4, 15) for _ in range(shot.frames)]
+    shots = [shot for shot in plan_shots(3, 0.4) for _ in range(shot.frames)]
     assert len(frames) == len(shots) == round(animation.duration * 15)
     for frame, shot in zip(frames, shots, strict=True):
         start, end = maps[max(shot.word - 1, 0)], maps[shot.word]
@@ -98,15 +98,16 @@ def test_the_sentence_grows_without_moving_earlier_words() -> None:
     assert (np.diff(rows) > 1).sum() >= 1  # over several lines
 
 
-@pytest.mark.parametrize(("seconds", "rate"), [(0.8, 15), (0.33, 10), (0.05, 1), (1.0, 50)])
-def test_the_duration_follows_the_options(seconds: float, rate: int) -> None:
-    shots = plan_shots(7, seconds, rate)
+@pytest.mark.parametrize("seconds", [0.8, 0.33, 0.05, 1.0])
+def test_the_duration_follows_the_options(seconds: float) -> None:
+    shots = plan_shots(7, seconds)
     assert all(shot.frames > 0 for shot in shots)
-    duration = sum(shot.frames for shot in shots) / rate
-    assert duration == pytest.approx(max(7 * seconds, 7 / rate) + 2.0, abs=1.5 / rate)
-    options = {"seconds_per_word": seconds, "frames_per_second": rate}
-    assert animate(flat((20, 20)), make_caption(["a"] * 7), **options).duration == duration
-    assert plan_shots(0, seconds, rate) == [Shot(-1, 1.0, 2 * rate)]
+    duration = sum(shot.frames for shot in shots) / FRAME_RATE
+    expected = max(7 * seconds, 7 / FRAME_RATE) + 2.0
+    assert duration == pytest.approx(expected, abs=1.5 / FRAME_RATE)
+    animation = animate(flat((20, 20)), make_caption(["a"] * 7), seconds_per_word=seconds)
+    assert animation.duration == duration
+    assert plan_shots(0, seconds) == [Shot(-1, 1.0, 2 * FRAME_RATE)]
 
 
 # --- files ---------------------------------------------------------------------------------------
