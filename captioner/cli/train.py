@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import shlex
 import sys
@@ -35,8 +33,6 @@ class ConfigOptions:
     Values are written as in YAML; a list is given once: "data.images=[a, b]"."""
     list_settings: Annotated[bool, Shown(flags=("--settings",))] = False
     """List all settings with their defaults, and exit."""
-    print_config: bool = False
-    """Print the settings of this run as a YAML file, and exit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +64,7 @@ def read_changes(options: ConfigOptions, given: Mapping[str, Any]) -> dict[str, 
 
 
 def read_config(options: ConfigOptions, changes: Mapping[str, Any]) -> TrainConfig:
-    """Read the config file, with the settings of the command line; print them if requested."""
+    """Read the config file with the settings of the command line, or list all settings."""
     if options.list_settings:
         print(settings_help(TrainConfig), end="")
         sys.exit(OK)
@@ -80,14 +76,7 @@ def read_config(options: ConfigOptions, changes: Mapping[str, Any]) -> TrainConf
         )
     for path in files:
         check_config_file(path)
-    config = build_config(*files, **changes)
-    if options.print_config:
-        import yaml
-
-        plain = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples as lists
-        print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
-        sys.exit(OK)
-    return config
+    return build_config(*files, **changes)
 
 
 def _is_setting(text: str) -> bool:

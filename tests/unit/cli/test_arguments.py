@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import captioner
 from captioner.cli import train
@@ -175,13 +174,3 @@ def test_lists_of_settings_replace_those_of_the_file(tmp_path) -> None:
     )
     assert (config.encoder.finetune_from, config.search.forced_words) == (None, ("dog", "cat"))
     assert config.training.lr == 1e-4
-
-
-def test_print_config_is_a_config_file(tmp_path, capsys) -> None:
-    with pytest.raises(SystemExit):
-        read("training.lr=1", "search.forced_words=dog", "--print-config")
-    printed = capsys.readouterr().out
-    (tmp_path / "again.yaml").write_text(printed)
-
-    assert yaml.safe_load(printed)["training"]["lr"] == 1.0
-    assert read(str(tmp_path / "again.yaml")).search.forced_words == ("dog",)
