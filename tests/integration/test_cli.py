@@ -59,7 +59,7 @@ def test_train_refuses_a_folder_with_other_files(tmp_path, capsys):
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "thesis.txt").write_text("mine")
     assert main(["train", "--run-folder", str(tmp_path)]) == USAGE
-    assert "--force" in capsys.readouterr().err
+    assert "force" in capsys.readouterr().err
     assert (tmp_path / "best" / "thesis.txt").read_text() == "mine"
 
 
