@@ -17,7 +17,7 @@ from captioner.memory import memory_errors, peak_memory
 from captioner.messages import counted
 from captioner.text.vocabulary import END, UNKNOWN
 from captioner.training.optim import warmup_steps
-from captioner.training.run import RunFolder, Trackers
+from captioner.training.run import RunFolder
 from captioner.training.setup import SMALLER, Setup
 from captioner.training.validation import decode
 
@@ -97,9 +97,8 @@ def dry_run(setup: Setup, folder: Path) -> str:
     """
     from captioner.training.loop import Trainer
 
-    config, run = setup.config, RunFolder(folder, setup.config)
-    trainer = Trainer(setup, run)
-    Trackers(config.training.trackers, run)
+    config = setup.config
+    trainer = Trainer(setup, RunFolder(folder, config))
     disk = disk_needed(trainer)
     free = require_space(folder, disk)
     step, epochs = _time_step(trainer), config.training.epochs

@@ -48,9 +48,16 @@ from captioner.training.optim import (
     warmup_steps,
 )
 from captioner.training.processes import Processes, Sums
-from captioner.training.run import METRICS, STEPS, RunFolder, Trackers, stop_signals
+from captioner.training.run import METRICS, STEPS, RunFolder, stop_signals
 from captioner.training.setup import SMALLER, Setup
-from captioner.training.state import EPOCH_SUMS, Progress, TrainingState, means, resume_settings
+from captioner.training.state import (
+    EPOCH_SUMS,
+    Progress,
+    TrainingState,
+    flatten,
+    means,
+    resume_settings,
+)
 from captioner.training.validation import (
     Sentence,
     decode,
@@ -89,7 +96,7 @@ class Trainer:
         """Build optimizer, data source and objective; nothing is written yet."""
         config = self.config = setup.config
         self.setup, self.training, self.folder = setup, config.training, folder
-        self.processes = Processes()
+        self.processes = Processes(folder.path, self.training.trackers)
         self.device, self.world = self.processes.device, self.processes.count
         self.rank, self.main = self.processes.rank, self.processes.main
         self.precision = pick_precision(self.training.precision, self.device)
@@ -139,7 +146,6 @@ class Trainer:
 
     def _train(self) -> None:
         progress, training = self.progress, self.training
-        logs = Trackers(training.trackers if self.main else (), self.folder)
         saved = KeyboardInterrupt(f"saved in {self.folder.path}; give resume to continue")
         self._start()
         with (
@@ -151,7 +157,7 @@ class Trainer:
                 disable=not self.main,
                 dynamic_ncols=True,
             ) as bar,
-            logs as trackers,
+            self.processes.tracking(flatten(self.folder.settings), progress.step),
             stop_signals() as stop,
             float32_precision(self.precision, self.device),
         ):
@@ -165,7 +171,7 @@ class Trainer:
                     progress.batch += 1
                     progress.step += 1
                     bar.update()
-                    read = self._log(bar, trackers)
+                    read = self._log(bar)
                     # Several processes agree through the device: only where it is waited for.
                     stopping = (read or self.world == 1) and self.processes.any(stop.is_set())
                     if stopping or progress.step % training.save_every == 0:
@@ -177,7 +183,7 @@ class Trainer:
                 self.save()  # before validation, which may take long
                 if self.processes.any(stop.is_set()):
                     raise saved
-                self.validate(trackers)
+                self.validate()
                 if self.processes.any(stop.is_set()) and not progress.ending(training):
                     raise saved
         if progress.epoch < training.epochs:
@@ -254,7 +260,7 @@ class Trainer:
 
     # --- Log ---
 
-    def _log(self, bar: tqdm[Any], trackers: Trackers) -> bool:
+    def _log(self, bar: tqdm[Any]) -> bool:
         """Update the progress bar and the training curves; return whether the sums were read."""
         progress = self.progress
         every = min(self.training.log_every, self.total_steps // self.training.epochs)
@@ -269,7 +275,7 @@ class Trainer:
             row = progress.curve_point(self._lr())
             if self.main:
                 self.folder.append(STEPS, row)
-                trackers.log(row, "train/")
+                self.processes.log(row, "train/")
         return True
 
     def collect(self) -> None:
@@ -292,7 +298,7 @@ class Trainer:
 
     # --- Validate and save ---
 
-    def validate(self, trackers: Trackers) -> None:
+    def validate(self) -> None:
         """End the epoch: validate, report the metrics, save the model and the state."""
         training, progress, folder, setup = self.training, self.progress, self.folder, self.setup
         average, stored = self.state.average, setup.stored
@@ -313,7 +319,7 @@ class Trainer:
         progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
         if self.main:
             folder.append(METRICS, row)
-            trackers.log(row)
+            self.processes.log(row)
             start, worse = progress.start, ""
             if start is not None and score < start:
                 worse = (
@@ -327,13 +333,13 @@ class Trainer:
                 save_model(folder.best, validated)
         self.save()
         if self.main:  # last: a figure that fails loses nothing
-            self._add_samples(sentences[: training.sample_images], trackers)
+            self._add_samples(sentences[: training.sample_images])
 
-    def _add_samples(self, sentences: Sequence[Sentence], trackers: Trackers) -> None:
+    def _add_samples(self, sentences: Sequence[Sentence]) -> None:
         """Draw captions of validation photos, without which the run continues too."""
         try:
             figures = self.folder.add_samples(self.progress.epoch, sentences)
-            trackers.log_images(figures, self.progress.step)
+            self.processes.log_images(figures, self.progress.step)
         except Exception as error:
             problem = f"({type(error).__name__}: {first_line(error)})"
             self._print(

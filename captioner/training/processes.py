@@ -1,4 +1,4 @@
-"""The processes of a run (torchrun), and sums over them. accelerate connects them.
+"""The processes of a run (torchrun), sums over them, and the run's trackers, by accelerate.
 
 With one process, nothing is exchanged. The precision is not accelerate's: its fp16 needs a GPU, and
 its scale cannot be resumed.
@@ -6,24 +6,47 @@ its scale cannot be resumed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import ProjectConfiguration, gather_object
+from PIL import Image
 from torch import Tensor, nn
 
+from captioner.errors import ConfigError
 from captioner.hardware import upload
+from captioner.messages import first_line
+
+TENSORBOARD = "tensorboard"
+"""Name of the tracker, and of its folder in the run folder."""
 
 
 class Processes:
     """This process among those of the run."""
 
-    def __init__(self) -> None:
-        """Connect to the other processes; see torchrun."""
-        self.accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
+    def __init__(self, folder: Path, trackers: Sequence[str] = ()) -> None:
+        """Connect to the other processes; see torchrun.
+
+        Args:
+            folder: The run folder. TensorBoard's files are written to its ``tensorboard``.
+            trackers: Names of accelerate's trackers, which nothing starts before ``tracking``.
+
+        Raises:
+            ConfigError: A tracker is unknown or not installed.
+        """
+        check_trackers(trackers)
+        self.accelerator = Accelerator(
+            cpu=not torch.cuda.is_available(),
+            mixed_precision="no",
+            log_with=[*trackers] or None,
+            project_config=ProjectConfiguration(logging_dir=str(folder / TENSORBOARD)),
+        )
         self.device: torch.device = self.accelerator.device
         self.count: int = self.accelerator.num_processes
         self.rank: int = self.accelerator.process_index
@@ -55,6 +78,67 @@ class Processes:
     def wait(self) -> None:
         """Wait for the other processes."""
         self.accelerator.wait_for_everyone()
+
+    @contextmanager
+    def tracking(self, settings: Mapping[str, Any], step: int) -> Iterator[None]:
+        """Start the trackers, and finish them at the end.
+
+        Args:
+            settings: The settings of the run by name, plain values.
+            step: Completed steps. TensorBoard hides the points after it that an earlier session of
+                the run has logged.
+
+        Raises:
+            ConfigError: A tracker cannot be started.
+        """
+        purge = {TENSORBOARD: {"purge_step": step + 1}}
+        try:
+            self.accelerator.init_trackers("captioner", dict(settings), purge)
+        except Exception as error:  # of the tracker's own kind, such as for a missing key
+            names = ", ".join(map(str, self.accelerator.log_with))
+            raise ConfigError(
+                f"training.trackers: {names} cannot be started ({first_line(error)})"
+            ) from error
+        try:
+            yield
+        finally:
+            # Not end_training, which also disconnects the processes: in one that has failed, that
+            # could wait forever for the others.
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
+
+    def log(self, row: Mapping[str, Any], prefix: str = "") -> None:
+        """Log the numbers in a row of ``metrics.jsonl`` or ``steps.jsonl`` to the trackers."""
+        values = {
+            f"{prefix}{name}": value
+            for name, value in row.items()
+            if name not in ("epoch", "step") and not isinstance(value, str)
+        }
+        self.accelerator.log(values, step=row["step"])
+
+    def log_images(self, figures: Mapping[str, Path], step: int) -> None:
+        """Log figures of sample captions, files by the photo's name, to trackers of images."""
+        for title, path in figures.items():
+            with Image.open(path) as figure:
+                images = np.asarray(figure.convert("RGB"))[None]
+            for tracker in self.accelerator.trackers:
+                layout = {"dataformats": "NHWC"} if tracker.name == TENSORBOARD else {}
+                if hasattr(tracker, "log_images"):
+                    tracker.log_images({f"samples/{title}": images}, step=step, **layout)
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise ConfigError if accelerate does not know a tracker, or its package is missing."""
+    known = sorted(map(str, LOGGER_TYPE_TO_CLASS))
+    installed = [*map(str, get_available_trackers())]
+    for name in names:
+        if name not in known:
+            problem = f"is unknown; use any of {', '.join(known)}, or [] for none"
+        elif name not in installed:
+            problem = f"is not installed; pip install {name}"
+        else:
+            continue
+        raise ConfigError(f"training.trackers: {name!r} {problem}")
 
 
 class Sums:

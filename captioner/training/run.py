@@ -1,4 +1,4 @@
-"""The folder of a run, its trackers, and the signals that stop it.
+"""The folder of a run, and the signals that stop it.
 
 config.yaml        every setting, resolved
 metrics.jsonl      one line per validation
@@ -17,29 +17,24 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-import numpy as np
 import yaml
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
-from PIL import Image
 from tqdm import tqdm
 
 from captioner.drawing.figure import overlay
-from captioner.errors import CheckpointError, ConfigError
+from captioner.errors import CheckpointError
 from captioner.files import atomic_write, write_lock
-from captioner.messages import first_line
 from captioner.options import TrainConfig
-from captioner.training.state import flatten
+from captioner.training.processes import TENSORBOARD
 from captioner.training.validation import Sentence
 
 METRICS = "metrics.jsonl"
 STEPS = "steps.jsonl"
-TENSORBOARD = "tensorboard"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -79,10 +74,9 @@ class RunFolder:
         Args:
             epoch: Completed epochs; later metrics and samples are deleted.
             step: Completed steps; later points of the training curves are deleted.
-            fresh: Start over: delete the models of an earlier run too.
+            fresh: Start over: delete the models and curves of an earlier run too.
         """
-        stale = [self.path / "tensorboard"]
-        stale += [self.best] if fresh else []
+        stale = [self.best, self.path / TENSORBOARD] if fresh else []
         for folder in (self.path / "samples").glob("epoch_[0-9]*"):
             if int(folder.name.removeprefix("epoch_")) > epoch:
                 stale.append(folder)
@@ -117,70 +111,6 @@ class RunFolder:
             figures[name] = folder / f"{name}.png"
             overlay(sentence.photo.path, sentence.caption, panel_size=240).save(figures[name])
         return figures
-
-
-class Trackers:
-    """Curves and sample images in TensorBoard or another of accelerate's; a context manager."""
-
-    def __init__(self, names: Sequence[str], folder: RunFolder) -> None:
-        """Check that the trackers are available."""
-        known = sorted(map(str, LOGGER_TYPE_TO_CLASS))
-        for name in names:
-            if name not in known:
-                problem = f"is unknown; use any of {', '.join(known)}, or [] for none"
-            elif not filter_trackers([name], str(folder.path)):
-                problem = f"is not installed; pip install {name}"
-            else:
-                continue
-            raise ConfigError(f"training.trackers: {name!r} {problem}")
-        self.folder, self.names = folder, names
-        self.open: list[Any] = []
-
-    def __enter__(self) -> Trackers:
-        folder = self.folder
-        for name in self.names:
-            kind = LOGGER_TYPE_TO_CLASS[name]
-            local = {"logging_dir": str(folder.path)} if kind.requires_logging_directory else {}
-            try:
-                tracker = kind(TENSORBOARD if name == TENSORBOARD else "captioner", **local)
-                getattr(tracker, "start", lambda: None)()  # older releases have no start
-            except Exception as error:  # of its own kind, such as for a missing key
-                raise ConfigError(
-                    f"training.trackers: {name} cannot be started ({first_line(error)})"
-                ) from error
-            self.open.append(tracker)
-            if name != TENSORBOARD:
-                tracker.store_init_configuration(flatten(folder.settings))
-                continue
-            for prefix, rows in (("", METRICS), ("train/", STEPS)):
-                for row in read_rows(folder.path / rows):  # logs are written anew in every session
-                    self.log(row, prefix, tracker)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for tracker in self.open:
-            tracker.finish()
-
-    def log(self, row: Mapping[str, Any], prefix: str = "", only: Any = None) -> None:
-        """Log the metrics of one validation, or with prefix ``train/`` a point of the curves."""
-        values = {
-            f"{prefix}{name}": value
-            for name, value in row.items()
-            if name not in ("epoch", "step") and not isinstance(value, str)
-        }
-        for tracker in [only] if only else self.open:
-            tracker.log(values, step=int(row["step"]))
-
-    def log_images(self, figures: Mapping[str, Path], step: int) -> None:
-        """Log figures of captions with their attention, given as files by the photo's name."""
-        for title, path in figures.items():
-            with Image.open(path) as figure:
-                pixels = np.asarray(figure.convert("RGB"))
-            for tracker in self.open:
-                if tracker.name == TENSORBOARD:
-                    tracker.tracker.add_image(f"samples/{title}", pixels, step, dataformats="HWC")
-                elif hasattr(tracker, "log_images"):
-                    tracker.log_images({f"samples/{title}": [pixels]}, step=step)
 
 
 @contextmanager

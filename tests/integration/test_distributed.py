@@ -114,7 +114,7 @@ def test_two_processes_train_and_validate_like_one(runs: Path) -> None:
             "best", "config.yaml", "metrics.jsonl", "samples", "state.safetensors", "steps.jsonl",
             "tensorboard",
         ]  # fmt: skip
-        assert len(list((folder / "tensorboard").glob("events.out.*"))) == 1
+        assert len(list((folder / "tensorboard" / "captioner").glob("events.out.*"))) == 1
     assert len(rows[0]) == EPOCHS
     assert rows[0][-1]["Bleu_1"] > 0  # the captions are not empty
     for one, two in zip(*rows, strict=True):

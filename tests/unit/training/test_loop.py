@@ -273,7 +273,7 @@ def test_samples_metrics_and_curves_are_written(configure: Any, tmp_path: Path):
     names |= {"val_loss", "perplexity", "empty_captions"}
     assert row.keys() == {"epoch", "step", "loss", "lr"} | names
     assert (row["epoch"], row["step"]) == (1, 3)
-    assert list((tmp_path / "tensorboard").glob("events.out.*"))
+    assert list((tmp_path / "tensorboard" / "captioner").glob("events.out.*"))
     assert (tmp_path / "config.yaml").is_file()
 
 

@@ -1,4 +1,4 @@
-"""The run folder: what a resumed run writes again is deleted; and trackers."""
+"""The run folder: what a resumed run writes again is deleted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from captioner.caption import Caption
 from captioner.data.example import Example
-from captioner.errors import CheckpointError, ConfigError, DataError
-from captioner.training.run import METRICS, STEPS, RunFolder, Trackers, read_rows
+from captioner.errors import CheckpointError, DataError
+from captioner.training.run import METRICS, STEPS, RunFolder, read_rows
 from captioner.training.validation import Sentence
 
 
@@ -110,46 +108,3 @@ def test_damaged_metrics_are_one_line(folder: RunFolder):
     (folder.path / METRICS).write_text("{broken\n")
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged"):
         read_rows(folder.path / METRICS)
-
-
-# --- Trackers -------------------------------------------------------------------------------------
-
-
-def test_tensorboard_has_curves_with_separate_tags_and_whole_images(
-    folder: RunFolder, tmp_path: Path
-):
-    Image.new("RGB", (30, 20), "red").save(tmp_path / "dog.png")
-    folder.append(METRICS, {"epoch": 1, "step": 10, "CIDEr": 0.1, "signature": "words"})
-    folder.append(STEPS, {"epoch": 1, "step": 5, "loss": 3.0})
-    with Trackers(["tensorboard"], folder) as trackers:
-        trackers.log({"epoch": 2, "step": 15, "loss": 2.0}, "train/")
-        trackers.log_images({"dog": tmp_path / "dog.png"}, step=7)
-    events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
-    assert events.Tags()["scalars"] == ["CIDEr", "train/loss"]
-    points = [(event.step, event.value) for event in events.Scalars("train/loss")]
-    assert points == [(5, 3.0), (15, 2.0)]
-    (image,) = events.Images("samples/dog")
-    assert (image.step, image.width, image.height) == (7, 30, 20)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("wandb", "'wandb' is not installed"), ("all", "'all' is unknown"),
-     ("curves", "'curves' is unknown; use any of aim, ")],
-)  # fmt: skip
-def test_unavailable_trackers(folder: RunFolder, name: str, expected: str):
-    with pytest.raises(ConfigError, match=expected) as caught:
-        Trackers([name], folder)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_tracker_that_cannot_be_started(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
-    class Tracker:
-        requires_logging_directory = False
-
-        def __init__(self, project: str) -> None:
-            raise KeyError("No API key configured")
-
-    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Tracker)
-    with pytest.raises(ConfigError, match=r"tensorboard cannot be started .*No API key"):
-        Trackers(["tensorboard"], folder).__enter__()
