@@ -109,7 +109,7 @@ def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
     folder = Path(config.run_folder)
     options = replace(options, resume=_resumes(folder, options))
     with prepared(config, options) as complete:
-        from captioner.training import checks
+        from captioner.training.dry_run import dry_run
         from captioner.training.loop import start
         from captioner.training.run import METRICS, read_rows
         from captioner.training.setup import prepare
@@ -123,7 +123,7 @@ def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
                 file=sys.stderr,
             )
         if options.dry_run:
-            return checks.dry_run(setup, folder)
+            return dry_run(setup, folder)
         found = start(setup, folder, options.resume)
     metrics = read_rows(folder / METRICS)
     problem = _why_useless(setup, found, metrics)
