@@ -15,6 +15,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -127,9 +128,8 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             if not text or re.match("(tcp|udp|sctp)://", text):
                 continue
             try:
-                read = _reader(field, entry=field.is_list)
                 parts = [part.strip() for part in text.split(",")] if field.is_list else [text]
-                values = [read(part) for part in parts]
+                values = [_read(field, part, entry=field.is_list) for part in parts]
             except argparse.ArgumentTypeError as error:
                 self.error(f"variable {variable}: {error}")
             given[name] = values if field.is_list else values[0]
@@ -161,7 +161,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             group.add_argument(
                 name,
                 nargs=several if field.is_list else one,
-                type=_reader(field, entry=True),
+                type=partial(_read, field, entry=True),
                 metavar=field.shown.value or name,
             )
             return
@@ -170,7 +170,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             both = _of_model(field) or field.optional or field.default
             settings["action"] = argparse.BooleanOptionalAction if both else "store_true"
         else:
-            settings |= {"type": _reader(field), "metavar": _placeholder(field)}
+            settings["type"] = partial(_read, field)
             last_counts = field.kind in (int, float)
             settings["action"] = "extend" if field.is_list else "store" if last_counts else _Once
         group.add_argument(*(field.shown.flags or (flag(name),)), **settings)
@@ -178,10 +178,11 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
     # --- help ------------------------------------------------------------------------------------
 
     def format_help(self) -> str:
-        """Return the help, with the texts of the options, which only the help needs."""
+        """Return the help, with the texts and placeholders of options, which only it needs."""
         for action in self._actions:
-            if action.dest in self.fields:
-                action.help = _help_of(self.fields[action.dest], has_value=action.nargs != 0)
+            if field := self.fields.get(action.dest):
+                action.help = _help_of(field, has_value=action.nargs != 0)
+                action.metavar = action.metavar or _placeholder(field)
         return super().format_help()
 
 
@@ -279,25 +280,23 @@ def _placeholder(field: OptionField) -> str:
     return field.shown.value or named
 
 
-def _reader(field: OptionField, *, entry: bool = False) -> Callable[[str], Any]:
-    """A function that reads a value from its text; for a list, its values or one entry."""
-    kinds: dict[Any, Callable[[str], Any]] = {
-        int: int, float: float, bool: {"true": True, "false": False}.__getitem__,
-    }  # fmt: skip
-    kind = kinds.get(field.kind, str)
+_KINDS: dict[Any, Callable[[str], Any]] = {
+    int: int, float: float, bool: {"true": True, "false": False}.__getitem__,
+}  # fmt: skip
+"""How to read a value of each type; any other type is text."""
 
-    def read(text: str) -> Any:
-        try:
-            if field.type == tuple[str, ...] and not entry:  # words with commas or spaces
-                return text.strip(" []").replace(",", " ").split()
-            value = kind(text)
-            if field.allows([value] if field.is_list else value):
-                return [value] if field.is_list and not entry else value
-        except (ValueError, KeyError):
-            pass
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; give {field.allowed_entry}")
 
-    return read
+def _read(field: OptionField, text: str, *, entry: bool = False) -> Any:
+    """Read the value of an option from its text; for a list, its values or one entry."""
+    try:
+        if field.type == tuple[str, ...] and not entry:  # words with commas or spaces
+            return text.strip(" []").replace(",", " ").split()
+        value = _KINDS.get(field.kind, str)(text)
+        if field.allows([value] if field.is_list else value):
+            return [value] if field.is_list and not entry else value
+    except (ValueError, KeyError):
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not allowed; give {field.allowed_entry}")
 
 
 # --- what several commands do with their options -------------------------------------------------
