@@ -171,7 +171,8 @@ def search(
             ending = _select(beams, ready)
             best = strategy.best(ending)
             scores = xp.where(strategy.ranks(ending) == -xp.inf, -xp.inf, ending.scores)
-            captions = Beams(*(_take(part, best) for part in (scores, *ending[1:])))
+            each = _each(best)
+            captions = Beams(*[part[each, best] for part in (scores, *ending[1:])])
             own = [[part[ready] for part in step] for step in steps]
             finished.append(_Finished(photos[ready], own, captions))
             if done.all():
@@ -239,16 +240,18 @@ def _totals(beams: Beams, log_probs: Array, end_token: int) -> Array:
     return totals
 
 
-def _take(part: Array, index: Array) -> Array:
-    """``part[b, index[b, k]]`` for every b and k: (B, K, ...) and (B, n) to (B, n, ...)."""
-    rows = namespace(index).arange(len(index), device=index.device)[:, None]
-    return part[rows, index]
+def _each(index: Array) -> Array:
+    """Return the numbers of the rows, (B, 1): ``part[_each(index), index]`` is (B, n, ...).
+
+    It takes ``index[b, k]`` from row b of a part of shape (B, K, ...), for every b and k.
+    """
+    return namespace(index).arange(len(index), device=index.device)[:, None]
 
 
 def _extend(beams: Beams, choice: Choice, log_probs: Array, end_token: int) -> Beams:
     """Append the chosen words; (B, K, V) are the model's log-probabilities."""
     xp, parents, words = namespace(choice.words), choice.parents, choice.words
-    each = xp.arange(len(parents), device=parents.device)[:, None]
+    each = _each(parents)
     before = Beams(*[part[each, parents] for part in beams])  # the captions that are continued
     chosen = xp.where(before.ended, 0.0, log_probs[each, parents, words])
     return Beams(
@@ -280,10 +283,11 @@ def _trace(finished: _Finished, end_token: int, rescored: bool) -> Iterator[tupl
     If the search was rescored, the probabilities that it used are not the model's.
     """
     xp, beams = namespace(finished.photos), finished.beams
-    own = (
-        [_take(part, beams.parents[..., t]) for part in step]
+    each = _each(beams.scores)
+    own = [
+        [part[each, beams.parents[..., t]] for part in step]
         for t, step in enumerate(finished.steps)
-    )
+    ]
     seen = [to_numpy(xp.stack(of_steps, axis=2)) for of_steps in zip(*own, strict=True)]
     scores, _, _, words, token_log_probs, _ = map(to_numpy, beams)
     photos = to_numpy(finished.photos).tolist()

@@ -82,8 +82,8 @@ class Strategy:
         ended = beams.ended.reshape(shape)
         if ended.shape[2] < count:
             return xp.all(beams.ended, axis=1)
-        bounds = xp.where(ended, -xp.inf, _rank(scores + self.gain, options.max_length, penalty))
-        ranks = xp.where(ended, _rank(scores, lengths, penalty), -xp.inf)
+        bounds = xp.where(ended, -xp.inf, (scores + self.gain) / options.max_length**penalty)
+        ranks = xp.where(ended, scores / lengths**penalty, -xp.inf)
         worst_returned = top_k(ranks, count)[0][..., -1]
         bound = xp.max(bounds, axis=2)
         # Strictly: at equal ranks an unfinished caption could be returned as a finished one.
@@ -106,7 +106,7 @@ class Strategy:
 
     def ranks(self, beams: Beams) -> Array:
         """Length-normalized scores, log-probability / length ** penalty, (B, K)."""
-        return _rank(beams.scores, beams.lengths, self.penalty)
+        return beams.scores / beams.lengths**self.penalty
 
 
 class BeamSearch(Strategy):
@@ -301,7 +301,3 @@ def _with_empty_banks(part: Array, banks: int) -> Array:
     xp = namespace(part)
     empty = (part.shape[0], banks - 1, part.shape[2])
     return xp.concat([part, xp.full(empty, -xp.inf, dtype=part.dtype, device=part.device)], axis=1)
-
-
-def _rank(scores: Array, lengths: Array | int, penalty: float) -> Array:
-    return scores / lengths**penalty
