@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from captioner.errors import ConfigError
 from captioner.geometry import Geometry
-from captioner.text.vocabulary import is_content_word
+from captioner.text.vocabulary import content_words
 
 # Tokens that the Penn Treebank convention splits off a word.
 CLITICS = frozenset({"'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"})
@@ -356,7 +356,7 @@ def phrase_spans(words: Sequence[str]) -> list[slice]:
     A phrase begins at a function word that follows a content word: "a black and white cat", "is
     sitting", "in a kitchen". Clitics and conjunctions between two content words do not begin one.
     """
-    content = [*map(is_content_word, words)]
+    content = content_words(words)
     starts = [
         at
         for at in range(1, len(words))

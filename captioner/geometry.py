@@ -103,7 +103,7 @@ class Geometry(NamedTuple):
     def from_dict(cls, data: dict[str, Any]) -> Geometry:
         """From ``as_dict``; ConfigError if a number is missing or impossible."""
         try:
-            y, x = (Axis(*(float(data[axis][name]) for name in Axis._fields)) for axis in "yx")
+            y, x = [Axis(*[float(data[axis][name]) for name in Axis._fields]) for axis in "yx"]
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"geometry {data!r:.80} lacks a number ({error})") from error
         for axis in (y, x):
