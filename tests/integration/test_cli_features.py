@@ -16,7 +16,7 @@ from tiny_data import run_settings, write_captions
 from captioner.cli.main import FAILED, INTERRUPTED, OK
 from captioner.data.features import HEADER, INDEX, RECORD, ROWS, FeatureCache, feature_fingerprint
 from captioner.data.images import open_image
-from captioner.training.api import build_config
+from captioner.training.config import build_config
 from captioner.training.data import read_data
 from captioner.training.setup import prepare
 

@@ -17,7 +17,7 @@ from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.evaluation.report import as_json
 from captioner.inference.config_file import read_search
 from captioner.options import FaithfulnessOptions, TrainConfig
-from captioner.training.api import build_config
+from captioner.training.config import build_config
 
 # --- evaluate ------------------------------------------------------------------------------------
 

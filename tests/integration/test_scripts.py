@@ -22,7 +22,7 @@ from captioner.inference.export import digest
 from captioner.inference.folder import load_model
 from captioner.inference.names import WEIGHTS
 from captioner.options import SearchOptions
-from captioner.training.api import build_config
+from captioner.training.config import build_config
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "assets" / "examples"

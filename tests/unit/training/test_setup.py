@@ -16,7 +16,7 @@ from captioner.data.example import Example
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.inference.folder import load_model, save_model
 from captioner.text.vocabulary import END, UNKNOWN
-from captioner.training.api import build_config
+from captioner.training.config import build_config
 from captioner.training.data import check_images
 from captioner.training.setup import open_encoder, prepare
 

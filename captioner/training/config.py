@@ -1,0 +1,64 @@
+"""The config of a run: built from a YAML file, a dictionary or a model, with settings replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from captioner.errors import ConfigError, ModelError
+from captioner.files import read_input
+from captioner.inference.config_file import read_settings
+from captioner.option_fields import build_options, checked_settings, different
+from captioner.options import TrainConfig
+
+
+def build_config(
+    config: TrainConfig | Mapping[str, Any] | str | Path | None = None, **changes: Any
+) -> TrainConfig:
+    """Build a config from a file, a dictionary or another config, with some settings replaced.
+
+    Decoder, tokenizer and search options that are not given come from the model of ``init_from``,
+    if there is one. Those of a ``TrainConfig`` that equal the default count as not given.
+    """
+    given: Any = _read_yaml(Path(config)) if isinstance(config, str | Path) else config
+    if isinstance(given, TrainConfig):
+        given = different(asdict(given), asdict(TrainConfig()))
+    try:
+        given = checked_settings(TrainConfig, given)
+    except ConfigError as error:
+        name = f"{config}: " if isinstance(config, str | Path) else ""
+        raise ConfigError(f"{name}{error}") from error
+    init_from = changes.get("init_from", given.get("init_from"))
+    inherited: dict[str, Any] = {}
+    if init_from:
+        with contextlib.suppress(ModelError):  # raised when the model is loaded
+            inherited = read_settings(init_from)
+    return build_options(TrainConfig, TrainConfig(), inherited, given, changes)
+
+
+def _read_yaml(path: Path) -> Any:
+    return parse_yaml(read_input(path, "a YAML config file"), str(path))
+
+
+def parse_yaml(text: str | bytes, source: str) -> Any:
+    """Parse YAML; ``source`` names the text in errors.
+
+    Raises:
+        ConfigError: It is not valid YAML.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Reads 5e-4 as a number, as YAML 1.2 does."""
+
+    number = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        reason = re.sub(r'in "<(byte|unicode) string>", ', "at ", " ".join(str(error).split()))
+        raise ConfigError(f"{source} is not valid YAML: {reason}") from error
