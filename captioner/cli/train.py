@@ -17,8 +17,9 @@ from captioner.data.importers import detect_layout, find_source
 from captioner.errors import ConfigError, DataError
 from captioner.option_fields import Shown
 from captioner.options import TrainConfig
-from captioner.training.api import STATE, run
+from captioner.training.api import run
 from captioner.training.config import build_config, parse_yaml
+from captioner.training.names import STATE
 from captioner.training.options import TrainOptions
 from captioner.training.own_data import IS_MAIN, check_replaced
 

@@ -15,23 +15,18 @@ from tqdm import tqdm
 
 from captioner.errors import ConfigError
 from captioner.extras import require_extra
+from captioner.inference.names import BEST
 from captioner.messages import counted
 from captioner.option_fields import build_options, taken
 from captioner.options import TrainConfig
 from captioner.training.config import build_config
+from captioner.training.names import METRICS, RUN_FILES, STATE
 from captioner.training.options import OwnDataOptions, TrainOptions
 from captioner.training.own_data import IS_MAIN, check_replaced, prepared
 
 if TYPE_CHECKING:  # importing torch takes a second
     from captioner.training.setup import Setup
     from captioner.training.state import Progress
-
-STATE = "state.safetensors"
-RUN_FILES = (
-    STATE, "metrics.jsonl", "steps.jsonl", "config.yaml", "best", "samples",
-    "tensorboard",
-)  # fmt: skip
-"""Files and folders of a run, which ``force`` replaces."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
     with prepared(config, options) as complete:
         from captioner.training.dry_run import dry_run
         from captioner.training.loop import start
-        from captioner.training.run import METRICS, read_rows
+        from captioner.training.run import read_rows
         from captioner.training.setup import prepare
 
         setup = prepare(complete)
@@ -121,7 +116,7 @@ def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
         found = start(setup, folder, options.resume)
     metrics = read_rows(folder / METRICS)
     problem = _why_useless(setup, found, metrics)
-    return TrainingResult(folder / "best", found.best, found.best_epoch + 1, metrics, problem)
+    return TrainingResult(folder / BEST, found.best, found.best_epoch + 1, metrics, problem)
 
 
 def _why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str, Any]]) -> str:

@@ -38,6 +38,7 @@ from captioner.memory import memory_errors
 from captioner.messages import first_line
 from captioner.model.captioner import CaptionModel
 from captioner.training.checks import setting_warnings
+from captioner.training.names import METRICS, STEPS
 from captioner.training.objectives import Objective, build_objective
 from captioner.training.optim import (
     RunningAverage,
@@ -48,7 +49,7 @@ from captioner.training.optim import (
     warmup_steps,
 )
 from captioner.training.processes import Processes, Sums
-from captioner.training.run import METRICS, STEPS, RunFolder, stop_signals
+from captioner.training.run import RunFolder, stop_signals
 from captioner.training.setup import SMALLER, Setup
 from captioner.training.state import (
     EPOCH_SUMS,

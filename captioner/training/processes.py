@@ -22,9 +22,7 @@ from torch import Tensor, nn
 from captioner.errors import ConfigError
 from captioner.hardware import upload
 from captioner.messages import first_line
-
-TENSORBOARD = "tensorboard"
-"""Name of the tracker, and of its folder in the run folder."""
+from captioner.training.names import TENSORBOARD
 
 
 class Processes:

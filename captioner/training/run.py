@@ -29,12 +29,10 @@ from tqdm import tqdm
 from captioner.drawing.figure import overlay
 from captioner.errors import CheckpointError
 from captioner.files import atomic_write, write_lock
+from captioner.inference.names import BEST, RUN_CONFIG
 from captioner.options import TrainConfig
-from captioner.training.processes import TENSORBOARD
+from captioner.training.names import METRICS, SAMPLES, STATE, STEPS, TENSORBOARD
 from captioner.training.validation import Sentence
-
-METRICS = "metrics.jsonl"
-STEPS = "steps.jsonl"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -53,8 +51,8 @@ class RunFolder:
 
     def __init__(self, folder: str | Path, config: TrainConfig) -> None:
         self.path = Path(folder)
-        self.state = self.path / "state.safetensors"
-        self.best = self.path / "best"
+        self.state = self.path / STATE
+        self.best = self.path / BEST
         self.settings = dataclasses.asdict(config)
 
     @contextmanager
@@ -77,13 +75,13 @@ class RunFolder:
             fresh: Start over: delete the models and curves of an earlier run too.
         """
         stale = [self.best, self.path / TENSORBOARD] if fresh else []
-        for folder in (self.path / "samples").glob("epoch_[0-9]*"):
+        for folder in (self.path / SAMPLES).glob("epoch_[0-9]*"):
             if int(folder.name.removeprefix("epoch_")) > epoch:
                 stale.append(folder)
         for folder in stale:
             shutil.rmtree(folder, ignore_errors=True)
         settings = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
-        atomic_write(self.path / "config.yaml", settings)
+        atomic_write(self.path / RUN_CONFIG, settings)
         for name, key, done in ((METRICS, "epoch", epoch), (STEPS, "step", step)):
             if (path := self.path / name).exists():
                 rows = [row for row in read_rows(path) if row[key] <= done]
@@ -96,7 +94,7 @@ class RunFolder:
 
     def add_samples(self, epoch: int, sentences: Sequence[Sentence]) -> dict[str, Path]:
         """Save captions and figures of their attention; return the figures by the photo's name."""
-        folder = self.path / "samples" / f"epoch_{epoch:03d}"
+        folder = self.path / SAMPLES / f"epoch_{epoch:03d}"
         folder.mkdir(parents=True, exist_ok=True)
         lines = (
             "\t".join([one.photo.path.name, one.caption.text, *one.photo.captions]) + "\n"

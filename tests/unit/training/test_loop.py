@@ -26,7 +26,8 @@ from captioner.inference.names import FREQUENCIES, WEIGHTS
 from captioner.inference.stored_model import StoredModel
 from captioner.options import TrainConfig
 from captioner.training.loop import Trainer, start
-from captioner.training.run import METRICS, STEPS, RunFolder, read_rows
+from captioner.training.names import METRICS, STEPS
+from captioner.training.run import RunFolder, read_rows
 from captioner.training.setup import prepare
 
 Rows = list[dict[str, float]]

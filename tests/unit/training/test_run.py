@@ -15,7 +15,8 @@ from PIL import Image
 from captioner.caption import Caption
 from captioner.data.example import Example
 from captioner.errors import CheckpointError, DataError
-from captioner.training.run import METRICS, STEPS, RunFolder, read_rows
+from captioner.training.names import METRICS, STEPS
+from captioner.training.run import RunFolder, read_rows
 from captioner.training.validation import Sentence
 
 

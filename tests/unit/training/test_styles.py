@@ -18,7 +18,8 @@ from captioner.errors import ConfigError, DataError
 from captioner.inference.folder import save_model
 from captioner.text.vocabulary import START, Vocabulary
 from captioner.training.loop import start
-from captioner.training.run import METRICS, read_rows
+from captioner.training.names import METRICS
+from captioner.training.run import read_rows
 from captioner.training.setup import prepare
 
 OFFSET = 1_000
