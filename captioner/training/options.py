@@ -7,7 +7,7 @@ from typing import Annotated
 
 from captioner.data.options import ColumnOptions
 from captioner.errors import ConfigError
-from captioner.option_fields import Folder, Shown
+from captioner.option_fields import Folder, Shown, option_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class OwnDataOptions(ColumnOptions):
     """Fraction of the training photos of --data for validation, if it has no validation photos."""
 
     def __post_init__(self) -> None:
-        for name in ("images", "file_column", "caption_column"):
+        for name in ("images", *option_fields(ColumnOptions)):
             if self.captions is None and getattr(self, name) is not None:
                 also = ", or data.images for prepared captions" if name == "images" else ""
                 raise ConfigError(f"{name} needs captions; give captions too{also}")
