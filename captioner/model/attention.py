@@ -1,8 +1,11 @@
 """Attention: compare each region of a photo with the decoder's state, and average the features.
 
     e_i    = v^T tanh(W_a a_i + W_h h + b)     score of region i: how well it matches the state h
-    alpha  = softmax(e)                        attention weights, the map of the next word
+    alpha  = softmax(e)                        how much the next word looks at each region
     z      = sum_i alpha_i a_i                 context, which the decoder reads
+
+In the code, a are the features or values, h is the query, e are the scores, and W_a a_i + b are the
+keys.
 
 A `Scorer` computes the first line and an `Attention` computes the other two. ``memory`` runs once
 per photo and computes everything that depends on the photo alone, such as W_a a_i + b. ``forward``
@@ -60,8 +63,8 @@ class AdditiveScorer(Scorer):
         e_i = v^T tanh(W_a a_i + W_h h + b)
 
     Source: Bahdanau et al. 2015 (arXiv:1409.0473), appendix A.1.2, as used by Xu et al. 2015
-    (arXiv:1502.03044). Deviation: none except the bias b, which the appendix omits for brevity.
-    (v has no bias, because the softmax would cancel it.)
+    (arXiv:1502.03044). Deviation: a bias b, which the appendix omits for brevity. (v has no bias,
+    because the softmax would cancel it.)
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -95,7 +98,7 @@ class Memory(NamedTuple):
     summary: Tensor
     """(B, 1, D), the photo as one vector, for the decoder's first state."""
     mask: Tensor | None
-    """(B, L), True at real regions; None if all regions are real."""
+    """(B, L), True at real regions; None if all regions are real, as in the encoder's grids."""
 
     def select(self, rows: Tensor | slice) -> Memory:
         """Select photos by a slice or by row indices (B',)."""
@@ -117,7 +120,7 @@ class Attention(nn.Module):
     """Base class of the mechanisms."""
 
     reads_regions = True
-    """Whether the features of the regions are used, or only their number."""
+    """Whether the features of the regions are used, or only their number, as in ``fixed``."""
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
         """Compute the memory once per photo, from features (B, L, D); see `Memory`."""

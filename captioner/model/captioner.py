@@ -1,4 +1,7 @@
-"""Encoder, decoder and reading as one module, which training optimizes and a folder stores.
+"""Encoder, decoder and reading as the one module that is trained and saved in a model folder.
+
+The reading is a small network that tells from the features how probable it is that people say each
+content word of the photo (see ``model.reading``).
 
 Notation: B photos, L regions, D feature size.
 """
@@ -23,7 +26,7 @@ class CaptionModel(nn.Module):
     """The whole network. It has no ``forward``: losses and search call its parts."""
 
     reading: PhotoReading | None
-    """The words that a photo shows, or None if the model has no reading."""
+    """The reading of the photo, or None if the model does not have one."""
 
     def __init__(
         self,
@@ -45,7 +48,8 @@ class CaptionModel(nn.Module):
         self.decoder = build_decoder(config, *sizes, initialize=initialize)
         self.register_module("reading", None)
         self.features_stage: str | None = None
-        """Encoder stage whose input is cached; None if the encoder's output is cached."""
+        """Encoder stage at which training starts, so that the frozen stages before it run once per
+        photo and their output is cached; None if the encoder's output is cached."""
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -73,5 +77,5 @@ class CaptionModel(nn.Module):
             else next(self.decoder.parameters()).dtype
         )
         if self.features_stage is None or features.shape[-1] == self.feature_dim:
-            return features  # the output already; no stage's input is as wide
+            return features  # the encoder's output: no stage's input has as many channels
         return self.encoder.run_from(features, self.features_stage)[0]

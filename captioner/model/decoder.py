@@ -1,18 +1,19 @@
 """The LSTM decoder, which attends to the photo before it writes each word of a caption.
 
-Given the previous word y and the previous state (h, c):
+At step t, y is the previous word, and (h', c') is the previous state of the LSTM:
 
-    z, alpha = attend(h)
-    beta     = sigmoid(w_beta h + b_beta)            context gate, one number
-    h, c     = LSTM([E y; beta z], h, c)
-    logits   = L_o tanh(E y + L_h h + L_z beta z)    deep output
+    z, alpha = attend(h')
+    beta     = sigmoid(w_beta h' + b_beta)            context gate, one number
+    h, c     = LSTM([E y; beta z], h', c')
+    logits   = L_o tanh(E y + L_h h + L_z beta z)     deep output
 
 ``step`` computes the first three lines; training, search, explanation and export share it.
 ``readout`` computes the last line, which training runs once for all words. ``decoder_variants``
 has these lines in another order, and ``build.build_decoder`` chooses.
 
 Notation: B photos, R captions (or beams) per photo, T steps, V vocabulary, L regions, D feature
-size, N hidden size, E embedding size.
+size (after the projection, if there is one), N hidden size, E embedding size. The matrices E, L_o,
+L_h and L_z are named as in the paper.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Decoder(nn.Module):
     """Base class; subclasses implement ``add_layers``, ``step`` and ``readout``."""
 
     GATES = 4
-    """Number of gates of the recurrence."""
+    """Number of parts of the recurrence's matrix: i, f, o and the candidate g. A GRU has 3."""
 
     def __init__(
         self,
@@ -123,12 +124,13 @@ class Decoder(nn.Module):
 
         Args:
             features: (B, L, D).
-            mask: (B, L), True at real regions; None if all regions are real.
+            mask: (B, L), True at real regions, at least one for each photo. The encoder's grids
+                need none (None); features of your own may be padded to the same L.
             summary: The photo as one vector, (B, 1, D); by default the mean of the real regions.
         """
         if summary is None:
             summary = masked_mean(features, mask)
-        if self.projection is not None:  # a 1 x 1 convolution over the grid
+        if self.projection is not None:  # the same layer at every region
             features = self.projection(features) if self.attention.reads_regions else features
             summary = self.projection(summary)
         return self.attention.memory(features, summary, mask)
@@ -191,11 +193,12 @@ class Decoder(nn.Module):
     def forward(self, memory: Memory, tokens: Tensor) -> Unrolled:
         """Run all steps with the true previous words (teacher forcing).
 
-        Results after the end token and at padding are undefined.
+        Results at the end token and at padding are finite, but they mean nothing.
 
         Args:
             memory: The photos, (B, ...).
-            tokens: Start token, words, then padding, (B, R, T).
+            tokens: Start token, words, and in shorter captions the end token and padding,
+                (B, R, T).
         """
         tokens = upload(tokens, memory.summary.device)
         embedded, word_inputs = self.words(tokens)  # (B, R, T, E) and (B, R, T, 4N)
@@ -227,7 +230,7 @@ class BahdanauDecoder(Decoder):
     def add_layers(self, config: DecoderConfig) -> None:
         """Create the context gate and the layers that read hidden state and context."""
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
-        self.gate = nn.Linear(hidden_dim, 1)  # w_beta, b_beta
+        self.gate = nn.Linear(hidden_dim, 1)  # w_beta, b_beta: the context gate
         self.context_gates = nn.Linear(self.feature_dim, self.GATES * hidden_dim, bias=False)  # U_z
         self.hidden_output = nn.Linear(hidden_dim, embed_dim)  # L_h
         self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)  # L_z

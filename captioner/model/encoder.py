@@ -1,8 +1,8 @@
 """The encoder, a CNN or vision transformer, which turns a photo into a grid of features.
 
-A network of ``backbones`` runs up to its global pooling, which would throw away where things are.
-The position embeddings of transformers belong to one image size, so an encoder is built for its
-size, and loading resamples weights of another size.
+A network from ``backbones.py`` runs up to its global pooling, which would throw away where things
+are. Transformers learn position embeddings for one image size. So an encoder is built for one size,
+and weights that were trained at another size are resampled when they are loaded.
 
 Shapes: (B, 3, H, W) -> (B, L, D), L = Gh * Gw, row-major: region = row * Gw + column.
 """
@@ -65,7 +65,7 @@ class Encoder(StagedEncoder):
         With a ``stage`` (see `StagedEncoder`), return the sizes of its input.
         """
         if stage is None and isinstance(self.backbone, EfficientNetLite):
-            return self.backbone.output_size(image_size)  # running it takes longer than loading
+            return self.backbone.output_size(image_size)  # a run would take longer than loading
         device = next(self.parameters(), torch.empty(0)).device
         photo = torch.zeros(1, 3, image_size, image_size, device=device)
         with size_errors(self.name, image_size):

@@ -1,12 +1,17 @@
-"""Training losses, computed from a memory and target captions.
+"""Training losses of captions, given the decoder's memory of their photos.
 
     cross-entropy   - sum_t log p(y_t | y_1 ... y_{t-1}, photo)
-    penalty         sum_i (T / L - sum_t alpha_ti)^2
+    penalty         sum_i (n / L - sum_t alpha_ti)^2
+    total           cross-entropy + lambda penalty
+
+for a caption of n words y_t, of which the last one is the end token. The losses are summed over a
+batch, and training divides the total by the number of words: lambda weighs the penalty per word.
 
 ``hard_attention`` has two more losses for its choice of regions, and ``reading`` has the loss of
-the words that a photo shows.
+the network that reads single words from a photo.
 
-Notation: B photos, R captions per photo, T steps, L regions, V vocabulary, W words.
+Notation: B photos, R captions per photo, T steps of the longest caption, L regions, V vocabulary,
+W words of all captions.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ class Losses(NamedTuple):
     """Sums over a batch, so that processes with different numbers of words average correctly."""
 
     cross_entropy: Tensor
-    """Sum over words, nats."""
+    """Sum over words, in nats (natural logarithms)."""
     attention_penalty: Tensor
     """Sum over captions."""
     hard: HardLosses | None = None
@@ -55,8 +60,8 @@ def caption_losses(
         decoder: In training mode, hard attention samples regions and updates its baseline.
         memory: The photos, (B, ...).
         tokens: (B, R, T + 1): start token, words, end token, padding. A row of padding marks a
-            missing caption. Pass them on the CPU also when training on a GPU; otherwise every step
-            waits for the GPU.
+            missing caption. Pass them on the CPU also when training on a GPU; otherwise every batch
+            waits for the GPU to count its words.
         label_smoothing: Share of the target distribution spread evenly over the vocabulary.
     """
     scored = score_words(decoder, memory, tokens)
@@ -67,7 +72,7 @@ def caption_losses(
 
 
 class ScoredWords(NamedTuple):
-    """The logits of the W words of captions. Their order depends on the tokens alone."""
+    """The logits of the W words of captions, in the order of the flattened tokens."""
 
     logits: Tensor
     """(W, V), float32."""
@@ -78,7 +83,7 @@ class ScoredWords(NamedTuple):
     mask: Tensor
     """(B, R, T), True at real words."""
     alphas: Tensor
-    """(B, R, T, L); undefined at padding."""
+    """(B, R, T, L); meaningless at padding."""
     chosen: Tensor | None
     """(B, R, T), the regions that hard attention chose."""
 
@@ -108,13 +113,20 @@ def score_words(decoder: Decoder, memory: Memory, tokens: Tensor) -> ScoredWords
     places = upload(mask.flatten().nonzero().squeeze(1), device)  # (W,)
     parts = (unrolled.embedded, *unrolled.outputs)
     logits = decoder.readout(*(part.flatten(0, 2).index_select(0, places) for part in parts))
-    words, maps = upload(targets[mask], device), (unrolled.alphas, unrolled.chosen)
-    return ScoredWords(widen(logits), words, places, upload(mask, device), *maps)
+    return ScoredWords(
+        logits=widen(logits),
+        targets=upload(targets[mask], device),
+        places=places,
+        mask=upload(mask, device),
+        alphas=unrolled.alphas,
+        chosen=unrolled.chosen,
+    )
 
 
 def with_attention_losses(decoder: Decoder, scored: ScoredWords, loss: Tensor) -> Losses:
     """Add the losses of the attention to a loss of the words, a scalar."""
-    penalty, attention = attention_penalty(scored.alphas, scored.mask), decoder.attention
+    penalty = attention_penalty(scored.alphas, scored.mask)
+    attention = decoder.attention
     if scored.chosen is None or not isinstance(attention, HardAttention):
         return Losses(loss, penalty)
     log_probs = -scored.nats().detach()
@@ -125,11 +137,13 @@ def with_attention_losses(decoder: Decoder, scored: ScoredWords, loss: Tensor) -
 def attention_penalty(alphas: Tensor, mask: Tensor) -> Tensor:
     """Doubly stochastic penalty, which encourages equal total attention to every region.
 
-        sum over captions, sum over regions i of (T / L - sum_t alpha_ti) ** 2
+        sum over captions, sum over regions i of (n / L - sum_t alpha_ti) ** 2
+
+    for captions of n words, each with its own n.
 
     Source: Xu et al. 2015 (arXiv:1502.03044), equation 14, without the factor lambda.
-    Deviation: the paper's target is 1, but T words cannot reach it on more than T regions; T / L is
-    reachable. As the alphas of a caption sum to T, the two penalties differ by a constant and have
+    Deviation: the paper's target is 1, but n words cannot reach it on more than n regions; n / L is
+    reachable. As the alphas of a caption sum to n, the two penalties differ by a constant and have
     the same gradient. (L counts masked regions too, which again adds a constant.)
 
     Args:

@@ -14,7 +14,10 @@ from captioner.options import TrainingConfig
 
 
 def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW with a learning rate of its own for the encoder; only matrices have weight decay."""
+    """Build AdamW with a peak learning rate for the encoder and one for the rest of the model.
+
+    Only matrices have weight decay. The trainer sets ``lr`` from ``peak_lr`` at every step.
+    """
     groups = []
     modules: list[tuple[nn.Module, float]] = [
         (model.encoder, config.encoder_lr),
@@ -34,12 +37,12 @@ def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.A
 
 
 def warmup_steps(config: TrainingConfig, total_steps: int) -> int:
-    """Length of the warm-up: ``training.warmup_steps``, but at most a fifth of the run."""
+    """Return the length of the warm-up in steps, which is at most a fifth of the run."""
     return min(config.warmup_steps, int(0.2 * total_steps))
 
 
 def lr_factor(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Return the learning rate at a step, from 0, as a fraction of its peak.
+    """Return the factor of the peak learning rate at a step; steps count from 0.
 
     It rises linearly in the warm-up steps, and then falls to 0 along half a cosine.
     """
@@ -52,7 +55,7 @@ def lr_factor(step: int, warmup_steps: int, total_steps: int) -> float:
 def clip_gradients(
     optimizer: torch.optim.Optimizer, factor: torch.Tensor, max_norm: float
 ) -> torch.Tensor:
-    """Multiply the gradients by a factor, clip their norm, and return it before it was clipped."""
+    """Multiply the gradients by a factor, clip their norm, and return the norm before clipping."""
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     torch._foreach_mul_([p.grad for p in trained if p.grad is not None], factor)
     return nn.utils.clip_grad_norm_(trained, max_norm)
@@ -63,9 +66,9 @@ class RunningAverage(AveragedModel):
 
         average <- d average + (1 - d) weights,   d = min(decay, (1 + n) / (10 + n))
 
-    after n updates: the cap lets the average forget the random initialization. The first update
-    copies the weights. n is read on the CPU, where it is kept: torch's own update hands it
-    over on the weights' device, where to read it would make every step wait.
+    after n updates. The first update copies the weights. Early on d is small, so that the average
+    soon forgets the first weights, which are nearly random. n stays on the CPU: torch's own update
+    passes it on the weights' device, and reading it there would make every step wait for a GPU.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -91,7 +94,7 @@ class RunningAverage(AveragedModel):
 def mean_weights(
     states: Sequence[Mapping[str, torch.Tensor]], shares: Sequence[float]
 ) -> dict[str, torch.Tensor]:
-    """The mean of the weights of several models, by their shares, which sum to 1."""
+    """Return the mean of the weights of several models, by their shares, which sum to 1."""
     return {
         name: sum(
             (share * state[name].double() for state, share in zip(states, shares, strict=True)),
