@@ -5,9 +5,16 @@
         validate: caption the validation photos; save the best model (training.select); stop early
         when validations stop improving
 
-``TrainingState`` holds all that changes, and every random choice is a function of seed and step, so
-that an interrupted run resumes exactly. On a GPU a step does not wait for the device, except to
-sample captions: its sums stay there until ``collect``.
+The loss of a batch comes from ``objectives``. For cross-entropy it is
+
+    features = model.to_features(batch.images)       once per photo
+    memory = model.decoder.memory(features)
+    loss = caption_losses(model.decoder, memory, batch.tokens).total(config.training)
+
+``TrainingState`` contains everything that changes, and every random choice is a function of seed
+and step, so that an interrupted run resumes exactly. The sums of losses and gradient norms stay on
+the GPU until ``collect`` reads them, so that a step need not wait for the GPU, except when captions
+are sampled.
 """
 
 from __future__ import annotations
@@ -78,14 +85,14 @@ MIN_SCALE = 2.0**-14
 
 
 class Forward(nn.Module):
-    """An objective in the precision of the run, in the form that several processes need."""
+    """The objective in the precision of the run, as a module that DistributedDataParallel wraps."""
 
     def __init__(self, objective: Objective, model: CaptionModel, precision: str) -> None:
         super().__init__()
         self.objective, self.model, self.precision = objective, model, precision
 
     def forward(self, batch: Batch) -> tuple[Tensor, int]:
-        """Return the loss of a batch, summed over its words, and the number of words."""
+        """Return the loss of a batch as a sum, and the number of words to divide it by."""
         with autocast(self.precision, next(self.model.parameters()).device):
             return self.objective(self.model, batch)
 
@@ -108,7 +115,7 @@ class Trainer:
             self.model,
             RunningAverage(self.model, decay) if decay else None,
             make_optimizer(self.model, self.training),
-            # Small gradients would be 0 in fp16; otherwise it does nothing.
+            # Without it, small gradients would be 0 in fp16. In other precisions it does nothing.
             torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16"),
             Progress(settings=resume_settings(setup)),
         )
@@ -147,7 +154,7 @@ class Trainer:
 
     def _train(self) -> None:
         progress, training = self.progress, self.training
-        saved = KeyboardInterrupt(f"saved in {self.folder.path}; give resume to continue")
+        interrupted = KeyboardInterrupt(f"saved in {self.folder.path}; give resume to continue")
         self._start()
         with (
             tqdm(
@@ -172,21 +179,22 @@ class Trainer:
                     progress.batch += 1
                     progress.step += 1
                     bar.update()
-                    read = self._log(bar)
-                    # Several processes agree through the device: only where it is waited for.
-                    stopping = (read or self.world == 1) and self.processes.any(stop.is_set())
+                    has_read = self._log(bar)
+                    # Several processes agree on stopping through the device. They ask only when
+                    # `_log` has waited for the device anyway.
+                    stopping = (has_read or self.world == 1) and self.processes.any(stop.is_set())
                     if stopping or progress.step % training.save_every == 0:
                         self.collect()
                         self.save()
                     if stopping:
-                        raise saved
+                        raise interrupted
                 self.collect()
                 self.save()  # before validation, which may take long
                 if self.processes.any(stop.is_set()):
-                    raise saved
-                self.validate()
+                    raise interrupted
+                self.validate()  # the next epoch begins
                 if self.processes.any(stop.is_set()) and not progress.ending(training):
-                    raise saved
+                    raise interrupted
         if progress.epoch < training.epochs:
             self._print(progress.ending(training))
         if progress.start is not None and progress.best_epoch < 0:
@@ -228,16 +236,19 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * self._lr_factor(step)
         parts, words = batch.parts(training.micro_batch), 0
-        references = self._total(batch.words)  # known before the words of sampled captions
+        # The sums are divided by the words of all parts and processes. The number of sampled words
+        # is known only after the forward passes. So the losses are first divided by the number of
+        # reference words, which keeps fp16 gradients in range, and the gradients are corrected.
+        reference_words = self._total(batch.words)
         for part in parts:
             with self.processes.exchanging(self.loss_of, now=part is parts[-1]):
                 loss, of_part = self.loss_of(part)
-                scaler.scale(loss * self.world / references).backward()
+                # Parts are summed by backward; DistributedDataParallel averages the processes.
+                scaler.scale(loss * self.world / reference_words).backward()
             words += of_part
         scaler.unscale_(optimizer)
-        # Gradients are means over the words of all parts and processes, however unequal these are:
-        # backward sums over the parts, and the processes are averaged.
-        norm = clip_gradients(optimizer, references / self._total(words), training.clip_norm)
+        correction = reference_words / self._total(words)
+        norm = clip_gradients(optimizer, correction, training.clip_norm)
         scaler.step(optimizer)  # without effect if a gradient has overflowed in fp16
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
@@ -245,7 +256,7 @@ class Trainer:
             state.average.update_parameters(self.model)
         if scaler.is_enabled():
             norm = norm.nan_to_num(0, 0, 0)  # an overflow is normal
-        # The gradients, and so their norm, are the same in all processes.
+        # Sums are added over processes, and the norm is the same in all of them: one adds it.
         self.sums.add({**self.objective.sums(), **({"gradient_norm": norm} if self.main else {})})
 
     def _total(self, words: int) -> Tensor:
@@ -284,7 +295,7 @@ class Trainer:
         now, scaler = time.monotonic(), self.state.scaler
         added = self.sums.read()
         if scaler.is_enabled() and scaler.get_scale() < MIN_SCALE:
-            added["gradient_norm"] = math.inf  # not only because the scale was too large
+            added["gradient_norm"] = math.inf  # a smaller scale of the loss would not help
         self.progress.add(added, now - self._clock)
         self._clock = now
         for name, what in (("loss", "loss"), ("gradient_norm", "gradient norm")):
