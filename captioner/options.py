@@ -114,7 +114,7 @@ class DataConfig(Checked):
     """Number of times an epoch uses the photos of each file in train_annotations. Empty: once."""
     images: Annotated[list[Folder], MAY_CHANGE, PRIVATE] = field(default_factory=list)
     """Folder(s) with the photos, searched in order."""
-    karpathy_split: Annotated[File | None, MAY_CHANGE] = None
+    karpathy_split: Annotated[File | None, MAY_CHANGE, PRIVATE] = None
     """Karpathy's dataset_coco.json, which decides which photos are for training and validation."""
     min_captions: Positive = 1
     """Leave out training photos with fewer captions than this."""

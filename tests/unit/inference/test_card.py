@@ -14,8 +14,8 @@ from captioner.errors import ConfigError
 from captioner.inference.card import is_generated, make_card, readable, write_card
 from captioner.inference.folder import load_model, save_model
 from captioner.inference.stored_model import StoredModel
-from captioner.option_fields import build_options
-from captioner.options import CardOptions, TrainConfig
+from captioner.option_fields import build_options, option_fields
+from captioner.options import PRIVATE, CardOptions, TrainConfig
 
 SECRET = "/home/alice/clients"
 ROW = {"epoch": 3, "step": 1200, "CIDEr": 0.4321, "Bleu_4": 0.2}
@@ -33,6 +33,7 @@ def best(stored_model: StoredModel, tmp_path: Path) -> Path:
             "val_annotations": [f"{SECRET}/val.json"],
             "images": [f"{SECRET}/photos"],
             "features": f"{SECRET}/features",
+            "karpathy_split": f"{SECRET}/dataset_coco.json",
             "max_captions": 3,
         },
         "encoder": {"weights": f"{SECRET}/weights.pth"},
@@ -65,6 +66,14 @@ def test_a_card_has_the_training_settings_but_no_file_names(best):
     result = header_of(card)["model-index"][0]["results"][0]
     assert result["dataset"]["name"] == "validation during training, 1 photo"
     assert {"type": "cider", "name": "CIDEr", "value": 43.2} in result["metrics"]
+
+
+def test_every_setting_with_a_path_is_private():
+    for section in option_fields(TrainConfig).values():
+        kind = section.type if dataclasses.is_dataclass(section.type) else TrainConfig
+        for name, option in option_fields(kind).items():
+            if option.shown.value in ("FILE", "FOLDER"):
+                assert PRIVATE in option.marks, name
 
 
 def test_a_card_of_scores_with_intervals(best, tmp_path):
