@@ -1,6 +1,6 @@
 """Options of a model, a search and a training run: type, bounds, default and help.
 
-See `captioner.option_fields` for who reads them. The text under a field is its help.
+See `captioner.schema` for who reads them. The text under a field is its help.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError
 from captioner.hardware import Precision
-from captioner.option_fields import (
+from captioner.schema import (
     Checked,
     File,
     Folder,

@@ -35,7 +35,7 @@ import captioner
 from captioner.caption import Caption
 from captioner.data.coco import read_dataset
 from captioner.evaluation import calibrate
-from captioner.evaluation.calibration import Judged, calibration_error, logistic_regression
+from captioner.evaluation.fit_confidence import Judged, calibration_error, logistic_regression
 from captioner.evaluation.grounding import measure as measure_maps
 from captioner.evaluation.grounding import read_instances
 from captioner.evaluation.objects import find_names

@@ -43,12 +43,12 @@ from captioner.data.features import (
 )
 from captioner.data.reading import photo_bar, read_ahead
 from captioner.errors import CaptionerError, ConfigError, DataError
-from captioner.evaluation.calibration import Judged, calibration_error
+from captioner.evaluation.fit_confidence import Judged, calibration_error
 from captioner.evaluation.objects import Phrases, find_names, phrases
 from captioner.files import read_input
 from captioner.inference.folder import load_model, save_model
 from captioner.inference.stored_model import StoredModel
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.reading import reading_loss
 from captioner.search.grammar import Grammar
 from captioner.text.content import content_stems, stem

@@ -12,7 +12,7 @@ import importlib
 import re
 from pathlib import Path
 
-from captioner.option_fields import OptionField, option_fields
+from captioner.schema import OptionField, option_fields
 
 DOCS = Path(__file__).parents[1] / "docs"
 TABLE = re.compile(r"(<!-- options: ([\w.]+) -->\n).*?(<!-- end of options -->)", re.DOTALL)

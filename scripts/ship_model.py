@@ -40,7 +40,7 @@ from captioner.inference.names import CARD, WEIGHTS
 from captioner.inference.stored_model import StoredModel
 from captioner.options import SearchOptions
 from captioner.text.tokenizer import tokenize
-from captioner.training.run import read_rows
+from captioner.training.run_folder import read_rows
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 VALIDATION = Path("data/flickr8k/captions_val.json")

@@ -27,7 +27,7 @@ from optional_packages import skip_if_missing, summarize_missing
 from running import PATIENCE, static_server
 
 from captioner.inference.stored_model import StoredModel
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig, SearchOptions

@@ -10,8 +10,8 @@ from annotated_types import Interval
 
 from captioner.errors import ConfigError
 from captioner.extras import require_extra
-from captioner.option_fields import Shown, changed, option_fields
 from captioner.options import Positive
+from captioner.schema import Shown, changed, option_fields
 
 Share = Annotated[float, Interval(ge=0, lt=math.inf)]
 

@@ -27,8 +27,8 @@ from captioner.drawing.pages import review_page
 from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_open, atomic_write
 from captioner.messages import counted
-from captioner.option_fields import File, Shown
 from captioner.options import ModelOptions, SearchOptions
+from captioner.schema import File, Shown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from captioner.data.options import ColumnOptions
 from captioner.data.photo_metadata import require_exiftool
 from captioner.errors import ConfigError, DataError
 from captioner.messages import counted
-from captioner.option_fields import Folder, Shown, changed, marked
+from captioner.schema import Folder, Shown, changed, marked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The command line of a dataclass of options: argparse, generated from `captioner.option_fields`.
+"""The command line of a dataclass of options: argparse, generated from `captioner.schema`.
 
     new = Parser("serve", "[options]", ServeOptions)
     options, _ = new.parse(["--port", "80"])
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from captioner.errors import ConfigError
-from captioner.option_fields import (
+from captioner.options import SearchOptions
+from captioner.schema import (
     OptionField,
     build_options,
     changed,
@@ -28,7 +29,6 @@ from captioner.option_fields import (
     similar,
     taken,
 )
-from captioner.options import SearchOptions
 
 Options = TypeVar("Options")
 HELP = ("-h", "--help")

@@ -31,8 +31,8 @@ from captioner.drawing.pages import Entry, Page, gallery
 from captioner.drawing.style import lacks_letters
 from captioner.errors import ConfigError, ImageError
 from captioner.messages import either, printable
-from captioner.option_fields import File, ModelName, Shown, option_fields, taken
 from captioner.options import METHOD_TITLES, ExplanationMethod, ModelOptions, SearchOptions
+from captioner.schema import File, ModelName, Shown, option_fields, taken
 
 if TYPE_CHECKING:
     from captioner.evaluation.grounding import Instances

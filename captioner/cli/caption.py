@@ -34,8 +34,8 @@ from captioner.extras import require_extra
 from captioner.files import atomic_open
 from captioner.inference.folder import fingerprints
 from captioner.messages import counted
-from captioner.option_fields import File, Shown, marked, option_fields
 from captioner.options import DeviceOptions, ModelOptions, SearchOptions
+from captioner.schema import File, Shown, marked, option_fields
 from captioner.version import __version__
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from captioner.cli.output_files import new_file
 from captioner.cli.search_options import checked_search
 from captioner.errors import CaptionerError, ConfigError
 from captioner.evaluation.options import EvaluateOptions
-from captioner.option_fields import taken
 from captioner.options import FaithfulnessOptions, SearchOptions
+from captioner.schema import taken
 
 
 @command(

@@ -13,7 +13,7 @@ from captioner.cli.main import OK
 from captioner.cli.output_files import require_parent
 from captioner.data.folders import find_images
 from captioner.errors import ConfigError
-from captioner.option_fields import Shown
+from captioner.schema import Shown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from captioner.cli.arguments import command
 from captioner.cli.main import OK
 from captioner.messages import printable
-from captioner.option_fields import ModelName, changed
 from captioner.options import SearchOptions
+from captioner.schema import ModelName, changed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from captioner.data.formats import FORMATS, VIDEO, PhotoFormat, format_by_name
 from captioner.data.images import open_image
 from captioner.errors import ConfigError, DataError
 from captioner.messages import counted
-from captioner.option_fields import File, Shown
+from captioner.schema import File, Shown
 
 STDIN = Path("-")
 """The photo from standard input."""

@@ -19,8 +19,8 @@ from captioner.data.options import DatasetOptions
 from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError
 from captioner.messages import counted
-from captioner.option_fields import Shown
 from captioner.options import Positive, TrainConfig
+from captioner.schema import Shown
 
 OutputFolder = Annotated[str, Shown("FOLDER", ("-o", "--output"))]
 CONFIG_USAGE = "[CONFIG.yaml] [SECTION.NAME=VALUE ...] -o FOLDER [options]"

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from captioner.cli.arguments import command
 from captioner.cli.main import OK
 from captioner.errors import ConfigError
-from captioner.option_fields import Shown
 from captioner.options import CardOptions
+from captioner.schema import Shown
 
 
 @dataclass(frozen=True, kw_only=True)

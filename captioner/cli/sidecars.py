@@ -38,7 +38,7 @@ from captioner.data.photo_metadata import (
 from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_write
 from captioner.messages import counted, first_of
-from captioner.option_fields import Folder, Shown, marked
+from captioner.schema import Folder, Shown, marked
 
 _INVALID = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML cannot have, such as a table of a stranger may have."""

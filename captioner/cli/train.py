@@ -15,8 +15,8 @@ from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
 from captioner.data.importers import detect_layout, find_source
 from captioner.errors import ConfigError, DataError
-from captioner.option_fields import Shown
 from captioner.options import TrainConfig
+from captioner.schema import Shown
 from captioner.training.api import run
 from captioner.training.config import build_config, parse_yaml
 from captioner.training.names import STATE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from captioner.option_fields import Folder, Shown
+from captioner.schema import Folder, Shown
 
 Layout = Literal[
     "auto", "karpathy", "flickr8k", "kaggle", "csv", "jsonl", "json", "imagefolder", "pairs", "coco"

@@ -29,7 +29,7 @@ from captioner.drawing import heatmap, style
 from captioner.drawing.drawing import Drawing, check_captions, check_size
 from captioner.drawing.options import AnimationOptions
 from captioner.drawing.picture_files import base64_uri, encoded
-from captioner.option_fields import build_options
+from captioner.schema import build_options
 
 _MAX_SIDE = 16_383  # pixels; the largest side that WebP supports
 _MAX_PIXELS = 3840 * 2160  # of a frame; about 80 frames are in memory while a file is written

@@ -16,7 +16,7 @@ from captioner.drawing.heatmap import MIN_PANEL, attention_map
 from captioner.drawing.options import ON_AXES, FigureOptions
 from captioner.drawing.picture_files import encoded
 from captioner.errors import ConfigError
-from captioner.option_fields import build_options, marked
+from captioner.schema import build_options, marked
 from captioner.text.tokenizer import normalize, tokenize
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Interval
 
-from captioner.option_fields import Checked, Shown, Untrusted
+from captioner.schema import Checked, Shown, Untrusted
 
 Colormap = Literal["photo", "inferno", "magma", "plasma", "viridis", "cividis", "gray"]
 """The photo's own colours, or matplotlib's perceptually uniform colormaps of rising luminance."""

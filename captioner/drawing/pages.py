@@ -30,7 +30,7 @@ from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
 from captioner.drawing.options import PageOptions
 from captioner.drawing.picture_files import base64_uri, encoded
 from captioner.errors import ConfigError
-from captioner.option_fields import build_options
+from captioner.schema import build_options
 
 WEB = Path(__file__).parent / "web"
 

@@ -26,8 +26,8 @@ from captioner.inference.captioner import Captioner, load
 from captioner.inference.find_model import find_model
 from captioner.inference.names import FREQUENCIES
 from captioner.messages import either, first_of
-from captioner.option_fields import build_options, changed, marked, option_fields, similar
 from captioner.options import FaithfulnessOptions, Role, SearchOptions
+from captioner.schema import build_options, changed, marked, option_fields, similar
 from captioner.search.words import neutral_caption
 
 

@@ -24,7 +24,7 @@ from captioner.data.reading import photo_bar, read_batches
 from captioner.drawing.figure import Figure
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation.api import model_frequencies
-from captioner.evaluation.calibration import (
+from captioner.evaluation.fit_confidence import (
     JUDGED_RIGHT,
     Judged,
     Kinds,

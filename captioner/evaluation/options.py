@@ -10,7 +10,8 @@ from annotated_types import Interval
 
 from captioner.errors import CaptionerError, ConfigError
 from captioner.evaluation.java import PROGRAMS, unavailable
-from captioner.option_fields import (
+from captioner.options import DeviceOptions, ModelOptions
+from captioner.schema import (
     File,
     Folder,
     ModelName,
@@ -19,7 +20,6 @@ from captioner.option_fields import (
     marked,
     option_fields,
 )
-from captioner.options import DeviceOptions, ModelOptions
 
 OnError = Callable[[CaptionerError], None]
 """Called with the error of a photo or of a metric's program; the others go on. May raise it."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # the engine and the model import torch
     from typing_extensions import Self
 
     from captioner.inference.torch_engine import TorchEngine
-    from captioner.model.captioner import CaptionModel
+    from captioner.model.caption_model import CaptionModel
 
 
 class _Encoded(NamedTuple):

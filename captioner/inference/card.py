@@ -25,8 +25,8 @@ from captioner.files import atomic_write
 from captioner.inference.config_file import read_config
 from captioner.inference.names import CARD, MODEL_FILES, RUN_CONFIG, WEIGHTS
 from captioner.messages import counted
-from captioner.option_fields import option_fields
 from captioner.options import PRIVATE, CardOptions, TrainConfig
+from captioner.schema import option_fields
 
 if TYPE_CHECKING:
     from PIL import Image

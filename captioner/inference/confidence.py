@@ -10,7 +10,7 @@ by default). A logistic model estimates the probability from what is known witho
 photos that the model was fitted to, so that nothing is extrapolated. The familiarity is 1 for
 photos and falls to 0 for images that do not look like photos; see ``Calibrator.familiarity``.
 
-The model is fitted by ``captioner.evaluation.calibration`` and stored in the model folder, as
+The model is fitted by ``captioner.evaluation.fit_confidence`` and stored in the model folder, as
 ``confidence.safetensors``. This module needs no torch.
 
 Notation: F features, D size of a photo's vector, T words, S stems of the reading.
@@ -33,8 +33,8 @@ from safetensors.numpy import save
 from captioner.errors import ModelError
 from captioner.inference.names import CONFIDENCE
 from captioner.inference.truth import WordTruth
-from captioner.option_fields import marked
 from captioner.options import Role, SearchOptions
+from captioner.schema import marked
 
 if TYPE_CHECKING:
     from captioner.search.search import Hypothesis

@@ -12,8 +12,8 @@ from typing import Any
 from captioner.errors import CaptionerError, ConfigError, ModelError
 from captioner.inference.find_model import find_model
 from captioner.inference.names import CONFIG, EXPORTED, GRAPHS, TOKENIZER, WEIGHTS
-from captioner.option_fields import build_options, option_fields
 from captioner.options import DecoderConfig, SearchOptions
+from captioner.schema import build_options, option_fields
 from captioner.text.vocabulary import Subwords, Vocabulary
 
 FORMAT_VERSION = 1

@@ -42,7 +42,7 @@ from captioner.inference.stored_model import StoredModel
 from captioner.inference.torch_engine import TorchEngine
 from captioner.messages import first_line
 from captioner.model.attention import Memory
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.decoder import Decoder, State
 from captioner.model.efficientnet_lite import fold_norms
 from captioner.text.vocabulary import END, NEVER_GENERATED, SPECIAL_NAMES, START

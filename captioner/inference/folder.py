@@ -53,8 +53,8 @@ from captioner.inference.names import (
 )
 from captioner.inference.stored_model import StoredModel
 from captioner.model.preprocessing import Preprocessing
-from captioner.option_fields import build_options
 from captioner.options import DecoderConfig
+from captioner.schema import build_options
 from captioner.text.vocabulary import SPECIAL_NAMES
 
 

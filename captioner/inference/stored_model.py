@@ -17,7 +17,7 @@ from captioner.text.vocabulary import Vocabulary
 if TYPE_CHECKING:  # the network is imported with torch
     from captioner.inference.confidence import Calibrator
     from captioner.inference.reading import ReadingWords
-    from captioner.model.captioner import CaptionModel
+    from captioner.model.caption_model import CaptionModel
     from captioner.search.grammar import Grammar
 
 

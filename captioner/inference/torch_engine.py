@@ -26,7 +26,7 @@ from captioner.inference.engine import CaptionScores
 from captioner.inference.reading import Reading
 from captioner.model import kernels
 from captioner.model.attention import Memory, widen
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.decoder import Decoder
 from captioner.model.efficientnet_lite import fold_norms
 from captioner.model.explanations import WordScorer, relevance

@@ -4,9 +4,9 @@
 
 z is the log-odds that the photo shows the word's stem, from the model's reading of the photo, and p
 is the decoder's probability of the word. A content word without a row in the reading has z =
-``unknown``. The numbers are fitted by ``captioner.evaluation.calibration`` on generated captions: a
-word is true if a reference caption has its stem, or if the object that it names is annotated. They
-are stored in ``confidence.safetensors``. This module needs no torch.
+``unknown``. ``captioner.evaluation.fit_confidence`` fits the numbers to generated captions: a word
+is true if a reference caption has its stem, or if the object that it names is annotated. The
+numbers are stored in ``confidence.safetensors``. This module needs no torch.
 
 Notation: T words of a caption, S stems of the reading.
 """

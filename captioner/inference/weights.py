@@ -17,7 +17,7 @@ from captioner.inference.names import CONFIG
 from captioner.inference.reading import READING, ReadingWords
 from captioner.model.backbones import ENCODERS
 from captioner.model.build import SCORERS
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
 from captioner.model.reading import PhotoReading

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from captioner.errors import ConfigError
-from captioner.option_fields import marked
 from captioner.options import Role, SearchOptions
+from captioner.schema import marked
 from captioner.text.tokenizer import normalize, tokenize
 from captioner.text.vocabulary import BAD_ENDINGS, FUNCTION_WORDS, SPECIAL_NAMES, Vocabulary
 

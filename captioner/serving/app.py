@@ -32,9 +32,9 @@ from captioner.drawing.figure import overlay
 from captioner.drawing.options import FigureOptions, PageOptions
 from captioner.errors import ConfigError, ImageError
 from captioner.inference.captioner import Captioner
-from captioner.option_fields import option_fields
+from captioner.schema import option_fields
 from captioner.serving import openapi, security
-from captioner.serving.bulk import NDJSON, BulkResponse
+from captioner.serving.batch_endpoint import NDJSON, BulkResponse
 from captioner.serving.observe import REQUEST_ID, AccessLog
 from captioner.serving.options import ResponseOptions, ServeOptions, WordOptions
 from captioner.serving.page import index_page

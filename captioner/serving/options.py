@@ -11,8 +11,8 @@ from annotated_types import Ge, Interval
 
 from captioner.data.images import MAX_PIXELS
 from captioner.errors import ConfigError
-from captioner.option_fields import File, Shown, option_fields
 from captioner.options import ExplanationMethod, ModelOptions, Positive
+from captioner.schema import File, Shown, option_fields
 
 HOST_NAME = r"(\[[0-9a-f:.]+\]|[^:\[\]/@?#*\s]+)"  # in a regular expression
 

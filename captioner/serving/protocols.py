@@ -30,7 +30,7 @@ from fastapi.responses import JSONResponse, Response
 from captioner.caption import Caption, Keyword
 from captioner.messages import either
 from captioner.serving import request_errors
-from captioner.serving.bulk import NDJSON
+from captioner.serving.batch_endpoint import NDJSON
 from captioner.serving.json_body import Upload, from_base64
 from captioner.serving.openapi import EXAMPLE_PHOTO, json_line
 from captioner.serving.options import WordOptions

@@ -1,6 +1,6 @@
 """Requests about photos: their options, and the photos in their bodies.
 
-The options are those of the search, of the response and of the picture (`captioner.option_fields`),
+The options are those of the search, of the response and of the picture (`captioner.schema`),
 limited in range so that one request cannot block the server for the others. They are parameters of
 the query or come with the photo, in a body that is read by its content type:
 
@@ -34,8 +34,8 @@ from werkzeug.sansio.multipart import Field as FormField
 
 from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
-from captioner.option_fields import OptionField, option_fields
 from captioner.options import ExplanationMethod, SearchOptions
+from captioner.schema import OptionField, option_fields
 from captioner.serving.json_body import (
     LONG,
     MAX_TEXT,

@@ -17,8 +17,8 @@ from captioner.errors import ConfigError
 from captioner.extras import require_extra
 from captioner.inference.names import BEST
 from captioner.messages import counted
-from captioner.option_fields import build_options, taken
 from captioner.options import TrainConfig
+from captioner.schema import build_options, taken
 from captioner.training.config import build_config
 from captioner.training.names import METRICS, RUN_FILES, STATE
 from captioner.training.options import OwnDataOptions, TrainOptions
@@ -100,7 +100,7 @@ def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
     with prepared(config, options) as complete:
         from captioner.training.dry_run import dry_run
         from captioner.training.loop import start
-        from captioner.training.run import read_rows
+        from captioner.training.run_folder import read_rows
         from captioner.training.setup import prepare
 
         setup = prepare(complete)

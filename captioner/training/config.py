@@ -12,8 +12,8 @@ from typing import Any
 from captioner.errors import ConfigError, ModelError
 from captioner.files import read_input
 from captioner.inference.config_file import read_settings
-from captioner.option_fields import build_options, checked_settings, different
 from captioner.options import TrainConfig
+from captioner.schema import build_options, checked_settings, different
 
 
 def build_config(

@@ -18,7 +18,7 @@ from captioner.data.importers import import_captions
 from captioner.data.reading import read_batches, reader_threads
 from captioner.errors import ConfigError, ImageError
 from captioner.messages import first_of
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.options import DataConfig, TrainConfig
 from captioner.text.tokenizer import lacks_spaces
 from captioner.text.vocabulary import END, Subwords, Vocabulary

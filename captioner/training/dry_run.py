@@ -16,7 +16,7 @@ from captioner.memory import memory_errors, peak_memory
 from captioner.messages import counted
 from captioner.training.checks import setting_warnings
 from captioner.training.loop import Trainer
-from captioner.training.run import RunFolder
+from captioner.training.run_folder import RunFolder
 from captioner.training.setup import SMALLER, Setup
 from captioner.training.validation import decode
 

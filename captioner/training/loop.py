@@ -43,7 +43,7 @@ from captioner.inference.names import CARD
 from captioner.inference.stored_model import StoredModel
 from captioner.memory import memory_errors
 from captioner.messages import first_line
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.training.checks import setting_warnings
 from captioner.training.names import METRICS, STEPS
 from captioner.training.objectives import Objective, build_objective
@@ -56,7 +56,7 @@ from captioner.training.optim import (
     warmup_steps,
 )
 from captioner.training.processes import Processes, Sums
-from captioner.training.run import RunFolder, stop_signals
+from captioner.training.run_folder import RunFolder, stop_signals
 from captioner.training.setup import SMALLER, Setup
 from captioner.training.state import (
     EPOCH_SUMS,

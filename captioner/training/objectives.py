@@ -28,7 +28,7 @@ from captioner.hardware import upload
 from captioner.inference.stored_model import StoredModel
 from captioner.inference.torch_engine import DecoderStepper
 from captioner.model.attention import Memory
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.decoder import Decoder
 from captioner.model.losses import Losses, caption_losses, score_words, with_attention_losses
 from captioner.model.reading import reading_loss

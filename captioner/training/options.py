@@ -7,7 +7,7 @@ from typing import Annotated
 
 from captioner.data.options import ColumnOptions
 from captioner.errors import ConfigError
-from captioner.option_fields import Folder, Shown, option_fields
+from captioner.schema import Folder, Shown, option_fields
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from captioner.inference.weights import to_float16
 from captioner.memory import memory_errors
 from captioner.model import kernels
 from captioner.model.build import check_attention, start_at_frequencies
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.efficientnet_lite import recompute_blocks
 from captioner.model.encoder import Encoder, build_encoder
 from captioner.model.preprocessing import Preprocessing

@@ -19,8 +19,8 @@ from captioner.errors import CheckpointError
 from captioner.files import atomic_write, check_same
 from captioner.inference.folder import fingerprint
 from captioner.inference.weights import unshared
-from captioner.option_fields import OptionField, option_fields
 from captioner.options import MAY_CHANGE, TrainConfig, TrainingConfig
+from captioner.schema import OptionField, option_fields
 from captioner.training.optim import RunningAverage
 from captioner.training.setup import Setup
 

@@ -38,7 +38,7 @@ from captioner.evaluation.grounding import entropy, movement
 from captioner.inference.captioner import Captioner, load
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import END
-from captioner.training.run import read_rows
+from captioner.training.run_folder import read_rows
 
 SECOND_SEED = "additive_seed1"
 """The first row with another seed, to measure seed noise."""

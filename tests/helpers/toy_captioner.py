@@ -18,7 +18,7 @@ from captioner.inference.confidence import (
 from captioner.inference.reading import ReadingWords
 from captioner.inference.stored_model import StoredModel
 from captioner.inference.truth import WordTruth
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
 from captioner.model.reading import PhotoReading

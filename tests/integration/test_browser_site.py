@@ -25,7 +25,7 @@ from toy_captioner import add_reading, mean_colours, random_model, toy_calibrato
 from captioner import load
 from captioner.inference.folder import save_model
 from captioner.inference.names import SHIPPED_MODEL
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig
 from captioner.search.grammar import Grammar

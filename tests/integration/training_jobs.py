@@ -19,7 +19,7 @@ from captioner.cli.main import INTERRUPTED, OK, main
 from captioner.cli.train import read_changes, read_config
 from captioner.cli.train import train as command
 from captioner.training.loop import Trainer
-from captioner.training.run import RunFolder
+from captioner.training.run_folder import RunFolder
 from captioner.training.setup import prepare
 
 Jobs = list[tuple[str, str, list[str]]]

@@ -16,7 +16,6 @@ from annotated_types import Interval
 from captioner.cli import train
 from captioner.cli.main import COMMANDS, parser_of
 from captioner.errors import ConfigError
-from captioner.option_fields import Checked, OptionField, build_options, option_fields
 from captioner.options import (
     DataConfig,
     DecoderConfig,
@@ -27,6 +26,7 @@ from captioner.options import (
     TrainConfig,
     TrainingConfig,
 )
+from captioner.schema import Checked, OptionField, build_options, option_fields
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("**/*.yaml"))
 SECTIONS: list[Any] = [

@@ -38,8 +38,8 @@ from captioner.inference.folder import load_model
 from captioner.inference.names import CONFIG, DECODER_GRAPH, ENCODER_GRAPH, EXPORTED
 from captioner.inference.reading import MIN_PROBABILITY, ReadingWords, has_keywords
 from captioner.inference.stored_model import StoredModel
-from captioner.option_fields import changed, marked
 from captioner.options import Role, SearchOptions
+from captioner.schema import changed, marked
 from captioner.search import worth
 from captioner.search.grammar import Grammar
 from captioner.search.words import (

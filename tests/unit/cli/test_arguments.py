@@ -18,8 +18,8 @@ import captioner
 from captioner.cli import train
 from captioner.cli.arguments import Parser, flag
 from captioner.cli.main import COMMANDS, USAGE, main, parser_of
-from captioner.option_fields import OptionField, option_fields
 from captioner.options import TrainConfig
+from captioner.schema import OptionField, option_fields
 
 EXAMPLES: dict[Any, tuple[str, Any]] = {
     bool: ("true", True), int: ("7", 7), float: ("0.5", 0.5), str: ("text", "text"),

@@ -14,8 +14,8 @@ from captioner.errors import ConfigError
 from captioner.inference.card import is_generated, make_card, readable, write_card
 from captioner.inference.folder import load_model, save_model
 from captioner.inference.stored_model import StoredModel
-from captioner.option_fields import build_options, option_fields
 from captioner.options import PRIVATE, CardOptions, TrainConfig
+from captioner.schema import build_options, option_fields
 
 SECRET = "/home/alice/clients"
 ROW = {"epoch": 3, "step": 1200, "CIDEr": 0.4321, "Bleu_4": 0.2}

@@ -22,7 +22,7 @@ from captioner.inference.find_model import find_model
 from captioner.inference.folder import load_model, save_model
 from captioner.inference.names import FREQUENCIES, SHIPPED_MODEL, WEIGHTS
 from captioner.inference.stored_model import StoredModel
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig

@@ -22,7 +22,7 @@ from captioner.inference.captioner import Captioner, load
 from captioner.inference.export import OPSET, digest, export
 from captioner.inference.folder import load_model, save_model
 from captioner.inference.names import CONFIG, GRAPHS, WEIGHTS
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from toy_encoder import PatchEncoder
 
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig
 

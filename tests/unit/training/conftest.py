@@ -12,8 +12,8 @@ import pytest
 from PIL import Image, ImageDraw
 from tiny_data import run_settings, write_captions
 
-from captioner.option_fields import build_options
 from captioner.options import TrainConfig
+from captioner.schema import build_options
 from captioner.training.loop import start
 from captioner.training.setup import prepare
 

@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState
 from captioner.errors import ConfigError, DataError
 from captioner.training.dry_run import disk_needed, dry_run
 from captioner.training.loop import Trainer
-from captioner.training.run import RunFolder
+from captioner.training.run_folder import RunFolder
 from captioner.training.setup import prepare
 
 

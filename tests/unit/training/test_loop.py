@@ -27,7 +27,7 @@ from captioner.inference.stored_model import StoredModel
 from captioner.options import TrainConfig
 from captioner.training.loop import Trainer, start
 from captioner.training.names import METRICS, STEPS
-from captioner.training.run import RunFolder, read_rows
+from captioner.training.run_folder import RunFolder, read_rows
 from captioner.training.setup import prepare
 
 Rows = list[dict[str, float]]
@@ -256,7 +256,7 @@ def test_figures_that_cannot_be_drawn_do_not_end_a_run(
     def overlay(*given: Any, **options: Any) -> None:
         raise ValueError("Key backend: no such backend")
 
-    monkeypatch.setattr("captioner.training.run.overlay", overlay)
+    monkeypatch.setattr("captioner.training.run_folder.overlay", overlay)
     train(configure(training={"epochs": 2, "sample_images": 1}), tmp_path)
 
     assert [row["epoch"] for row in rows(tmp_path)] == [1, 2]

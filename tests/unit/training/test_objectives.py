@@ -19,7 +19,7 @@ from captioner.data.batches import Batch, collate
 from captioner.data.example import Example
 from captioner.inference.reading import ReadingWords
 from captioner.inference.stored_model import StoredModel
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.preprocessing import Preprocessing
 from captioner.model.reading import PhotoReading
 from captioner.options import DecoderConfig, SelfCriticalConfig, TrainConfig, TrainingConfig

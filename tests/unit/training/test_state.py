@@ -20,7 +20,7 @@ from torch import nn
 
 from captioner.errors import CheckpointError, ConfigError
 from captioner.files import check_same
-from captioner.model.captioner import CaptionModel
+from captioner.model.caption_model import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig, TrainingConfig

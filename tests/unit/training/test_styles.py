@@ -19,7 +19,7 @@ from captioner.inference.folder import save_model
 from captioner.text.vocabulary import START, Vocabulary
 from captioner.training.loop import start
 from captioner.training.names import METRICS
-from captioner.training.run import read_rows
+from captioner.training.run_folder import read_rows
 from captioner.training.setup import prepare
 
 OFFSET = 1_000

@@ -26,7 +26,7 @@ from captioner.search.search import search
 from captioner.search.words import SearchTokens
 from captioner.text.vocabulary import START
 from captioner.training.loop import Forward, Trainer
-from captioner.training.run import RunFolder
+from captioner.training.run_folder import RunFolder
 from captioner.training.setup import prepare
 
 DEVICE = torch.device("meta")

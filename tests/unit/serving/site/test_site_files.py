@@ -15,8 +15,8 @@ from toy_captioner import toy_calibrator
 from captioner.data.images import image_size
 from captioner.errors import ConfigError
 from captioner.model.preprocessing import Preprocessing
-from captioner.option_fields import marked, option_fields
 from captioner.options import Role, SearchOptions
+from captioner.schema import marked, option_fields
 from captioner.serving.site import writer
 from captioner.serving.site.onnxruntime_web import FILES
 from captioner.serving.site.writer import write_site

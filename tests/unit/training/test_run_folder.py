@@ -16,7 +16,7 @@ from captioner.caption import Caption
 from captioner.data.example import Example
 from captioner.errors import CheckpointError, DataError
 from captioner.training.names import METRICS, STEPS
-from captioner.training.run import RunFolder, read_rows
+from captioner.training.run_folder import RunFolder, read_rows
 from captioner.training.validation import Sentence
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from captioner.evaluation.calibrate import read_judgements, stored_figures
-from captioner.evaluation.calibration import (
+from captioner.evaluation.fit_confidence import (
     Judged,
     Recipe,
     ScoredCaption,

@@ -13,7 +13,7 @@ from colour_server import Exchange, png, until
 from PIL import Image
 from test_photos import as_json, file, option, parts, text
 
-from captioner.serving import bulk
+from captioner.serving import batch_endpoint
 from captioner.serving.openapi import BatchResponse
 
 PATH = "/v1/batch"
@@ -73,7 +73,7 @@ async def test_limit_of_json_responses(serve, monkeypatch):
     assert "more than 3 photos" in response.error
     assert "Accept: application/x-ndjson" in response.error
     assert len(lines((await open_batch(server, given, **LINES).response()).body)) == 4
-    monkeypatch.setattr(bulk, "MAX_RESULTS", 200)
+    monkeypatch.setattr(batch_endpoint, "MAX_RESULTS", 200)
     response = await open_batch(server, images(*photos(3))).response()
     assert response.status == 413
     assert "more than 200 bytes" in response.error
