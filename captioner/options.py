@@ -545,7 +545,7 @@ class SelfCriticalConfig(Checked):
 
 @dataclass
 class TrainConfig:
-    """A training run: the options of ``captioner train``, saved in the run folder."""
+    """A training run, whose settings are saved in the run folder."""
 
     run_folder: Annotated[Folder, MAY_CHANGE, PRIVATE] = "runs/default"
     """Folder of this run: settings, metrics, samples, checkpoints and the best model."""

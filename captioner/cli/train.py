@@ -41,7 +41,7 @@ class ConfigOptions:
 class TrainCommandOptions(TrainOptions, ConfigOptions):
     """Train a model.
 
-    Settings of the run stand in a YAML file, or after it as SECTION.NAME=VALUE:
+    Settings of the run are read from a YAML file, and then from SECTION.NAME=VALUE:
     captioner train config.yaml training.lr=1e-4 "data.images=[a, b]".
     captioner train --settings lists them all.
     """
