@@ -226,3 +226,14 @@ def test_an_error_in_a_config_file_names_it(tmp_path) -> None:
             train.read_config(*train.train.parser().parse([str(path)]))
         assert expected in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_strangers_cannot_choose_a_search_without_bounds() -> None:
+    unbounded = {
+        name
+        for name, one in option_fields(SearchOptions).items()
+        if one.kind in (int, float) and one.untrusted is None
+        if one.bounds.le is None and (one.bounds.lt is None or one.bounds.lt == math.inf)
+    }
+
+    assert unbounded == set()
