@@ -94,26 +94,31 @@ class Forbidden:
     """Tokens that must not follow the last one or two tokens of a caption."""
 
     def __init__(self, keys: NDArray[np.int64], size: int, xp: Any, device: Any) -> None:
-        """Group the pairs or triples of ``Grammar`` by the tokens before the last one."""
+        """Take the sorted pairs or triples of ``Grammar`` for a vocabulary of V = ``size`` tokens.
+
+        The tokens that are forbidden after a context are next to each other in the keys.
+        """
+        starts = np.flatnonzero(np.diff(keys // size, prepend=-1, append=-1))
+        self.most = int(np.diff(starts).max(initial=0))  # tokens forbidden after one context
         self.xp = xp
-        contexts, place, counts = np.unique(keys // size, return_inverse=True, return_counts=True)
-        # One row of forbidden tokens for each context, filled with V; the last row has only V.
-        rows = np.full((len(contexts) + 1, max(counts, default=0) + 1), size)
-        starts = np.repeat(np.cumsum(counts) - counts, counts)
-        rows[place, np.arange(len(keys)) - starts] = keys % size
-        self.contexts = on_device(np.append(contexts, size**3), xp.int64, xp, device)
-        self.rows = on_device(rows, xp.int64, xp, device)
+        self.keys = on_device(keys, xp.int64, xp, device)
 
     def remove(self, scores: Array, contexts: Array) -> Array:
         """Set the scores (B, K, V) of the tokens forbidden after contexts (B, K) to -inf."""
+        if not self.most:
+            return scores
         xp = self.xp
-        place = xp.searchsorted(self.contexts, contexts)
-        place = xp.where(self.contexts[place] == contexts, place, len(self.rows) - 1)
         batch, beams, size = scores.shape
+        first = contexts * size
+        start, stop = xp.searchsorted(self.keys, first), xp.searchsorted(self.keys, first + size)
+        place = start[..., None] + xp.arange(self.most, device=scores.device)
+        key = self.keys[xp.clip(place, max=len(self.keys) - 1)]
+        # V, after the last token, where fewer tokens than the most are forbidden.
+        token = xp.where(place < stop[..., None], key - first[..., None], size)
         each = xp.arange(batch, device=scores.device)[:, None, None]
         beam = xp.arange(beams, device=scores.device)[None, :, None]
         found = xp.zeros((batch, beams, size + 1), dtype=xp.bool, device=scores.device)
-        found[each, beam, self.rows[place]] = True
+        found[each, beam, token] = True
         return xp.where(found[..., :size], -xp.inf, scores)
 
 
@@ -161,7 +166,8 @@ class Rewards(NoRewards):
         """
         xp = self.xp
         for group in self.wide if self.certainty else ():
-            said = xp.any(xp.isin(tokens, group), axis=2)
+            # For so few values, == is faster than isin.
+            said = xp.any(xp.any(tokens[..., None] == group, axis=3), axis=2)
             own = log_probs[..., group[0]]
             log_probs[..., group[0]] = xp.where(said, own, log_sum_exp(log_probs[..., group]))
 
@@ -205,7 +211,8 @@ class Rewards(NoRewards):
         least = self.endings[tokens[..., -1]]
         if tokens.shape[2] > 1:
             pairs = tokens[..., -2] * len(self.rows) + tokens[..., -1]
-            least = xp.where(xp.isin(pairs, self.not_ending), -xp.inf, least)
+            not_ending = xp.any(pairs[..., None] == self.not_ending, axis=2)
+            least = xp.where(not_ending, -xp.inf, least)
         can_end = xp.isfinite(least)
         end = xp.where(can_end, xp.where(own > least, own, least), own)
         end = xp.where(can_end | (own > SURE_ENDING), end, -xp.inf)
