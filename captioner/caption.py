@@ -106,13 +106,13 @@ class LeftOut:
         """The left-out words, grouped into phrases."""
         return phrases_of(self.words, self.pieces, self.truth)
 
-    def as_dict(self, *, attention: bool = False) -> dict[str, Any]:
+    def to_dict(self, *, attention: bool = False) -> dict[str, Any]:
         """Convert to values that JSON can represent; with ``attention`` also gates and maps."""
         data: dict[str, Any] = {
             "text": self.text,
             "words": list(self.words),
             "log_probs": _rounded(self.log_probs, 4),
-            **_truth_as_dict(self.truth, self.phrases),
+            **_truth_to_dict(self.truth, self.phrases),
         }
         if attention:
             data["gates"] = _rounded(self.gates, 4)
@@ -264,7 +264,7 @@ class Caption:
             left_out=None,
         )
 
-    def as_dict(
+    def to_dict(
         self, *, attention: bool = False, min_confidence: float | None = None
     ) -> dict[str, Any]:
         """Convert to values that JSON can represent.
@@ -278,7 +278,7 @@ class Caption:
             ``confidence`` and ``doubtful``. If the caption has them, also ``truth`` (null for words
             without), ``phrases``, ``left_out``, ``alternatives`` and ``keywords``.
             With attention also the ``map`` of keywords, ``gates``, ``alphas``, ``region``, which is
-            the crop box, ``geometry`` (`Geometry.as_dict`), and a ``method`` that is another.
+            the crop box, ``geometry`` (`Geometry.to_dict`), and a ``method`` that is another.
         """
         data: dict[str, Any] = {
             "text": self.text,
@@ -291,9 +291,9 @@ class Caption:
         if min_confidence is not None:
             data["unsure"] = self.unsure(min_confidence)
         if self.truth is not None:
-            data |= _truth_as_dict(self.truth, self.phrases)
+            data |= _truth_to_dict(self.truth, self.phrases)
         if self.left_out is not None:
-            data["left_out"] = self.left_out.as_dict(attention=attention)
+            data["left_out"] = self.left_out.to_dict(attention=attention)
         if self.alternatives:
             data["alternatives"] = [
                 [{"word": other.word, "log_prob": round(other.log_prob, 4)} for other in words]
@@ -309,7 +309,7 @@ class Caption:
             data["gates"] = _rounded(self.gates, 4)
             data["alphas"] = _rounded(self.alphas, 6)
             data["region"] = [round(side, 6) for side in self.crop_box]
-            data["geometry"] = self.regions.as_dict()
+            data["geometry"] = self.regions.to_dict()
             if self.method != "attention":
                 data["method"] = self.method
         return data
@@ -328,7 +328,7 @@ def _rounded(values: NDArray[np.float32], decimals: int) -> list[Any]:
     return rounded
 
 
-def _truth_as_dict(truth: NDArray[np.float32], phrases: tuple[Phrase, ...]) -> dict[str, Any]:
+def _truth_to_dict(truth: NDArray[np.float32], phrases: tuple[Phrase, ...]) -> dict[str, Any]:
     """Convert the truth of words and phrases to JSON values: null in place of NaN."""
 
     def known(value: float) -> float | None:

@@ -101,7 +101,7 @@ class Geometry(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Geometry:
-        """From ``as_dict``; ConfigError if a number is missing or impossible."""
+        """From ``to_dict``; ConfigError if a number is missing or impossible."""
         try:
             y, x = [Axis(*[float(data[axis][name]) for name in Axis._fields]) for axis in "yx"]
         except (KeyError, TypeError, ValueError) as error:
@@ -125,7 +125,7 @@ class Geometry(NamedTuple):
         """Whether start to stop is the whole photo; needs fractions."""
         return all(axis.start < 1e-6 and axis.stop > 1 - 1e-6 for axis in self)
 
-    def as_dict(self) -> dict[str, dict[str, float]]:
+    def to_dict(self) -> dict[str, dict[str, float]]:
         """``x`` and ``y``, each with ``first``, ``pitch``, ``start`` and ``stop``."""
         return {
             name: {key: round(value, 6) for key, value in axis._asdict().items()}

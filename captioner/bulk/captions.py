@@ -124,7 +124,7 @@ def row(name: str, result: Result) -> Row:
     """A photo's captions, or its error, as JSON data."""
     if result.error is not None:
         return {"image": name, "error": str(result.error)}
-    return {"image": name, "captions": [caption.as_dict() for caption in result.captions]}
+    return {"image": name, "captions": [caption.to_dict() for caption in result.captions]}
 
 
 def encode_rows(rows: Sequence[Row], format: str) -> bytes:  # noqa: A002

@@ -36,7 +36,7 @@ def make_row(name: Name, captions: Sequence[Caption], wording: Wording) -> Row:
     """Return the row of a photo; it has no captions if they are skipped as unsure."""
     least = wording.min_confidence
     entries = [
-        caption.as_dict(min_confidence=least if wording.marks else None) for caption in captions
+        caption.to_dict(min_confidence=least if wording.marks else None) for caption in captions
     ]
     if least is not None and wording.if_unsure == "hedge":
         entries[0]["text"] = captions[0].hedged(least)

@@ -113,7 +113,7 @@ def gallery(entries: Iterable[Entry], **options: Any) -> Page:
     for number, entry in enumerate(entries, 1):
         captions = check_captions(entry.captions, entry.labels)
         items.append(_item(entry, number, wanted.panel_size))
-        shown = [caption.as_dict(attention=True) for caption in captions]
+        shown = [caption.to_dict(attention=True) for caption in captions]
         data.append({"title": entry.title, "labels": list(entry.labels), "captions": shown})
     if not items:
         raise ConfigError("a page needs at least one photo")

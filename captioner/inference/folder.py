@@ -131,7 +131,7 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         "encoder": {
             "name": model.encoder.name,
             "grid": model.grid,
-            "geometry": model.geometry.as_dict(),
+            "geometry": model.geometry.to_dict(),
         },
         "decoder": dataclasses.asdict(stored.decoder),
         "preprocessing": dataclasses.asdict(model.preprocessing),

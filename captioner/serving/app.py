@@ -96,7 +96,7 @@ def captions(photo: Decoded, found: Sequence[Caption], options: Any, **head: Any
     """Render captions as JSON, after the fields of ``head``."""
     how = {"attention": options.attention, "min_confidence": options.min_confidence}
     width, height = photo.size
-    captions = [caption.as_dict(**how) for caption in found]
+    captions = [caption.to_dict(**how) for caption in found]
     return openapi.json_line({**head, "width": width, "height": height, "captions": captions})
 
 

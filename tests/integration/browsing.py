@@ -120,7 +120,7 @@ def assert_as_python(found: list[dict[str, Any]], model: Any, photos: list[Path]
             continue
         assert one["log_probs"] == pytest.approx(caption.log_probs.tolist(), abs=2e-3)
         assert one["confidence"] == pytest.approx(caption.confidence, abs=2e-3)
-        data = caption.as_dict()
+        data = caption.to_dict()
         for name in ("truth", "phrases", "left_out", "keywords"):
             assert_near(one.get(name), data.get(name))
 

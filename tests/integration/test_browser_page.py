@@ -373,7 +373,7 @@ def test_captions_and_gallery_are_those_that_the_command_writes(  # noqa: PLR091
     captions = [served.model.captions(photo, alternatives=5) for photo in photos]
     entries = [Entry(*one, one[0].name) for one in zip(photos, captions, strict=True)]
     plain = [served.model.captions(photo) for photo in photos]
-    texts = [{"image": e.title, "captions": [c.as_dict() for c in p]}
+    texts = [{"image": e.title, "captions": [c.to_dict() for c in p]}
              for e, p in zip(entries, plain, strict=True)]  # fmt: skip
 
     made = json.loads(saved(tab, "JSON").read_text("utf-8"))

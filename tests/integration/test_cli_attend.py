@@ -129,4 +129,4 @@ def test_a_photo_from_standard_input(tiny, photo, tmp_path, monkeypatch, attend)
 
     (entry,) = data_of(tmp_path / "x.html")["entries"]
     caption = load(tiny.model).caption(photo, alternatives=5)
-    assert (entry["title"], entry["captions"]) == ("", [caption.as_dict(attention=True)])
+    assert (entry["title"], entry["captions"]) == ("", [caption.to_dict(attention=True)])

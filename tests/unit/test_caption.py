@@ -114,7 +114,7 @@ def test_left_out_words_follow_the_caption() -> None:
 def test_truth_and_left_out_words_as_json() -> None:
     said = cut(sitting_cat(), 2, TRUTH)
 
-    data = json.loads(json.dumps(said.as_dict(), allow_nan=False))
+    data = json.loads(json.dumps(said.to_dict(), allow_nan=False))
 
     assert (data["text"], data["truth"]) == ("a cat", [None, 0.45])
     assert data["phrases"] == [{"text": "a cat", "truth": 0.45}]
@@ -122,10 +122,10 @@ def test_truth_and_left_out_words_as_json() -> None:
     assert rest.keys() == {"text", "words", "log_probs", "truth", "phrases"}
     assert rest["truth"] == [None, 0.62, None, None, 0.31]
     assert [one["truth"] for one in rest["phrases"]] == [0.62, 0.31]
-    maps = said.as_dict(attention=True)["left_out"]
+    maps = said.to_dict(attention=True)["left_out"]
     assert maps["alphas"] == said.left_out.alphas.tolist()
     assert len(maps["gates"]) == 5
-    plain = sitting_cat().as_dict(attention=True)
+    plain = sitting_cat().to_dict(attention=True)
     assert not plain.keys() & {"truth", "phrases", "left_out"}
 
 

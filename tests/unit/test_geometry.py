@@ -115,11 +115,11 @@ def test_placing_in_a_crop() -> None:
 def test_json_round_trip() -> None:
     geometry = Geometry(RESNET, LITE)
 
-    back = Geometry.from_dict(geometry.as_dict())
+    back = Geometry.from_dict(geometry.to_dict())
 
     assert back.y == pytest.approx(RESNET, abs=1e-6)
     assert back.x == pytest.approx(LITE, abs=1e-6)
-    assert set(geometry.as_dict()["x"]) == {"first", "pitch", "start", "stop"}
+    assert set(geometry.to_dict()["x"]) == {"first", "pitch", "start", "stop"}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_captions_default_to_equal_cells_of_the_crop_box() -> None:
     caption = Caption(("dog",), zeros, np.ones((1, 2, 4), np.float32), zeros, 0.0)
 
     assert caption.regions == Geometry.even((2, 4))
-    stored = caption.as_dict(attention=True)
+    stored = caption.to_dict(attention=True)
     assert stored["region"] == [0, 0, 1, 1]
     assert stored["geometry"]["x"] == {"first": 0.125, "pitch": 0.25, "start": 0, "stop": 1}
-    assert "geometry" not in caption.as_dict()
+    assert "geometry" not in caption.to_dict()

@@ -164,7 +164,7 @@ def test_rows_are_read_as_written(kind) -> None:
         log_prob=-1.5,
         keywords=(Keyword("dog", 0.5),),
     )
-    caption = cut(caption, 1, [np.nan, 0.25]).as_dict()  # a column for every key
+    caption = cut(caption, 1, [np.nan, 0.25]).to_dict()  # a column for every key
     rows = [{"image": "é.jpg", "captions": [caption]}, {"image": "\udcff.jpg", "error": "broken"}]
 
     read = decode_rows(encode_rows(rows, kind), kind)

@@ -62,7 +62,7 @@ def test_the_page_embeds_the_caption() -> None:
 
     assert (plain["palette"], plain["scale"]) == ("", "word")
     assert data["entries"] == [
-        {"title": "x.jpg", "labels": [], "captions": [caption.as_dict(attention=True)]}
+        {"title": "x.jpg", "labels": [], "captions": [caption.to_dict(attention=True)]}
     ]
     assert np.allclose(data["entries"][0]["captions"][0]["alphas"], caption.alphas, atol=1e-6)
     assert data["look"] == {
@@ -172,9 +172,9 @@ def test_a_photo_caption_encodes_its_photo_only_when_shown(monkeypatch: pytest.M
         patch.setattr(Image.Image, "save", None)
         caption = with_photo([plain], shown_photo(photo((1600, 400)), b""))[0]
 
-    assert caption.as_dict(attention=True) == plain.as_dict(attention=True)
+    assert caption.to_dict(attention=True) == plain.to_dict(attention=True)
     assert isinstance(caption.photo, Image.Image)
     assert caption.photo.size == (640, 160)
     ((_, attributes),) = Elements(caption._repr_html_() or "").tags
     data = data_of(str(attributes["srcdoc"]))
-    assert data["entries"][0]["captions"] == [plain.as_dict(attention=True)]
+    assert data["entries"][0]["captions"] == [plain.to_dict(attention=True)]

@@ -166,10 +166,10 @@ def test_the_best_caption_has_keywords(with_reading) -> None:
     assert drawn.words == tuple(one.word for one in best.keywords)
     assert drawn.text == ", ".join(drawn.words)
     assert drawn.alphas.sum(axis=(1, 2)) == pytest.approx(np.ones(2))
-    data = best.as_dict(attention=True)["keywords"][0]
+    data = best.to_dict(attention=True)["keywords"][0]
     odds = best.keywords[0].probability / (1 - best.keywords[0].probability)
     assert np.exp(data["map"]).mean() == pytest.approx(odds, rel=1e-3)
-    assert "map" not in best.as_dict()["keywords"][0]
+    assert "map" not in best.to_dict()["keywords"][0]
     neutral = model.caption(photo(), keywords=3, neutral=True).keywords
     assert {one.word for one in neutral} == {"person", "dog"}
 

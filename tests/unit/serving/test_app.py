@@ -237,7 +237,7 @@ def test_schema_has_every_field_of_a_caption():
         geometry=Geometry.even((3, 4), 0.1, 0, 0.9, 1), method="occlusion", confidence=0.25,
         keywords=(Keyword("dog", 0.75, maps[0]),),
     )  # fmt: skip
-    data = cut(caption, 1, [math.nan, 0.25]).as_dict(attention=True, min_confidence=0.5)
+    data = cut(caption, 1, [math.nan, 0.25]).to_dict(attention=True, min_confidence=0.5)
     assert data.keys() == CaptionResult.model_fields.keys()
     assert CaptionResult(**data).model_dump(exclude_unset=True).keys() == data.keys()
 

@@ -174,7 +174,7 @@ def test_captions_have_everything_that_they_have_in_python(
             ),
             left_out=LeftOut(**fields(more)),
         )  # fmt: skip
-        assert_close(found["caption"], expected.as_dict(attention=True))
+        assert_close(found["caption"], expected.to_dict(attention=True))
         assert found["truths"] == pytest.approx(calibrator.truth.search_truths(z)[:-1].tolist())
         keywords_found += len(expected.keywords or ())
         confidences.add(expected.confidence)
