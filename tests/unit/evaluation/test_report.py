@@ -83,6 +83,29 @@ def test_too_few_images_give_no_intervals_and_no_test() -> None:
     assert strict_json(as_json(report)) == report
 
 
+@pytest.mark.parametrize(
+    ("images", "documents", "expected"),
+    [
+        (1, 100, ["CIDEr of one image is always 0", "; use CIDEr_D"]),
+        (99, 100, ["CIDEr of 99 images is noisy", "; use CIDEr_D"]),
+        (99, 99, ["CIDEr of 99 images is noisy", "; score 100 or more images, or use CIDEr_D"]),
+        (99, None, ["CIDEr of 99 images is noisy", "; score 100 or more images, or use CIDEr_D"]),
+        (100, None, None),
+    ],
+)
+def test_cider_of_fewer_than_100_images_is_noisy(images, documents, expected) -> None:
+    captions = dict.fromkeys(range(images), "a dog runs")
+    references = {i: [f"a dog runs {i}"] for i in range(100)}
+    frequencies = documents and count_frequencies({i: references[i] for i in range(documents)})
+
+    report, _ = build(captions, CaptionEvaluator(references, frequencies))
+
+    found = [one for one in report["warnings"] if "CIDEr" in one]
+    assert len(found) == (expected is not None)
+    for warning in found:
+        assert all(part in warning for part in expected)
+
+
 def test_a_clearly_better_system_is_significantly_better() -> None:
     found = difference(FEW.good, FEW.poor, evaluator(frequencies=FREQUENCIES))["metrics"]
 

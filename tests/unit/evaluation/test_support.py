@@ -34,6 +34,12 @@ def test_support_by_hand() -> None:
     assert [one["agreement"] for one in images.values()] == pytest.approx([2, 5 / 4, 0])
 
 
+def test_supported_words_are_stored_as_two_counts() -> None:
+    counts = CaptionEvaluator(REFERENCES).score(CAPTIONS).counts["supported_words"]
+
+    assert counts.tolist() == [[2, 3], [3, 3], [0, 0]]
+
+
 def test_support_of_resamples() -> None:
     drawn = CaptionEvaluator(REFERENCES).score(CAPTIONS).resample([[2, 1, 0], [0, 0, 3]])
 

@@ -133,6 +133,29 @@ def test_a_wide_word_has_the_probability_of_the_words_that_it_covers() -> None:
     assert found[1].token_log_probs[0] == pytest.approx(math.log(0.97), abs=1e-4)
 
 
+def test_a_caption_does_not_end_after_a_pair_that_ends_no_human_caption() -> None:
+    table = prefix_table(
+        {
+            (): (0.02, 0.9, 0.02, 0.02, 0.02, 0.02),
+            (A,): (0.02, 0.02, 0.9, 0.02, 0.02, 0.02),
+            (A, CAT): (0.02, 0.02, 0.02, 0.02, 0.9, 0.02),
+        },
+        (0.9, *[0.02] * 5),
+    )
+    worth = Worth(
+        np.array([[0.9, 0.3, 0.3]], np.float32), ROWS, grammar({CAT: 0.5, DOG: 0.5}, ((A, CAT),))
+    )
+    options = SearchOptions(beam_size=3, certainty=0.5)
+
+    ((allowed,),) = search(
+        TableStepper([table]), options, worth=worth._replace(grammar=grammar({CAT: 0.5, DOG: 0.5}))
+    )
+    ((forbidden,),) = search(TableStepper([table]), options, worth=worth)
+
+    assert allowed.tokens == [A, CAT]
+    assert forbidden.tokens == [A, CAT, DOG]
+
+
 def test_samples_do_not_depend_on_the_reading() -> None:
     options = SearchOptions(beam_size=1, temperature=1.0, num_captions=5)
     truths = np.array([[0.9, 0.001, 0.9]], np.float32)
