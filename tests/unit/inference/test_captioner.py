@@ -106,9 +106,7 @@ def test_methods_work_in_half_precision_and_inside_inference_mode(photos: list[P
 
 
 def test_invalid_methods_raise(captioner: Captioner, photos: list[Path]):
-    with pytest.raises(
-        ConfigError, match="method is 'lime'; give one of attention, attention_gate"
-    ):
+    with pytest.raises(ConfigError, match="method is 'lime'; use one of attention, attention_gate"):
         captioner.caption(photos[0], method="lime")
     ensemble = ensemble_of(stored(), stored(seed=81))
     assert ensemble.caption(photos[0], method="attention_gate").method == "attention_gate"
