@@ -34,7 +34,7 @@ def table(name: str) -> str:
         f"| `{f.name}` | {_value(shipped[f.name])} | {_value(f.default)} | {_cell(f.help)} |"
         for f in fields
     ]
-    head = ["| option | shipped model | other models | effect |", "|---|---|---|---|"]
+    head = ["| option | shipped model | default | effect |", "|---|---|---|---|"]
     return "\n".join([*head, *rows, ""])
 
 

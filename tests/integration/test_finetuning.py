@@ -91,8 +91,8 @@ def test_data_and_images_prepare_and_train(own, capsys) -> None:
     [
         (
             ["captions.csv"],
-            "captions.csv contains captions, not settings; to train on it, run captioner train --data "
-            "captions.csv --images FOLDER --init-from shipped",
+            "captions.csv contains captions, not settings; to train on it, run captioner train "
+            "--data captions.csv --images FOLDER --init-from shipped",
         ),
         (["photos/1.jpg"], "photos/1.jpg is not valid YAML: "),
         ([*DATA, "--val", "0"], "captions.csv has no validation photos; set val"),
