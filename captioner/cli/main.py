@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
+    if argv is None:
+        _warn_of_other_code()
     group = [arguments.pop(0)] if arguments[:1] == ["prepare"] else []
     if not arguments or arguments[0] in ("-h", "--help"):
         listed = [line for line in COMMANDS.items() if line[0].startswith("".join(group))]
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] == "--version":
         from captioner.version import __version__
 
-        print(f"captioner {__version__}")
+        print(f"captioner {__version__} from {Path(__file__).parents[1]}")
         return OK
     command, rest = " ".join([*group, arguments[0]]), arguments[1:]
     if command not in COMMANDS:
@@ -98,6 +100,16 @@ def _open_missing_streams() -> None:
         stream = getattr(sys, name)
         if stream is None or getattr(stream, "closed", False):
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _warn_of_other_code() -> None:
+    """Warn if the current folder is a checkout with other code than the package that runs."""
+    with suppress(OSError):  # a file that may not be read
+        if Path("captioner", "cli", "main.py").is_file():
+            from captioner.cli.checkout import other_code
+
+            if warning := other_code(Path()):
+                _fail(warning, OK)
 
 
 def function_of(command: str) -> Any:
