@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 from threading import Thread
 
@@ -73,6 +74,78 @@ def test_links_to_other_sites_are_listed_and_followed(script) -> None:
     assert "refused" in check.problem(f"{address}/here")
 
 
+# --- the tutorials -------------------------------------------------------------------------------
+
+SMALL_ENVIRONMENT = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class ExtrasAreMissing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {modules}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, ExtrasAreMissing())
+"""
+"""A ``sitecustomize`` module that hides every package that only an extra installs."""
+
+TRUE_OF_THE_PHOTOS = """
+assert caption.gates.argmin() == 0, "the first word has the smallest gate"
+assert caption.left_out, "the figure shows words that were left out"
+assert wrong.confidence < caption.confidence / 2, "the wrong caption is much less confident"
+"""
+"""What the text of the first tutorial claims, as a cell."""
+
+
+def modules_of_extras() -> set[str]:
+    """Return the modules of all packages that an extra requires, except for Jupyter's packages."""
+    requirements = [
+        re.fullmatch(r"([\w-]+).*extra == ['\"]([\w-]+)['\"]", requirement)
+        for requirement in requires("captioner") or ()
+    ]
+    named = {
+        found[1].lower().replace("-", "_")
+        for found in requirements
+        if found and found[2] not in ("docs", "dev", "dev-all")
+    }
+    return {
+        module
+        for module, packages in packages_distributions().items()
+        if named & {package.lower().replace("-", "_") for package in packages}
+    } - {"captioner"}
+
+
+@pytest.mark.slow
+def test_first_tutorial_runs_twice_without_extras(tmp_path, monkeypatch) -> None:
+    """A reader has what the README installs, and Jupyter."""
+    nbformat = pytest.importorskip("nbformat")
+    from nbclient import NotebookClient
+
+    modules = modules_of_extras()
+    assert {"torch", "timm", "fastapi"} <= modules
+    (tmp_path / "sitecustomize.py").write_text(SMALL_ENVIRONMENT.format(modules=modules))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "assets").symlink_to(ROOT / "assets")
+    notebook = nbformat.read(ROOT / "docs" / "first_caption.ipynb", as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell(TRUE_OF_THE_PHOTOS))
+
+    for _ in range(2):
+        resources = {"metadata": {"path": tmp_path / "docs"}}
+        NotebookClient(notebook, timeout=300, resources=resources).execute()
+
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    printed = "".join(output["text"] for output in outputs if output.output_type == "stream")
+    assert "great_dane.jpg: a woman with a brown dog" in printed
+
+
+def test_second_tutorial_names_the_extra_that_it_needs() -> None:
+    notebook = json.loads((ROOT / "docs" / "attention_explained.ipynb").read_text("utf-8"))
+
+    assert "pip install '.[torch]' notebook" in "".join(notebook["cells"][0]["source"])
+
+
 # --- the build -----------------------------------------------------------------------------------
 
 
@@ -116,7 +189,7 @@ def test_notebooks_show_their_output(site) -> None:
     first = (site / "first_caption.html").read_text("utf-8")
     explained = (site / "attention_explained.html").read_text("utf-8")
 
-    assert "assets/examples/chelsea.jpg: " in first
+    assert "assets/great_dane.jpg: " in first
     assert "largest difference from caption.alphas: " in explained
     for page, picture in re.findall(r'src="((\w+)_files/[\w.]+)"', first + explained):
         assert (site / page).is_file(), picture
