@@ -340,7 +340,7 @@ class SearchOptions(Checked):
     caption early rather than write something false. 0: write whole sentences. Needs a model with a
     reading of the photo, such as the shipped model."""
     block_repeats: Annotated[bool, Role.WHOLE_WORDS] = False
-    """Never use a content word twice in a caption. Words such as a, the, with and of may repeat."""
+    """Never use a word twice in a caption. Words such as a, the, with, of and two may repeat."""
     forced_words: Annotated[_Words, Role.BEAM_SEARCH, Role.NOT_IN_BROWSER] = ()
     """Write only captions that contain all of these words, such as "dog, grass". Each word adds
     beam_size beams, which takes time."""

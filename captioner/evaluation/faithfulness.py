@@ -45,7 +45,7 @@ from captioner.inference.engine import Ensemble, Prepared
 from captioner.inference.torch_engine import TorchEngine
 from captioner.model.explanations import WordScorer
 from captioner.options import ExplanationMethod, FaithfulnessOptions, SearchOptions
-from captioner.text.vocabulary import FUNCTION_WORDS, UNKNOWN
+from captioner.text.vocabulary import UNKNOWN, is_content_word
 
 T = TypeVar("T")
 
@@ -188,17 +188,15 @@ class Word(NamedTuple):
     """By level: (curves, orders, S + 1)."""
 
 
-def content_words(words: Sequence[str], tokens: Sequence[int], limit: int) -> Indices:
-    """Positions of the words that name something, at most ``limit``, spread evenly.
+def measured_positions(words: Sequence[str], tokens: Sequence[int], limit: int) -> Indices:
+    """Return the positions of the content words to measure: at most ``limit``, spread evenly.
 
-    Not function words ("a", "with"), unknown words and, of a sub-word tokenizer, punctuation.
+    Words outside the vocabulary are not measured.
     """
     positions = [
         position
         for position, (word, token) in enumerate(zip(words, tokens, strict=True))
-        if token != UNKNOWN
-        and word.casefold() not in FUNCTION_WORDS
-        and any(map(str.isalnum, word))
+        if token != UNKNOWN and is_content_word(word.casefold())
     ]
     return np.array(_spread(positions, limit), dtype=np.intp)
 
@@ -236,7 +234,7 @@ def measure_photo(
         given = vocabulary.encode(vocabulary.tokenize(reference))
         caption = ensemble.score(memories, [[given]], start).hypothesis(0, given)
     words = vocabulary.shown(caption.tokens)
-    positions = content_words(words, caption.tokens, options.max_words)
+    positions = measured_positions(words, caption.tokens, options.max_words)
     if not len(positions):
         return []
     scorer = WordScorer(engine.exact_decoder, start, caption.tokens)

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.text.vocabulary import END, FUNCTION_WORDS, UNKNOWN, Vocabulary
+from captioner.text.vocabulary import END, FUNCTION_WORDS, NUMBERS, UNKNOWN, Vocabulary
 
 LEAST_SHARE = 0.02
 """A caption may end after a word if at least this share of its occurrences end a human caption."""
@@ -73,7 +73,7 @@ class Grammar:
             for key in [key for key in counter if UNKNOWN in _tokens(key, size)]:
                 del counter[key]
         shares = ends / (words + 10)  # a rare word may end captions by chance
-        shares[vocabulary.whole_words(FUNCTION_WORDS)] = 0.0
+        shares[vocabulary.whole_words(FUNCTION_WORDS | NUMBERS)] = 0.0
         shares[shares < LEAST_SHARE] = 0.0
         not_ending = [
             key

@@ -16,7 +16,13 @@ from captioner.errors import ConfigError
 from captioner.options import Role, SearchOptions
 from captioner.schema import marked
 from captioner.text.tokenizer import normalize, tokenize
-from captioner.text.vocabulary import BAD_ENDINGS, FUNCTION_WORDS, SPECIAL_NAMES, Vocabulary
+from captioner.text.vocabulary import (
+    BAD_ENDINGS,
+    FUNCTION_WORDS,
+    NUMBERS,
+    SPECIAL_NAMES,
+    Vocabulary,
+)
 
 _GROUPS = {
     "person": """
@@ -51,8 +57,11 @@ WIDE_WORDS = {word: wide for word, wide in NEUTRAL_WORDS.items() if wide in _WID
 """The word that covers each word with a sex or age, for ``worth.Worth.wide``."""
 
 
-REPEATABLE = FUNCTION_WORDS - {"back", "front", "side", "top"}
-"""Words that may repeat if ``block_repeats`` is set; not "the side of the side"."""
+REPEATABLE = (FUNCTION_WORDS | NUMBERS) - {"back", "front", "side", "top"}
+"""Words that a caption may contain twice even if ``block_repeats`` is set.
+
+The four nouns are excluded, because otherwise the search writes "the side of the side".
+"""
 
 
 class PeopleTokens(NamedTuple):

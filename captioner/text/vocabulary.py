@@ -34,7 +34,7 @@ of in on at to for with from by into onto upon near beside between among against
 and or but while as than that which who whose where when because before after during
 is are am was were be been being has have
 """
-_ALSO_TWICE = """
+_OTHER_FUNCTION_WORDS = """
 's n't not no it he she they him her them himself herself itself themselves there here other
 another each both all one up down out off over under through around across along top front back
 side next
@@ -43,10 +43,11 @@ side next
 BAD_ENDINGS = frozenset(_NOT_LAST.split())
 """Words that no complete caption ends with ("... with a")."""
 
-FUNCTION_WORDS = BAD_ENDINGS | frozenset(_ALSO_TWICE.split())
-"""Words that may occur twice in a good caption ("a dog on top of a box")."""
+NUMBERS = frozenset(("two", "three", "four", "five"))
+"""Content words that may repeat in a caption and that no caption ends with, like function words."""
 
-_NEVER_CONTENT = FUNCTION_WORDS - {"two", "three", "four", "five"}
+FUNCTION_WORDS = (BAD_ENDINGS | frozenset(_OTHER_FUNCTION_WORDS.split())) - NUMBERS
+"""Words that are not content words, such as articles, prepositions and pronouns."""
 
 BLANK = "\N{OPEN BOX}"
 """Shown for a piece that is a space."""
@@ -63,7 +64,7 @@ def is_content_word(word: str) -> bool:
 
 def content_words(words: Iterable[str]) -> list[bool]:
     """Return `is_content_word` of each word; for a vocabulary, faster than word by word."""
-    return [word not in _NEVER_CONTENT and any(map(str.isalpha, word)) for word in words]
+    return [word not in FUNCTION_WORDS and any(map(str.isalpha, word)) for word in words]
 
 
 @dataclass(repr=False)

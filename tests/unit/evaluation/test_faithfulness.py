@@ -21,9 +21,9 @@ from captioner.evaluation.faithfulness import (
     ORDERS,
     Versions,
     Word,
-    content_words,
     measure,
     measure_photo,
+    measured_positions,
     region_orders,
     summarize,
 )
@@ -92,11 +92,11 @@ def test_centre_order_uses_the_encoders_region_positions() -> None:
     assert found[0, 0] == 1
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(9, [1, 2, 4]), (2, [1, 2]), (1, [1])])
-def test_content_words(limit, expected) -> None:
-    words = ("a", "dog", "runs", "on", "grass", ".", "<unk>")
+@pytest.mark.parametrize(("limit", "expected"), [(9, [0, 1, 2, 4]), (2, [0, 2]), (1, [0])])
+def test_content_words_are_measured(limit, expected) -> None:
+    words = ("Two", "dogs", "run", "on", "grass", ".", "<unk>")
 
-    assert content_words(words, [4, 5, 6, 7, 8, 9, UNKNOWN], limit).tolist() == expected
+    assert measured_positions(words, [4, 5, 6, 7, 8, 9, UNKNOWN], limit).tolist() == expected
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_words_are_those_of_the_generated_caption(captioner, image) -> None:
     words = measure_photo(captioner, image, options, captioner.options())
 
     tokens = captioner.stored.vocabulary.encode(caption.words)
-    at = content_words(caption.words, tokens, 50)
+    at = measured_positions(caption.words, tokens, 50)
     assert [one.word for one in words] == [caption.words[position] for position in at]
     np.testing.assert_allclose([one.log_prob for one in words], caption.log_probs[at], atol=1e-4)
 
