@@ -133,12 +133,15 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
                 parts = [part.strip() for part in text.split(",")] if field.is_list else [text]
                 values = [_read(field, part, entry=field.is_list) for part in parts]
             except argparse.ArgumentTypeError as error:
-                self.error(f"variable {variable}: {error}")
+                self.error(f"the environment variable {variable} {error}")
             given[name] = values if field.is_list else values[0]
         return given
 
     def error(self, message: str) -> NoReturn:
         """Raise an error instead of printing the usage."""
+        message = re.sub(r"^argument (.+?): (?=is )", r"\1 ", message)
+        message = re.sub(r"^argument (.+): expected .*", r"\1 needs a value", message)
+        message = re.sub(r"^the following arguments are required: ", "missing arguments: ", message)
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
     # --- options ---------------------------------------------------------------------------------
@@ -307,7 +310,7 @@ def _read(field: OptionField, text: str, *, entry: bool = False) -> Any:
             return [value] if field.is_list and not entry else value
     except (ValueError, KeyError):
         pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not allowed; use {field.allowed_entry}")
+    raise argparse.ArgumentTypeError(f"is {text!r}; use {field.allowed_entry}")
 
 
 # --- checks of several commands ------------------------------------------------------------------

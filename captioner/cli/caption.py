@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class NotFor(enum.Enum):
-    """Ways to caption that an option does not support, marked in its annotation."""
+    """Modes of captioning that do not support an option, marked in the option's annotation."""
 
     RAY = "--engine ray"
     VIDEOS = "--every"
@@ -54,33 +54,34 @@ class CaptionOptions(CaptionRayOptions, ModelOptions, SidecarOptions, PhotoOptio
     """Caption photos, folders of photos, a photo from standard input (-), or videos."""
 
     output: Annotated[str, Shown("FILE", ("-o", "--output"))] | None = None
-    """Output file; its extension selects the format, such as .csv or .jsonl; with --engine ray a
-    folder (default: standard output, which is also -)."""
+    """Write captions to this file. Its extension selects the format, such as .csv or .jsonl
+    (default: standard output, also written as -). With --engine ray: write to this folder."""
     format: Literal[FormatName, "parquet"] | None = None
-    """Output format (default: by the extension, or text; --engine ray: jsonl or parquet)."""
+    """Write this format (default: the format of the file's extension, otherwise text). With
+    --engine ray: jsonl (default) or parquet."""
     annotations: Annotated[File | None, NotFor.RAY, NotFor.VIDEOS] = None
-    """COCO annotations file that maps file names to image ids, for --format coco."""
+    """Look up image ids by file name in this COCO captions file; for --format coco."""
     min_confidence: Annotated[float, Interval(ge=0, le=1), Shown("P"), NotFor.RAY] | None = None
-    """Captions with a confidence below P (0 to 1) are unsure, see if_unsure (default: 0.5 with
-    --if-unsure); requires a calibrated model (the shipped model is)."""
+    """Treat captions with a confidence below P (0 to 1) as unsure; see --if-unsure. Default: 0.5 if
+    --if-unsure is set, otherwise off. Needs a calibrated model, such as the shipped model."""
     if_unsure: Annotated[Literal["mark", "skip", "hedge"] | None, NotFor.RAY] = None
-    """What to do with unsure captions: mark them in text, JSON and CSV (the default), skip them, or
-    hedge: write "perhaps a dog ..."."""
+    """Choose what happens to unsure captions. mark: add a note in text, JSON and CSV (default).
+    skip: leave them out. hedge: write "perhaps a dog ..."."""
     sentence_case: Annotated[bool, NotFor.RAY] = False
     """Begin captions with a capital letter and end them with a full stop."""
     every: Annotated[str, Shown("TIME"), NotFor.RAY] | None = None
-    """Caption videos instead of photos: a frame at this interval (5s, 0.5s, 2m), or the first of
-    each shot (shot). Equal captions that follow each other become one."""
+    """Caption videos instead of photos. A time (5s, 0.5s, 2m): one frame per interval. shot: the
+    first frame of each shot. Equal captions in a row are merged into one."""
     resume: Annotated[bool, NotFor.VIDEOS] = False
-    """Keep what an earlier run with the same -o FILE finished, and caption the photos that are new
-    or changed since then."""
+    """Keep the captions in -o FILE from an earlier run, and caption only the photos that are new or
+    have changed since."""
     force: bool = False
     """Overwrite existing output."""
 
 
 @command("caption", "PHOTO|FOLDER|-... [options]", CaptionOptions, SearchOptions)
 def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
-    """Caption all photos; report those that failed."""
+    """Caption all photos, and report the photos that failed."""
     if options.if_unsure and options.min_confidence is None:
         options = replace(options, min_confidence=0.5)
     if on_ray(options):
@@ -99,7 +100,9 @@ def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
         formats=(VIDEO,) if options.every else FORMATS,
     )
     if kind.name == "vtt" and len(photos.paths) > 1:
-        raise ConfigError(f"--format vtt is for one video, not {len(photos.paths)}; give .json")
+        raise ConfigError(
+            f"--format vtt is for one video, not {len(photos.paths)}; write .json instead"
+        )
     names: dict[Path, Name] = {photo: str(photo) for photo in photos.paths}
     if kind.name == "coco":
         names = {**image_ids(photos.paths, options.annotations)}
@@ -114,14 +117,14 @@ def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
         with ExitStack() as stack:
             if store is not None:
                 store.subfolders = photos.subfolders
-                if target is None:  # else FILE would lack those that are finished
+                if target is None:  # with -o FILE, the file would lack the finished photos
                     stack.enter_context(hint(store.finished, "with --skip-existing"))
                 rows = store.write_all(names, captioned)
             elif target and lasting and (target.is_file() or not target.exists()):
                 how: Any = {"kind": kind, "resume": options.resume, "force": options.force}
                 settings = _settings(options, search, wording)
                 rows = stack.enter_context(continued(target, names, captioned, settings, **how))
-            else:  # a pipe or a device, or a photo from one, or videos: cannot be continued
+            else:  # a pipe, a device or a video cannot be continued
                 rows = captioned([*names])
             file = sys.stdout if target is None else stack.enter_context(atomic_open(target))
             failed, written = _write(file, kind, rows, options.min_confidence)
@@ -142,49 +145,49 @@ def _check(
     kind: CaptionFormat,
     search: SearchOptions,
 ) -> None:
-    """Check that the options go together, and that the output can be written and has room."""
+    """Check that the options fit together, and that the output can be written and has room."""
     if options.every:
         _check_videos(options)
     if kind.name != "coco":
         refuse(options, ("annotations",), f"is for --format coco, not {kind.name}; leave it out")
     if kind.medium == "videos" and not options.every:
         raise ConfigError(
-            f"--format {kind.name} is for videos; give --every 5s too, or another format"
+            f"--format {kind.name} is for videos; add --every 5s, or use another format"
         )
     if kind.medium == "photos" and options.every:
-        raise ConfigError(f"--format {kind.name} is for photos; leave out --every, or give json")
+        raise ConfigError(f"--format {kind.name} is for photos; leave out --every, or use json")
     if store is not None:
-        refuse(options, ("resume",), "continues an -o FILE alone; give --skip-existing instead")
+        refuse(options, ("resume",), "is only for -o FILE; use --skip-existing instead")
         if "-" in options.photos:
-            raise ConfigError("standard input (-) has no name to write a caption to; give files")
+            raise ConfigError("standard input (-) has no file name for a caption; pass files")
         if store.existing == "skip" and options.output is not None:
             raise ConfigError(
-                "--skip-existing and -o cannot be combined: FILE would lack the photos that have "
-                "a caption; leave one of them out"
+                "--skip-existing and -o cannot be combined, because FILE would lack the photos "
+                "that already have a caption; leave one of them out"
             )
     if target is None:
-        refuse(options, ("resume",), "continues with an output file; give -o FILE too")
+        refuse(options, ("resume",), "needs an output file to continue; add -o FILE")
     new_file(target, options.force or options.resume)
     beside = flags_given(options, *marked(CaptionOptions, PLACE))
     for single in [*beside, *[f"--format {kind.name}"] * kind.one_caption]:
         if search.num_captions > 1:
-            raise ConfigError(f"{single} has one caption per photo; give --num-captions 1")
+            raise ConfigError(f"{single} writes one caption per photo; use --num-captions 1")
         if search.keywords and not beside:
-            raise ConfigError(f"{single} has no keywords; leave out --keywords, or give .json")
+            raise ConfigError(f"{single} has no keywords; leave out --keywords, or write .json")
         if options.min_confidence is not None and options.if_unsure in (None, "mark"):
             raise ConfigError(
-                f"--min-confidence marks captions in text, JSON and CSV, not {single}; leave one "
-                "out, or give --if-unsure skip or hedge"
+                f"--min-confidence marks captions only in text, JSON and CSV, but {single} is set; "
+                "leave one of them out, or add --if-unsure skip or hedge"
             )
 
 
 def _check_videos(options: CaptionOptions) -> None:
-    """Raise ConfigError for an option that videos do not have."""
+    """Raise an error for an option that videos do not support."""
     require_extra("video", "--every")
     for_photos = marked(CaptionOptions, PLACE) + marked(CaptionOptions, NotFor.VIDEOS)
-    refuse(options, for_photos, "is for photos; leave it out, or --every")
+    refuse(options, for_photos, "is for photos; leave out this option, or --every")
     if "-" in options.photos:
-        raise ConfigError("videos cannot be read from standard input (-); give files")
+        raise ConfigError("videos cannot be read from standard input (-); pass files")
     read_interval(str(options.every))
 
 
@@ -221,7 +224,7 @@ def _photo_rows(
     search: SearchOptions,
     wording: Wording,
 ) -> Iterator[Row]:
-    """Caption photos; yield each photo's captions, or its error, as they are generated."""
+    """Caption photos, and yield the captions or the error of each photo as soon as it is ready."""
     sources = (sys.stdin.buffer if photo == STDIN else photo for photo in names)
     results = model.stream(sources, batch_size=batch_size, keep_photos=False, **vars(search))
     bar = photo_bar(results, shown=len(names) > 1, total=len(names))
@@ -229,16 +232,16 @@ def _photo_rows(
         if result.error is not None:
             yield {"error": str(result.error)}
         elif not result.captions[0].words:
-            problem = "the model writes no words for it; give --min-length 1, or train it longer"
+            problem = "the model writes an empty caption; add --min-length 1, or train it longer"
             yield {"error": f"{name}: {problem}"}
         else:
             yield make_row(name, result.captions, wording)
 
 
 def _settings(options: ModelOptions, search: SearchOptions, wording: Wording) -> dict[str, Any]:
-    """Return all that captions depend on besides the photos, by option.
+    """Return all settings that affect the captions, by option.
 
-    A run is continued only with the same settings.
+    A run can be continued only with the same settings.
     """
     how = {name: getattr(options, name) for name in option_fields(DeviceOptions)}
     given = how | wording._asdict() | dataclasses.asdict(search)
@@ -255,7 +258,11 @@ def _write(
     rows: Iterable[Row],
     min_confidence: float | None,
 ) -> tuple[int, int]:
-    """Write captions, and errors to standard error; return how many failed and were written."""
+    """Write captions to the file, and errors to standard error.
+
+    Returns:
+        The number of photos that failed, and of captions that were written.
+    """
     failed, unsure, written = 0, 0, 0
 
     def succeeded() -> Iterator[Row]:
@@ -280,9 +287,9 @@ def _write(
 
 
 def _on_ray(options: CaptionOptions, search: SearchOptions) -> int:
-    """Check the options, and caption on a cluster; return the exit code."""
+    """Check the options, caption on a cluster, and return the exit code."""
     unsupported = (*option_fields(SidecarOptions), *marked(CaptionOptions, NotFor.RAY))
-    refuse(options, unsupported, "cannot be combined with --engine ray")
+    refuse(options, unsupported, "cannot be combined with --engine ray; leave one of them out")
     listed = [] if options.from_file is None else read_names(options.from_file)
     return caption_on_ray(
         [*options.photos, *(name for _, name in listed)],

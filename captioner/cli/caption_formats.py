@@ -1,11 +1,11 @@
 """The output formats of ``captioner caption``.
 
-A format is a class in this file: its name and extension, what it can hold, and how it is written.
-To add one, write the class, and add it to `FORMATS` and its name to `FormatName`. Everything else,
-such as the help of ``--format`` and the choice by ``-o``, follows from these.
+Each format is a class in this file, with its name, its extension, what it can represent and how it
+is written. To add a format, write the class, add it to `FORMATS`, and add its name to `FormatName`.
+Everything else, such as the help of ``--format`` and the choice by ``-o``, follows from these.
 
-With ``--resume``, a file that somebody has corrected keeps its rows, in their order and with
-columns of their own. A format that supports this also reads its rows, see `CaptionFormat.read`.
+With ``--resume``, a file that somebody has corrected keeps its rows in their order, and keeps its
+additional columns. A format that supports this can also read its rows; see `CaptionFormat.read`.
 """
 
 from __future__ import annotations
@@ -25,28 +25,32 @@ from captioner.errors import ConfigError
 from captioner.messages import clock, first_line, printable
 
 FormatName = Literal["text", "json", "jsonl", "csv", "coco", "vtt"]
+_DRAWN = (".html", ".png", ".jpg", ".jpeg", ".svg", ".pdf", ".gif", ".webp", ".npz")
+"""Extensions of figures, animations and pages, which ``captioner attend`` writes."""
 
 
 class CaptionFormat:
-    """A format of captions."""
+    """An output format of captions."""
 
     name: FormatName
     extension: str
     one_caption = False
-    """Whether a photo has one caption only, without keywords and marks of unsure captions."""
+    """True if a photo has one caption only, without keywords and marks of unsure captions."""
     medium: Literal["photos", "videos"] | None = None
-    """The only input that the format can describe; None: both."""
+    """The only kind of input that the format can describe; None if it can describe both."""
 
     def write(self, file: IO[str], rows: Iterable[Row]) -> None:
-        """Write rows as they are generated; a row with ``kept`` is written as it was read."""
+        """Write rows as they are generated. A row with ``kept`` is written as it was read."""
         raise NotImplementedError
 
     def read(self, text: str, names: Iterable[Name]) -> Iterable[Row]:  # noqa: ARG002
-        """Read the rows of a file that is continued; ``names`` are its possible photos.
+        """Read the rows of a file that is continued.
 
-        Raises:
-            ValueError, TypeError, LookupError, csv.Error: It is damaged, or not such a file. The
-                argument of a KeyError is what it lacks.
+        Args:
+            text: The content of the file.
+            names: Names of the photos that the file may contain. Raises:
+            ValueError, TypeError, LookupError, csv.Error: The file is damaged, or not in this
+                format. The argument of a KeyError names the part that is missing.
         """
         raise ValueError("rows of this format cannot be kept")
 
@@ -55,7 +59,7 @@ class _Text(CaptionFormat):
     name, extension = "text", ".txt"
 
     def write(self, file: IO[str], rows: Iterable[Row]) -> None:
-        """Write a line per caption. A terminal, which people read, also gets the confidence."""
+        """Write a line per caption. On a terminal, for human readers, add the confidence."""
         for row in rows:
             if "kept" in row:
                 print(row["kept"], file=file)
@@ -147,7 +151,7 @@ class _Csv(CaptionFormat):
 
 
 class _Coco(CaptionFormat):
-    """COCO results; photos are named by their image ids."""
+    """COCO results, in which photos are named by their image ids."""
 
     name, extension = "coco", ".json"
     one_caption, medium = True, "photos"
@@ -182,49 +186,56 @@ class _WebVtt(CaptionFormat):
 FORMATS: dict[str, CaptionFormat] = {
     one.name: one for one in (_Text(), _Json(), _JsonLines(), _Csv(), _Coco(), _WebVtt())
 }
-"""The formats by name. Of several formats with one extension, the first is the default."""
+"""The formats by name. If several formats have the same extension, the first is its default."""
 
 
 def choose_format(given: str | None, target: Path | None) -> CaptionFormat:
-    """Return the format of ``--format``, or of the output file's extension, or text.
+    """Return the format set by ``--format``, otherwise that of the output file, otherwise text.
 
     Raises:
-        ConfigError: The extension is unknown, or belongs to another format than the one given.
+        ConfigError: The extension is unknown, or belongs to a different format than ``--format``.
     """
     suffix = "" if target is None else target.suffix.lower()
     extensions = dict.fromkeys(one.extension for one in FORMATS.values())
     possible = [one for one in FORMATS.values() if one.extension == suffix]
     if given == "parquet":
-        raise ConfigError("--format parquet is for --engine ray; add it, or give another format")
+        raise ConfigError("--format parquet is for --engine ray; add it, or use another format")
     if given is None and suffix and not possible:
+        attend = suffix in _DRAWN
+        hint = f"; to show where the model looked, run captioner attend -o {target}" * attend
         raise ConfigError(
-            f"-o {target}: unknown extension {suffix}; use {', '.join(extensions)} or give --format"
+            f"-o {target} has an unknown extension; use {', '.join(extensions)}, or set --format"
+            f"{hint}"
         )
     chosen = FORMATS[given] if given else (possible or [*FORMATS.values()])[0]
     if possible and chosen not in possible:
-        raise ConfigError(f"--format {given} contradicts -o {target}; leave out --format")
+        raise ConfigError(f"--format {given} does not fit -o {target}; leave out --format")
     return chosen
 
 
 def read_rows(path: Path, kind: CaptionFormat, names: Iterable[Name]) -> list[Row]:
-    """Read the rows of an output file; ``names`` are its possible photos.
+    """Read the rows of an output file.
 
-    Raises:
+    Args:
+        path: The file.
+        kind: Its format.
+        names: Names of the photos that the file may contain. Raises:
         ConfigError: The file is damaged, or not in this format.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
         return [*kind.read(text, names)] if text.strip() else []
     except (ValueError, TypeError, LookupError, csv.Error) as error:
-        reason = f"it lacks {error.args[0]}" if isinstance(error, KeyError) else first_line(error)
+        missing = isinstance(error, KeyError)
+        reason = f"{error.args[0]} is missing" if missing else first_line(error)
         raise ConfigError(
             f"{path} cannot be continued as a {kind.name} file of captions ({reason}); repair it, "
-            "or give --force to overwrite it, or another name"
+            "add --force to overwrite it, or use another name"
         ) from error
 
 
 def _keywords(caption: Row) -> str:
-    """Return the keywords of a caption, separated by commas; empty if it has none."""
+    """Return the keywords of a caption, separated by commas, or an empty string."""
     return ", ".join(keyword["word"] for keyword in caption.get("keywords", ()))
 
 

@@ -1,4 +1,4 @@
-"""``captioner caption --engine ray``: caption photos by the million."""
+"""``captioner caption --engine ray``: caption millions of photos on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def caption_on_ray(
     resume: bool,
     force: bool,
 ) -> int:
-    """Caption all parts that are missing; print how many photos failed.
+    """Caption all missing parts, and print how many photos failed.
 
     Args:
-        inputs: Names of photos, folders, Parquet and tar files.
+        inputs: Names of photos, folders, Parquet files and tar files.
         folder: The folder to write, on a disk or in object storage; see ``bulk.captions``.
         kind: Format of the parts (default: jsonl).
         model: The model, as named on this machine.
         search: Search options.
-        settings: All that captions depend on besides the photos, by option.
-        workers: The workers, and how they read the inputs.
+        settings: All settings that affect the captions, by option.
+        workers: Options of the workers, and of how they read the inputs.
         recursive: Search subfolders too.
         resume: Continue a job.
         force: Start over.
@@ -52,9 +52,10 @@ def caption_on_ray(
     """
     folder, kind = folder or "-", kind or "jsonl"
     if folder == "-" or Path(folder).suffix.lower() in _FILES:
-        raise ConfigError("--engine ray writes a folder of parts; give -o FOLDER, no file name")
+        raise ConfigError("--engine ray writes a folder, not a file; set -o FOLDER")
     if kind not in _FORMATS:
-        raise ConfigError(f"--engine ray writes {' or '.join(_FORMATS)}, not {kind}")
+        formats = " or ".join(_FORMATS)
+        raise ConfigError(f"--engine ray cannot write {kind}; set --format {formats}")
     _check_names(inputs)
 
     from captioner.bulk.captions import DONE, Output, WritePart, open_job
@@ -72,7 +73,7 @@ def caption_on_ray(
         image_column=workers.image_column,
         key_column=workers.key_column,
     )
-    # For workers: a folder of this machine, or the hub's name.
+    # Workers get an absolute path on this machine, or the name on the hub.
     models = [m if is_hub_name(m) else str(find_model(m).absolute()) for m in model.model]
     device = workers.worker_device(model.device)
     loaded = ModelOptions(
@@ -83,7 +84,7 @@ def caption_on_ray(
     how: Any = {"size": size, "resume": resume, "force": force}
     with open_job(output, given, settings, **how) as parts:
         if (done := output.read(DONE)) is not None:
-            warn(f"{folder} is complete; --force captions the photos again")
+            warn(f"{folder} is complete; to caption the photos again, add --force")
             return FAILED if json.loads(done)["failed"] else OK
         sizes, earlier = [part.photos for part in parts], {*output.parts()}
 
@@ -93,7 +94,7 @@ def caption_on_ray(
         with (
             cluster(workers),
             photo_bar(total=None if None in sizes else sum(filter(None, sizes))) as bar,
-            hint(finished, "with --resume", DataError),  # the cluster is lost
+            hint(finished, "with --resume", DataError),  # DataError: the cluster is lost
             Log(len(parts), len(earlier), warn) as log,
         ):
             for found in run_on_cluster(task, parts, workers):
@@ -112,11 +113,13 @@ def caption_on_ray(
 
 
 def _check_names(inputs: Sequence[str]) -> None:
-    """Raise ConfigError without inputs, or for an input that workers cannot read."""
+    """Raise an error if there are no inputs, or an input that workers cannot read."""
     if not inputs:
-        raise ConfigError("no photos; give files, folders, Parquet or tar files, or --from-file")
+        raise ConfigError(
+            "no photos were named; pass files, folders, Parquet or tar files, or --from-file"
+        )
     for name in inputs:
         if name == "-":
-            raise ConfigError("--engine ray cannot read standard input (-); give files")
+            raise ConfigError("--engine ray cannot read standard input (-); pass files")
         if name.startswith(("http://", "https://")):
-            raise ConfigError(f"{name} is a web address; give files or object storage (s3://...)")
+            raise ConfigError(f"{name} is a web address; pass files or object storage (s3://...)")

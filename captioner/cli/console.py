@@ -1,4 +1,4 @@
-"""What commands print to standard error: one line per problem, and how to continue."""
+"""Messages of commands on standard error: one line per problem, and how to continue."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def warn_and_count(errors: list[CaptionerError], error: CaptionerError) -> None:
 def hint(
     finished: Callable[[], str], change: str = "", error: type[Exception] = OSError
 ) -> Iterator[None]:
-    """Print how to continue if the block is interrupted, by Ctrl-C, a full disk or an error.
+    """Print how to continue if the block is interrupted by Ctrl-C, a full disk or an error.
 
     Args:
-        finished: Returns what is finished, in words. If it is empty, nothing is printed.
-        change: What to change in the same command to continue.
-        error: Errors that interrupt the block, besides Ctrl-C and OSError.
+        finished: Returns a description of the finished work. If it is empty, nothing is printed.
+        change: The change to the command that continues the work, such as ``with --resume``.
+        error: Errors that interrupt the block, in addition to Ctrl-C and OSError.
     """
     try:
         yield

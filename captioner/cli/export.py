@@ -1,4 +1,4 @@
-"""``captioner export``: write a model as ONNX graphs, or as a site."""
+"""``captioner export``: write a model as ONNX graphs, or as a web site."""
 
 from __future__ import annotations
 
@@ -18,66 +18,68 @@ from captioner.schema import Shown
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Export a model to ONNX.
+    """Export a model as ONNX graphs, which run without PyTorch.
 
-    captioner caption, attend, serve and evaluate run the folder with ONNX Runtime, without torch;
-    other programs can run it too (docs/export.md). With --web: as a static site that captions
+    captioner caption, attend, serve and evaluate run the exported folder with ONNX Runtime. Other
+    programs can run it too (docs/export.md). With --web, the export is a static site that captions
     photos in the browser (docs/browser.md).
     """
 
     model: Annotated[str, Shown("MODEL", positional=True)] | None = None
-    """Model or run folder (default: the shipped model); with --web also an exported folder."""
+    """Export this model folder or run folder (default: the shipped model). With --web, it may also
+    be an exported folder."""
     output: Annotated[str, Shown("FOLDER", ("-o", "--output"))]
-    """Folder to write."""
+    """Write to this folder."""
     force: bool = False
     """Replace an existing folder."""
     int8: bool = False
-    """Write 8-bit graphs: a quarter of the size of float32 ones and faster; captions differ
-    slightly; needs --calibration."""
+    """Write 8-bit graphs, which are faster and a quarter of the size of float32 graphs. Captions
+    differ slightly. Needs --calibration."""
     calibration: list[Annotated[str, Shown("PHOTOS")]] = field(default_factory=list)
-    """A few hundred photos (files or folders) to choose the ranges of --int8 with, similar to those
-    you will caption, but none that you evaluate on; repeat for several."""
+    """Choose the value ranges of --int8 on these photos (files or folders): a few hundred photos
+    that are similar to the photos you will caption, but not photos that you evaluate on. Repeat for
+    several."""
     web: bool = False
-    """Write a static site that captions photos in the browser; combine with --int8 for a site small
+    """Write a static site that captions photos in the browser. With --int8, the site is small
     enough for phones."""
     weights: bool = False
-    """Keep the weights beside the graphs: on a CPU the folder then runs the graphs by default, and
+    """Keep the weights next to the graphs. On a CPU, the folder then runs the graphs by default.
     GPUs, other precisions and training use the weights."""
     onnxruntime_web: Annotated[str, Shown("SOURCE")] | None = None
-    """Tarball or folder of the npm package onnxruntime-web for --web, without a network (default:
-    downloaded once)."""
+    """With --web: take the npm package onnxruntime-web from this tarball or folder, without a
+    network (default: download it once)."""
 
 
 @command("export", "[MODEL] -o FOLDER [--int8 --calibration PHOTOS] [--web]", ExportOptions)
 def export(options: ExportOptions, _: Any) -> int:
-    """Export, check against the model, and print what was written."""
+    """Export the model, compare the graphs with it, and print the files that were written."""
     output = Path(options.output)
     require_parent(output)
     if output.exists() and not options.force:
-        raise ConfigError(f"{output} exists; give --force to replace it, or another name")
+        raise ConfigError(f"{output} exists; add --force to replace it, or use another name")
     photos = find_images(options.calibration, recursive=True)
     if options.int8 != bool(photos):
         raise ConfigError(
-            "--int8 and --calibration go together; give a few hundred photos of your own: "
+            "--int8 and --calibration need each other; pass a few hundred photos of your own: "
             "--int8 --calibration FOLDER"
         )
     if options.onnxruntime_web is not None and not options.web:
-        raise ConfigError("--onnxruntime-web is for --web; give both, or neither")
+        raise ConfigError("--onnxruntime-web is for --web; add --web, or leave it out")
 
     from captioner.inference.config_file import read_config
     from captioner.inference.find_model import find_model
     from captioner.inference.names import EXPORTED, SHIPPED_MODEL, WEIGHTS
 
     model = find_model(options.model or SHIPPED_MODEL)
-    config = read_config(model)  # a wrong folder fails before torch is imported
+    config = read_config(model)  # report a wrong folder before importing torch, which is slow
     if not options.web:
         for name, size in _export(model, output, photos, weights=options.weights).items():
             print(f"{output / name}  {size:.1f} MB")
         return OK
     if photos and not (model / WEIGHTS).is_file():
         raise ConfigError(
-            f"{model} is exported already; give the model folder it was exported from with --int8, "
-            "or leave out --int8 and --calibration"
+            f"{model} is already exported; with --int8, pass the model folder that it was exported "
+            "from, or leave out --int8 and --calibration"
         )
     from captioner.inference.folder import load_model
     from captioner.serving.site.onnxruntime_web import runtime_files
@@ -92,15 +94,15 @@ def export(options: ExportOptions, _: Any) -> int:
             _export(model, graphs, photos)
         site = write_site(graphs, output, runtime)
     print(f"{output}  {site.files} files; the first visit loads {site.first_load:.1f} MB")
-    print(f"the GPU, if the reader chooses it: {site.gpu:.1f} MB more")
-    print(f"to try it: python -m http.server --directory {shlex.quote(str(output))}")
+    print(f"if the visitor chooses the GPU, {site.gpu:.1f} MB more")
+    print(f"to try it, run: python -m http.server --directory {shlex.quote(str(output))}")
     return OK
 
 
 def _export(
     model: Path, output: Path, photos: list[Path], *, weights: bool = False
 ) -> dict[str, float]:
-    """Export, print how the graphs compare with the model, and return the sizes (MB)."""
+    """Export the model, print how the graphs compare with it, and return the file sizes in MB."""
     from captioner.inference.export import export as write
 
     written = write(model, output, photos, weights=weights)

@@ -1,4 +1,4 @@
-"""Image ids of photos, by which COCO results name them."""
+"""Look up the image ids that name photos in COCO results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from captioner.errors import ConfigError
 
 
 def image_ids(photos: Iterable[Path], annotations: str | None) -> dict[Path, int]:
-    """Return the image id of each photo: from the annotations file, or else from its name.
+    """Return the image id of each photo, from the annotations file or otherwise from its file name.
 
     A photo without an id is left out, with a warning.
 
@@ -31,11 +31,11 @@ def image_ids(photos: Iterable[Path], annotations: str | None) -> dict[Path, int
         if not known and digits:
             image_id = int(digits[1])
         if image_id is None:
-            warn(f"{photo}: unknown image id; give --annotations that include it")
+            warn(f"{photo} has no image id; pass --annotations with a file that lists it")
         elif image_id in owners:
             raise ConfigError(
                 f"{owners[image_id]} and {photo} both have the image id {image_id}, but --format "
-                "coco has one caption per id; leave one out"
+                "coco writes one caption per id; leave one of them out"
             )
         else:
             owners[image_id] = photo

@@ -20,17 +20,17 @@ class InfoOptions:
     """Show a model's architecture, preprocessing, search options, training data and scores."""
 
     model: ModelName | None = None
-    """Model or run folder, or hf:user/name[@revision] of the Hugging Face hub (default: the shipped
-    model)."""
+    """Show this model: a model folder, a run folder, or hf:user/name[@revision] on the Hugging Face
+    hub (default: the shipped model)."""
     card: bool = False
     """Print the model card too."""
     format: Literal["text", "json"] = "text"
-    """text: the main facts; json: all of them."""
+    """Choose the output. text: the main facts. json: all facts."""
 
 
 @command("info", "[--model MODEL] [--card] [--format text|json]", InfoOptions)
 def info(options: InfoOptions, _: Any) -> int:
-    """Print the facts, and the model card on request."""
+    """Print the facts about a model, and its card on request."""
     from captioner.inference.card import readable
     from captioner.inference.config_file import config_errors
     from captioner.inference.find_model import find_model
@@ -53,7 +53,7 @@ def info(options: InfoOptions, _: Any) -> int:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """What is known of a model, whether it is exported or not."""
+    """Return all facts about a model, whether it is exported or not."""
     from captioner.extras import is_installed
     from captioner.inference.folder import load_model
     from captioner.inference.names import EXPORTED, GRAPHS, WEIGHTS
@@ -85,7 +85,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def _summary(facts: dict[str, Any]) -> dict[str, str]:
-    """The main facts in words; empty: not known."""
+    """Return the main facts as text. Facts that are not known are empty."""
     decoder, grid, graphs = facts["decoder"], facts["grid"], facts.get("exported")
     search, data = SearchOptions(**facts["search"]), facts.get("data")
     own = [f"{name} {getattr(search, name)}" for name in changed(search)]

@@ -1,14 +1,15 @@
-"""The journal of an output file, with which ``captioner caption --resume`` continues it.
+"""The journal of an output file, which lets ``captioner caption --resume`` continue it.
 
-``captioner caption -o FILE`` keeps finished captions in ``FILE.resume``: JSON Lines, the settings
-and then each photo, and FILE itself, as "", whenever it was written:
+While ``captioner caption -o FILE`` runs, finished captions go to ``FILE.resume`` (JSON Lines). The
+first line has the settings. Each further line has a photo's path, its size and modification time,
+and its row. A line with the path "" records FILE itself each time it was written:
 
     ["a.jpg", [81234, 1700000000000000000], {"image": "a.jpg", "captions": [...]}]
     ["", [7123, 1700000001000000000], {}]
 
-Sizes (bytes) and modification times (ns) show whether a photo, or FILE, is still the same. A line
-that a kill has cut short is dropped. Rows of a FILE that somebody has corrected are kept as they
-are, see `cli.caption_formats`; the journal has their captions as {"text": ...}.
+The size (bytes) and the modification time (ns) show whether a photo, or FILE, has changed. A last
+line that a kill cut short is ignored. If somebody has corrected FILE, its rows are kept as they are
+(see `cli.caption_formats`), and the journal has their captions as {"text": ...}.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ def continued(
 ) -> Iterator[Iterator[Row]]:
     """Keep the rows of an output file in its journal while the block writes the file.
 
-    A file that is not as the earlier run wrote it comes first, row by row, and rows of other photos
-    follow. The journal is removed when the block ends, unless ``resume`` is true, and after an
-    exception if no photo is finished.
+    If the file differs from what the earlier run wrote, its rows come first, and rows of other
+    photos follow. The journal is removed at the end of the block, unless ``resume`` is true. After
+    an exception it is removed only if no photo is finished.
 
     Args:
         target: The output file.
         names: The photos, with their names in the file.
-        captioned: Captions some of the photos.
-        settings: All that captions depend on besides the photos, by option.
+        captioned: Function that captions some of the photos.
+        settings: All settings that affect the captions, by option.
         kind: The format of the file.
         resume: Keep the photos that an earlier run has finished.
         force: Start over, and overwrite a file that somebody has corrected.
@@ -93,8 +94,8 @@ def continued(
                 one = next(new)
                 append(str(photo), stamps[photo], one)
                 finished += "captions" in one
-            yield one | {"image": name}  # may be another than before, by --annotations
-        for _ in new:  # nothing is left, but the progress bar ends only then
+            yield one | {"image": name}  # --annotations may have changed the name
+        for _ in new:  # no rows are left, but only this completes the progress bar
             pass
 
     def progress() -> str:
@@ -105,7 +106,7 @@ def continued(
         warn(f"{target}: {counted(finished, 'photo')} kept as they are in the file")
     elif known:
         gone = len(known.keys() - set(map(str, names)))
-        left = f"; {counted(gone, 'photo')} of an earlier run left out" if gone else ""
+        left = f", {counted(gone, 'photo')} of an earlier run left out" if gone else ""
         warn(f"{target}: {counted(finished, 'finished photo')} kept{left}")
     state = {"corrected": True} if rows else {}
     lines = [settings, ["", written, state], *([name, *found] for name, found in known.items())]
@@ -129,7 +130,7 @@ def _unchanged(
     known: dict[str, tuple[list[int], Row]],
     of_file: Mapping[Name | None, str],
 ) -> dict[Path, Row]:
-    """Return the photos that are not captioned again, with their entries; update ``known``.
+    """Return the photos that are not captioned again, with their entries, and update ``known``.
 
     These are the photos with a row in the file, and the finished photos that have not changed. If a
     photo has changed, its row is kept only if somebody may have written the caption.
@@ -151,8 +152,8 @@ def _unchanged(
             kept[photo] = one
     if changed:
         warn(
-            f"{first_of(changed)} changed since its caption, which is kept; remove its row to "
-            "caption it again"
+            f"{first_of(changed)} changed after it was captioned, and its caption was kept; to "
+            "caption it again, remove its row"
         )
     return kept
 
@@ -164,7 +165,8 @@ def _read(
 
     Returns:
         The entries by photo, the stamp of the file that the run wrote, and whether to keep the rows
-        of the file, which was written without ``--resume`` or has changed since.
+        of the file. They are kept if the file was written without ``--resume`` or has changed
+        since.
     """
     path, before = journal_path(target), None
     known: dict[str, tuple[list[int], Row]] = {}
@@ -179,7 +181,7 @@ def _read(
         known, written, state = {}, [], {}
     elif not resume:
         raise ConfigError(
-            f"{path} has {counted(done, 'photo')} of an earlier run; give --resume to keep them, "
+            f"{path} has {counted(done, 'photo')} of an earlier run; add --resume to keep them, "
             "or --force to start over"
         )
     else:
@@ -189,7 +191,7 @@ def _read(
 
 
 def _stamp(path: Path) -> list[int]:
-    """Return the size and modification time of a file, or an empty list without a file."""
+    """Return the size and modification time of a file, or an empty list if it does not exist."""
     try:
         found = path.stat()
     except OSError:

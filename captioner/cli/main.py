@@ -1,10 +1,11 @@
-"""The ``captioner`` command: finds the subcommand, runs it, turns errors into one line.
+"""The ``captioner`` command: run a subcommand and report its errors in one line.
 
-A subcommand is a `Command` in the module of its name, or of its first word. The module is imported
-only when the command is run, so that ``captioner --help`` is fast.
+A subcommand is a `Command` in the module with its name (for ``prepare features``: the module
+``prepare``). The module is imported only when the command runs, so that ``captioner --help`` is
+fast.
 
-Exit codes: 0 success, 1 some inputs failed (each is reported, the others are processed), 2 usage
-error, 130 interrupted.
+Exit codes: 0 success, 1 some inputs failed (each is reported, and the other inputs are processed),
+2 usage error, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from typing import Any
 
 COMMANDS = {
     "caption": "caption photos and folders of photos",
-    "alt": "suggest alternative texts for the images of a site",
+    "alt": "suggest alternative texts for the images of a web site",
     "apply": "write corrected captions into their photos",
     "attend": "show where the model looked for each word: figure, animation or web page",
     "serve": "run a web page and an HTTP API for captioning",
-    "evaluate": "score captions against references",
-    "calibrate": "fit the confidence of a model's captions",
+    "evaluate": "score captions against reference captions",
+    "calibrate": "fit the confidence of a model's captions to data",
     "train": "train a model",
-    "export": "write a model as ONNX graphs, which run without torch",
-    "prepare dataset": "convert captions from other formats to COCO",
-    "prepare frequencies": "count document frequencies of n-grams for CIDEr-D",
+    "export": "write a model as ONNX graphs, which run without PyTorch",
+    "prepare dataset": "convert captions from other formats to COCO's format",
+    "prepare frequencies": "count in how many photos each phrase occurs, for CIDEr-D",
     "prepare features": "compute the features of a frozen encoder once for all epochs",
     "info": "show a model's architecture, training data and scores",
     "push": "upload a model with its card to the Hugging Face hub",
@@ -45,11 +46,15 @@ COMMANDS = {
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 GRACE = 5.0
-"""Time to end by itself after SIGTERM (seconds)."""
+"""Seconds that a command has after SIGTERM to end by itself."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, by default that of the command line; return the exit code."""
+    """Run one command and return the exit code.
+
+    Args:
+        argv: The arguments (default: those of the command line).
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -57,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     if argv is None:
         _warn_of_other_code()
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     group = [arguments.pop(0)] if arguments[:1] == ["prepare"] else []
     if not arguments or arguments[0] in ("-h", "--help"):
         listed = [line for line in COMMANDS.items() if line[0].startswith("".join(group))]
@@ -70,12 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     command, rest = " ".join([*group, arguments[0]]), arguments[1:]
     if command not in COMMANDS:
-        hint = f"Give one of {', '.join(COMMANDS)}."
+        hint = f"use {', '.join(COMMANDS)}"
         if similar := difflib.get_close_matches(command, COMMANDS, 1):
-            hint = f"Did you mean `captioner {similar[0]}`?"
+            hint = f"did you mean captioner {similar[0]}?"
         elif Path(command).suffix or Path(command).exists():
-            hint = f"Did you mean `captioner caption {shlex.join(arguments)}`?"
-        return _fail(f"Unknown command {command!r}. {hint}", USAGE)
+            hint = f"did you mean captioner caption {shlex.join(arguments)}?"
+        return _fail(f"{command!r} is not a command; {hint}", USAGE)
     with suppress(ValueError):  # in a thread
         _end_at_sigterm()
     debug = "--debug" in rest
@@ -91,10 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_missing_streams() -> None:
-    """Open the null device for standard streams that are missing, as under pythonw or ``>&-``.
+    """Open the null device in place of missing standard streams, as under pythonw or ``>&-``.
 
-    In their order, so that the null device also takes their numbers: otherwise the next file that
-    is opened has number 1 or 2, and libraries that print would write into it.
+    The streams are opened in their order, so that the null device also gets their file descriptors.
+    Otherwise the next opened file would get number 1 or 2, and libraries that print would write
+    into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
@@ -113,18 +121,19 @@ def _warn_of_other_code() -> None:
 
 
 def function_of(command: str) -> Any:
-    """The `captioner.cli.arguments.Command` of a command, such as ``prepare features``."""
+    """Return the `captioner.cli.arguments.Command` of a command, such as ``prepare features``."""
     name, *kind = command.split()
     module = importlib.import_module(f"captioner.cli.{name}")
     return getattr(module, *kind or [name])
 
 
 def parser_of(command: str) -> Any:
-    """The parser of a command."""
+    """Return the parser of a command."""
     return function_of(command).parser()
 
 
 def _run(command: str, arguments: list[str], debug: bool) -> int:
+    """Run a command and return its exit code."""
     from captioner.extras import require_extra
     from captioner.memory import keep_freed_memory, memory_errors
 
@@ -134,14 +143,18 @@ def _run(command: str, arguments: list[str], debug: bool) -> int:
             warnings.simplefilter("ignore")  # meant for developers, not for users
         if not any(word in ("-h", "--help") for word in arguments):
             require_extra(command)
-        with memory_errors("give a smaller --batch-size or beam, or another --device"):
+        with memory_errors("use a smaller --batch-size or --beam-size, or another --device"):
             code: int = function_of(command)(arguments)
     sys.stdout.flush()
     return code
 
 
 def _report(error: BaseException) -> int:
-    """Print an error that is meant for users, or raise it again; return the exit code."""
+    """Print an error that is meant for users, or raise it again.
+
+    Returns:
+        The exit code.
+    """
     from captioner.errors import CaptionerError, ConfigError
 
     if isinstance(error, CaptionerError):
@@ -159,6 +172,7 @@ def _report(error: BaseException) -> int:
 
 
 def _fail(message: str, code: int) -> int:
+    """Print an error message and return the exit code."""
     from captioner.messages import printable
 
     print(f"captioner: {printable(message, lines=True)}", file=sys.stderr)
@@ -167,11 +181,11 @@ def _fail(message: str, code: int) -> int:
 
 @functools.cache
 def _end_at_sigterm() -> None:
-    """SIGTERM (kill, a batch system) does as Ctrl-C, and ends what does not end by itself.
+    """Let SIGTERM (from kill or a batch system) do the same as Ctrl-C, but within GRACE seconds.
 
     Ctrl-C reaches the program between two operations of Python, and waits for threads that read
-    photos. The thread here sees the signal at once, whatever the others are decoding. A command
-    with a handler of its own (train, serve) ends by itself.
+    photos. The thread below sees the signal at once, whatever the other threads are decoding.
+    Commands with a handler of their own (train, serve) end by themselves.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     reader, writer = os.pipe()
@@ -180,7 +194,10 @@ def _end_at_sigterm() -> None:
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
     def watch() -> None:
-        """After a signal that no command handles itself, end what goes on for GRACE seconds."""
+        """Exit the process if it is still running GRACE seconds after SIGTERM.
+
+        A command that handles SIGTERM itself is left alone.
+        """
         ours = signal.default_int_handler
         while signal.SIGTERM not in os.read(reader, 64) or signal.getsignal(signal.SIGTERM) != ours:
             pass
@@ -198,5 +215,5 @@ Caption photos and show where the model looked for each word.
 
 {commands}
 captioner COMMAND --help   show the options of a command
-captioner COMMAND --debug  show the traceback of an error
+captioner COMMAND --debug  show the traceback if an error occurs
 captioner --version        show the version"""

@@ -1,4 +1,4 @@
-"""Checks of the files that a command is asked to write, before it starts to work."""
+"""Check the output files of a command before it starts to work."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from captioner.errors import ConfigError
 
 
 def refuse_overwrite(path: Path, force: bool) -> None:
-    """Raise ConfigError if an output file exists and ``--force`` was not given."""
+    """Raise an error if an output file exists and ``--force`` is not set."""
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give a file name")
+        raise ConfigError(f"{path} is a folder; use a file name")
     if path.exists() and not force:
-        raise ConfigError(f"{path} exists; give --force to overwrite it, or another name")
+        raise ConfigError(f"{path} exists; add --force to overwrite it, or use another name")
 
 
 def require_parent(path: Path) -> None:
-    """Raise ConfigError if the folder of a new file does not exist."""
+    """Raise an error if the folder of a new file does not exist."""
     if not path.parent.is_dir():
         raise ConfigError(
-            f"cannot write {path}: the folder {path.parent} does not exist; create it first "
-            f"(mkdir -p {shlex.quote(str(path.parent))}), or give another name"
+            f"cannot write {path}, because the folder {path.parent} does not exist; create it "
+            f"first (mkdir -p {shlex.quote(str(path.parent))}), or use another name"
         )
 
 
@@ -29,7 +29,7 @@ def new_file(name: str | Path | None, force: bool) -> Path | None:
     """Return the path of an output file, or None without a name.
 
     Raises:
-        ConfigError: The file cannot be created, or exists and would be overwritten.
+        ConfigError: The file cannot be created, or it exists and would be overwritten.
     """
     if name is None:
         return None

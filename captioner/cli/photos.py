@@ -1,4 +1,4 @@
-"""The photos of a command: arguments, folders, quoted patterns and lists of names."""
+"""Find the photos of a command: files, folders, quoted patterns and lists of names."""
 
 from __future__ import annotations
 
@@ -24,48 +24,50 @@ STDIN = Path("-")
 """The photo from standard input."""
 
 OWN = (".xmp", ".resume")
-"""Extensions of what belongs to photos or captions: not counted as other files."""
+"""Extensions of files that captioner writes next to photos or captions. They are not counted as
+skipped files."""
 
 PICTURE_MARK = "_attention"
-"""``captioner attend`` appends it to a photo's name."""
+"""The ending that ``captioner attend`` adds to a photo's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoOptions:
-    """The photos."""
+    """Photos to process."""
 
     photos: Annotated[list[str], Shown(positional=True)] = field(default_factory=list)
-    """Files, folders, quoted patterns such as 'photos/*.jpg' (** includes subfolders), or - for a
-    photo from standard input."""
+    """Pass files, folders, quoted patterns such as 'photos/*.jpg' (** includes subfolders), or -
+    for a photo from standard input."""
     from_file: File | None = None
-    """File with the names of photos and folders, one per line or separated by NUL; - for standard
-    input. Relative names start at the current folder."""
+    """Read names of photos and folders from this file, one per line or separated by NUL; -: from
+    standard input. Relative names start at the current folder."""
     recursive: bool = False
     """Search subfolders too."""
 
 
 @dataclass
 class Photos:
-    """The photos that were found, and what was not."""
+    """The photos that were found, and the inputs that were not."""
 
     paths: list[Path] = field(default_factory=list)
-    """In the order given, each once; ``STDIN`` for standard input. Named files may not exist."""
+    """The photos in the order of the arguments, without repetition; ``STDIN`` for standard input.
+    Named files may not exist."""
     subfolders: dict[Path, Path] = field(default_factory=dict)
-    """For photos of folders: the subfolder, relative to the folder that was given."""
+    """For photos from folders: the subfolder, relative to the folder argument."""
     problems: int = 0
-    """Arguments and listed names without a photo; a warning has been printed for each."""
+    """Number of arguments and listed names without a photo. A warning was printed for each."""
     skipped: Skipped = field(default_factory=Skipped)
     formats: tuple[PhotoFormat, ...] = FORMATS
-    """What folders are searched for."""
+    """Formats that folders are searched for."""
 
     @property
     def failures(self) -> int:
-        """Number of inputs that cannot be captioned, photos of unsupported formats included."""
+        """Number of inputs that cannot be captioned, including photos of unsupported formats."""
         photos = sum(extensions.total() for extensions in self.skipped.photos.values())
         return self.problems + len(self.skipped.unlisted) + photos
 
     def report_skipped(self) -> None:
-        """Print what else the folders have: a line per unsupported format, one for the rest."""
+        """Print what else the folders contain: one line per unsupported format, one for others."""
         skipped = self.skipped
         for problem in skipped.unlisted:
             warn(problem)
@@ -82,7 +84,7 @@ class Photos:
         files = f"file that is not a {noun}" if others == 1 else f"files that are not {noun}s"
         rest = {
             f"{others} {files} ({_by_extension(skipped.others)})": others,
-            f"{counted(videos, 'video')} (captioner caption --every 5s captions their frames)":
+            f"{counted(videos, 'video')} (to caption their frames, add --every 5s)":
                 videos,
             **{f"{counted(n, noun)}{more}": n for (noun, more), n in skipped.rest.items()},
         }  # fmt: skip
@@ -90,10 +92,10 @@ class Photos:
             warn(f"skipped {'; '.join(text for text, count in rest.items() if count)}")
 
     def add(self, name: str, recursive: bool) -> None:
-        """Add a file, or the photos of a folder but not pictures of them.
+        """Add a file, or the photos of a folder without the pictures that captioner drew of them.
 
         Raises:
-            DataError: There is no such file, or a folder has no photos.
+            DataError: The file does not exist, or a folder has no photos.
         """
         path = Path(name)
         kinds: Any = {"skipped": self.skipped, "formats": self.formats}
@@ -127,10 +129,12 @@ def find_photos(
         names: Files, folders, patterns, or - for standard input.
         from_file: File with the names of further photos and folders.
         recursive: Search subfolders too.
-        formats: What folders are searched for.
+        formats: Formats that folders are searched for.
     """
     if not names and from_file is None:
-        raise ConfigError("no photos; give files, folders, - or --from-file")
+        raise ConfigError(
+            "no photos were named; pass files or folders, - for standard input, or --from-file FILE"
+        )
     photos = Photos(formats=formats)
     listed = [] if from_file is None else read_names(from_file)
     for position, name in [*(("", name) for name in names), *listed]:
@@ -145,33 +149,38 @@ def find_photos(
 
 
 def _expand(argument: str, skipped: Skipped) -> list[str]:
-    """Expand a pattern that the shell left alone, as it would: to files, hidden ones excluded."""
+    """Expand a pattern that the shell left unchanged to the matching files, except hidden files."""
     if Path(argument).suffix.lower() == ".txt" and Path(argument).is_file():
-        raise DataError(f"{argument}: not a photo; if it lists photos, give --from-file {argument}")
+        raise DataError(
+            f"{argument} is not a photo; if it lists photos, pass --from-file {argument}"
+        )
     if "://" in argument or os.path.lexists(argument) or not glob.has_magic(argument):
         return [argument]
     names = [name for name in expand_pattern(argument, skipped) if not Path(name).is_dir()]
     if not names:
-        raise DataError(f"{argument}: no file matches this pattern; check it and the folder")
+        raise DataError(f"{argument} matches no file; check the pattern and the folder")
     return names
 
 
 def read_names(source: str) -> list[tuple[str, str]]:
-    """Every name in a list of lines, or else by NUL, after its position, ``list.txt:3: ``."""
+    """Read the names from a list, each with its position in the list, such as ``list.txt:3: ``.
+
+    If the list contains NUL, names are separated by NUL, and otherwise by line ends.
+    """
     if format_by_name(source) is not None:
-        raise ConfigError(f"--from-file is {source}, a photo; give it without --from-file")
+        raise ConfigError(f"--from-file {source} is a photo, not a list; leave out --from-file")
     data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     called = "standard input" if source == "-" else source
     data = data.removeprefix(b"\xef\xbb\xbf")
     lines = data.split(b"\0") if b"\0" in data else data.splitlines()
     names = [(f"{called}:{n}: ", os.fsdecode(line)) for n, line in enumerate(lines, 1) if line]
     if not names:
-        raise ConfigError(f"--from-file: {called} has no names; give one per line")
+        raise ConfigError(f"--from-file {called} contains no names; write one name per line")
     return names
 
 
 def _by_extension(counts: Counter[str]) -> str:
-    """``2 .txt, 1 .mp4``: the most frequent extensions first, six at most."""
+    """Return the most frequent extensions with their counts, six at most: ``2 .txt, 1 .mp4``."""
     ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
     parts = [f"{count} {extension or 'without extension'}" for extension, count in ordered]
     return ", ".join([*parts[:6], *["..."] * (len(parts) > 6)])

@@ -33,7 +33,7 @@ CONFIG_USAGE = "[CONFIG.yaml] [SECTION.NAME=VALUE ...] -o FOLDER [options]"
     "prepare dataset", "SOURCE -o FOLDER [--images FOLDER] [--val 0.1 --test 0.1]", DatasetOptions
 )
 def dataset(options: DatasetOptions, _: Any) -> int:
-    """Convert and print a summary."""
+    """Convert the captions, and print a summary."""
     print(prepare_dataset(options))
     return OK
 
@@ -43,23 +43,23 @@ def dataset(options: DatasetOptions, _: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class FrequenciesOptions:
-    """Count the photos whose captions contain each n-gram of 1 to 4 words.
+    """Count in how many photos each n-gram of 1 to 4 words occurs (document frequencies).
 
-    With these document frequencies (captioner evaluate --frequencies), the CIDEr-D score of a
-    caption does not depend on the photos that are scored with it.
+    With these counts (captioner evaluate --frequencies), the CIDEr-D score of a caption does not
+    depend on which other photos are scored.
     """
 
     annotations: Annotated[list[str], Shown(positional=True)]
-    """COCO captions file(s) of the training set."""
+    """Count the captions of the training set in these COCO captions files."""
     output: Annotated[str, Shown("FILE|FOLDER", ("-o", "--output"))]
-    """Output file, or model or run folder to add it to."""
+    """Write to this file, or add the counts to this model folder or run folder."""
     force: bool = False
     """Overwrite the output file."""
 
 
 @command("prepare frequencies", "CAPTIONS.json... -o FILE.json.gz|MODEL_FOLDER", FrequenciesOptions)
 def frequencies(options: FrequenciesOptions, _: Any) -> int:
-    """Count n-grams and write them."""
+    """Count n-grams and write the counts."""
     from captioner.data.coco import read_captions
     from captioner.evaluation.references import count_frequencies
     from captioner.files import atomic_write
@@ -70,7 +70,7 @@ def frequencies(options: FrequenciesOptions, _: Any) -> int:
     if target.is_dir():
         target = find_model(target) / FREQUENCIES
     elif options.output.endswith("/"):
-        raise ConfigError(f"{options.output} does not exist; give a model folder, or a file name")
+        raise ConfigError(f"{options.output} does not exist; use a model folder, or a file name")
     refuse_overwrite(target, options.force)
     references = read_captions(options.annotations, renumber=True)
     found = count_frequencies(references)
@@ -86,24 +86,24 @@ def frequencies(options: FrequenciesOptions, _: Any) -> int:
 class FeaturesOptions(RayOptions, ConfigOptions):
     """Compute the features of a frozen encoder, or of its frozen stages, once for all epochs.
 
-    After an interruption, run the same command again to continue.
+    To continue after an interruption, run the same command again.
     """
 
     output: OutputFolder
-    """Folder for the features."""
+    """Write the features to this folder."""
     dtype: Literal["float16", "bfloat16", "float32"] = "float16"
-    """Storage type; float32 takes twice the space."""
+    """Store features as this type. float32 takes twice the space of the other types."""
     batch_size: Positive = 32
-    """Number of photos per batch."""
+    """Process this many photos at a time."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps, ..."""
+    """Run the encoder on this device: auto, cpu, cuda, cuda:1, mps, ..."""
     force: bool = False
     """Replace existing features."""
 
 
 @command("prepare features", CONFIG_USAGE, FeaturesOptions, TrainConfig)
 def features(options: FeaturesOptions, given: dict[str, Any]) -> int:
-    """Encode the photos that are missing."""
+    """Encode the photos whose features are missing."""
     config = read_config(options, read_changes(options, given))
     folder, batch_size = Path(options.output), options.batch_size
     with_ray = on_ray(options)
@@ -134,13 +134,13 @@ def features(options: FeaturesOptions, given: dict[str, Any]) -> int:
         else:
             engine = nullcontext()
             written = writer.fill(batch_size)
-        with hint(lambda: "finished features are kept"), engine, bar:
+        with hint(lambda: "the finished features are kept"), engine, bar:
             for count, errors in written:
                 for error in errors:
                     warn(f"{error}; skipped")
                 bar.update(count)
 
-    cache = FeatureCache(folder, encoder.fingerprint)  # as training will
+    cache = FeatureCache(folder, encoder.fingerprint)  # read it as training does
     cache.check(images)
     missing = [image for image in images if not cache.has(image.image_id)]
     skipped = f"; {len(missing)} skipped (first: {missing[0].path})" if missing else ""

@@ -17,25 +17,25 @@ from captioner.schema import Shown
 class PushOptions(CardOptions):
     """Upload a model with its card to the Hugging Face hub.
 
-    No photos or paths are uploaded; the model holds words and n-gram counts of the training
-    captions. Log in first (hf auth login), or set HF_TOKEN.
+    No photos or paths are uploaded. The model contains words and n-gram counts of its training
+    captions. Log in first (hf auth login), or set the environment variable HF_TOKEN.
     """
 
     model: Annotated[str, Shown(positional=True)]
-    """Model or run folder, or: shipped."""
+    """Upload this model folder or run folder, or shipped for the shipped model."""
     target: Annotated[str, Shown(positional=True)]
-    """Repository, created if necessary: hf:user/name[@branch]."""
+    """Upload to this repository, which is created if necessary: hf:user/name[@branch]."""
     dry_run: bool = False
-    """Print the files and the card, and connect to nothing."""
+    """Print the files and the card without a connection to the hub."""
     private: bool = False
-    """Let only yourself see a new repository (default: your account's setting)."""
+    """Make a new repository visible only to yourself (default: the setting of your account)."""
     message: str = "Upload a captioner model"
-    """Message of the commit."""
+    """Use this commit message."""
 
 
 @command("push", "MODEL|RUN hf:user/name [--private] [--dry-run] [options]", PushOptions)
 def push(options: PushOptions, _: Any) -> int:
-    """Upload, or list what would be uploaded."""
+    """Upload the model, or list the files that would be uploaded."""
     from captioner.inference import hub
     from captioner.inference.captioner import caption_with
     from captioner.inference.card import files_to_push
@@ -43,9 +43,9 @@ def push(options: PushOptions, _: Any) -> int:
     from captioner.inference.names import CARD
 
     if hub.is_hub_name(options.model):
-        raise ConfigError(f"{options.model} is on the hub already; give a model or run folder")
+        raise ConfigError(f"{options.model} is already on the hub; use a model or run folder")
     if not hub.is_hub_name(options.target):
-        raise ConfigError(f"the target is {options.target!r}; give hf:user/name")
+        raise ConfigError(f"the target is {options.target!r}; use hf:user/name")
     target, folder = hub.parse(options.target), find_model(options.model)
     files = files_to_push(folder, target.repo, options, partial(caption_with, folder))
     if not options.dry_run:

@@ -1,4 +1,4 @@
-"""A row: one photo with its captions as JSON data, the form that every output format writes."""
+"""Rows: one photo with its captions as JSON data, the form that all output formats write."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any, Literal, NamedTuple
 from captioner.caption import Caption
 
 Name = str | int
-"""What a photo is called in the output: its path, or its image id in COCO results."""
+"""The name of a photo in the output: its path, or its image id in COCO results."""
 
 Row = dict[str, Any]
 """``{"image": name, "captions": [...]}``, or ``{"error": message}`` if the photo failed. Rows of
-videos also have ``start`` and ``end`` in seconds. Rows kept from an existing file have ``image``,
-the photo's name or None, ``text``, the caption, and ``kept``, the row as it was read."""
+videos also have ``start`` and ``end`` in seconds. Rows kept from an existing file have ``image``
+(the photo's name or None), ``text`` (the caption) and ``kept`` (the row as it was read)."""
 
 
 class Wording(NamedTuple):
-    """How captions are written, and which are unsure; the options of ``captioner caption``."""
+    """How captions are written, and which are unsure: options of ``captioner caption``."""
 
     min_confidence: float | None = None
-    """Confidence below which a caption is unsure, 0 to 1; None: no caption is unsure."""
+    """Confidence below which a caption is unsure, 0 to 1, or None if no caption is unsure."""
     if_unsure: Literal["mark", "skip", "hedge"] | None = None
-    """What happens to unsure captions; None: they are marked."""
+    """Treatment of unsure captions; None marks them."""
     sentence_case: bool = False
     """Begin captions with a capital letter and end them with a full stop."""
 
     @property
     def marks(self) -> bool:
-        """Whether each caption says if it is unsure."""
+        """True if each caption has a field that tells whether it is unsure."""
         return self.min_confidence is not None and self.if_unsure in (None, "mark")
 
 
 def make_row(name: Name, captions: Sequence[Caption], wording: Wording) -> Row:
-    """Return the row of a photo; it has no captions if they are skipped as unsure."""
+    """Return the row of a photo. It has no captions if they are skipped as unsure."""
     least = wording.min_confidence
     entries = [
         caption.to_dict(min_confidence=least if wording.marks else None) for caption in captions
@@ -49,5 +49,5 @@ def make_row(name: Name, captions: Sequence[Caption], wording: Wording) -> Row:
 
 
 def as_sentence(text: str) -> str:
-    """Return a caption with a capital letter and a full stop."""
+    """Return a caption with a capital letter at the start and a full stop at the end."""
     return text[:1].upper() + text[1:] + "." * text[-1:].isalnum()

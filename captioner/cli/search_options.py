@@ -10,9 +10,9 @@ from captioner.options import SearchOptions
 
 
 def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOptions:
-    """The model's search options with those of the command line.
+    """Return the model's search options, changed by the command line.
 
-    Reads the model's config only, so that an error does not have to wait for torch and the model.
+    Only the model's config is read, so that errors appear before torch and the model are loaded.
     """
     from captioner.inference.config_file import read_config, read_search
     from captioner.inference.find_model import find_model

@@ -42,17 +42,18 @@ def serve(options: ServeOptions, _: Any) -> NoReturn:
     model = load(*options.model, device=options.device, precision=options.precision)
     app = create_app(model, options, model_name=_model_name(options.model))
     blank = model.prepare(Image.new("RGB", (64, 64)))
-    model.caption_batch([blank], model.options())  # warm-up: the first is the slowest
+    model.caption_batch([blank], model.options())  # warm-up: the first caption is the slowest
     interrupted = run(app, address)
     if interrupted:
         warn("interrupted")
-    # Python would wait for a photo that is still decoded, and threads of granian may crash it then.
+    # A normal exit would wait for photos that are still being decoded, and granian's threads may
+    # crash Python meanwhile.
     logging.shutdown()
     os._exit(INTERRUPTED if interrupted else OK)
 
 
 def _model_name(folders: Sequence[str]) -> str:
-    """Names of the models as in an HTTP header, with fingerprints: ``best@0123456789ab``."""
+    """Return the models' names for an HTTP header, with fingerprints: ``best@0123456789ab``."""
     paths = [Path(folder) for folder in folders or (SHIPPED,)]
     names = [re.sub(r"[^A-Za-z0-9._-]", "_", path.resolve().name) or "model" for path in paths]
     return "+".join(f"{name}@{fingerprint(path)}" for name, path in zip(names, paths, strict=True))

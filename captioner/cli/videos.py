@@ -29,7 +29,7 @@ def read_interval(every: str) -> float | None:
         return None
     found = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?(ms|s|m|min|h|)", every)
     if not found or not float(found[1]):
-        raise ConfigError(f"--every is {every!r}; give a time such as 5s or 2m, or shot")
+        raise ConfigError(f"--every is {every!r}; use a time such as 5s or 2m, or shot")
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -42,9 +42,9 @@ def video_rows(
     search: SearchOptions,
     wording: Wording,
 ) -> Iterator[Row]:
-    """Caption the frames of videos, at an interval in seconds or (None) one of each shot.
+    """Caption the frames of videos: one frame per interval (seconds), or one per shot if None.
 
-    Yields each caption with its start and end, and the error of a video that is damaged.
+    Yield each caption with its start and end. If a video is damaged, also yield its error.
     """
     from captioner.data.images import reduced_side
     from captioner.data.video import Video
@@ -65,7 +65,7 @@ def video_rows(
 
 
 def merged(rows: Iterable[Row]) -> Iterator[Row]:
-    """Merge neighbours with equal captions into the most confident, from first to last."""
+    """Merge equal captions in a row into the most confident one, with the times of all."""
     for _, group in groupby(rows, lambda row: [c["text"] for c in row["captions"]]):
         same = list(group)
         best = max(same, key=lambda row: [c["confidence"] or 0.0 for c in row["captions"]])

@@ -271,7 +271,7 @@ def test_unsure_captions_are_marked_left_out_or_hedged(caption) -> None:
         (["--temperature", "0.7"], "the model is calibrated for temperature 0.0; leave out temp"),
         (["--beam-size", "1"], "the model is calibrated for beam_size 2; leave out beam_size"),
         (["--banned-words", "dog"], "the model is calibrated for banned_words none"),
-        (["--format", "coco"], "marks captions in text, JSON and CSV, not --format coco"),
+        (["--format", "coco"], "marks captions only in text, JSON and CSV, but --format coco is"),
     ],
 )
 def test_options_without_a_confidence(caption, arguments, expected) -> None:

@@ -126,7 +126,7 @@ def test_how_to_continue_is_printed(photos, tmp_path, monkeypatch, caption) -> N
 
     code, _, err = caption(*arguments)  # by mistake, without --resume
     assert code == USAGE
-    assert "my captions.csv.resume has 9 photos of an earlier run; give --resume" in err
+    assert "my captions.csv.resume has 9 photos of an earlier run; add --resume" in err
 
 
 def test_a_run_that_reads_standard_input_is_not_resumed(
@@ -202,7 +202,7 @@ def test_resume_captions_what_is_new_or_changed(
     code, _, err = caption(*arguments)
 
     assert (code, sorted(opened)) == (OK, ["20.png", "3.png", "4.png"])
-    assert "x.csv: 9 finished photos kept; 1 photo of an earlier run left out\n" in err
+    assert "x.csv: 9 finished photos kept, 1 photo of an earlier run left out\n" in err
     assert caption(photos, "-o", tmp_path / "whole.csv")[:2] == (OK, "")
     assert (tmp_path / "x.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert caption(tiny.photos, *arguments[1:])[0] == OK  # other photos
@@ -271,7 +271,7 @@ def test_replaced_photos_of_a_corrected_file(photos, tmp_path, caption) -> None:
 
     _, _, err = caption(*again)
 
-    assert f"{first['image']} changed since its caption, which is kept; remove its row" in err
+    assert f"{first['image']} changed after it was captioned, and its caption was kept; to" in err
     rows = list(csv.DictReader(target.read_text().splitlines()))
     assert (rows[0]["image"], rows[0]["caption"]) == (first["image"], "mine")
     assert rows[-1]["image"] == str(photos / "9.png")
@@ -281,7 +281,7 @@ def test_replaced_photos_of_a_corrected_file(photos, tmp_path, caption) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("x.csv", "file,text\na.png,a dog\n", "it lacks a column image"),
+        ("x.csv", "file,text\na.png,a dog\n", "a column image is missing"),
         ("x.csv", "image,caption\na.png,a dog, a cat\n", "line 2 has more or fewer cells"),
         ("x.json", "[{", "cannot be continued as a json file"),
         ("x.txt", "a poem: long\n", "no line begins with the name of one of these photos"),

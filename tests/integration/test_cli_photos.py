@@ -63,8 +63,8 @@ def test_files_that_are_not_photos_are_counted(folder, caption):
     (folder / "holiday" / "more").mkdir()
 
     note = (
-        "captioner: skipped 2 files that are not photos (2 .txt); 1 video (captioner caption "
-        "--every 5s captions their frames); 1 hidden photo; "
+        "captioner: skipped 2 files that are not photos (2 .txt); 1 video ("
+        "to caption their frames, add --every 5s); 1 hidden photo; "
         "1 subfolder (give --recursive to search them)"
     )
     assert caption("holiday") == (OK, ALL, [note])
@@ -142,12 +142,12 @@ def test_invalid_names_in_a_list_are_reported_with_their_line(folder, caption):
 
 
 def test_patterns_are_expanded_and_photos_captioned_once(folder, caption):
-    problem = "captioner: holiday/*.jpg: no file matches this pattern; check it and the folder"
+    problem = "captioner: holiday/*.jpg matches no file; check the pattern and the folder"
     assert caption("holiday/*.png", "holiday/*.jpg") == (FAILED, ALL, [problem])
     assert caption("holiday", "holiday/1.png", "./holiday/2.png") == (OK, ALL, [])
     (folder / "-dash.png").touch()
     code, _, (problem,) = caption("-dash.png")
-    assert (code, "give ./-dash.png" in problem) == (USAGE, True)
+    assert (code, "write ./-dash.png" in problem) == (USAGE, True)
 
 
 # --- attend: where pictures go -------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_pictures_are_saved_beside_their_photos_and_are_no_photos(folder, attend
     assert attend("holiday/1.png") == (OK, ["holiday/1.png"], [])
     assert pictures(folder) == ["holiday/1_attention.png"]
     code, _, (problem,) = attend("holiday/1.png")  # never overwritten
-    assert (code, "holiday/1_attention.png exists; give --force" in problem) == (USAGE, True)
+    assert (code, "holiday/1_attention.png exists; add --force" in problem) == (USAGE, True)
     assert attend("holiday/1.png", "--force", "--format", "html")[0] == OK
     assert pictures(folder) == ["holiday/1_attention.html", "holiday/1_attention.png"]
 

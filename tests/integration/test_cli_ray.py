@@ -128,7 +128,7 @@ def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, worker
     code, _, err = caption(*same, "--resume")
     assert (code, err) == (
         FAILED,
-        f"captioner: {out} is complete; --force captions the photos again\n",
+        f"captioner: {out} is complete; to caption the photos again, add --force\n",
     )
     assert caption(*same, "--resume", "--num-captions", 2)[0] == USAGE
     [new] = noise_photos(tmp_path / "new", ["new.png"])

@@ -56,7 +56,7 @@ def test_a_run_whose_best_model_gives_empty_captions_fails(
     )
     code, out, err = run("caption", tmp_path / "photos" / "red.png", "--model", tmp_path / "run")
     assert (code, out) == (FAILED, "")
-    assert "red.png: the model writes no words for it; give --min-length 1" in err
+    assert "red.png: the model writes an empty caption; add --min-length 1" in err
     code, _, err = train(*untrained, "training.select=loss")
     assert (code, "are empty" in err) == (FAILED, True)
     with monkeypatch.context() as patch:  # it prints a traceback if a process fails

@@ -166,7 +166,10 @@ def test_the_program_of_the_page_captions(exported, tmp_path, monkeypatch, capsy
     ("options", "problem"),
     [
         ([], "is exported; this needs the model folder"),
-        (["--web", "--int8", "--calibration", "x"], "is exported already; give the model folder"),
+        (
+            ["--web", "--int8", "--calibration", "x"],
+            "is already exported; with --int8, pass the model",
+        ),
     ],
 )
 def test_an_exported_folder_is_not_exported_again(exported, tmp_path, capsys, options, problem):

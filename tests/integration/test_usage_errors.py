@@ -18,12 +18,15 @@ SCORE = f"evaluate {REFERENCES} --results RESULTS"
 
 LINES = [
     # What is written, and where.
-    ("caption PHOTO -o x.jsonl --format json", "--format json contradicts -o x.jsonl; leave out"),
-    ("caption PHOTO -o x.xlsx", "unknown extension .xlsx; use .txt, .json, "),
+    ("caption PHOTO -o x.jsonl --format json", "--format json does not fit -o x.jsonl; leave out"),
+    ("caption PHOTO -o x.xlsx", "-o x.xlsx has an unknown extension; use .txt, .json, "),
     ("caption PHOTO -o new/x.csv", "the folder new does not exist; create it first (mkdir -p new)"),
-    ("caption PHOTO --resume", "--resume continues with an output file; give -o FILE too"),
-    ("caption PHOTO --sidecar xmp -o x.csv --resume", "--resume continues an -o FILE alone"),
-    ("caption PHOTO --sidecar txt --num-captions 2", "--sidecar has one caption per photo"),
+    ("caption PHOTO --resume", "--resume needs an output file to continue; add -o FILE"),
+    (
+        "caption PHOTO --sidecar xmp -o x.csv --resume",
+        "--resume is only for -o FILE; use --skip-existing",
+    ),
+    ("caption PHOTO --sidecar txt --num-captions 2", "--sidecar writes one caption per photo"),
     ("caption PHOTO --sidecar txt --existing replace-own", "is not for --sidecar txt"),
     ("caption PHOTO --sidecar xmp --exiftool", "--exiftool is for --embed and --in-place"),
     ("apply a.csv b.csv --sidecar txt", "2 files of captions; give one"),
@@ -37,21 +40,27 @@ LINES = [
     ("caption PHOTO --sidecar txt --sidecar-name photo.xmp", "--sidecar-name is for --sidecar xmp"),
     # Lists of photos.
     ("caption --from-file none.txt", "none.txt: No such file"),
-    ("caption --from-file PHOTO", "1.png, a photo; give it without --from-file"),
-    ("caption --from-file EMPTY", "empty.txt has no names"),
+    ("caption --from-file PHOTO", "1.png is a photo, not a list; leave out --from-file"),
+    ("caption --from-file EMPTY", "empty.txt contains no names"),
     # Videos.
-    ("caption a.mp4 --every 0s", "--every is '0s'; give a time such as 5s or 2m, or shot"),
+    ("caption a.mp4 --every 0s", "--every is '0s'; use a time such as 5s or 2m, or shot"),
     ("caption a.mp4 --every 1s --sidecar txt", "--sidecar is for photos"),
     ("caption a.mp4 --every 1s -o x.csv --resume", "--resume is for photos"),
     ("caption a.mp4 --every 1s --format coco", "coco is for photos"),
     ("caption PHOTO --every 1s CAPTIONS -o x.vtt", "--format vtt is for one video, not 2"),
-    ("caption a.mp4 --every 1s -o x.vtt --num-captions 2", "vtt has one caption per photo"),
-    ("caption a.mp4 -o x.vtt", "vtt is for videos; give --every 5s too"),
+    ("caption a.mp4 --every 1s -o x.vtt --num-captions 2", "vtt writes one caption per photo"),
+    ("caption a.mp4 -o x.vtt", "vtt is for videos; add --every 5s"),
     # Ray.
     ("caption PHOTOS --workers 2", "workers is for engine ray; add it, or leave this option"),
     ("caption PHOTOS --format parquet -o x", "parquet"),
-    ("caption PHOTOS --engine ray -o x.jsonl", "ray writes a folder of parts; give -o FOLDER"),
-    ("caption PHOTOS --engine ray -o x --format csv", "ray writes jsonl or parquet, not csv"),
+    (
+        "caption PHOTOS --engine ray -o x.jsonl",
+        "--engine ray writes a folder, not a file; set -o FOLDER",
+    ),
+    (
+        "caption PHOTOS --engine ray -o x --format csv",
+        "--engine ray cannot write csv; set --format jsonl or parquet",
+    ),
     ("caption PHOTOS --engine ray -o x --sidecar txt", "--sidecar cannot be combined with --engi"),
     ("caption no*.tar --engine ray -o x", "no file matches this pattern"),
     # Pictures.
@@ -93,13 +102,13 @@ LINES = [
     (f"{CALIBRATE} --diagram x.gif", "cannot write .gif as a figure; use .png"),
     (f"{CALIBRATE} --check", "the model is not calibrated; run captioner"),
     # Models.
-    ("export MODEL -o MODEL", "exists; give --force to replace it"),
-    ("export MODEL -o new --int8", "--int8 and --calibration go together"),
+    ("export MODEL -o MODEL", "exists; add --force to replace it"),
+    ("export MODEL -o new --int8", "--int8 and --calibration need each other"),
     ("export MODEL -o new --onnxruntime-web ort.tgz", "--onnxruntime-web is for --web"),
     ("serve --root-path captioner", "root_path is 'captioner'; give a path such as /captio"),
     ("serve --api-key-file missing", "api-key-file missing: No such file"),
     # Training.
-    ("train PHOTOS", "is a folder, not a config file; to train on its photos, give"),
+    ("train PHOTOS", "is a folder, not a config file; to train on its photos, add"),
     ("train mine.yml", "mine.yml does not exist; give a YAML config file"),
     ("train --data PHOTOS", "is a folder without captions"),
     ("train --data none.csv", "none.csv does not exist; give the file with the captions"),

@@ -116,11 +116,11 @@ ERRORS = [
     ("caption a.jpg --beam 3", "unknown option --beam; did you mean --beam-"),
     ("info --modle x", "did you mean --model? (see captioner info --help)"),
     ("train --epochs 3", "unknown option --epochs; did you mean training.epochs?"),
-    ("caption a.jpg --beam-size 0", "--beam-size: '0' is not allowed; use an integer >= 1"),
-    ("caption a.jpg --beam-size", "--beam-size: expected one argument"),
-    ("caption a.jpg --format xml", "--format: 'xml' is not allowed; use text, json, jsonl, csv"),
+    ("caption a.jpg --beam-size 0", "--beam-size is '0'; use an integer >= 1"),
+    ("caption a.jpg --beam-size", "--beam-size needs a value"),
+    ("caption a.jpg --format xml", "--format is 'xml'; use text, json, jsonl, csv"),
     ("caption a.jpg --num-captions 9", "num_captions is 9, but beam_size is 3; use at most"),
-    ("caption", "no photos; give files, folders, - or --from-file"),
+    ("caption", "no photos were named; pass files or folders, - for standard"),
     ("train training.lrr=1", "unknown setting training.lrr; did you mean training.lr?"),
     ("train lr=1", "unknown setting lr; did you mean training.lr?"),
     ("train training.batch-size=4", "did you mean training.batch_size?"),
@@ -131,10 +131,13 @@ ERRORS = [
     ("train --training.batch-size=4", "not an option; write training.batch_size=4"),
     ("prepare features -o x data.imges=a", "did you mean data.images?"),
     ("train a.yaml b.yaml", "'b.yaml' is a second config file; pass one config file"),
-    ("prepare dataset", "the following arguments are required: -o/--output"),
-    ("prepare datset", "'prepare datset'. Did you mean `captioner prepare dataset`?"),
-    ("capton a.jpg", "Unknown command 'capton'. Did you mean `captioner caption`?"),
-    ("photo.jpg", "Did you mean `captioner caption photo.jpg`?"),
+    ("prepare dataset", "missing arguments: -o/--output"),
+    (
+        "prepare datset",
+        "'prepare datset' is not a command; did you mean captioner prepare dataset?",
+    ),
+    ("capton a.jpg", "'capton' is not a command; did you mean captioner caption?"),
+    ("photo.jpg", "did you mean captioner caption photo.jpg?"),
 ]
 
 
