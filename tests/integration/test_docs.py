@@ -61,7 +61,7 @@ def test_commands_are_valid(page, monkeypatch) -> None:
             options, given = parser_of(" ".join([what, *kind])).parse(arguments)
             if kind == ["features"]:
                 train.read_config(options, train.read_changes(options, given))
-        elif program not in ("curl", "mkdir", "unzip", "python3"):  # downloads, installation
+        elif program not in ("curl", "mkdir", "pip", "unzip", "python3"):  # downloads, installation
             script = ROOT / (what if program == "python" else program)
             assert script.is_file(), script
             assert program == "python" or os.access(script, os.X_OK), script
