@@ -20,6 +20,7 @@ OPTIONAL = (
     *("av", "axe_playwright_python", "fsspec", "imagecodecs", "mkdocs", "moto", "nbclient"),
     *("nbformat", "ollama", "openai", "openapi_spec_validator", "pillow_heif", "playwright"),
     *("pyarrow", "pycocoevalcap", "rawpy", "ray", "requests", "s3fs", "tifffile"),
+    "transformers",
 )
 """Modules of ``.[dev-all]`` that tests or tested code import."""
 MISSING = {name for name in OPTIONAL if find_spec(name) is None}

@@ -248,6 +248,30 @@ def test_a_training_step_is_measured(run: Any, capsys: Any) -> None:
     assert re.search(r"^\| fp32 \| [\d.,]+ \| [\d,]+ \|", capsys.readouterr().out, re.MULTILINE)
 
 
+@pytest.mark.slow
+def test_the_shipped_model_is_measured_in_both_forms(run: Any, capsys: Any) -> None:
+    few = ("--photos", EXAMPLES, "--count", 2, "--rounds", 1, "--patience", 0)
+    run("benchmarks/alternatives", *few, "--only", "captioner")
+    rows = re.findall(
+        r"^\| captioner, (\w+) \| [\d.]+ \| [\d,.]+ \| [\d.]+ \| [\d,.]+ \| [\d.]+ \|$",
+        capsys.readouterr().out,
+        re.MULTILINE,
+    )
+    assert rows == ["int8", "float32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ViT-GPT2", "GIT-base", "BLIP-base", "Florence-2-base"])
+def test_models_of_transformers_do_not_end_early(script: Any, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("transformers")
+    models = script("benchmarks/alternative_models")
+    models.build(name, tmp_path / name, tiny=True)
+    for form in ("float32", "int8"):
+        caption, megabytes = models.load_peer(tmp_path / name, form)
+        assert caption(EXAMPLES / "chelsea.jpg") == models.WORDS
+        assert 0.1 < megabytes < 10
+
+
 # --- what a person has to go through -------------------------------------------------------------
 
 
