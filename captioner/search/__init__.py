@@ -1,1 +1,1 @@
-"""Caption search over a step function."""
+"""The search for captions: beam search, sampling, and the rules that captions follow."""

@@ -1,9 +1,11 @@
-"""Arrays of torch or of NumPy: the search is written once for both.
+"""Array functions that work for both torch and NumPy, so that the search is written only once.
 
-The search uses what both libraries share (operators, indexing) and the functions of the Python
-array API standard (https://data-apis.org/array-api), which ``array-api-compat`` gives for both
-under the same names. Importing it does not import torch. NumPy has them itself since 2.1, which
-saves a command line the 0.1 seconds that the import of ``array_api_compat.numpy`` takes.
+Operators and indexing are the same in both libraries. All other functions come from the Python
+array API standard (https://data-apis.org/array-api). The package ``array-api-compat`` provides them
+for both libraries under the same names, and importing the package does not import torch.
+
+NumPy 2.1 and later has these functions itself. Commands then start 0.1 seconds faster, because they
+do not import ``array_api_compat.numpy``.
 """
 
 from __future__ import annotations
@@ -24,32 +26,36 @@ Array: TypeAlias = Any
 
 
 NUMPY: Any = np if hasattr(np, "cumulative_sum") else import_module("array_api_compat.numpy")
-"""The functions of the standard for NumPy arrays."""
+"""Namespace with the functions of the standard for NumPy arrays."""
 
 
 def namespace(*arrays: Array) -> Any:
-    """The functions of the array API standard for these arrays, all of one library."""
+    """Return the namespace with the array API functions for arrays of one library."""
     if isinstance(arrays[0], np.ndarray):
         return NUMPY
     return array_api_compat.array_namespace(*arrays)
 
 
 def argsort(values: Array, axis: int) -> Array:
-    """Indices that sort from largest to smallest; equal values keep their order.
+    """Return the indices that sort values from largest to smallest.
 
-    NumPy lacks the standard's ``descending``.
+    Equal values keep their order. The values are negated because NumPy lacks the standard's
+    argument ``descending``.
     """
     return namespace(values).argsort(-values, axis=axis, stable=True)
 
 
 def on_device(values: Any, dtype: Any, xp: Any, device: Any) -> Array:
-    """Values as an array of a library on its device, without waiting for the work queued there."""
+    """Copy values to a device as an array, without waiting for the work that is queued there."""
     array = xp.asarray(values, dtype=dtype)
     return array if isinstance(array, np.ndarray) else upload(array, device)
 
 
 def to_numpy(array: Array) -> NDArray[Any]:
-    """Copy an array from its device, in float32 if NumPy lacks its type; no copy on the CPU."""
+    """Return an array as a NumPy array, copied only if it is not on the CPU.
+
+    bfloat16, which NumPy lacks, becomes float32.
+    """
     if isinstance(array, np.ndarray):
         return array
     if array.is_floating_point() and array.element_size() < 4:  # bfloat16
@@ -58,9 +64,9 @@ def to_numpy(array: Array) -> NDArray[Any]:
 
 
 def top_k(values: Array, count: int) -> tuple[Array, Array]:
-    """The ``count`` largest values of every row and their indices, largest first: (..., count).
+    """Return the largest values of every row and their indices, largest first, (..., count).
 
-    Which of several equal values is chosen is not defined.
+    If values are equal, it is undefined which of them is returned.
     """
     if not isinstance(values, np.ndarray):
         found = values.topk(count, dim=-1)
@@ -72,7 +78,7 @@ def top_k(values: Array, count: int) -> tuple[Array, Array]:
 
 
 def log_sum_exp(scores: Array, axis: int = -1) -> Array:
-    """log(sum(exp(scores))) over a dimension; -inf where all are."""
+    """Return log(sum(exp(scores))) over one axis, or -inf where all scores are -inf."""
     xp = namespace(scores)
     highest = xp.max(scores, axis=axis, keepdims=True)
     finite = xp.where(highest == -xp.inf, 0.0, highest)
@@ -81,20 +87,20 @@ def log_sum_exp(scores: Array, axis: int = -1) -> Array:
 
 
 def normalized(scores: Array) -> Array:
-    """Log-probabilities in proportion to the exponentials of scores (..., V); -inf stays -inf."""
+    """Turn scores (..., V) into log-probabilities, as a log-softmax does. -inf stays -inf."""
     xp = namespace(scores)
     total = log_sum_exp(scores)[..., None]
     return scores - xp.where(total == -xp.inf, 0.0, total)
 
 
 def mean(arrays: Sequence[Array]) -> Array:
-    """Mean of arrays of the same shape."""
+    """Return the mean of arrays of the same shape."""
     xp = namespace(*arrays)
     return xp.mean(xp.stack(list(arrays)), axis=0)
 
 
 def mean_probability(log_probs: Sequence[Array]) -> Array:
-    """Log of the mean probability, from log-probabilities of the same shape."""
+    """Return the log of the mean probability, from log-probability arrays of the same shape."""
     if len(log_probs) == 1:
         return log_probs[0]
     stacked = namespace(*log_probs).stack(list(log_probs))

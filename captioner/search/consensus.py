@@ -1,4 +1,4 @@
-"""Consensus: order the captions found for a photo by how much they agree with each other."""
+"""Ranking of the captions that were found for a photo by how much they agree with each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 NGRAMS = (1, 2, 3, 4)
 LENGTH_SIGMA = 6.0
-"""Of the Gaussian that penalizes a difference in length, in words; as in CIDEr-D."""
+"""Width of the Gaussian that penalizes a difference in length, in words, as in CIDEr-D."""
 
 
 def by_consensus(
@@ -19,28 +19,29 @@ def by_consensus(
     rarity: Sequence[float] = (),
     rare_words: float = 0.0,
 ) -> list[int]:
-    """Order captions by their expected score if one of them, sampled by weight, were the reference.
+    """Order captions by how well each one agrees with all of them, as a weighted mean of CIDEr-D.
 
-        score(c) = sum_r w_r CIDEr-D(c, r) + R (mean rarity of the words of c + the highest one)
+        score(c) = sum_r w_r CIDEr-D(c, r) + R (mean rarity of the words of c + the highest rarity)
 
-    An outlier scores low even if it is the most probable single caption, if most of the weight is
-    elsewhere. The second term prefers, among captions that agree equally, specific ones. A word
-    that occurs only once in all captions has no rarity there, as nothing confirms it.
+    In other words, one of the captions, drawn in proportion to the weights, plays the reference.
+    Even the most probable caption scores low if most of the weight is on captions unlike it. The
+    term with R prefers specific captions among captions that agree equally. There, the rarity of a
+    word is 0 if the word occurs in only one of the captions, because nothing confirms it.
 
     Source: Kumar and Byrne 2004, minimum Bayes risk decoding; Devlin et al. 2015
     (arXiv:1505.04467), consensus captions, with captions of similar photos as candidates; CIDEr-D,
-    Vedantam et al. 2015 (arXiv:1411.5726). Deviation: the weight of an n-gram is the sum of the
-    rarities of its words, so that no document frequencies are needed; the term with R.
+    Vedantam et al. 2015 (arXiv:1411.5726). Deviation: an n-gram is weighted by the sum of the
+    rarities of its words instead of by document frequencies; the term with R is ours.
 
     Args:
-        captions: Token ids of K captions, without start and end; captions may be equal.
-        weights: How much each counts as a reference, (K,); their scale is irrelevant.
-        rarity: (V,) negative log-frequency of each token, see ``SearchTokens``; empty: all tokens
-            count the same.
-        rare_words: R; above 0 only with ``rarity``.
+        captions: Token ids of K captions, without start and end tokens. Captions may repeat.
+        weights: Weight of each caption as a reference, (K,). Only their proportions matter.
+        rarity: Negative log-frequency of each token, (V,), see ``SearchTokens``. If empty, all
+            tokens count the same.
+        rare_words: R. A value above 0 requires ``rarity``.
 
     Returns:
-        Indices of distinct captions, best first; equal scores keep their order.
+        Indices of the distinct captions, best first. Equal scores keep their order.
     """
     first: dict[tuple[int, ...], int] = {}
     shares: dict[tuple[int, ...], float] = {}
@@ -60,7 +61,7 @@ def _rareness(
     distinct: Sequence[tuple[int, ...]],
     rarity: Sequence[float],
 ) -> NDArray[np.float64]:
-    """Mean rarity of the words of each distinct caption plus that of the rarest."""
+    """Return, for each distinct caption, the mean rarity of its words plus the highest rarity."""
     uses = Counter(token for tokens in captions for token in set(tokens))
     found = []
     for tokens in distinct:
@@ -72,7 +73,7 @@ def _rareness(
 def _similarities(
     captions: Sequence[tuple[int, ...]], rarity: Sequence[float]
 ) -> NDArray[np.float64]:
-    """CIDEr-D, 0 to 10, of each caption (row) with each other one as its reference: (K, K)."""
+    """Return CIDEr-D (0 to 10) of each caption (row) against each reference (column), (K, K)."""
     lengths = np.array([len(tokens) for tokens in captions], np.float64)
     total = np.zeros((len(captions), len(captions)))
     for size in NGRAMS:
@@ -87,9 +88,9 @@ def _similarities(
                 weight = sum(rarity[token] for token in gram) if rarity else 1.0
                 values[row, columns[gram]] = count * weight
         norms = np.linalg.norm(values, axis=1)
-        norms[norms == 0] = 1.0  # too short for an n-gram
+        norms[norms == 0] = 1.0  # captions too short for an n-gram of this size
         for row, value in enumerate(values):
-            own = value.nonzero()[0]  # the others add nothing
+            own = value.nonzero()[0]  # n-grams that the caption lacks add nothing
             part = values[:, own]
             total[row] += (np.minimum(value[own], part) * part).sum(axis=1) / (norms[row] * norms)
     difference = lengths[:, None] - lengths

@@ -1,9 +1,9 @@
-"""The grammar of human captions: where captions end, and which words do not follow others.
+"""Grammar counted in human captions: where captions end, and which words never follow each other.
 
-Without it, a search that ends captions early would write *a cat sitting on top*, and a search that
-rewards true words would write *a umbrella* or *a red and a banana*.
+The search needs it for two reasons. A search that ends captions early would otherwise write *a cat
+sitting on top*. A search that rewards true words would write *a umbrella* or *a red and a banana*.
 
-Notation: V tokens of the vocabulary, without the start tokens of styles; P pairs; Q triples.
+Notation: V tokens of the vocabulary, without the start tokens of styles, P pairs, Q triples.
 """
 
 from __future__ import annotations
@@ -19,42 +19,44 @@ from numpy.typing import NDArray
 from captioner.text.vocabulary import END, FUNCTION_WORDS, NUMBERS, UNKNOWN, Vocabulary
 
 LEAST_SHARE = 0.02
-"""A caption may end after a word if at least this share of its occurrences end a human caption."""
+"""A caption may end after a word if at least this share of the word's occurrences end a caption."""
 
 RARELY = 0.04
-"""Tokens do not follow each other if they do so in less than this share of the expected cases."""
+"""A pair or triple is absent if it occurs less often than this share of the expected number."""
 
 FEWEST_PAIRS, FEWEST_TRIPLES = 2, 3
-"""Expected cases below which nothing is concluded from the absence of a pair or a triple."""
+"""Fewest expected occurrences from which the absence of a pair, or of a triple, means something."""
 
 ARTICLES = ("a", "an")
 OTHER_ARTICLE = 0.25
-"""A word does not follow one article if this share of its cases or more follow the other one."""
+"""A word does not follow an article that makes up less than this share of the word's articles."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """The grammar of human captions over one vocabulary, counted in the training captions.
+    """The grammar of the training captions, over one vocabulary.
 
-    Pairs of tokens are stored as first * V + second, and triples as (first * V + second) * V +
-    third; both are sorted.
+    A pair of tokens is stored as the number first * V + second. A triple is stored as
+    (first * V + second) * V + third. All arrays of pairs and triples are sorted.
     """
 
     endings: NDArray[np.float32]
-    """(V,) share of the occurrences of each token that end a caption; 0 where captions rarely end,
-    or the token is a function word."""
+    """Share of each token's occurrences that end a caption, (V,).
+
+    0 if captions rarely end there, or if the token is a function word or a number.
+    """
     not_ending: NDArray[np.int64]
-    """(P,) pairs after which captions do not end, although they end after the second token: "a
-    snow"."""
+    """Pairs such as "a snow", (P,). Captions do not end after the pair, although they end after its
+    second token elsewhere."""
     not_following: NDArray[np.int64]
-    """(P,) pairs whose second token does not follow the first: "a umbrella", "large of"."""
+    """Pairs of tokens that do not follow each other, such as "a umbrella" or "large of", (P,)."""
     not_third: NDArray[np.int64]
-    """(Q,) triples whose third token does not follow the first two, although it follows the second:
-    "red and a". The third may be the end token."""
+    """Triples such as "red and a", (Q,). The third token does not follow the first two, although it
+    follows the second elsewhere. The third token may be the end token."""
 
     @classmethod
     def count(cls, captions: Iterable[Sequence[int]], vocabulary: Vocabulary) -> Grammar:
-        """Count in captions, each a sequence of tokens of the vocabulary, without start and end."""
+        """Count the grammar in captions, given as token ids without start and end tokens."""
         size = len(vocabulary)
         words, ends = np.zeros(size), np.zeros(size)
         pairs: Counter[int] = Counter()
@@ -68,7 +70,7 @@ class Grammar:
             ended.update(keys[-1:])
             thirds = [*tokens[2:], END]
             triples.update(key * size + third for key, third in zip(keys, thirds, strict=True))
-        words[UNKNOWN] = ends[UNKNOWN] = 0  # the search never writes it
+        words[UNKNOWN] = ends[UNKNOWN] = 0  # the search never writes the unknown word
         for counter in pairs, triples:
             for key in [key for key in counter if UNKNOWN in _tokens(key, size)]:
                 del counter[key]
@@ -82,7 +84,7 @@ class Grammar:
             and (ended[key] + 8 * share) / (count + 8) < min(LEAST_SHARE, share / 3)
         ]
         not_following = absent_pairs(words, pairs) | wrong_articles(pairs, vocabulary)
-        # People do write "very very", but a search would go on and on.
+        # People do write "very very", but a search would repeat the word without end.
         not_following |= {token * size + token for token in np.flatnonzero(words).tolist()}
         not_third = absent_triples(words, ends, pairs, triples)
         return cls(
@@ -97,10 +99,10 @@ def _tokens(key: int, size: int) -> tuple[int, ...]:
 
 
 def absent_pairs(words: NDArray[np.float64], pairs: Counter[int]) -> set[int]:
-    """Return the pairs of tokens that captions should have by chance, but do not have.
+    """Return the pairs of tokens that should occur by chance, but hardly ever do.
 
     Args:
-        words: (V,) number of occurrences of each token.
+        words: Number of occurrences of each token, (V,).
         pairs: Number of occurrences of each pair.
     """
     size, total = len(words), max(words.sum(), 1)
@@ -132,13 +134,13 @@ def absent_triples(
     pairs: Counter[int],
     triples: Counter[int],
 ) -> set[int]:
-    """Return the triples that captions should have by the frequency of their pairs, but do not.
+    """Return the triples that the frequency of their pairs predicts, but that hardly ever occur.
 
     Args:
-        words: (V,) number of occurrences of each token.
-        ends: (V,) number of captions that each token ends.
+        words: Number of occurrences of each token, (V,).
+        ends: Number of captions that end with each token, (V,).
         pairs: Number of occurrences of each pair.
-        triples: Number of occurrences of each triple, the third token of which may be the end.
+        triples: Number of occurrences of each triple. Its third token may be the end token.
     """
     size = len(words)
     followers: dict[int, list[tuple[int, float]]] = {}

@@ -1,4 +1,4 @@
-"""Find what a caption left out: how the decoder would have continued where the search ended it.
+"""Words that a caption left out: how the decoder would have continued where the search stopped.
 
 Notation: B photos, V vocabulary, L regions, T words, U words left out.
 """
@@ -22,16 +22,16 @@ def continuations(
     options: SearchOptions,
     words: SearchTokens = SearchTokens(),  # noqa: B008 - a tuple, never changed
 ) -> list[Hypothesis | None]:
-    """Continue each photo's caption with the decoder's most probable words.
+    """Continue each photo's caption with the words that the decoder finds most probable.
 
     Args:
-        stepper: A new stepper of B photos.
-        captions: Token ids of one caption per photo, without start and end.
-        options: Search options, for the rules on words and the maximum length.
-        words: The words in the options, from ``encode_search_words``.
+        stepper: A new stepper for B photos.
+        captions: Token ids of one caption per photo, without start and end tokens.
+        options: Search options. They define the rules on words and the maximum length.
+        words: Token ids of the words in the options, from ``encode_search_words``.
 
     Returns:
-        The U words after each caption, or None where the decoder itself would have ended there.
+        The U words that follow each caption, or None if the decoder would have ended it there too.
     """
     xp, device, end = stepper.xp, stepper.device, stepper.end_token
     rules = Rules(options, words, end, xp, device)
@@ -40,7 +40,7 @@ def continuations(
     for row, caption in enumerate(captions):
         tokens[row, : len(caption)] = caption[:longest]
     lengths = np.minimum([len(caption) for caption in captions], longest)
-    stops = np.full(count, longest)  # the number of words of each with its continuation
+    stops = np.full(count, longest)  # caption and continuation, in words
     found = []
     start = on_device(stepper.start_token, xp.int64, xp, device)
     last = xp.broadcast_to(start, (count,))[:, None]
@@ -51,7 +51,7 @@ def continuations(
         scores = xp.asarray(advance.log_probs, copy=True)
         rules.forbid(scores, so_far)
         chosen = to_numpy(xp.argmax(scores[:, 0], axis=1)).copy()
-        chosen[to_numpy(xp.max(scores[:, 0], axis=1)) == -np.inf] = end  # the rules forbid all
+        chosen[to_numpy(xp.max(scores[:, 0], axis=1)) == -np.inf] = end  # all forbidden
         free = (t >= lengths) & (t < stops)
         tokens[free, t] = chosen[free]
         stops[free & (chosen == end)] = t

@@ -1,7 +1,8 @@
-"""Rules on the next word: length limits, repetition, banned words, bad endings; and preferences.
+"""Rules on the next word: length limits, repetition, banned words, bad endings and preferences.
 
-A rule sets log-probabilities to -inf, so that every other word keeps the model's probability. Only
-the preference for rare words gives the search other probabilities. Captions keep the model's.
+A rule sets the log-probabilities of forbidden words to -inf and leaves all other words unchanged.
+The preference for rare words is the exception: it changes the probabilities that the search uses.
+Captions still report the model's own probabilities.
 
 Notation: B photos, K beams, V vocabulary, T words so far.
 """
@@ -16,12 +17,12 @@ from captioner.search.words import SearchTokens
 
 
 class Rules:
-    """All rules enabled by the search options."""
+    """The rules that the search options enable."""
 
     def __init__(
         self, options: SearchOptions, words: SearchTokens, end_token: int, xp: Any, device: Any
     ) -> None:
-        """Put the words on the device of the search, as arrays of its library."""
+        """Copy the words to the device of the search, as arrays of its library."""
         self.options = options
         self.end_token = end_token
         self.xp = xp
@@ -40,7 +41,7 @@ class Rules:
         self.rarity = on_device(words.rarity, xp.float32, xp, device)
 
     def merge_people(self, log_probs: Array) -> None:
-        """Add the probabilities of words with a sex or age to those of neutral words, in place."""
+        """Move the probability of *man*, *boy*, ... to *person*, *child*, ..., in place."""
         for group in self.groups:
             neutral, members = group[0], group[1:]
             merged = log_sum_exp(log_probs[..., group])
@@ -48,19 +49,25 @@ class Rules:
             log_probs[..., neutral] = merged
 
     def favour_rare_words(self, log_probs: Array) -> Array:
-        """Log-probabilities that the search uses; the same array unless ``rare_words`` is set.
+        """Return the log-probabilities for the search, with rare words favoured.
+
+        Without the option ``rare_words``, this is the array that was passed.
 
         Source: Menon et al. 2021 (arXiv:2007.07314), section 4.2, logit adjustment after training.
-        Deviation: frequencies follow from the ranks of the words.
+        Deviation: the frequencies are estimated from the ranks of the words.
         """
         if not self.options.rare_words:
             return log_probs
         return normalized(log_probs + self.options.rare_words * self.rarity)
 
     def forbid(self, log_probs: Array, tokens: Array) -> None:
-        """Set the log-probabilities (B, K, V) of forbidden words to -inf, in place.
+        """Set the log-probabilities of forbidden words to -inf, in place.
 
-        After the words so far, (B, K, T). The result for finished captions is unspecified.
+        The result for finished captions is unspecified.
+
+        Args:
+            log_probs: Log-probabilities of the next word, (B, K, V).
+            tokens: The words so far, (B, K, T).
         """
         xp = self.xp
         options, length = self.options, tokens.shape[2]
@@ -77,7 +84,7 @@ class Rules:
             if length > 0:
                 bad = xp.any(tokens[..., -1:] == self.bad_endings, axis=-1)  # (B, K)
                 ends[...] = xp.where(bad, -xp.inf, ends)
-            if length == options.max_length - 1:  # a truncated caption ends here too
+            if length == options.max_length - 1:  # the caption is truncated here, which ends it too
                 log_probs[..., self.bad_endings] = -xp.inf
         if options.block_repeats and length > 0:
             self._forbid_words(log_probs, tokens, ~xp.isin(tokens, self.repeatable))
@@ -100,7 +107,10 @@ class Rules:
         self._forbid_words(log_probs, last, xp.any(equal & repeated[..., None, :], axis=-1))
 
     def _forbid_words(self, log_probs: Array, words: Array, where: Array) -> None:
-        """Forbid words (B, K, n) where (B, K, n) is True; it must be equal for equal words."""
+        """Set the log-probability of words (B, K, n) to -inf wherever ``where`` (B, K, n) is True.
+
+        ``where`` must have the same value for equal words of one beam.
+        """
         xp, device = self.xp, log_probs.device
         photos = xp.arange(words.shape[0], device=device)[:, None, None]
         beams = xp.arange(words.shape[1], device=device)[None, :, None]

@@ -1,25 +1,26 @@
-"""Caption search over a step function.
+"""The search for the best captions of a batch of photos, word by word.
 
     beams = one empty caption per photo
     until every photo is finished:
-        advance   the stepper scores every next word of every caption
-        merge     man, woman, ... become person if the options require it
-        favour    the scores of rare words rise if the options require it
-        weigh     the truth of each word against its probability, with a reading of the photo
-        forbid    the rules mask words that must not follow
-        choose    the strategy keeps some of the continuations
-    rerank        by their consensus, if the options require it
+        advance   the stepper scores every possible next word of every caption
+        merge     move the probability of man, woman, ... to person (optional)
+        favour    raise the scores of rare words (optional)
+        weigh     add a reward for true words, if the model has a reading of the photo
+        forbid    exclude the words that break a rule
+        choose    let the strategy pick the continuations to keep
+    rerank        order the captions by how much they agree (optional)
 
-The search does not depend on a model: it drives any ``Stepper``. All photos and beams of a batch
-advance together, no Python loop runs over photos or beams inside a step, and finished photos leave
-the batch. Each step synchronizes with the device once, to find out which photos are finished.
+The search does not depend on the model: it drives any object with the methods of ``Stepper``. All
+photos and beams of a batch advance together, without a Python loop over photos or beams. Finished
+photos leave the batch. Each step waits for the device only once, to find out which photos are
+finished.
 
-A finished caption stays in the beam with its score frozen, so the beam always holds the best
-captions known, finished or not. Attention and gates of every step are kept once; the returned
-captions find theirs by their parents.
+A finished caption stays in the beam with its score frozen, so the beam always contains the best
+captions found so far. Attention maps and gates are stored once per step. At the end, each returned
+caption follows its parent pointers back through the steps to collect its own.
 
-Notation: B photos still searched of N, K beams, V vocabulary, L regions, T words so far, n returned
-captions.
+Notation: N photos, B of them not finished yet, K beams, V vocabulary, L regions, T words so far, n
+returned captions.
 """
 
 from __future__ import annotations
@@ -41,71 +42,71 @@ from captioner.search.words import SearchTokens
 from captioner.search.worth import Worth, build_rewards
 
 _KEPT_SAMPLES = 0.8
-"""Share of the sampled candidates that are ranked and count as references: the best ones."""
+"""Share of the sampled candidates, the best ones, that are compared with each other."""
 
 
 class Advance(NamedTuple):
-    """Result of one step."""
+    """The decoder's output for one step."""
 
     log_probs: Array
-    """(B, K, V) log-probabilities of the next word, float32; -inf for forbidden words. The search
-    may modify it in place."""
+    """Log-probabilities of the next word, (B, K, V), float32, -inf for words that the model never
+    generates. The search may modify the array in place."""
     alphas: Array
-    """(B, K, L) attention when the word is chosen."""
+    """Attention weights for the next word, (B, K, L)."""
     gates: Array
-    """(B, K) context gate."""
+    """Context gates for the next word, (B, K)."""
 
 
 class Stepper(Protocol):
-    """Advances a batch of photos by one word; holds the state of every beam.
+    """A decoder that advances a batch of photos by one word and keeps the state of every beam.
 
     A new stepper has one beam per photo.
     """
 
     xp: Any
-    """Namespace of its arrays: ``array_api_compat.torch`` or ``arrays.NUMPY``."""
+    """Namespace of the stepper's arrays: ``array_api_compat.torch`` or ``arrays.NUMPY``."""
     device: Any
-    """Of its arrays; "cpu" for NumPy."""
+    """Device of the stepper's arrays. "cpu" for NumPy."""
     start_token: int | Array
-    """One for all photos, or one per photo, (B,)."""
+    """Start token of all photos, or of each photo, (B,)."""
     end_token: int
 
     @property
     def batch_size(self) -> int:
-        """B, the number of photos still searched."""
+        """The number of photos that are not finished yet, B."""
 
     def advance(self, tokens: Array) -> Advance:
-        """Feed the last word of each beam, (B, K), and score the next."""
+        """Feed the last word of each beam, (B, K), and score the next word."""
 
     def reorder(self, parents: Array) -> None:
-        """Let beam k of each photo continue beam ``parents[b, k]`` of the last step, (B, K)."""
+        """Let beam k of photo b continue from beam ``parents[b, k]`` of the last step, (B, K)."""
 
     def keep(self, rows: Array) -> None:
-        """Continue with these photos only, (B',)."""
+        """Continue with the photos in these rows only, (B',)."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One caption of T tokens, without start and end."""
+    """A caption of T tokens, without start and end tokens."""
 
     tokens: list[int]
     token_log_probs: NDArray[np.float32]
-    """(T,) the model's, whatever the search preferred."""
+    """The model's own log-probability of each token, (T,), without any preference of the search."""
     alphas: NDArray[np.float32]
-    """(T, L)."""
+    """Attention weights of each token, (T, L)."""
     gates: NDArray[np.float32]
-    """(T,)."""
+    """Context gate of each token, (T,)."""
     log_prob: float
-    """Of the whole caption, including its end token if it has one."""
+    """Log-probability of the whole caption, including its end token if it has one."""
     ended: bool
-    """False: truncated at max_length, without an end token."""
+    """False if the caption was truncated at ``max_length`` and has no end token."""
 
 
 class _Finished(NamedTuple):
-    """The captions to return of the photos that finished at one step."""
+    """The captions to return for the photos that finished at one step."""
 
     photos: Array  # (B,)
-    steps: list[list[Array]]  # of each step, see ``search``
+    steps: list[list[Array]]  # alphas and gates of each step, see ``search``
     beams: Beams  # (B, n, ...), best first
 
 
@@ -117,18 +118,19 @@ def search(
     *,
     worth: Worth | None = None,
 ) -> list[list[Hypothesis]]:
-    """Search for the captions of every photo.
+    """Search for the best captions of every photo.
 
     Args:
-        stepper: A new stepper.
+        stepper: A new stepper for the photos.
         options: Search options.
-        words: The words in the options, from ``encode_search_words``.
-        seeds: A random seed per photo, combined with ``options.seed``; None: its index.
+        words: Token ids of the words in the options, from ``encode_search_words``.
+        seeds: A random seed for each photo, combined with ``options.seed``. By default, the index
+            of the photo.
         worth: The truth of every word for these photos, if the model has a reading.
 
     Returns:
-        For each photo the best ``options.num_captions`` captions, best first; fewer if there are
-        not as many different ones.
+        The best captions of each photo, best first: ``options.num_captions`` of them, or fewer if
+        the search found fewer different captions.
     """
     count, xp, device = stepper.batch_size, stepper.xp, stepper.device
     if not count:
@@ -147,7 +149,7 @@ def search(
     beams = _start(count, xp, device)
     last = on_device(stepper.start_token, xp.int64, xp, device)
     last = xp.broadcast_to(last, (count,))[:, None]
-    # Of every step: alphas (B, parents, L) and gates (B, parents).
+    # For every step: alphas (B, parents, L) and gates (B, parents).
     steps: list[list[Array]] = []
     finished: list[_Finished] = []
     for t in range(options.max_length):
@@ -188,11 +190,11 @@ def search(
 def _results(
     finished: Sequence[_Finished], count: int, options: SearchOptions, end: int, rescored: bool
 ) -> list[list[Hypothesis]]:
-    """The captions of all photos in their order, best first."""
+    """Collect the captions of all photos, in the order of the photos and best first."""
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
     for photo, hypothesis in (one for each in finished for one in _trace(each, end, rescored)):
         results[photo].append(hypothesis)
-    # Samples may repeat; beam groups may find the same caption, which is returned once.
+    # Samples may repeat. A caption that several beam groups found is returned only once.
     if options.temperature == 0:
         results = [_distinct(hypotheses) for hypotheses in results]
     return [hypotheses[: options.num_captions] for hypotheses in results]
@@ -201,12 +203,19 @@ def _results(
 def _most_agreed(
     candidates: Sequence[Hypothesis], options: SearchOptions, words: SearchTokens
 ) -> list[Hypothesis]:
-    """The ``options.num_captions`` captions of a photo that agree most with all of its candidates.
+    """Return the captions of a photo that agree most with all of its candidates.
 
-    Samples occur as often as they are probable, except that those that rank lowest count only where
-    the others are too few. A beam holds each caption once. There each counts with the square root
-    of its probability: with all of it, the first would outweigh the others. Candidates are the
-    captions that the search found, best first.
+    Probable captions must count more. Samples do so by themselves, because probable captions are
+    sampled more often, so every sample has the same weight. The lowest-ranking fifth of the samples
+    is dropped first, and is used only if there are too few different captions without it.
+
+    A beam contains each caption once, so captions of a beam are weighted by the square root of
+    their probability. With the probability itself, the first caption would outweigh all others.
+
+    Args:
+        candidates: The captions that the search found, best first.
+        options: Search options. ``num_captions`` is the number of captions to return.
+        words: Token ids of the words in the options.
     """
     kept, dropped = candidates, candidates[:0]
     if options.temperature:
@@ -222,16 +231,16 @@ def _most_agreed(
 
 
 def _start(batch: int, xp: Any, device: Any) -> Beams:
-    """One empty caption per photo."""
+    """Return one empty caption per photo."""
     zeros = xp.zeros((batch, 1), dtype=xp.float32, device=device)
     values, tokens = zeros[..., None][..., :0], xp.astype(zeros[..., None], xp.int64)[..., :0]
     return Beams(zeros, zeros, xp.astype(zeros, xp.bool), tokens, values, parents=tokens)
 
 
 def _totals(beams: Beams, log_probs: Array, end_token: int) -> Array:
-    """Log-probability of every caption with every next word, (B, K, V).
+    """Return the log-probability of every caption extended by every next word, (B, K, V).
 
-    A finished caption has one continuation, another end token at no cost.
+    A finished caption has a single continuation: one more end token, which costs nothing.
     """
     xp = namespace(beams.scores)
     unfinished = xp.where(beams.ended, -xp.inf, beams.scores)
@@ -241,15 +250,16 @@ def _totals(beams: Beams, log_probs: Array, end_token: int) -> Array:
 
 
 def _each(index: Array) -> Array:
-    """Return the numbers of the rows, (B, 1): ``part[_each(index), index]`` is (B, n, ...).
+    """Return the row numbers, (B, 1), for indexing with one list of columns per row.
 
-    It takes ``index[b, k]`` from row b of a part of shape (B, K, ...), for every b and k.
+    ``part[_each(index), index]`` takes, for every b and k, entry ``index[b, k]`` from row b of a
+    part of shape (B, K, ...). The result has the shape (B, n, ...).
     """
     return namespace(index).arange(len(index), device=index.device)[:, None]
 
 
 def _extend(beams: Beams, choice: Choice, log_probs: Array, end_token: int) -> Beams:
-    """Append the chosen words; (B, K, V) are the model's log-probabilities."""
+    """Append the chosen words to the captions, given the model's log-probabilities (B, K, V)."""
     xp, parents, words = namespace(choice.words), choice.parents, choice.words
     each = _each(parents)
     before = Beams(*[part[each, parents] for part in beams])  # the captions that are continued
@@ -265,12 +275,12 @@ def _extend(beams: Beams, choice: Choice, log_probs: Array, end_token: int) -> B
 
 
 def _select(beams: Beams, rows: Array) -> Beams:
-    """Select photos."""
+    """Keep only the photos in these rows."""
     return Beams(*(part[rows] for part in beams))
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Drop repeated captions."""
+    """Drop repeated captions, keeping the first of each."""
     first: dict[tuple[int, ...], Hypothesis] = {}
     for hypothesis in hypotheses:
         first.setdefault(tuple(hypothesis.tokens), hypothesis)
@@ -278,9 +288,10 @@ def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
 
 
 def _trace(finished: _Finished, end_token: int, rescored: bool) -> Iterator[tuple[int, Hypothesis]]:
-    """The captions of finished photos, best first for each photo.
+    """Yield the index of each finished photo with its captions, best first for each photo.
 
-    If the search was rescored, the probabilities that it used are not the model's.
+    If ``rescored``, the scores of the search are not the model's probabilities. The log-probability
+    of a caption is then computed from the model's own.
     """
     xp, beams = namespace(finished.photos), finished.beams
     each = _each(beams.scores)
@@ -291,7 +302,7 @@ def _trace(finished: _Finished, end_token: int, rescored: bool) -> Iterator[tupl
     seen = [to_numpy(xp.stack(of_steps, axis=2)) for of_steps in zip(*own, strict=True)]
     scores, _, _, words, token_log_probs, _ = map(to_numpy, beams)
     photos = to_numpy(finished.photos).tolist()
-    for row, column in np.argwhere(scores != -np.inf):  # else only forbidden words were left
+    for row, column in np.argwhere(scores != -np.inf):  # -inf: every continuation was forbidden
         tokens = words[row, column].tolist()
         length = tokens.index(end_token) if end_token in tokens else len(tokens)
         ended = length < len(tokens)

@@ -1,9 +1,9 @@
-"""Search strategies: which continuations to keep, and which captions to return.
+"""Search strategies, which decide which continuations to keep and which captions to return.
 
-    BeamSearch       the most probable ones; beam size 1 is greedy search
-    DiverseBeams     groups of beams, penalized for choosing the same words (beam_groups)
-    ForcedWords      a beam for each number of forced words used so far (forced_words)
-    Sampling         one random continuation per caption (temperature, top_k, top_p)
+    BeamSearch       keeps the most probable continuations; beam size 1 is greedy search
+    DiverseBeams     has groups of beams, penalized for choosing the same words (beam_groups)
+    ForcedWords      has separate beams for each number of forced words used (forced_words)
+    Sampling         draws one random continuation per caption (temperature, top_k, top_p)
 
 Notation: B photos, K beams, V vocabulary, T words so far, C forced words.
 """
@@ -21,61 +21,64 @@ from captioner.search.words import SearchTokens
 
 
 class Beams(NamedTuple):
-    """The captions so far."""
+    """The captions of all beams so far."""
 
     scores: Array
-    """(B, K) summed log-probabilities; -inf marks an unused beam."""
+    """Sums of the log-probabilities that the search uses, (B, K). -inf marks an unused beam."""
     lengths: Array
-    """(B, K) scored tokens, end token included."""
+    """Number of scored tokens, including the end token, (B, K)."""
     ended: Array
-    """(B, K)."""
+    """True where a caption has an end token, (B, K)."""
     tokens: Array
-    """(B, K, T); finished captions are padded with end tokens."""
+    """Token ids, (B, K, T). Finished captions are padded with end tokens."""
     log_probs: Array
-    """(B, K, T) the model's, of the tokens."""
+    """The model's own log-probabilities of the tokens, (B, K, T)."""
     parents: Array
-    """(B, K, T) the beam that was continued, whose attention and gate are the word's."""
+    """The beam that each word continued, (B, K, T). Its attention and gate belong to the word."""
 
 
 class Choice(NamedTuple):
     """The continuations to keep."""
 
     scores: Array
-    """(B, K) summed log-probabilities."""
+    """Score of each caption with its next word, (B, K)."""
     parents: Array
-    """(B, K) the beam that each continues."""
+    """The beam that each continuation extends, (B, K)."""
     words: Array
-    """(B, K) the next word of each."""
+    """The next word of each continuation, (B, K)."""
 
 
 class Strategy:
-    """Base class; subclasses implement ``choose``."""
+    """Base class of the strategies. Subclasses implement ``choose``."""
 
     gain = 0.0
-    """The score that a caption may still gain, in nats: above 0 if true words are rewarded."""
+    """The most that a score may still rise, in nats. Above 0 if true words are rewarded."""
 
     def __init__(self, options: SearchOptions) -> None:
         self.options = options
-        # With a certainty, every word must be worth its own cost.
+        # With a certainty, a word must be worth its own cost, so long captions get no bonus.
         self.penalty = 0.0 if options.certainty else options.length_penalty
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
         """Choose the continuations to keep, for all photos together.
 
-        From the log-probability of every caption with every next word, (B, K, V), and the index of
-        each photo in the original batch, (B,).
+        Args:
+            totals: Score of every caption extended by every next word, (B, K, V).
+            beams: The captions so far.
+            photos: Index of each photo in the original batch, (B,).
         """
         raise NotImplementedError
 
     def finished(self, beams: Beams) -> Array:
-        """Photos whose best captions, in every group of beams, can no longer be beaten, (B,).
+        """Return which photos are finished, (B,): their best captions can no longer be beaten.
 
-        Log-probabilities only decrease, so the rank of an unfinished caption is bounded by that of
-        its present score, and what it may still gain, at the maximum length.
+        Log-probabilities only decrease. The best rank that an unfinished caption can reach is
+        therefore the rank of its present score plus ``gain`` at the maximum length. The best
+        captions of every group of beams must rank above this bound.
         """
         xp, options = namespace(beams.scores), self.options
         groups, penalty = options.beam_groups, self.penalty
-        # Groups may have found the same captions, so each must have enough of its own.
+        # Groups may find the same captions, so each group must have enough captions of its own.
         count = min(options.num_captions, options.beam_size // groups)
         shape = (len(beams.scores), groups, -1)
         scores, lengths = beams.scores.reshape(shape), beams.lengths.reshape(shape)
@@ -86,13 +89,14 @@ class Strategy:
         ranks = xp.where(ended, scores / lengths**penalty, -xp.inf)
         worst_returned = top_k(ranks, count)[0][..., -1]
         bound = xp.max(bounds, axis=2)
-        # Strictly: at equal ranks an unfinished caption could be returned as a finished one.
+        # Strictly above: at equal ranks, an unfinished caption could be returned as finished.
         return xp.all((worst_returned > bound) | (bound == -xp.inf), axis=1)
 
     def best(self, beams: Beams) -> Array:
-        """The beams to return, best first, (B, n); ties keep their order.
+        """Return the indices of the beams to return, best first, (B, n). Ties keep their order.
 
-        Of groups all: the best caption of each group, then the second of each group, ...
+        With groups, all beams are returned: the best of each group, then the second of each group,
+        and so on.
         """
         ranks, groups = self.ranks(beams), self.options.beam_groups
         order = argsort(ranks, axis=1)
@@ -105,12 +109,12 @@ class Strategy:
         return xp.take_along_axis(order, by_place, axis=1)
 
     def ranks(self, beams: Beams) -> Array:
-        """Length-normalized scores, log-probability / length ** penalty, (B, K)."""
+        """Return the length-normalized scores, score / length ** penalty, (B, K)."""
         return beams.scores / beams.lengths**self.penalty
 
 
 class BeamSearch(Strategy):
-    """Keep the most probable captions."""
+    """Beam search: keep the most probable captions."""
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
         """See ``Strategy.choose``."""
@@ -122,19 +126,20 @@ class BeamSearch(Strategy):
 
 
 class DiverseBeams(Strategy):
-    """Diverse beam search: each group is penalized for words that earlier groups chose.
+    """Diverse beam search: each group of beams is penalized for words that earlier groups chose.
 
-    Source: Vijayakumar et al. 2018 (arXiv:1610.02424), Hamming diversity. Deviation: none; the
-    penalty applies within a step and affects the choice of words, not the captions' scores.
+    The penalty applies within a step. It affects the choice of words, not the captions' scores.
+
+    Source: Vijayakumar et al. 2018 (arXiv:1610.02424), Hamming diversity. Deviation: none.
     """
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
-        """See ``Strategy.choose``; one group after the other, all photos together."""
+        """Choose the continuations of one group after the other. See ``Strategy.choose``."""
         del photos
         xp = namespace(totals)
         batch, width, vocabulary = totals.shape
         groups = self.options.beam_groups
-        first = beams.tokens.shape[2] == 0  # all groups continue the one empty caption
+        first = beams.tokens.shape[2] == 0  # all groups continue the single empty caption
         own = width if first else width // groups
         size = min(self.options.beam_size // groups, own * vocabulary)
         taken = xp.zeros((batch, 1, vocabulary), dtype=totals.dtype, device=totals.device)
@@ -143,7 +148,7 @@ class DiverseBeams(Strategy):
         for group in range(groups):
             start = 0 if first else group * own
             part, ended = totals[:, start : start + own], beams.ended[:, start : start + own]
-            # Finished captions choose no word: they pay no penalty and cause none.
+            # Finished captions choose no word, so they neither pay nor cause a penalty.
             cost = (self.options.diversity * taken) * ~ended[..., None]
             _, index = top_k((part - cost).reshape(batch, -1), size)
             parents, words = index // vocabulary, index % vocabulary
@@ -158,8 +163,8 @@ class DiverseBeams(Strategy):
 class ForcedWords(Strategy):
     """Grid beam search: one bank of beams for each number of forced words used so far.
 
-    Captions compete only within their bank, so that an improbable forced word is not pruned; only
-    captions in the last bank may end.
+    Captions compete only within their bank, so that captions with an improbable forced word are not
+    dropped. Only captions in the last bank may end.
 
     Source: Hokamp and Liu 2017 (arXiv:1704.07138). Deviation: constraints are single words, and a
     repeated word counts once.
@@ -173,7 +178,7 @@ class ForcedWords(Strategy):
         self.end_token = end_token
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
-        """See ``Strategy.choose``; beams are ordered by bank."""
+        """Choose the continuations of every bank. Beams are ordered by bank; see the base class."""
         del photos
         xp = namespace(totals)
         batch, _, vocabulary = totals.shape
@@ -187,7 +192,7 @@ class ForcedWords(Strategy):
         stay[..., forced] = xp.where(used, of_forced, -xp.inf)
         stay[..., self.end_token] = xp.where(may_end, stay[..., self.end_token], -xp.inf)
         first = beams.tokens.shape[2] == 0
-        if first:  # the one empty caption is in the first bank
+        if first:  # the single empty caption is in the first bank
             stay, move = (_with_empty_banks(part, banks) for part in (stay, move))
         own = stay.shape[1] // banks
         stay = stay.reshape(batch, banks, -1)  # (B, banks, own V)
@@ -206,18 +211,18 @@ class ForcedWords(Strategy):
         return Choice(*(part.reshape(batch, -1) for part in (scores, parents, words)))
 
     def ranks(self, beams: Beams) -> Array:
-        """See ``Strategy.ranks``; captions that lack a forced word rank -inf."""
+        """Return the length-normalized scores, or -inf for captions that lack a forced word."""
         ranks = super().ranks(beams)
         xp = namespace(ranks)
         return xp.where(xp.all(self._used(beams), axis=2), ranks, -xp.inf)
 
     def _used(self, beams: Beams) -> Array:
-        """Which forced words each caption contains, (B, K, C)."""
+        """Return which forced words each caption contains, (B, K, C)."""
         return namespace(beams.tokens).any(beams.tokens[..., None] == self.forced, axis=2)
 
 
 class Sampling(Strategy):
-    """Sample every word; captions are independent samples.
+    """Sampling: draw every word at random, independently for each caption.
 
     Source: nucleus (top-p) sampling, Holtzman et al. 2020 (arXiv:1904.09751); top-k, Fan et al.
     2018 (arXiv:1805.04833). If both are set, top-k applies first.
@@ -231,14 +236,14 @@ class Sampling(Strategy):
         self.uniform = on_device(np.array(uniform), xp.float32, xp, device)  # (N, K, T)
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
-        """See ``Strategy.choose``; one continuation per caption."""
+        """Draw one continuation per caption. See ``Strategy.choose``."""
         xp = namespace(totals)
         batch, _, vocabulary = totals.shape
         width, length = self.options.num_captions, beams.tokens.shape[2]
-        # At the first word all samples share one caption.
+        # Before the first word, all samples share one empty caption.
         totals = xp.broadcast_to(totals, (batch, width, vocabulary))
-        # Relative to the best word, so that no small temperature makes all words underflow. If no
-        # word is left, all shares are 0.
+        # Relative to the best word, so that a small temperature cannot make all words underflow. If
+        # every word is forbidden, all shares are 0.
         best = xp.max(totals, axis=2, keepdims=True)
         below = totals - xp.where(best == -xp.inf, 0.0, best)
         shares = xp.exp(below / max(self.options.temperature, 1e-30))
@@ -251,14 +256,14 @@ class Sampling(Strategy):
             shares = xp.take_along_axis(shares, order, axis=2)
             index = xp.take_along_axis(index, order, axis=2)
             before = xp.cumulative_sum(shares, axis=2) - shares
-            # Always keeps the first word, even for a top_p that rounds to 0.
+            # The first word is always kept, even for a top_p that rounds to 0.
             keep = before < self.options.top_p * xp.sum(shares, axis=2, keepdims=True)
             shares = shares * keep
         mass = xp.cumulative_sum(shares, axis=2)  # (B, K, candidate words)
         threshold = self.uniform[photos][:, :, length, None] * mass[..., -1:]
-        # int32: torch adds up booleans ten times slower in their default type.
+        # int32: by default, torch sums booleans in a type that is ten times slower.
         sampled = xp.sum(mass <= threshold, axis=2, keepdims=True, dtype=xp.int32)
-        # Rounding must not exceed it.
+        # Rounding must not select a word after the last one with a share.
         last = xp.sum(mass < mass[..., -1:], axis=2, keepdims=True, dtype=xp.int32)
         chosen = xp.astype(xp.where(sampled < last, sampled, last), xp.int64)
         words = xp.take_along_axis(index, chosen, axis=2)
@@ -272,7 +277,7 @@ class Sampling(Strategy):
         )
 
     def finished(self, beams: Beams) -> Array:
-        """Photos whose samples have all ended or have no possible next word, (B,)."""
+        """Return which photos are finished, (B,): all samples have ended or cannot continue."""
         xp = namespace(beams.scores)
         return xp.all(beams.ended | ~xp.isfinite(beams.scores), axis=1)
 
@@ -286,7 +291,7 @@ def build_strategy(
     xp: Any,
     device: Any,
 ) -> Strategy:
-    """Build the strategy that the options select; see ``search`` for the arguments."""
+    """Build the strategy that the options select. ``search`` documents the arguments."""
     if options.temperature > 0:
         return Sampling(options, seeds, xp, device)
     if options.beam_groups > 1:
@@ -297,7 +302,7 @@ def build_strategy(
 
 
 def _with_empty_banks(part: Array, banks: int) -> Array:
-    """(B, 1, n) to (B, banks, n), with -inf in the other banks."""
+    """Extend (B, 1, n) to (B, banks, n), with -inf in all banks but the first."""
     xp = namespace(part)
     empty = (part.shape[0], banks - 1, part.shape[2])
     return xp.concat([part, xp.full(empty, -xp.inf, dtype=part.dtype, device=part.device)], axis=1)

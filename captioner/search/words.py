@@ -1,9 +1,11 @@
-"""The words in the search options as token ids; no torch, so that unknown words fail at once.
+"""Token ids of the words in the search options, and the words that ``neutral`` replaces.
 
-For captions that do not guess the sex or age of people (``neutral``), the model's probabilities of
-man, woman, lady, guy, ... are added to that of *person* before the search chooses, so that
-attention, log-probability, article and grammar are those of the word that the caption contains.
-Children remain children.
+This module does not import torch, so a command can report an unknown word at once.
+
+With ``neutral``, captions do not guess the sex or age of people. The probabilities of *man*,
+*woman*, *lady*, *guy*, ... are added to the probability of *person* before the search chooses a
+word. Attention, log-probability, article and grammar then fit the word in the caption. *boy* and
+*girl* become *child*.
 """
 
 from __future__ import annotations
@@ -48,13 +50,13 @@ _AGES = "young younger old older"
 _NOT_AFTER_AGES = "person people couple couples"
 
 NEUTRAL_WORDS = {word: neutral for neutral, words in _GROUPS.items() for word in words.split()}
-"""The word that replaces each word with a sex or age."""
+"""The neutral word that replaces each word for a sex or age, such as *person* for *man*."""
 
 
 _WIDE = ("person", "people", "child", "children")
 
 WIDE_WORDS = {word: wide for word, wide in NEUTRAL_WORDS.items() if wide in _WIDE}
-"""The word that covers each word with a sex or age, for ``worth.Worth.wide``."""
+"""The wide word for each specific word, such as *person* for *man*; see ``worth.Worth.wide``."""
 
 
 REPEATABLE = (FUNCTION_WORDS | NUMBERS) - {"back", "front", "side", "top"}
@@ -65,20 +67,22 @@ The four nouns are excluded, because otherwise the search writes "the side of th
 
 
 class PeopleTokens(NamedTuple):
-    """The words for people in a vocabulary."""
+    """Token ids of the words for people in a vocabulary."""
 
     groups: tuple[tuple[int, ...], ...] = ()
-    """Of each group, the token that receives the probabilities, then those that give theirs."""
+    """Groups of tokens: a neutral word, then the words that it replaces."""
     never: tuple[int, ...] = ()
+    """Tokens that are never used."""
     ages: tuple[int, ...] = ()
-    """Tokens that say an age of people and of things ("old")."""
+    """Words for the age of people or things, such as "old"."""
     not_after_ages: tuple[int, ...] = ()
+    """Words for people that must not follow a word in ``ages``."""
 
 
 def people_tokens(vocabulary: Vocabulary) -> PeopleTokens:
     """Look up the words for people in a vocabulary.
 
-    Words whose neutral word the vocabulary lacks are never used.
+    If the vocabulary lacks a neutral word, the words that it would replace are never used.
     """
     groups, unmerged = [], []
     for neutral, words in _GROUPS.items():
@@ -94,9 +98,10 @@ def people_tokens(vocabulary: Vocabulary) -> PeopleTokens:
 
 
 def neutral_caption(text: str) -> str:
-    """A reference for captions without sex and age: its words replaced one by one.
+    """Return a reference caption with its words for a sex or age replaced, one by one.
 
-    For metrics only. It is no substitute for the search, as the grammar may be wrong.
+    For metrics only: the grammar of the result may be wrong, unlike in captions that the search
+    writes with ``neutral``.
     """
     words = [NEUTRAL_WORDS.get(word, word) for word in tokenize(normalize(text))]
     kept = []
@@ -110,24 +115,33 @@ def neutral_caption(text: str) -> str:
 
 
 class SearchTokens(NamedTuple):
-    """What the search options refer to in a vocabulary: token ids, and how rare each token is."""
+    """Token ids of the words in the search options, and the rarity of every token."""
 
     forced: tuple[int, ...] = ()
+    """Words that every caption must contain."""
     banned: tuple[int, ...] = ()
+    """Words that captions must not contain."""
     bad_endings: tuple[int, ...] = ()
+    """Words that captions must not end with, if ``guard_endings`` is set."""
     repeatable: tuple[int, ...] = ()
-    """Words that may repeat if ``block_repeats`` is set."""
+    """Words that a caption may repeat, if ``block_repeats`` is set."""
     rarity: Sequence[float] = ()
-    """(V,) negative log-frequency of each token up to a constant, if ``rare_words`` or
-    ``candidates`` is set; empty for a vocabulary of pieces."""
+    """Negative log-frequency of each token up to a constant, (V,).
+
+    Empty without ``rare_words`` and ``candidates``, and for a vocabulary of pieces.
+    """
     people: PeopleTokens = PeopleTokens()
-    """If ``neutral`` is set."""
+    """Words for people, if ``neutral`` is set."""
 
 
 def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> SearchTokens:
-    """Look up the words of the search options; banned words outside the vocabulary are ignored.
+    """Look up the words in the search options.
 
-    ConfigError: the model does not know another word, or the style, or has no whole words.
+    Banned words outside the vocabulary are ignored.
+
+    Raises:
+        ConfigError: A forced word or the style is unknown to the model, ``neutral`` replaces a
+            forced word, or an option needs whole words but the vocabulary consists of pieces.
     """
     vocabulary.start(options.style)
     for name in marked(SearchOptions, Role.WHOLE_WORDS):
@@ -137,13 +151,13 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
     unknown = [word for word in options.forced_words if word not in vocabulary]
     if unknown:
         raise ConfigError(
-            f"forced_words contains {', '.join(unknown)}, which the model does not know; give "
+            f"forced_words contains {', '.join(unknown)}, which the model does not know; use "
             "words from its vocabulary"
         )
     if options.neutral and (replaced := NEUTRAL_WORDS.keys() & set(options.forced_words)):
         raise ConfigError(
             f"forced_words contains {', '.join(sorted(replaced))}, which neutral replaces; leave "
-            "one of the two out"
+            "out these words, or neutral"
         )
     endings = BAD_ENDINGS if options.guard_endings else ()
     return SearchTokens(
@@ -157,7 +171,11 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
 
 
 def check_whole_words(vocabulary: Vocabulary, option: str) -> None:
-    """Raise ConfigError if a vocabulary is one of pieces, which are not sorted by frequency."""
+    """Check that a vocabulary consists of whole words, which are sorted by frequency.
+
+    Raises:
+        ConfigError: The vocabulary consists of pieces of words.
+    """
     if vocabulary.subwords is not None:
         raise ConfigError(
             f"{option} needs a model of whole words, but this one writes pieces of words "
@@ -166,11 +184,11 @@ def check_whole_words(vocabulary: Vocabulary, option: str) -> None:
 
 
 def rarities(size: int) -> tuple[float, ...]:
-    """Negative log-frequency of every token up to a constant, from its rank alone.
+    """Estimate the negative log-frequency of every token, up to a constant, from its rank.
 
-    Words are sorted by frequency, so the law of Zipf and Mandelbrot, frequency proportional to
-    1 / (rank + 2.7), replaces counts that model folders do not hold. The end token, which every
-    training caption has, counts as the most frequent word.
+    Model folders do not contain word counts, but words are sorted by frequency. The law of Zipf and
+    Mandelbrot says that a frequency is proportional to 1 / (rank + 2.7). The end token, which ends
+    every training caption, counts as the most frequent word.
     """
     first_word = len(SPECIAL_NAMES)
     return tuple(math.log(max(token - first_word, 0) + 1 + 2.7) for token in range(size))

@@ -1,22 +1,23 @@
-"""How much a word is worth saying: the search weighs the truth of words against their probability.
+"""Rewards for words that are probably true of the photo.
 
-The decoder alone prefers what people often write. With a reading of the photo, the search adds to
-the log-probability of every content word
+The decoder alone prefers words that people often write. If the model has a reading of the photo,
+the search adds the worth of the word to the log-probability of every content word:
 
     worth(w) = weight * ln(truth(w) / certainty)
 
-where truth(w) is the calibrated probability that the word is true of the photo. A word that is more
-probably true than ``certainty`` is worth saying; any other word must be much more probable than its
-alternatives. The words of one stem ("dog", "dogs") are rewarded once per caption.
+truth(w) is the calibrated probability that the word is true of the photo. A word gains if it is
+more probably true than ``certainty``. Any other word loses, and must be much more probable than its
+alternatives to be chosen. Words with the same stem ("dog", "dogs") are rewarded once per caption.
 
-Captions may also end earlier than the decoder has learned to end them. Wherever human captions end,
-the search takes the share of them that end there as the least probability of an ending. Without
-that, the decoder would fill the rest of its sentence with doubtful words.
+Captions may also end earlier than the decoder has learned to end them. At a word where human
+captions end, an ending is at least as probable as the share of them that end there. Without this
+rule, the decoder would fill the rest of its sentence with doubtful words.
 
 Source: word detectors in the search, Fang et al. 2015 (arXiv:1411.4952). Deviation: their detectors
-propose words for a language model, ours weigh the words of a decoder that sees the photo itself.
+propose words to a language model; ours weigh the words of a decoder that sees the photo itself.
 
-Notation: N photos, B photos still searched, K beams, V vocabulary, R rows of the reading, T words.
+Notation: N photos, B of them not finished yet, K beams, V vocabulary, R rows of the reading, T
+words.
 """
 
 from __future__ import annotations
@@ -34,49 +35,54 @@ from captioner.search.grammar import Grammar
 from captioner.text.vocabulary import Vocabulary
 
 WEIGHT, WHOLE_WEIGHT, WHOLE_CERTAINTY = 12.0, 2.0, 0.5
-"""Weight of a word's worth in nats; and for whole sentences (certainty 0), weight and certainty."""
+"""Weight of the worth, in nats. For whole sentences (certainty 0): weight and certainty."""
 
 PLAUSIBLE, PENALTY = 3.0, 20.0
-"""Words further than the first below the most probable word are not rewarded, in nats. With a
-certainty, the second is subtracted too: to avoid doubtful words, the search would write nonsense
-("the side of the side"). They stay possible, for forced words."""
+"""Limit and penalty for implausible words, in nats.
+
+A word whose log-probability is more than the limit below the most probable word is not rewarded.
+With a certainty, the penalty is subtracted as well. Without it, the search would write nonsense to
+avoid doubtful words ("the side of the side"). The words remain possible, because they may be
+forced.
+"""
 
 LEAST_WORTH = -12.0
-"""Words with less worth count as this one, in nats: a doubtful noun is better than a phrase without
-one ("a white and a girl")."""
+"""Least worth of a word, in nats. A doubtful noun is better than a phrase without a noun ("a white
+and a girl")."""
 
 ENOUGH, TOO_SHORT = 3, 1.5
-"""A caption should have this many different content words; each that it lacks costs this, in nats.
-Otherwise most captions would be as short as "a plate"."""
+"""Number of different content words that a caption should have, and the cost of each missing word,
+in nats. Without this cost, most captions would be as short as "a plate"."""
 
 ENDING_GAIN = 0.5
-"""Added to the logarithm of the share of human captions that end after a word, in nats."""
+"""Increase of the log-probability of an ending where human captions end, in nats."""
 
 SURE_ENDING = math.log(0.05)
-"""Where human captions do not end, a caption ends only if the decoder gives it this probability."""
+"""Least log-probability, in the decoder, of an ending where human captions do not end."""
 
 WIDE_SHARE = 0.5
-"""Worth of a wide word such as "person", as a share of that of a specific one: "man" says more."""
+"""Factor for the worth of a wide word such as "person", which says less than "man"."""
 
 FUNCTION_WORD, UNKNOWN_WORD = -1, -2
-"""Rows of words that are not content words, and of content words that the reading lacks."""
+"""Row numbers that mark function words, and content words that the reading lacks."""
 
 
 class Worth(NamedTuple):
     """The truth of every word for N photos, and where captions may end."""
 
     truths: NDArray[np.float32]
-    """(N, R + 1); the last column is for content words that the reading lacks."""
+    """Truth of each row of the reading, (N, R + 1). The last column is for content words that the
+    reading lacks."""
     rows: NDArray[np.int64]
-    """(V,) row of each token, or ``FUNCTION_WORD`` or ``UNKNOWN_WORD``."""
+    """Row of each token, (V,), or ``FUNCTION_WORD`` or ``UNKNOWN_WORD``."""
     grammar: Grammar | None = None
-    """None: captions end where the decoder ends them."""
+    """Where captions may end. If None, captions end where the decoder ends them."""
     wide: Sequence[Sequence[int]] = ()
     """Groups of tokens: a wide word such as "person", then the words that it covers."""
 
 
 class NoRewards:
-    """The rewards of a search without a reading of the photo: it sees the decoder's scores."""
+    """The rewards of a search without a reading of the photo: scores stay the decoder's."""
 
     most = 0.0
     """The reward of a word that is certainly true, in nats."""
@@ -94,17 +100,18 @@ class Forbidden:
     """Tokens that must not follow the last one or two tokens of a caption."""
 
     def __init__(self, keys: NDArray[np.int64], size: int, xp: Any, device: Any) -> None:
-        """Take the sorted pairs or triples of ``Grammar`` for a vocabulary of V = ``size`` tokens.
+        """Prepare the sorted pairs or triples of a ``Grammar`` for V = ``size`` tokens.
 
-        The tokens that are forbidden after a context are next to each other in the keys.
+        Because the keys are sorted, all tokens that are forbidden after one context, such as the
+        last word, are next to each other.
         """
         starts = np.flatnonzero(np.diff(keys // size, prepend=-1, append=-1))
-        self.most = int(np.diff(starts).max(initial=0))  # tokens forbidden after one context
+        self.most = int(np.diff(starts).max(initial=0))  # most tokens forbidden after one context
         self.xp = xp
         self.keys = on_device(keys, xp.int64, xp, device)
 
     def remove(self, scores: Array, contexts: Array) -> Array:
-        """Set the scores (B, K, V) of the tokens forbidden after contexts (B, K) to -inf."""
+        """Set the scores of forbidden tokens, (B, K, V), to -inf, given the contexts (B, K)."""
         if not self.most:
             return scores
         xp = self.xp
@@ -113,7 +120,7 @@ class Forbidden:
         start, stop = xp.searchsorted(self.keys, first), xp.searchsorted(self.keys, first + size)
         place = start[..., None] + xp.arange(self.most, device=scores.device)
         key = self.keys[xp.clip(place, max=len(self.keys) - 1)]
-        # V, after the last token, where fewer tokens than the most are forbidden.
+        # Contexts with fewer forbidden tokens than ``most`` are padded with the token V.
         token = xp.where(place < stop[..., None], key - first[..., None], size)
         each = xp.arange(batch, device=scores.device)[:, None, None]
         beam = xp.arange(beams, device=scores.device)[None, :, None]
@@ -123,7 +130,7 @@ class Forbidden:
 
 
 class Rewards(NoRewards):
-    """The rewards of a search, on its device."""
+    """The rewards of a search with a reading of the photo."""
 
     def __init__(
         self, worth: Worth, options: SearchOptions, end_token: int, xp: Any, device: Any
@@ -135,7 +142,7 @@ class Rewards(NoRewards):
         self.most = weight * math.log(1 / certainty)
         with np.errstate(divide="ignore"):
             values = np.maximum(weight * np.log(worth.truths / certainty), LEAST_WORTH)
-        values = np.pad(values, ((0, 0), (0, 1)))  # of function words, in the last column: 0
+        values = np.pad(values, ((0, 0), (0, 1)))  # function words: 0, in the last column
         self.unread, self.nothing = values.shape[1] - 2, values.shape[1] - 1
         rows = np.where(worth.rows == UNKNOWN_WORD, self.unread, worth.rows)
         rows = np.where(worth.rows == FUNCTION_WORD, self.nothing, rows)
@@ -160,9 +167,10 @@ class Rewards(NoRewards):
             self.not_ending = on_device(grammar.not_ending, xp.int64, xp, device)
 
     def widen(self, log_probs: Array, tokens: Array) -> None:
-        """Give each wide word the probability of all words that it covers, in place.
+        """Raise the probability of each wide word by that of the words it covers, in place.
 
-        Unless the caption has one of them already: "a man and a person" would be odd.
+        A wide word keeps its own probability if the caption contains a word of its group already,
+        because "a man and a person" would be odd.
         """
         xp = self.xp
         for group in self.wide if self.certainty else ():
@@ -172,12 +180,12 @@ class Rewards(NoRewards):
             log_probs[..., group[0]] = xp.where(said, own, log_sum_exp(log_probs[..., group]))
 
     def add(self, log_probs: Array, tokens: Array, photos: Array) -> Array:
-        """Scores for the search: log-probabilities with the worth of the words and endings.
+        """Return the scores for the search: log-probabilities with the worth of words and endings.
 
         Args:
-            log_probs: (B, K, V) of the next word.
-            tokens: (B, K, T) the words so far.
-            photos: (B,) index of each photo in the original batch.
+            log_probs: Log-probabilities of the next word, (B, K, V).
+            tokens: The words so far, (B, K, T).
+            photos: Index of each photo in the original batch, (B,).
         """
         xp = self.xp
         batch, beams, length = tokens.shape
@@ -187,14 +195,14 @@ class Rewards(NoRewards):
         each = xp.arange(batch, device=said.device)[:, None, None]
         beam = xp.arange(beams, device=said.device)[None, :, None]
         kept = values[each, beam, said]
-        values[each, beam, said] = xp.where(kept > 0, 0.0, kept)  # a stem is rewarded once
+        values[each, beam, said] = xp.where(kept > 0, 0.0, kept)  # each stem is rewarded once
         reward = values[..., self.rows] * self.share  # (B, K, V)
         least = xp.max(log_probs, axis=2, keepdims=True) - PLAUSIBLE
         implausible = log_probs < least
         scores = log_probs + xp.where(implausible & (reward > 0), 0.0, reward)
         if self.certainty:
             scores = xp.where(implausible, scores - PENALTY, scores)
-            # An empty caption says nothing.
+            # A caption must not be empty.
             scores[..., self.end_token] = log_probs[..., self.end_token] if length else -xp.inf
         if self.endings is not None and length:
             scores[..., self.end_token] = self._end(log_probs[..., self.end_token], tokens, said)
@@ -206,7 +214,10 @@ class Rewards(NoRewards):
         return scores
 
     def _end(self, own: Array, tokens: Array, said: Array) -> Array:
-        """The log-probability of an ending here, (B, K), from the decoder's own."""
+        """Return the log-probability of an ending after the words so far, (B, K).
+
+        ``own`` is the decoder's own log-probability of the ending.
+        """
         xp = self.xp
         least = self.endings[tokens[..., -1]]
         if tokens.shape[2] > 1:
@@ -226,14 +237,14 @@ class Rewards(NoRewards):
 def build_rewards(
     worth: Worth | None, options: SearchOptions, end_token: int, xp: Any, device: Any
 ) -> NoRewards:
-    """Build the rewards of a search; samples are drawn from the model's own probabilities."""
+    """Build the rewards of a search. Sampling has none: it uses the model's own probabilities."""
     if worth is None or options.temperature:
         return NoRewards()
     return Rewards(worth, options, end_token, xp, device)
 
 
 def wide_words(vocabulary: Vocabulary, groups: Mapping[str, str]) -> list[tuple[int, ...]]:
-    """The groups of a vocabulary for ``Worth.wide``, from the wide word of each specific word."""
+    """Return the groups of tokens for ``Worth.wide``, given the wide word of each specific word."""
     found = []
     for wide in dict.fromkeys(groups.values()):
         members = [word for word, other in groups.items() if other == wide]

@@ -1,1 +1,1 @@
-"""Words and tokens."""
+"""Words of captions: tokenizer, vocabulary and content words."""

@@ -1,8 +1,8 @@
-"""Content words: the words of a caption that can be true or false of a photo.
+"""Stems of content words, the words of a caption that can be true or false of a photo.
 
-Nouns, verbs, adjectives and numbers are content words; articles, prepositions, auxiliaries and
-pronouns are not. Two words count as the same if they have the same stem ("dog" and "dogs", "ride"
-and "riding").
+Nouns, verbs, adjectives and numbers are content words. Articles, prepositions, auxiliaries and
+pronouns are function words. Two words count as the same if they have the same stem ("dog" and
+"dogs", "ride" and "riding").
 
 Source: the stemmer is Snowball's English stemmer (Porter 2001), from the package snowballstemmer.
 """
@@ -30,6 +30,6 @@ def stem(word: str) -> str | None:
 
 
 def content_stems(text: str) -> list[str]:
-    """Return the distinct stems of the content words of a caption, in their order."""
+    """Return the distinct stems of a caption's content words, in the order of the caption."""
     stems = map(stem, caption_tokens(text))
     return list(dict.fromkeys(one for one in stems if one is not None))

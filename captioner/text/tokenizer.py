@@ -1,37 +1,38 @@
 """Penn Treebank tokenizer for captions, without Java.
 
-Published caption scores use the tokens of pycocoevalcap, which runs the Java tokenizer of Stanford
+Published caption scores use the tokens of pycocoevalcap. It runs the Java tokenizer of Stanford
 CoreNLP 3.4.1 (options ``-preserveLines -lowerCase``) and removes punctuation tokens. This module
-produces the same tokens with regular expressions: at each position the longest match of any rule
-wins, the earlier rule on a tie. Plain words between spaces, most of a caption, skip the rules.
+produces the same tokens with regular expressions, listed as rules. At each position, the rule with
+the longest match wins, and the earlier rule wins a tie. Plain words between spaces, which are most
+of a caption, skip the rules.
 
-``tokenize(text)`` equals the output of pycocoevalcap's ``PTBTokenizer`` for a caption in the middle
-of a batch, with Java writing UTF-8 (``-Dfile.encoding=UTF-8``; with another encoding Java prints
-``?`` for unsupported letters). Brackets stay, as ``-lrb-`` etc.: pycocoevalcap removes them in
-capitals only.
+``tokenize(text)`` returns what pycocoevalcap's ``PTBTokenizer`` returns for a caption in the middle
+of a batch, if Java writes UTF-8 (``-Dfile.encoding=UTF-8``). With other encodings, Java prints
+``?`` for unsupported letters. Brackets stay, in forms such as ``-lrb-``, because pycocoevalcap
+removes them only in capitals.
 
-``tests/unit/test_tokenizer.py`` compares it with stored output of the jar and, if Java is
-available, with the jar itself. The rules were derived from the jar's output for probe sentences and
-from public knowledge of the Penn Treebank conventions.
+``tests/unit/text/test_tokenizer.py`` compares the tokens with stored output of the jar and, if Java
+is available, with the jar itself. The rules were derived from the jar's output for probe sentences
+and from public knowledge of the Penn Treebank conventions.
 
 Deviations:
 * Deviation: line breaks (``\\r``, ``\\v``, ``\\f``, U+0085, U+2028, U+2029) count as spaces, as
-  ``\\n`` does in pycocoevalcap. The jar starts a new line, and pycocoevalcap then assigns the wrong
-  lines to all later captions of the batch.
-* Deviation: the jar looks past the end of a line. A caption that ends in a letter and a period
-  ("plan B.") loses the period if the next caption starts with a word like "The", and at the end of
-  the batch a final emoticon or year (":)", "'90") is split. Here captions are independent; each is
-  tokenized as if a line "x" followed.
+  ``\\n`` does in pycocoevalcap. The jar starts a new line at these characters. pycocoevalcap then
+  assigns the wrong lines to all later captions of the batch.
+* Deviation: captions are independent. Each is tokenized as if a line "x" followed. The jar looks
+  past the end of a line: "plan B." loses its period if the next caption starts with a word like
+  "The". At the end of a batch, the jar splits a final emoticon or year (":)", "'90").
 * Deviation: vowel signs and other marks of Indic and South-East Asian scripts continue a word. The
-  jar knows those of Devanagari and Thai only and drops the others (Bengali, Tamil, Khmer, ...),
-  which breaks their words.
-* Deviation: letters of scripts newer than the jar may be split or dropped differently, as may soft
+  jar supports only the marks of Devanagari and Thai. It drops all other marks (Bengali, Tamil,
+  Khmer, ...), which breaks words apart.
+* Deviation: letters of scripts newer than the jar may be split or dropped differently. So may soft
   hyphens and wide spaces inside file names and URLs. Latin, Greek, Cyrillic, Hebrew, Arabic, CJK
   and emoji follow the jar, except for a few rare letters.
 
-Scripts without spaces between words (Chinese, Japanese, Thai, ...) need another tokenizer: a
-sentence is one token here, as in the jar. `caption_tokens`, the tokens of metrics and statistics,
-splits them into characters; models use `captioner.text.vocabulary.Subwords`.
+Scripts without spaces between words (Chinese, Japanese, Thai, ...) need a different tokenizer,
+because here, as in the jar, a whole sentence is one token. Metrics and statistics use
+`caption_tokens`, which splits such scripts into characters. Models use
+`captioner.text.vocabulary.Subwords`.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from pathlib import Path
 
 # --- building blocks ---------------------------------------------------------------------------
 
-# Ranges of characters, words before which or after which a period is special, and the tokens that
-# the jar writes for single characters.
+# Ranges of characters, words before or after which a period has a special meaning, and the tokens
+# that the jar writes for single characters.
 _LISTS = json.loads(Path(__file__).with_name("ptb.json").read_text(encoding="utf-8"))
 
 # Letters in the jar: Unicode letters of the basic plane, without the number-like characters that
@@ -54,8 +55,9 @@ _LISTS = json.loads(Path(__file__).with_name("ptb.json").read_text(encoding="utf
 _NOT_LETTERS = "".join(_LISTS["not_letters"])
 _BASIC = rf"[^\W\d_{_NOT_LETTERS}]"
 _ALNUM = rf"[^\W_{_NOT_LETTERS}]"
-# Combining accents, vowel signs, soft hyphens and entities like "&eacute;" continue a word. Marks
-# of Devanagari and Thai are the jar's, the others the categories Mn and Mc of Unicode 15.
+# Combining accents, vowel signs, soft hyphens and entities like "&eacute;" continue a word. The
+# marks of Devanagari and Thai come from the jar, all other marks from the categories Mn and Mc of
+# Unicode 15.
 _MARKS = "".join(_LISTS["marks"])
 # A zero-width (non-)joiner after a virama selects the shape of a conjunct.
 _VIRAMAS = r"\u094d\u09cd\u0a4d\u0acd\u0b4d\u0bcd\u0c4d\u0ccd\u0d4d\u0dca"
@@ -83,15 +85,15 @@ _TAG = (
 )
 _URL_TAIL = r"(?:/[^ \t\n\"<>|(){}]+[^ \t\n\"<>|.!?(){},-])?"
 
-# Abbreviations that always keep their period, in upper or lower case ...
+# Abbreviations that always keep their period, in upper or lower case.
 _MAY_END_A_SENTENCE = "|".join(_LISTS["may_end_a_sentence"])
-# ... those that are also words, only with a capital ...
+# Abbreviations that are also words. They keep their period only if they start with a capital.
 _CAPITALIZED = "|".join(_LISTS["capitalized"])
-# ... titles and the like, after which no sentence ends ...
+# Titles and similar abbreviations, which do not end a sentence.
 _TITLES = "|".join(_LISTS["titles"])
-# ... and those that count only before a number ("no. 5").
+# Abbreviations that keep their period only before a number ("no. 5").
 _BEFORE_NUMBERS = "|".join(_LISTS["before_numbers"])
-# Words that start a sentence: a single letter before one loses its period ("plan B. The ...").
+# Words that start a sentence. A single letter before such a word loses its period ("plan B. The").
 _SENTENCE_STARTS = "|".join(_LISTS["sentence_starts"])
 _FILE_ENDINGS = "|".join(_LISTS["file_endings"])
 _PHONE = (
@@ -105,9 +107,12 @@ _SYMBOLS = "".join(_LISTS["symbols"])
 
 # --- rules -------------------------------------------------------------------------------------
 
-# A rule: what it can start with ("a" letter, "0" digit, "." anything else), its pattern and its
-# token. A token of None means group 1 of the match; text matched after group 1 is lookahead, but
-# counts for the longest match. A token of "" is dropped, as pycocoevalcap drops punctuation.
+# Each rule has three parts:
+# 1. the kinds of character that it can start with ("a": letter, "0": digit, ".": anything else);
+# 2. its pattern;
+# 3. its token. None: the token is group 1 of the match. Text that is matched after group 1 is only
+#    looked at, but counts for the longest match. "": the token is dropped, as pycocoevalcap drops
+#    punctuation.
 _RULES: tuple[tuple[str, str, str | None], ...] = (
     # Words that are split in two, and words that keep their apostrophe.
     ("a", r"(?i:(can)not|(gon|wan)na|(got)ta|(lem|gim)me)", None),
@@ -170,7 +175,8 @@ _RULES: tuple[tuple[str, str, str | None], ...] = (
     ("0.", rf"({_PHONE})", None),
     # Words, abbreviations and initials.
     ("a.", rf"({_WORD})", None),
-    # These two look two characters ahead, so that they win over longer words: "etc.-x" -> etc. - x.
+    # The next two rules look two characters ahead, so that they win over longer words: "etc.-x" ->
+    # etc. - x.
     ("a", rf"((?i:{_MAY_END_A_SENTENCE})\.)[\s\S]{{2}}", None),
     ("a", rf"((?:{_CAPITALIZED})\.)[\s\S]{{2}}", None),
     ("a", rf"((?i:{_MAY_END_A_SENTENCE}|{_TITLES}|[a-z])\.|(?:{_CAPITALIZED})\.)", None),
@@ -197,15 +203,15 @@ _RULES: tuple[tuple[str, str, str | None], ...] = (
     ("a0", rf"({_ALNUM}+(?:\.{_ALNUM}+)*\.(?i:{_FILE_ENDINGS}))(?:{_SPACE}|[\n!,.?])", None),
     ("a", r"([cC]\+\+|[cCfF]#)", None),
     (".", rf"{_SPACE}", ""),
-    # Punctuation: dropped by pycocoevalcap, then kept.
+    # Punctuation. The first rule drops what pycocoevalcap drops; the others keep their token.
     (".", r"\.{3,5}|(?:\.[ \u00a0]){2,4}\.|''|``|[.,;:\"'`?!\u2026]|-{1,4}|&quot;|&apos;", ""),
     (".", rf"([{_QUOTES}]{{1,2}})", None),
     (".", r"(-{5,}|[?!]{2,}|@+|#+|_+|\*+|(?:\\\*){1,3}|<<|>>)", None),
     (".", rf"([{_SYMBOLS}])", None),
 )
 
-# The jar writes these characters in ASCII; a token of several of them is dropped as a quote only
-# if it becomes "``" or "''".
+# Characters that the jar writes in ASCII. A token of several such characters is dropped as a quote
+# only if it becomes "``" or "''".
 _REWRITTEN = str.maketrans(
     {
         **dict.fromkeys("\u0091\u2018\u201b\u2039", "`"),
@@ -226,8 +232,8 @@ _QUOTES_OR_CLITIC = re.compile(rf"[{_QUOTES}]+$|(?:{_CLITIC}|{_NOT_CLITIC})$").m
 _ADDRESS = re.compile(r"(?i:https?://|www\.|.*\.(?:com|net|org|edu)(?:/|$))").match
 _PLAIN_WORDS = re.compile(r" *([A-Za-z]+)(?=[ \n])").match
 _SPLIT_WORDS = frozenset(("cannot", "gonna", "wanna", "gotta", "lemme", "gimme"))
-# Separate commas and periods are skipped here too: they are dropped, and no rule joins them to what
-# follows.
+# Skips spaces, and also commas and periods that stand alone: they are dropped anyway, and no rule
+# joins them to the text that follows.
 _BLANKS = re.compile(r"(?:[ \n]|,(?=[ \n])|\.(?=\n| [A-Za-z]))+").match
 _LINE_BREAKS = re.compile(r"[\r\n\v\f\u0085\u2028\u2029]")
 
@@ -236,9 +242,11 @@ _LINE_BREAKS = re.compile(r"[\r\n\v\f\u0085\u2028\u2029]")
 # Letters of Thai, Lao, Myanmar, Khmer, Japanese and Chinese, and the marks that follow a letter.
 _UNSPACED = "".join(_LISTS["unspaced"])
 _UNSPACED_MARKS = "".join(_LISTS["unspaced_marks"])
-# Their punctuation, and wide forms of ASCII punctuation.
+# The punctuation of these scripts, and wide forms of ASCII punctuation.
 _UNSPACED_PUNCTUATION = "".join(_LISTS["unspaced_punctuation"])
-_LONGEST_WORDS = 6  # mean letters per word; captions that were split into words have 2 to 4
+# Captions with more letters per word than this, on average, are not split into words. Captions that
+# were split into words have 2 to 4.
+_LONGEST_WORDS = 6
 _HAS_UNSPACED = re.compile(f"[{_UNSPACED}]").search
 _CHARACTERS = re.compile(
     f"([{_UNSPACED}][{_UNSPACED_MARKS}]*)|[{_UNSPACED_PUNCTUATION}\u200b]"
@@ -246,24 +254,26 @@ _CHARACTERS = re.compile(
 
 
 def normalize(text: str) -> str:
-    """Unicode normalization form C, so that equal letters are equal strings."""
+    """Return the text in Unicode normalization form C, so that equal letters are equal strings."""
     return unicodedata.normalize("NFC", text)
 
 
 def caption_tokens(text: str) -> list[str]:
-    """Tokens of a caption in any script, for metrics and statistics.
+    """Split a caption in any script into tokens, for metrics and statistics.
 
-    Words as in `tokenize`; in scripts without spaces between words (Chinese, Japanese, Thai, Lao,
-    Khmer, Myanmar), every character with its marks is a token, and punctuation is dropped. The same
-    for every system, whatever its own tokenizer, so that scores are comparable.
+    The text is normalized, then split as by `tokenize`. In scripts without spaces between words
+    (Chinese, Japanese, Thai, Lao, Khmer, Myanmar), every character with its marks is a token, and
+    punctuation is dropped. Every system is scored on these tokens, whatever tokenizer it uses, so
+    that scores are comparable.
 
-    Source: sacrebleu's tokenizer ``zh``, here for more scripts. The text is normalized first.
+    Source: sacrebleu's tokenizer ``zh``. Deviation: it covers more scripts.
     """
     text = normalize(text)
     if not _HAS_UNSPACED(text):
         return tokenize(text)
     tokens: list[str] = []
-    # Split with one group: text between matches, then the group, which is None for punctuation.
+    # The result of split alternates: text between matches, then the group of a match, which is None
+    # for punctuation.
     for position, part in enumerate(_CHARACTERS(text)):
         if part:
             tokens += [part] if position % 2 else tokenize(part)
@@ -271,14 +281,14 @@ def caption_tokens(text: str) -> list[str]:
 
 
 def has_unspaced(text: str) -> bool:
-    """Whether a text contains a letter of a script without spaces between words."""
+    """Return whether text contains a letter of a script without spaces between words."""
     return _HAS_UNSPACED(text) is not None
 
 
 def lacks_spaces(captions: Iterable[str]) -> bool:
-    """Whether most captions have no spaces between words, as in Chinese, Japanese or Thai.
+    """Return whether most captions lack spaces between words, as in Chinese, Japanese or Thai.
 
-    Captions that were split into words beforehand have spaces.
+    Captions in these scripts that were split into words beforehand have spaces.
     """
     balance = 0
     for caption in captions:
@@ -294,12 +304,12 @@ def lacks_spaces(captions: Iterable[str]) -> bool:
 
 
 def tokenize(text: str) -> list[str]:
-    """Split a caption into the tokens used by caption metrics, in lower case without punctuation.
+    """Split a caption into the tokens of caption metrics: lower case, without punctuation.
 
     For example, ``tokenize("The dogs' T-shirt isn't $5.")`` returns
     ``["the", "dogs", "t-shirt", "is", "n't", "$", "5"]``.
     """
-    # Some rules look ahead to the line end that follows a caption in the jar's input.
+    # Some rules look ahead to the line end, which follows every caption in the jar's input.
     text = _LINE_BREAKS.sub(" ", text).rstrip() + "\n"
     tokens: list[str] = []
     position, end = 0, len(text)
@@ -313,11 +323,11 @@ def tokenize(text: str) -> list[str]:
             position = blanks.end()
             continue
         position = _take_token(text, position, tokens)
-    return list(map(sys.intern, tokens))  # millions of tokens of a data set share their strings
+    return list(map(sys.intern, tokens))  # so that millions of equal tokens share their strings
 
 
 def _take_token(text: str, position: int, tokens: list[str]) -> int:
-    """Append the token at a position of the text, if any, and return where it ends."""
+    """Append the token at a position of the text, if one starts there, and return its end."""
     first = text[position]
     kind = "a" if first.isalpha() else "0" if first.isdecimal() else "."
     longest, best, token = 0, None, None
@@ -339,7 +349,7 @@ def _take_token(text: str, position: int, tokens: list[str]) -> int:
 
 
 def _as_written(token: str) -> str:
-    """Convert a matched token to the jar's output form."""
+    """Return a matched token in the form that the jar writes."""
     if token in _WHOLE_TOKENS:
         return _WHOLE_TOKENS[token]
     if _QUOTES_OR_CLITIC(token):

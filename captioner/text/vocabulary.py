@@ -1,8 +1,8 @@
-"""Mapping between words and token ids, and the sub-word tokenizer.
+"""Vocabulary of a model: the mapping between words and token ids, and the sub-word tokenizer.
 
-The vocabulary is counted over the training captions only, with the tokenizer of the evaluation, so
-that the metrics can match every word the model generates. A model with a sub-word tokenizer has
-pieces in place of words.
+The words are counted in the training captions only. They are split by the same tokenizer as in the
+evaluation, so that the metrics can match every word that the model generates. A model with a
+sub-word tokenizer has pieces instead of words.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PAD, START, END, UNKNOWN = range(4)
-"""Ids of the special tokens. No word can collide with them, not even the text ``<end>``."""
+"""Ids of the special tokens. No word has one of these ids, not even a word spelled ``<end>``."""
 
 NEVER_GENERATED = (PAD, START, UNKNOWN)
 """Tokens that a decoder never generates."""
 
 SPECIAL_NAMES = ("<pad>", "<start>", "<end>", "<unk>")
+"""Names of the special tokens, in the order of their ids."""
 
 _NOT_LAST = """
 a an the this these those its his their my your our 's very two three four five several many some
@@ -41,7 +42,7 @@ side next
 """
 
 BAD_ENDINGS = frozenset(_NOT_LAST.split())
-"""Words that no complete caption ends with ("... with a")."""
+"""Words that cannot end a complete caption ("... with a")."""
 
 NUMBERS = frozenset(("two", "three", "four", "five"))
 """Content words that may repeat in a caption and that no caption ends with, like function words."""
@@ -50,7 +51,7 @@ FUNCTION_WORDS = (BAD_ENDINGS | frozenset(_OTHER_FUNCTION_WORDS.split())) - NUMB
 """Words that are not content words, such as articles, prepositions and pronouns."""
 
 BLANK = "\N{OPEN BOX}"
-"""Shown for a piece that is a space."""
+"""The symbol that is shown for a piece that is only a space."""
 
 
 def is_content_word(word: str) -> bool:
@@ -63,17 +64,17 @@ def is_content_word(word: str) -> bool:
 
 
 def content_words(words: Iterable[str]) -> list[bool]:
-    """Return `is_content_word` of each word; for a vocabulary, faster than word by word."""
+    """Return whether each word is a content word, faster than `is_content_word` word by word."""
     return [word not in FUNCTION_WORDS and any(map(str.isalpha, word)) for word in words]
 
 
 @dataclass(repr=False)
 class Vocabulary:
-    """Maps words to token ids and back.
+    """The words of a model and their token ids.
 
-    Ids 0 to 3 are the special tokens; the words follow, most frequent first. A model trained on
-    several styles has a start token for each; their ids come last and are inputs only: a decoder
-    has no output for them.
+    Ids 0 to 3 are the special tokens. The words follow, the most frequent word first. A model that
+    was trained on several styles has a start token for each style. The ids of these start tokens
+    come last. They are only inputs: the decoder never outputs them.
 
     Raises:
         ConfigError: A word or style is repeated.
@@ -82,18 +83,18 @@ class Vocabulary:
     words: Sequence[str]
     """Distinct words in the order of their ids, without the special tokens."""
     styles: Sequence[str] = ()
-    """Names of the styles, the default first; empty: one unnamed style."""
+    """Names of the styles, the default style first. Empty: the model has one unnamed style."""
     subwords: Subwords | None = None
-    """Tokenizer whose pieces the words are; None: words of ``text.tokenizer``."""
+    """Sub-word tokenizer, or None if the words are tokens of ``text.tokenizer``."""
 
     def __post_init__(self) -> None:
         self.words, self.styles = tuple(self.words), tuple(self.styles)
         if len(set(self.styles)) < len(self.styles):
-            raise ConfigError(f"styles {', '.join(self.styles)} repeat a name; name each once")
+            raise ConfigError(f"styles {', '.join(self.styles)} repeat a name; use every name once")
         self._ids = {word: token for token, word in enumerate(self.words, len(SPECIAL_NAMES))}
         if len(self._ids) < len(self.words):
             repeated = next(word for word, count in Counter(self.words).items() if count > 1)
-            raise ConfigError(f"the vocabulary repeats {repeated!r}; give every word once")
+            raise ConfigError(f"the vocabulary repeats {repeated!r}; list every word once")
 
     @classmethod
     def count(
@@ -102,16 +103,16 @@ class Vocabulary:
         threshold: int = 5,
         styles: Sequence[str] = (),
     ) -> Vocabulary:
-        """A vocabulary of the words that occur at least ``threshold`` times in training captions.
+        """Build the vocabulary of words that occur at least ``threshold`` times in captions.
 
-        Most frequent words first, ties in alphabetical order.
+        The most frequent word comes first. Ties are in alphabetical order.
         """
         counts = Counter(word for words in captions for word in words)
         kept = [word for word, count in counts.items() if count >= threshold]
         return cls(sorted(kept, key=lambda word: (-counts[word], word)), styles)
 
     def extended(self, words: Iterable[str], styles: Iterable[str] = ()) -> Vocabulary:
-        """A vocabulary with more words and styles; those that it has already keep their rank."""
+        """Return a vocabulary with words and styles added at the end, without duplicates."""
         return Vocabulary(
             tuple(dict.fromkeys([*self.words, *words])),
             tuple(dict.fromkeys([*self.styles, *styles])),
@@ -126,21 +127,21 @@ class Vocabulary:
 
     @property
     def tokenizer(self) -> Literal["words", "bpe"]:
-        """The config's ``data.tokenizer``: ``words`` or ``bpe``."""
+        """The kind of tokenizer: ``words`` or ``bpe``, as in the option ``data.tokenizer``."""
         return "words" if self.subwords is None else "bpe"
 
     def tokenize(self, text: str) -> list[str]:
-        """Split a caption into words, or pieces, whether the vocabulary has them or not."""
+        """Split a caption into words or pieces, also into ones that are not in the vocabulary."""
         return self.subwords.tokenize(text) if self.subwords else tokenize(normalize(text))
 
     def known_words(self, text: str) -> list[str]:
-        """The words of a text, spelled as in the vocabulary.
+        """Split a caption into words, all of which must be in the vocabulary.
 
         Raises:
-            ConfigError: The text is empty or has words outside the vocabulary.
+            ConfigError: The caption is empty, or has words outside the vocabulary.
         """
         if not isinstance(text, str):
-            raise ConfigError(f"the caption to explain is {text!r:.40}; give a string")
+            raise ConfigError(f"the caption to explain is {text!r:.40}; pass a string")
         words = self.tokenize(text)
         unknown = [word for word in words if word not in self]
         if unknown or not words:
@@ -149,7 +150,11 @@ class Vocabulary:
         return words
 
     def start(self, style: str = "") -> int:
-        """Start token of a style; empty: the default. ConfigError: there is no such style."""
+        """Return the start token of a style, or of the default style if the name is empty.
+
+        Raises:
+            ConfigError: The model does not have this style.
+        """
         if not style:
             return len(self) if self.styles else START
         if style not in self.styles:
@@ -158,28 +163,31 @@ class Vocabulary:
         return len(self) + self.styles.index(style)
 
     def encode(self, words: Iterable[str]) -> list[int]:
-        """Token ids of words; words outside the vocabulary become ``UNKNOWN``."""
+        """Return the token ids of words. Words outside the vocabulary become ``UNKNOWN``."""
         return [self._ids.get(word, UNKNOWN) for word in words]
 
     def decode(self, tokens: Iterable[int]) -> list[str]:
-        """Words of token ids; special tokens appear as ``<pad>``, ``<start>``, ..."""
+        """Return the words of token ids. Special tokens become ``<pad>``, ``<start>``, ..."""
         offset = len(SPECIAL_NAMES)
         return [self.words[n - offset] if n >= offset else SPECIAL_NAMES[n] for n in tokens]
 
     def pieces(self, tokens: Iterable[int]) -> tuple[str, ...]:
-        """Text of each token with its spaces, which joined are the caption; () for whole words."""
+        """Return the text of each token with its spaces, or () if the vocabulary has whole words.
+
+        The joined texts are the caption.
+        """
         if self.subwords is None:
             return ()
         return tuple(piece.replace(SPACE, " ") for piece in self.decode(tokens))
 
     def shown(self, tokens: Iterable[int]) -> tuple[str, ...]:
-        """Words of token ids as captions show them: pieces without their spaces."""
+        """Return the words of token ids as captions show them: pieces without their spaces."""
         if self.subwords is None:
             return tuple(self.decode(tokens))
         return tuple(piece.strip() or BLANK for piece in self.pieces(tokens))
 
     def whole_words(self, words: Iterable[str]) -> list[int]:
-        """Token ids of the words that are single tokens, ascending; others are left out."""
+        """Return the token ids of words, ascending, without words that are not a single token."""
         prefix = "" if self.subwords is None else SPACE
         return sorted([self._ids[prefix + word] for word in words if prefix + word in self._ids])
 
@@ -187,12 +195,12 @@ class Vocabulary:
 # --- sub-words -----------------------------------------------------------------------------------
 
 SPACE = "\u2581"
-"""Stands for the space before a piece, or in it."""
+"""The character that represents a space in a piece."""
 
 _UNKNOWN_PIECE = "<unk>"
 _LONGEST_PIECE = 16  # characters, as in SentencePiece
-# Without spaces, frequent phrases would become one piece with one attention map; most words of
-# Chinese, Japanese and Thai are shorter than this.
+# In scripts without spaces, a frequent phrase would become one piece with one attention map. Most
+# words of Chinese, Japanese and Thai are shorter than this limit.
 _LONGEST_UNSPACED = 6
 # A punctuation character is a piece of its own, but apostrophes and hyphens may be inside a word.
 _PUNCTUATION = rf"{SPACE}?[^\P{{P}}'\u2019-]"
@@ -200,29 +208,29 @@ _PUNCTUATION = rf"{SPACE}?[^\P{{P}}'\u2019-]"
 
 @dataclass(frozen=True)
 class Subwords:
-    """Byte pair encoding of characters, trained on the captions of a model.
+    """A sub-word tokenizer: byte pair encoding of characters, trained on the captions of a model.
 
-    For languages that do not separate words by spaces (Chinese, Japanese, Thai, ...) or that have
-    more forms of a word than a vocabulary can hold. Captions keep their case and punctuation. A
+    Use it for languages that do not separate words by spaces (Chinese, Japanese, Thai, ...), or
+    that have too many forms of a word for a vocabulary. Captions keep their case and punctuation. A
     piece may be a part of a word, a word or several words.
 
-    Training and splitting need the library `tokenizers`; captioning does not.
+    Training and splitting need the library `tokenizers`. Captioning does not.
 
     Source: Sennrich et al. 2016 (arXiv:1508.07909); spaces inside pieces as in Kudo and Richardson
     2018 (arXiv:1808.06226).
     """
 
     data: str
-    """The content of the library's ``tokenizer.json``, which is data only."""
+    """The content of the library's ``tokenizer.json`` file, which contains no code."""
 
     @classmethod
     def train(cls, captions: Sequence[str], size: int, threshold: int) -> Subwords:
-        """Learn pieces from captions; the same captions give the same pieces.
+        """Learn pieces from captions. The result depends on nothing but the arguments.
 
         Args:
             captions: Captions, not tokenized.
-            size: Maximum number of pieces; every character of the captions is one in any case.
-            threshold: How often two adjacent pieces must occur to be joined to a new one.
+            size: Maximum number of pieces. Every character of the captions is always a piece.
+            threshold: Number of times that two adjacent pieces must occur to become a new piece.
 
         Raises:
             ConfigError: The library `tokenizers` is missing.
@@ -236,7 +244,7 @@ class Subwords:
             [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
         )
         unspaced = lacks_spaces(captions)
-        # With spaces, a word has the same pieces at the beginning of a caption and inside it.
+        # With "always", a word has the same pieces at the beginning of a caption as inside it.
         scheme = "never" if unspaced else "always"
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -257,19 +265,19 @@ class Subwords:
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """All pieces, in the order in which they were learned.
+        """The pieces, in the order in which they were learned.
 
         Raises:
-            ModelError: The data are not those of a tokenizer written by `train`.
+            ModelError: The data was not written by `train`.
         """
         try:
             numbers: dict[str, int] = json.loads(self.data)["model"]["vocab"]
             return tuple(sorted(numbers.keys() - {_UNKNOWN_PIECE}, key=numbers.__getitem__))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"no vocabulary in the tokenizer ({error})") from error
+            raise ModelError(f"the tokenizer contains no vocabulary ({error})") from error
 
     def tokenize(self, text: str) -> list[str]:
-        """Split a caption into pieces; a character that is no piece is returned as it is.
+        """Split a caption into pieces. A character that is not a piece is returned unchanged.
 
         Raises:
             ConfigError: The library `tokenizers` is missing.
