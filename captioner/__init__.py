@@ -1,9 +1,9 @@
 """Image captioning with visual attention.
 
     import captioner
-    model = captioner.load()
-    caption = model.caption("photo.jpg")
-    captioner.overlay("photo.jpg", caption).save("photo_attention.png")
+    caption = captioner.caption("photo.jpg")
+    print(caption)
+    caption.show()  # where the model looked for each word
 
 Names are imported on first use, so that ``import captioner`` is fast.
 """
@@ -11,6 +11,8 @@ Names are imported on first use, so that ``import captioner`` is fast.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from captioner.version import __version__ as __version__
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from captioner.errors import ModelError as ModelError
     from captioner.evaluation.api import evaluate as evaluate
     from captioner.inference.captioner import Captioner as Captioner
+    from captioner.inference.captioner import caption as caption
     from captioner.inference.captioner import load as load
     from captioner.model.backbones import register_encoder as register_encoder
     from captioner.model.build import register_scorer as register_scorer
@@ -61,14 +64,49 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "captioner.training.api": ("train",),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = ["__version__", *_MODULES]  # noqa: PLE0604
+__all__ = ["__version__", "caption", *_MODULES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'captioner' has no attribute {name!r}")
+    if name == "caption":
+        return importlib.import_module("captioner.caption")
+    if name.startswith("_"):
+        raise AttributeError(f"module 'captioner' has no attribute {name!r}")
+    from captioner.hints import FUNCTIONS, hint_for
+
+    hint = hint_for(name, __all__[1:], FUNCTIONS)
+    raise AttributeError(f"module 'captioner' has no attribute {name!r}; {hint}")
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+# --- captioner.caption is a function and a module -------------------------------------------------
+
+
+class _CaptionModule(ModuleType):
+    """The module ``captioner.caption``, which can also be called as a function."""
+
+    def __call__(self, photo: object, **options: object) -> object:
+        """Caption a photo with the shipped model; see ``inference.captioner.caption``."""
+        function = importlib.import_module("captioner.inference.captioner").caption
+        return function(photo, **options)
+
+
+class _Package(ModuleType):
+    """The package. Python sets its attribute ``caption`` when it imports the module of that name.
+
+    The module would hide a function ``captioner.caption`` from then on, so the module itself is
+    made callable. It stays the same object, whichever of the two is used first.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "caption" and isinstance(value, ModuleType):
+            value.__class__ = _CaptionModule
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -6,15 +6,16 @@ Plain NumPy, so that it can be drawn and stored without torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from captioner.errors import ConfigError
 from captioner.geometry import Geometry
+from captioner.hints import Hinting
 from captioner.text.vocabulary import content_words
 
 # Tokens that the Penn Treebank convention splits off a word.
@@ -123,8 +124,12 @@ class LeftOut:
         return f"<{type(self).__name__} {self.text!r}>"
 
 
+_MAPS = "alphas has the maps; captioner.overlay(photo, caption) draws them"
+_DRAW = "use captioner.overlay(photo, caption).show()"
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Caption:
+class Caption(Hinting):
     """One caption of one photo: T words, attention over a grid of Gh x Gw regions."""
 
     words: tuple[str, ...]
@@ -163,6 +168,19 @@ class Caption:
     other words. None: the model does not read photos for it."""
     left_out: LeftOut | None = None
     """The continuation that the search did not say. None: the sentence is whole."""
+
+    hints: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("attention", "attentions", "attention_weights", "weights"), "alphas"),
+        **dict.fromkeys(("attention_map", "attention_maps", "maps", "heatmap", "heatmaps"), _MAPS),
+        **dict.fromkeys(("show", "plot", "draw", "display", "visualize"), _DRAW),
+        **dict.fromkeys(("score", "probability", "prob"), "confidence"),
+        **dict.fromkeys(("scores", "probabilities", "probs", "logprobs"), "log_probs"),
+        **dict.fromkeys(("caption", "sentence", "description", "string", "title"), "text"),
+        **dict.fromkeys(("tags", "labels", "objects"), "keywords"),
+        **dict.fromkeys(("json", "to_json", "asdict", "dict", "model_dump"), "to_dict"),
+        "tokens": "words",
+        "save": 'use captioner.overlay(photo, caption).save("attention.png")',
+    }
 
     @property
     def text(self) -> str:

@@ -15,6 +15,7 @@ from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError
 from captioner.hardware import Precision
+from captioner.hints import SEARCH_OPTIONS, unknown_option
 from captioner.schema import (
     Checked,
     File,
@@ -375,9 +376,7 @@ class SearchOptions(Checked):
         """
         known = option_fields(SearchOptions)
         if unknown := sorted(changes.keys() - known.keys()):
-            raise ConfigError(
-                f"{unknown[0]!r} is not a search option; use one of {', '.join(sorted(known))}"
-            )
+            raise unknown_option(unknown[0], known, SEARCH_OPTIONS)
         samples = self.temperature > 0
         if "temperature" in changes:
             sample = bool(changes["temperature"])

@@ -18,8 +18,9 @@ from captioner.cli.arguments import command, flag, flags_given, refuse
 from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
 from captioner.cli.output_files import refuse_overwrite, require_parent
-from captioner.cli.photos import PICTURE_MARK, STDIN, PhotoOptions, Photos, find_photos
+from captioner.cli.photos import STDIN, PhotoOptions, Photos, find_photos
 from captioner.cli.search_options import checked_search
+from captioner.data.folders import PICTURE_MARK
 from captioner.data.images import MAX_STREAM_BYTES, open_image
 from captioner.data.reading import photo_bar
 from captioner.drawing.animation import Animation, animate

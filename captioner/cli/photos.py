@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from captioner.cli.console import warn
-from captioner.data.folders import Skipped, expand_pattern, find_images
+from captioner.data.folders import Skipped, expand_pattern, find_images, without_pictures
 from captioner.data.formats import FORMATS, VIDEO, PhotoFormat, format_by_name
 from captioner.data.images import open_image
 from captioner.errors import ConfigError, DataError
@@ -26,9 +25,6 @@ STDIN = Path("-")
 OWN = (".xmp", ".resume")
 """Extensions of files that captioner writes next to photos or captions. They are not counted as
 skipped files."""
-
-PICTURE_MARK = "_attention"
-"""The ending that ``captioner attend`` adds to a photo's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,15 +101,10 @@ class Photos:
                 open_image(name)  # raises why
             self.paths += found
             return
-        known = {(photo.parent, stem) for photo in found for stem in (photo.stem, photo.name)}
-        for photo in found:
-            source = photo.stem.removesuffix(PICTURE_MARK)
-            sources = {(photo.parent, s) for s in (source, re.sub(r"_\d+$", "", source))}
-            if source != photo.stem and sources & known:
-                self.skipped.rest["picture", " made by captioner attend"] += 1
-            else:
-                self.paths.append(photo)
-                self.subfolders[photo] = photo.parent.relative_to(path)
+        photos = without_pictures(found)
+        self.skipped.rest["picture", " made by captioner attend"] += len(found) - len(photos)
+        self.paths += photos
+        self.subfolders |= {photo: photo.parent.relative_to(path) for photo in photos}
 
 
 def find_photos(

@@ -108,6 +108,22 @@ def _search(
     return found
 
 
+PICTURE_MARK = "_attention"
+"""``captioner attend`` appends it to a photo's name to name the picture of its attention."""
+
+
+def without_pictures(photos: Sequence[Path]) -> list[Path]:
+    """Return photos without the pictures that ``captioner attend`` made of others among them."""
+    known = {(photo.parent, stem) for photo in photos for stem in (photo.stem, photo.name)}
+
+    def is_picture(photo: Path) -> bool:
+        source = photo.stem.removesuffix(PICTURE_MARK)
+        sources = {(photo.parent, s) for s in (source, re.sub(r"_\d+$", "", source))}
+        return source != photo.stem and bool(sources & known)
+
+    return [photo for photo in photos if not is_picture(photo)]
+
+
 def without_twins(files: Sequence[str]) -> list[str]:
     """Paths or URLs of files, without camera RAW beside a photo of the same name."""
     kinds = {name: format_by_name(name) for name in files}

@@ -15,6 +15,7 @@ from captioner.drawing.drawing import Drawing, check_captions, check_size
 from captioner.drawing.heatmap import MIN_PANEL, attention_map
 from captioner.drawing.options import ON_AXES, FigureOptions
 from captioner.drawing.picture_files import encoded
+from captioner.drawing.viewer import show_figure
 from captioner.errors import ConfigError
 from captioner.schema import build_options, marked
 from captioner.text.tokenizer import normalize, tokenize
@@ -61,6 +62,14 @@ class Figure(Drawing):
         if suffix == ".png":
             return encoded(self.image(), "PNG", compress_level=4, dpi=dpi)
         return encoded(self.image(), "JPEG", quality=92, subsampling=0, optimize=True, dpi=dpi)
+
+    def show(self) -> None:
+        """Show the figure below the notebook cell, or else in the image viewer of the desktop.
+
+        Raises:
+            ConfigError: Neither a notebook nor an image viewer is available.
+        """
+        show_figure(self)
 
     def _repr_png_(self) -> bytes:
         return self.encode(".png")

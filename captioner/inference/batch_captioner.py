@@ -56,17 +56,19 @@ class BatchCaptioner(Portable):
 
     def __init__(
         self,
-        stored: StoredModel,
-        *others: StoredModel,
+        *models: StoredModel,
         device: str = "auto",
         precision: Precision = "auto",
     ) -> None:
         """Prepare models in memory, from ``load_model``, for inference; see ``load``."""
-        if not isinstance(stored, StoredModel):
-            raise ConfigError(f"a model is {stored!r:.60}; use captioner.load(folder)")
-        self.stored = stored
+        if not models:
+            raise ConfigError("Captioner() has no model; use captioner.load()")
+        for model in models:
+            if not isinstance(model, StoredModel):
+                raise ConfigError(f"a model is {model!r:.60}; use captioner.load(folder)")
+        self.stored = models[0]
         """The (first) model as stored: network in float32, vocabulary, search options."""
-        self._opened = (stored, *others), device, precision
+        self._opened = models, device, precision
         self.ensemble = open_models(*self._opened)
         self.engine = self.ensemble.engines[0]
         self.device = self.engine.device

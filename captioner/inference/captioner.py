@@ -1,4 +1,4 @@
-"""The Python API: load a model, caption photos.
+"""The Python API: load a model and caption photos.
 
 model = captioner.load()
 caption = model.caption("photo.jpg")
@@ -7,20 +7,23 @@ captioner.overlay("photo.jpg", caption).save("attention.png")
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar, cast, overload
 
 from PIL import Image
 
 from captioner.caption import Caption
+from captioner.data.folders import find_images, without_pictures
 from captioner.data.images import Photo, is_photo, open_image, reduced_side
 from captioner.data.reading import read_batches, reader_threads
 from captioner.errors import ConfigError, ImageError
 from captioner.hardware import Precision
+from captioner.hints import LOAD_OPTIONS, SEARCH_OPTIONS, Hinting, unknown_option
 from captioner.inference.batch_captioner import BatchCaptioner
 from captioner.inference.card import files_to_push, write_card
 from captioner.inference.engine import Prepared
@@ -28,25 +31,29 @@ from captioner.inference.folder import load_model, save_model
 from captioner.inference.hub import PREFIX, is_hub_name, parse, push
 from captioner.inference.names import SHIPPED_MODEL
 from captioner.inference.photo_caption import PhotoCaption, shown_photo, with_photo
-from captioner.options import CardOptions, ExplanationMethod
+from captioner.options import CardOptions, ExplanationMethod, SearchOptions
+from captioner.schema import option_fields
 from captioner.search.words import encode_search_words
-
-if TYPE_CHECKING:  # they import torch
-    pass
 
 P = TypeVar("P", bound=Photo)
 Photos = list[P] | tuple[P, ...]
-"""What returns a list."""
+"""Several photos, for which ``caption`` returns a list."""
+
+_STREAM_OPTIONS = ("alternatives", "method", "batch_size", "words", "keep_photos")
 
 
 class Result(NamedTuple):
-    """Result for one photo: captions or an error."""
+    """The captions of one photo, or the error if the photo cannot be read."""
 
     photo: Photo
     captions: Sequence[Caption]
-    """Best first; empty if the photo cannot be read. They know the photo (`PhotoCaption`) unless
-    ``keep_photos`` is false."""
+    """The captions, best first; empty after an error. Unless ``keep_photos`` is false, each is a
+    `PhotoCaption`."""
     error: ImageError | None
+
+    def __repr__(self) -> str:  # the bytes or the array of a photo would fill the screen
+        photo = self.photo if isinstance(self.photo, str | os.PathLike) else type(self.photo)
+        return f"<Result {photo}: {self.error or ', '.join(map(repr, self.captions))}>"
 
 
 def load(
@@ -54,23 +61,29 @@ def load(
     revision: str | None = None,
     device: str = "auto",
     precision: Precision = "auto",
+    **unknown: NoReturn,
 ) -> Captioner:
     """Load a model, or several models as an ensemble.
 
     Args:
-        *folders: Model or run folders, or models of the Hugging Face hub (``hf:user/name`` or
-            ``hf:user/name@revision``); none: the model included in the package.
-        revision: Branch, tag or commit of a model of the hub.
-        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...
-        precision: ``auto``, ``fp32``, ``tf32``, ``bf16`` or ``fp16``. ``auto`` on a CPU: exported
-            graphs if the model has them, without torch; else the fastest precision that the
-            hardware supports natively.
+        *folders: Model folders, run folders, or models on the Hugging Face hub
+            (``hf:user/name`` or ``hf:user/name@revision``). Without folders, the model that is
+            included in the package is loaded.
+        revision: Branch, tag or commit of a model on the hub.
+        device: ``auto`` (a GPU if available), ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...
+        precision: ``auto``, ``fp32``, ``tf32``, ``bf16`` or ``fp16``. On a CPU, ``auto`` runs the
+            exported graphs of the model without torch. If the model has no graphs, or on another
+            device, ``auto`` selects the fastest precision that the hardware supports natively.
+        **unknown: Not accepted; an error suggests the right name.
 
     Raises:
-        ModelError: A folder cannot be loaded, or a model of the hub cannot be downloaded.
+        ModelError: A folder cannot be loaded, or a model cannot be downloaded from the hub.
         ConfigError: The device is not available, torch is needed and not installed, the models
-            cannot be averaged, or ``revision`` is not for a model of the hub.
+            cannot be averaged, ``revision`` is set for a local folder, or an option is unknown.
     """
+    if unknown:
+        known = ("revision", "device", "precision")
+        raise unknown_option(next(iter(unknown)), known, LOAD_OPTIONS)
     for folder in folders:
         if not isinstance(folder, str | Path):
             raise ConfigError(f"a model is {folder!r:.60}; give each folder by its own path")
@@ -78,20 +91,66 @@ def load(
     return Captioner(*models, device=device, precision=precision)
 
 
+@overload
+def caption(photo: Photo, **options: Any) -> PhotoCaption: ...
+
+
+@overload
+def caption(photo: Photos[P], **options: Any) -> list[PhotoCaption]: ...
+
+
+def caption(photo: Photo | Photos[Any], **options: Any) -> PhotoCaption | list[PhotoCaption]:
+    """Return the best caption of a photo by the shipped model.
+
+    This is ``captioner.caption``. The first call loads the model, and later calls use it again. For
+    arguments and errors see `Captioner.caption`.
+    """
+    return _shipped_model().caption(photo, **options)
+
+
+@cache
+def _shipped_model() -> Captioner:
+    """Load the shipped model, once per process."""
+    return load()
+
+
 def caption_with(folder: Path, image: Image.Image) -> Caption:
-    """Caption a photo with the weights of a model folder, in float32; for the model's card."""
+    """Caption a photo with the float32 weights of a model folder, for the model's card."""
     return load(folder, precision="fp32").caption(image)
 
 
-class Captioner(BatchCaptioner):
+class Captioner(BatchCaptioner, Hinting):
     """A loaded model, or an ensemble of several.
 
-    The models of an ensemble share one vocabulary; their word probabilities are averaged. Search
-    options, info and grid are the first model's; see also ``Ensemble``.
+    The models of an ensemble share one vocabulary, and their word probabilities are averaged.
+    Search options, info and grid are the first model's; see also ``Ensemble``.
 
-    Photos are captioned by ``caption``, ``captions``, ``explain`` and ``stream``. Programs that
-    read and batch photos themselves use ``prepare`` and the methods whose names end in ``_batch``.
+    Photos are captioned by ``caption``, ``captions``, ``explain`` and ``stream``. Calling the model
+    is short for ``caption``. Programs that read and batch photos themselves use ``prepare`` and
+    the methods with names that end in ``_batch``.
     """
+
+    hints: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("generate", "predict", "describe", "forward", "run", "infer"), "caption"),
+        **dict.fromkeys(("caption_batch_size", "batch", "map", "pipe", "caption_folder"), "stream"),
+        **dict.fromkeys(
+            ("attend", "overlay", "show", "plot", "heatmap", "attention"),
+            "use captioner.overlay(photo, model.caption(photo))",
+        ),
+        **dict.fromkeys(("tags", "tag", "keywords"), "use model.caption(photo, keywords=8)"),
+        **dict.fromkeys(
+            ("vocab", "vocabulary", "words"), "use model.stored.vocabulary, or model.info"
+        ),
+        "tokenizer": "use captioner.tokenize, or model.known_words(text)",
+        **dict.fromkeys(
+            ("to", "cuda", "cpu", "half", "float"),
+            'pass the device: captioner.load(device="cuda")',
+        ),
+        **dict.fromkeys(("eval", "train"), "model.model is the network, a torch module"),
+        **dict.fromkeys(("config", "settings"), "use model.info, or model.options()"),
+        "name": "print(model) describes the model",
+        "score": "use model.explain(photo, text).log_prob",
+    }
 
     def __repr__(self) -> str:
         engine, count = self.engine, len(self.ensemble.engines)
@@ -118,23 +177,32 @@ class Captioner(BatchCaptioner):
     def caption(
         self, photo: Photo | Photos[Any], **options: Any
     ) -> PhotoCaption | list[PhotoCaption]:
-        """The best caption of a photo, or of every photo of a list; notebooks display both.
+        """Return the best caption of a photo, or a list for several photos.
 
-        A photo is a path, the bytes of an image file, an open binary file, a PIL image, or a NumPy
-        array (see ``data.images.image_from_array``). The options are those of ``stream``, such as
-        ``beam_size=1`` or ``method="occlusion"``.
+        Notebooks display both. A photo is a path, the bytes of an image file, an open binary file,
+        a PIL image, or a NumPy array (see ``data.images.image_from_array``). Several photos are a
+        list, a tuple, or the path of a folder. A folder's captions come in the natural order of the
+        file names, and ``caption.photo`` is the path; subfolders are not searched.
+
+        Args:
+            photo: The photo or photos.
+            **options: Options of ``stream``, such as ``beam_size=1`` or ``method="occlusion"``.
 
         Raises:
-            ImageError: A photo cannot be read. (``stream`` continues with the others.)
-            ConfigError: An option is invalid, or ``num_captions`` is not 1.
+            ImageError: A photo cannot be read. (``stream`` continues with the other photos.)
+            DataError: The folder contains no photos.
+            ConfigError: An option is unknown or invalid, or ``num_captions`` is not 1.
         """
         wanted = options.get("num_captions", 1)
         if wanted != 1:
             raise ConfigError(
                 f"num_captions is {wanted!r}, but caption() returns one per photo; use captions()"
             )
-        found: Any = self.captions(photo, **options)
-        return [best for best, *_ in found] if isinstance(photo, list | tuple) else found[0]
+        several = _several(photo)
+        found: Any = self.captions(cast("Photo", photo) if several is None else several, **options)
+        return found[0] if several is None else [best for best, *_ in found]
+
+    __call__ = caption
 
     @overload
     def captions(self, photo: Photo, **options: Any) -> list[PhotoCaption]: ...
@@ -145,19 +213,20 @@ class Captioner(BatchCaptioner):
     def captions(
         self, photo: Photo | Photos[Any], **options: Any
     ) -> list[PhotoCaption] | list[list[PhotoCaption]]:
-        """The best ``num_captions`` captions, best first: a list, or one for each photo of a list.
+        """Return the best ``num_captions`` captions of a photo as a list, best first.
 
-        For arguments and errors see ``caption``.
+        For several photos, return one such list per photo. For arguments and errors see
+        ``caption``.
         """
-        several = isinstance(photo, list | tuple)
-        photos: Any = photo if several else [photo]
+        several = _several(photo)
+        photos: Any = [photo] if several is None else several
         found: list[Any] = []
         for number, result in enumerate(self.stream(photos, **options)):
             if (error := result.error) is not None:
                 at = f"photos[{number}]: {error} (model.stream continues with the other photos)"
-                raise type(error)(at) if several else error
+                raise error if several is None else type(error)(at)
             found.append(result.captions)
-        return found if several else found[0]
+        return found[0] if several is None else found
 
     def explain(
         self,
@@ -168,9 +237,14 @@ class Captioner(BatchCaptioner):
         method: ExplanationMethod = "attention",
         style: str | None = None,
     ) -> PhotoCaption:
-        """A given caption of one photo, with its attention, log-probabilities and gates.
+        """Return a caption of your own for a photo, with attention, log-probabilities and gates.
 
-        Without a ``style`` it is read in the model's default; see ``stream`` for the others.
+        Args:
+            photo: The photo, as in ``caption``, but not a list or folder.
+            text: The caption.
+            alternatives: As in ``stream``.
+            method: As in ``stream``.
+            style: Style that the model reads the caption in; None selects the model's default.
 
         Raises:
             ImageError: The photo cannot be read.
@@ -197,22 +271,30 @@ class Captioner(BatchCaptioner):
         """Caption any number of photos in batches, in order and in constant memory.
 
         Threads read the next photos while the model runs. A photo that cannot be read yields a
-        result with its error.
+        result with its error. All other errors are raised by the call itself, before the first
+        result.
 
         Args:
-            photos: Photos as in ``caption``, consumed lazily; or one photo.
+            photos: Any iterable of photos as in ``caption``, consumed lazily; the path of a folder;
+                or a single photo.
             alternatives: Number of most probable words to return per position.
             method: How the maps are computed: ``attention``, ``attention_gate``,
                 ``gradient_input``, ``grad_cam`` or ``occlusion``; see ``model.explanations``.
-            batch_size: Photos that are captioned together.
-            words: Captions to explain in place of a search, of whose options they have ``style``.
-            keep_photos: Whether captions keep their photo for notebooks. A photo that is not a path
-                is scaled down for that.
+            batch_size: Number of photos that are captioned together.
+            words: Captions to explain instead of searching. Of the search options, only ``style``
+                may be set then.
+            keep_photos: Whether captions keep their photo, so that notebooks can display it. A
+                photo that is not a path is kept as a smaller copy.
             **search: Fields of ``SearchOptions`` to change, e.g. ``beam_size=1``.
 
         Raises:
-            ConfigError: An option is invalid; at once, not with the first result.
+            ConfigError: An option is unknown or invalid.
+            DataError: The folder contains no photos.
         """
+        fields = option_fields(SearchOptions)
+        for name in search:
+            if name not in fields:
+                raise unknown_option(name, (*fields, *_STREAM_OPTIONS), SEARCH_OPTIONS)
         options = self.options(**search)
         encode_search_words(options, self.stored.vocabulary)
         self._check(method, alternatives, options)
@@ -221,7 +303,9 @@ class Captioner(BatchCaptioner):
             raise ConfigError(f"words are given, so there is no search; omit {refused[0]}")
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size!r}; give an integer >= 1")
-        several = cast("Iterable[Photo]", [photos] if is_photo(photos) else photos)
+        folder = _several(photos) if isinstance(photos, str | os.PathLike) else None
+        one_photo = folder is None and is_photo(photos)
+        several = cast("Iterable[Photo]", [photos] if one_photo else folder or photos)
         on_cpu = str(self.device).startswith("cpu")  # which is busy encoding
         threads = 2 if on_cpu else reader_threads()
 
@@ -251,18 +335,22 @@ class Captioner(BatchCaptioner):
         return results()
 
     def _read(self, photo: Photo, keep: bool = True) -> tuple[Prepared, Image.Image | Path | None]:
-        """A photo for the encoders, and what its captions keep of it."""
+        """Return a photo prepared for the encoders, and the form in which captions keep it."""
         image = self._open(photo)
         return self.prepare(image), shown_photo(image, photo) if keep else None
 
     def _open(self, photo: Photo) -> Image.Image:
-        """Open a photo, in no higher resolution than the encoders need."""
+        """Open a photo, at no higher resolution than the encoders need."""
         return open_image(photo, min_side=reduced_side(self.ensemble.image_size))
 
     # --- folders and the hub ---
 
     def save(self, folder: str | Path) -> None:
-        """Write the (first) model as a model folder; ConfigError: it is exported."""
+        """Write the model as a model folder; for an ensemble, the first model.
+
+        Raises:
+            ConfigError: The model is exported, so it has no weights to save.
+        """
         save_model(folder, self.stored)
 
     @classmethod
@@ -275,9 +363,9 @@ class Captioner(BatchCaptioner):
         precision: Precision = "auto",
         **download: Any,
     ) -> Captioner:
-        """``captioner.load`` as other libraries of the Hugging Face hub spell it.
+        """Load a model; ``captioner.load`` under its name in libraries of the Hugging Face hub.
 
-        The name may lack its ``hf:``. Further options are ``token``, ``cache_dir``,
+        The prefix ``hf:`` of a name may be omitted. Further options are ``token``, ``cache_dir``,
         ``force_download`` and ``local_files_only`` of ``huggingface_hub.snapshot_download``.
         """
         name = str(pretrained_model_name_or_path)
@@ -293,12 +381,13 @@ class Captioner(BatchCaptioner):
         push_to_hub: bool = False,
         **push_options: Any,
     ) -> str | None:
-        """Write the (first) model as a model folder with a card, which ``save`` does not write.
+        """Write a model folder as ``save`` does, and add a model card.
 
-        With ``push_to_hub`` it is pushed too, by default under the folder's name; see the method.
+        With ``push_to_hub``, the model is also pushed, by default under the folder's name; see the
+        method of that name.
 
         Returns:
-            The address of the commit, if the model was pushed.
+            The URL of the commit if the model was pushed, otherwise None.
         """
         self.save(save_directory)
         write_card(Path(save_directory))
@@ -309,17 +398,22 @@ class Captioner(BatchCaptioner):
     def push_to_hub(self, repo_id: str, *, branch: str | None = None, **options: Any) -> str:
         """Push the model with a generated card to the Hugging Face hub; see docs/sharing.md.
 
-        The repository is created if it does not exist. Options of the card are ``license``,
-        ``datasets``, ``reports`` and ``picture``, a photo to publish with its attention; those of
-        the commit are ``commit_message``, ``private``, ``token`` and ``create_pr`` of ``hub.push``.
+        The repository is created if it does not exist.
+
+        Args:
+            repo_id: Name of the repository: ``user/name``.
+            branch: Branch to commit to; None selects the main branch.
+            **options: Options of the card are ``license``, ``datasets``, ``reports`` and
+                ``picture`` (a photo to publish with its attention). Options of the commit are
+                ``commit_message``, ``private``, ``token`` and ``create_pr`` of ``hub.push``.
 
         Returns:
-            The address of the commit.
+            The URL of the commit.
 
         Raises:
-            ConfigError: There are several models, the model is exported, or an argument is invalid.
+            ConfigError: The model is an ensemble or exported, or an argument is invalid.
             ImageError: The photo of ``picture`` cannot be read.
-            ModelError: The hub refuses or cannot be reached.
+            ModelError: The hub rejects the commit or cannot be reached.
         """
         if len(self.ensemble.engines) > 1:
             raise ConfigError("an ensemble cannot be pushed; push each model on its own")
@@ -330,3 +424,12 @@ class Captioner(BatchCaptioner):
             model = Path(folder, "model")
             files = files_to_push(model, target.repo, card, partial(caption_with, model))
             return push(files, target, **options)
+
+
+def _several(photo: object) -> list[Any] | None:
+    """Return the photos of a list or a folder, or None for a single photo."""
+    if isinstance(photo, list | tuple):
+        return [*photo]
+    if isinstance(photo, str | os.PathLike) and os.path.isdir(photo):  # noqa: PTH112 - no errors
+        return without_pictures(find_images([os.fspath(photo)]))
+    return None

@@ -1,41 +1,76 @@
-"""A caption that notebooks display with its photo."""
+"""A caption together with its photo, for notebooks and for drawing."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from PIL import Image
 
 from captioner.caption import Caption
 from captioner.data.images import Photo
 from captioner.data.pixels import fit_photo
+from captioner.errors import ConfigError, ImageError
 
 _SHOWN_SIDE = 640  # pixels of a photo in a notebook
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PhotoCaption(Caption):
-    """A caption that knows its photo; notebooks show it in the attention viewer."""
+    """A caption with its photo. Notebooks display it in the attention viewer."""
 
     photo: Image.Image | Path | None = None
-    """The path of the photo, or a copy of at most 640 pixels per side if it was not a path."""
+    """The path of the photo. If the photo was not a file, a copy of at most 640 pixels per side."""
+
+    hints: ClassVar[Mapping[str, str]] = {
+        **{name: hint for name, hint in Caption.hints.items() if name != "show"},
+        **dict.fromkeys(("plot", "draw", "display", "visualize", "overlay"), "show"),
+        **dict.fromkeys(("image", "path", "file", "filename", "source"), "photo"),
+    }
+
+    def show(self, **options: Any) -> None:
+        """Show the photo with an attention map for each word, below the notebook cell.
+
+        Outside notebooks, the figure opens in the image viewer of the desktop.
+
+        Args:
+            **options: Options of ``captioner.overlay``, such as ``theme="dark"``.
+
+        Raises:
+            ConfigError: Neither a notebook nor an image viewer is available, or an option is
+                invalid.
+            ImageError: The file of the photo cannot be read.
+        """
+        if self.photo is None:
+            raise ConfigError(
+                "the caption has no photo; use captioner.overlay(photo, caption).show()"
+            )
+        from captioner.drawing.figure import overlay
+
+        overlay(self.photo, self, **options).show()
 
     def _repr_html_(self) -> str | None:
         if self.photo is None:
             return None
         from captioner.drawing.pages import page
 
-        return page(self.photo, self, panel_size=_SHOWN_SIDE)._repr_html_()
+        try:
+            return page(self.photo, self, panel_size=_SHOWN_SIDE)._repr_html_()
+        except ImageError:  # the file was moved or deleted; the text is displayed instead
+            return None
 
 
 def shown_photo(image: Image.Image, source: Photo) -> Image.Image | Path:
-    """Return what a caption keeps of its photo: the path, or else a small copy.
+    """Return the form in which a caption keeps its photo: the path, or a small copy.
 
-    The photo is read and encoded only when the caption is shown. ``source`` is what the image was
-    opened from.
+    A photo with a path is read and encoded only when the caption is shown.
+
+    Args:
+        image: The photo as read.
+        source: The path, bytes, file or array from which ``image`` was read.
     """
     if isinstance(source, (str, os.PathLike)):
         return Path(source).absolute()
@@ -43,5 +78,5 @@ def shown_photo(image: Image.Image, source: Photo) -> Image.Image | Path:
 
 
 def with_photo(captions: Sequence[Caption], photo: Image.Image | Path) -> list[PhotoCaption]:
-    """Attach what `shown_photo` returned to the captions of the photo."""
+    """Attach the result of `shown_photo` to the captions of the photo."""
     return [PhotoCaption(**vars(caption), photo=photo) for caption in captions]

@@ -1,0 +1,51 @@
+"""Shows a figure to the user: in the notebook, or in the image viewer of the desktop."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Protocol
+
+from PIL import Image, ImageShow
+
+from captioner.errors import ConfigError
+
+
+class Showable(Protocol):
+    """A figure that notebooks can display."""
+
+    def image(self) -> Image.Image:
+        """Return the figure as a picture."""
+
+
+def show_figure(figure: Showable) -> None:
+    """Show a figure below the notebook cell, or else in the image viewer of the desktop.
+
+    Raises:
+        ConfigError: Neither a notebook nor an image viewer is available.
+    """
+    if in_notebook():
+        importlib.import_module("IPython.display").display(figure)
+    elif not (_has_desktop() and ImageShow.show(figure.image(), title="captioner")):
+        raise ConfigError(
+            "show() found neither a notebook nor an image viewer; save the figure instead: "
+            'captioner.overlay(photo, caption).save("attention.png")'
+        )
+
+
+def in_notebook() -> bool:
+    """Return whether the code runs in a Jupyter kernel."""
+    ipython = sys.modules.get("IPython")  # if no one imported it, this is not a notebook
+    shell = ipython.get_ipython() if ipython is not None else None
+    return hasattr(shell, "kernel")
+
+
+def _has_desktop() -> bool:
+    """Return whether a viewer could open a window. Linux viewers fail silently without a display.
+
+    Pillow would start them all the same and report success.
+    """
+    if sys.platform != "linux":
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

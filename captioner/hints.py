@@ -1,0 +1,109 @@
+"""One-line errors for names that do not exist: what the user probably meant.
+
+People guess names that other libraries use, such as ``num_beams``. A similar spelling does not lead
+from there to ``beam_size``, so the tables below translate such names. A value is the name here, or
+advice where nothing here corresponds to the guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from captioner.errors import ConfigError
+from captioner.messages import either
+from captioner.schema import similar
+
+_ON_LOAD = "pass it to captioner.load()"
+
+SEARCH_OPTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("num_beams", "n_beams", "beams", "beam", "beam_width"), "beam_size"),
+    **dict.fromkeys(("num_return_sequences", "n", "count", "k"), "num_captions"),
+    **dict.fromkeys(("max_new_tokens", "max_tokens", "max_words"), "max_length"),
+    **dict.fromkeys(("min_new_tokens", "min_tokens", "min_words"), "min_length"),
+    **dict.fromkeys(("do_sample", "sample", "sampling"), "pass temperature=1 to sample"),
+    "no_repeat_ngram_size": "block_ngrams",
+    "repetition_penalty": "block_repeats",
+    "num_beam_groups": "beam_groups",
+    "diversity_penalty": "diversity",
+    **dict.fromkeys(("bad_words", "bad_words_ids", "suppress_tokens"), "banned_words"),
+    **dict.fromkeys(("force_words", "force_words_ids"), "forced_words"),
+    **dict.fromkeys(("generator", "random_state", "random_seed"), "seed"),
+    "tags": "keywords",
+    **dict.fromkeys(("device", "precision", "dtype", "torch_dtype", "revision"), _ON_LOAD),
+    "model": "call captioner.load(model).caption(photo)",
+    **dict.fromkeys(("language", "lang"), "a model writes in the language that it was trained on"),
+    **dict.fromkeys(
+        ("prompt", "prefix", "question", "text"),
+        "the model takes no prompt; model.explain(photo, text) evaluates a text of your own",
+    ),
+}
+"""Options of ``caption``, ``captions`` and ``stream``, by the names in other libraries."""
+
+LOAD_OPTIONS: Mapping[str, str] = {
+    **dict.fromkeys(SEARCH_OPTIONS, "pass options of the search to model.caption()"),
+    **dict.fromkeys(
+        ("model", "name", "path", "folder", "checkpoint", "model_name"),
+        "pass the model folder without a name: captioner.load(folder)",
+    ),
+    **dict.fromkeys(("gpu", "cuda", "use_gpu", "device_map"), 'pass device="cuda"'),
+    **dict.fromkeys(("dtype", "torch_dtype", "quantize", "fp16", "half", "load_in_8bit"),
+                    "precision"),
+}  # fmt: skip
+"""Options of ``captioner.load``, by the names in other libraries."""
+
+FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("caption_image", "caption_photo", "describe", "generate", "predict", "run", "infer"),
+        "caption",
+    ),
+    **dict.fromkeys(
+        ("load_model", "from_pretrained", "pipeline", "Model", "model", "CaptionModel"), "load"
+    ),
+    **dict.fromkeys(
+        ("attend", "visualize", "plot", "draw", "show", "show_attention", "heatmap"), "overlay"
+    ),
+    **dict.fromkeys(("captions", "stream", "explain"), "call it on a model from captioner.load()"),
+    "fit": "train",
+    **dict.fromkeys(("score", "benchmark"), "evaluate"),
+}
+"""Names in the package ``captioner``, by the names in other libraries."""
+
+
+class Hinting:
+    """A class whose unknown attributes raise an AttributeError that says what to use."""
+
+    hints: ClassVar[Mapping[str, str]] = {}
+    """Attributes, by the names in other libraries."""
+
+    if not TYPE_CHECKING:  # else type checkers would accept every name
+
+        def __getattr__(self, name: str) -> object:
+            kind = type(self).__name__
+            if name.startswith("_"):  # protocols such as copying ask for optional methods
+                raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+            known = [one for one in dir(self) if not one.startswith("_")]
+            hint = hint_for(name, known, self.hints)
+            raise AttributeError(f"{kind} has no attribute {name!r}; {hint}")
+
+
+def hint_for(name: str, known: Iterable[str], usual: Mapping[str, str]) -> str:
+    """Return what a user who typed an unknown name should do, for the end of a message.
+
+    Args:
+        name: The unknown name.
+        known: The names that exist.
+        usual: Names in other libraries, with the name here or advice.
+    """
+    known = sorted(known)
+    meant = usual.get(name)
+    if meant is not None and not meant.isidentifier():
+        return meant
+    close = [meant] if meant else similar(name, known)
+    return f"did you mean {either(close)}?" if close else f"it has {', '.join(known)}"
+
+
+def unknown_option(name: str, known: Iterable[str], usual: Mapping[str, str]) -> ConfigError:
+    """Return the error for an unknown option; for the arguments see `hint_for`."""
+    hint = hint_for(name, known, usual).replace("it has ", "use one of ")
+    return ConfigError(f"unknown option {name}; {hint}")
