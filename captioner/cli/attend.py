@@ -189,6 +189,8 @@ def _check(
         raise ConfigError(f"{', '.join(wrong)}: not supported for {kind.kind}; leave it out")
     if "combine" in drawing and not drawing.get("only"):
         raise ConfigError("--combine needs --only; give both")
+    if drawing.get("only") and drawing.get("content_words"):
+        raise ConfigError("--only and --content-words both choose the words; leave out one of them")
     several = len(options.methods) > 1 or bool(options.compare)
     captions = len(options.words) or search.num_captions
     if kind is Animation and several:

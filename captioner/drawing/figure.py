@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
@@ -19,6 +20,7 @@ from captioner.drawing.viewer import show_figure
 from captioner.errors import ConfigError
 from captioner.schema import build_options, marked
 from captioner.text.tokenizer import normalize, tokenize
+from captioner.text.vocabulary import content_words
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -112,7 +114,11 @@ def overlay(
         of_axes = {*options} - {*marked(FigureOptions, ON_AXES)}
         shown |= {name: options.pop(name) for name in of_axes}
     wanted = build_options(FigureOptions, options)
+    if wanted.only and wanted.content_words:
+        raise ConfigError("only and content_words both choose the words; pass one of them")
     given = check_captions(captions, labels)
+    if wanted.plain:
+        given = [replace(caption, left_out=None) for caption in given]
     for caption in given:
         known = min((len(words) for words in caption.alternatives), default=0)
         if caption.words and known < wanted.alternatives:
@@ -126,7 +132,10 @@ def overlay(
     if ax is None:
         entries += [(one.of_keywords(), "keywords", {}) for one in given if one.keywords]
     shown_words = given if ax is not None else [caption.whole() for caption, _, _ in entries]
-    found = find_words(shown_words, wanted.only)
+    if wanted.content_words:
+        found = [content_positions(one) for one in shown_words]
+    else:
+        found = find_words(shown_words, wanted.only)
     resized = fit_photo(open_image(photo), wanted.panel_size, MIN_PANEL)
     if ax is not None:
         alpha = given[0].alphas[[i for positions in found[0] for i in positions]].mean(axis=0)
@@ -142,7 +151,7 @@ def overlay(
         Block(one, label, panels_of(one, positions, masks, wanted))
         for (one, label, masks), positions in zip(entries, found, strict=True)
     ]
-    layout = choose_layout(resized.size, blocks, wanted.columns, wanted.width)
+    layout = choose_layout(resized.size, blocks, wanted)
     check_size("figure", layout.width, layout.min_height, _MAX_SIDE, max_pixels)
     with matplotlib_settings():
         figure = Sheet(layout, blocks, resized, wanted).draw()
@@ -168,6 +177,17 @@ def find_words(captions: Sequence[Caption], only: Sequence[str]) -> list[list[tu
             what = "position " if _POSITIONS.fullmatch(query) else ""
             raise ConfigError(f"{what}{query!r} is not in the caption: {numbered or '(no words)'}")
     return [list(dict.fromkeys(at for each in of for at in each)) for of in found]
+
+
+def content_positions(caption: Caption) -> list[tuple[int, ...]]:
+    """Return the position of every content word, or of every word if none is a content word.
+
+    Keywords are content words, also those of several words.
+    """
+    if caption.method == "keywords":
+        return [(position,) for position in range(len(caption.words))]
+    content = content_words(word.lower() for word in caption.words)
+    return [(n,) for n, shown in enumerate(content) if shown or not any(content)]
 
 
 def _occurrences(caption: Caption, query: str) -> list[tuple[int, ...]]:

@@ -44,6 +44,11 @@ class FigureOptions(DrawingOptions):
     """Draw only these words: a word ("dog"), consecutive words ("brown dog"), a position counted
     from 1 ("3") or a range ("2-4"). Several words make one panel. With several captions, each must
     be found in at least one."""
+    content_words: Annotated[bool, ON_AXES] = False
+    """Draw only the content words: leave out the panels of words such as a, of, on, with and is."""
+    plain: bool = False
+    """Draw only the sentence and the maps of its words, without numbers, legend and left-out words,
+    such as for a slide."""
     combine: Combine = "mean"
     """How to combine the maps of several words: mean, or max per region, which is not
     renormalized."""

@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ASPECT = 1.5  # target width / height
+_LEAST_ASPECT = 0.85  # width / height below which a figure is too tall for a column
 _MAX_COLUMNS = 8  # unless columns is given
 _MIN_TEXT = 14  # pixels
 _SMALL = 0.82  # size of numbers and notes, in text sizes
-_MOST_TEXT = 0.092  # text size / width of a cell, which has room for its numbers
-_READABLE = 6.1 / 72  # inches: smallest text where the figure is printed
+_WIDE_CELL = 1 / 0.092  # text sizes: a cell with room for its numbers in two lines
+_NARROW_CELL = 1 / 0.15  # text sizes: a cell with room for its numbers below each other
+_READABLE = 6 / 72  # inches: smallest text where the figure is printed
 
 _TITLES = METHOD_TITLES | {"keywords": "keywords"}
 _METHOD_NOTES = {
@@ -124,51 +126,68 @@ class Layout:
     """Lengths of a figure in pixels, with ``columns`` panels side by side."""
 
     def __init__(
-        self, panel: tuple[int, int], blocks: list[Block], columns: int, inches: float
+        self, panel: tuple[int, int], blocks: list[Block], columns: int, options: FigureOptions
     ) -> None:
         panels = [one for block in blocks for one in block.panels]
-        self.columns, self.inches = columns, inches
+        self.columns, self.inches = columns, options.width
         cell = max(panel[0], heatmap.MIN_PANEL)
-        # Text of this part of the figure's width is readable; the gaps grow with it.
-        part = _READABLE / _SMALL / inches
-        gaps = 0.9 * columns - 0.9 + 2.4
-        readable = part * cell * columns / max(1 - part * gaps, 0.1)
-        fitting = max(0.06 * math.sqrt(math.prod(panel)), readable)
-        self.text = max(_MIN_TEXT, math.ceil(min(fitting, _MOST_TEXT * cell)))
-        em = self.em
-        self.small = em(_SMALL)
-        self.line = round(1.4 * self.small)  # height of an alternative
-        self.title = em(2.8)  # height of the title above a panel
         lines = max(len(one.alternatives) for one in panels)
+        # Alternatives, words with their bars, need a wide cell.
+        most = cell / (_WIDE_CELL if lines else _NARROW_CELL)
+        self.text = max(_MIN_TEXT, math.ceil(min(0.06 * math.sqrt(math.prod(panel)), most)))
+        self._measure(cell)
+        while self.printed() < _READABLE and self.text < most:
+            self.text += 1
+            self._measure(cell)
+        em = self.em
+        self.narrow = not options.plain and self.text > math.ceil(cell / _WIDE_CELL)
+        """Whether a cell has three lines for its numbers."""
+        self.title = em(2.1 if options.plain else 3.5 if self.narrow else 2.8)
+        """Height of the title above a panel."""
+        self.line = round(1.4 * self.small)
+        """Height of an alternative."""
         self.below = em(0.35) + lines * self.line if lines else 0
         self.cell_width, self.cell_height = cell, self.title + panel[1] + self.below
-        self.gap, self.block_gap, self.margin = em(0.9), em(2.4), em(1.2)
-        self.inner = columns * (cell + self.gap) - self.gap
-        self.width = self.inner + 2 * self.margin
         self.rows = [-(-len(block.panels) // columns) for block in blocks]
         self.min_height = sum(self.rows) * (self.title + panel[1])  # without headers and legend
         self.empty = sum(self.rows) - len(panels) / columns  # rows of cells
+
+    def _measure(self, cell: int) -> None:
+        """Compute the lengths that follow from the text size and the width of a cell."""
+        em = self.em
+        self.small = em(_SMALL)
+        self.gap, self.block_gap, self.margin = em(0.9), em(2.4), em(1.2)
+        self.inner = self.columns * (cell + self.gap) - self.gap
+        self.width = self.inner + 2 * self.margin
+
+    def printed(self) -> float:
+        """Return the size of the smallest text where the figure is printed, in inches."""
+        return self.inches * self.small / self.width
 
     def em(self, factor: float) -> int:
         """A multiple of the text size in whole pixels."""
         return round(factor * self.text)
 
     def penalty(self) -> float:
-        """Penalty for a bad aspect ratio, empty cells and text that is too small in print."""
-        height = sum(r * (self.cell_height + self.gap) + 4 * self.text for r in self.rows)
-        aspect = abs(math.log(self.width / (height + 4 * self.text) / _ASPECT))
-        printed = self.inches * self.small / self.width
-        return aspect + 0.8 * self.empty + 100 * max(0.0, 1 - printed / _READABLE)
+        """Return a penalty for a bad shape, empty or narrow cells, and text too small in print."""
+        # About 150 characters of numbers and phrases above the panels, and 350 of notes below them.
+        header, legend = (
+            2 + 1.2 * math.ceil(0.46 * n / (self.inner / self.text)) for n in (150, 350)
+        )
+        height = sum(r * (self.cell_height + self.gap) + header * self.text for r in self.rows)
+        ratio = self.width / (height + legend * self.text)
+        tall = 6 * max(0.0, math.log(_LEAST_ASPECT / ratio))
+        unreadable = 100 * max(0.0, 1 - self.printed() / _READABLE)
+        shape = abs(math.log(ratio / _ASPECT)) + tall
+        return shape + 0.8 * self.empty + 0.3 * self.narrow + unreadable
 
 
-def choose_layout(
-    panel: tuple[int, int], blocks: list[Block], columns: int | None, inches: float
-) -> Layout:
+def choose_layout(panel: tuple[int, int], blocks: list[Block], options: FigureOptions) -> Layout:
     """The arrangement with the lowest penalty; of equal words, with as few rows as are readable."""
     most = min(max(len(block.panels) for block in blocks), _MAX_COLUMNS)
     same = len(blocks) > 1 and len({block.caption.words for block in blocks}) == 1
-    numbers = [columns] if columns else range(1, most + 1)
-    layouts = [Layout(panel, blocks, number, inches) for number in numbers]
+    numbers = [options.columns] if options.columns else range(1, most + 1)
+    layouts = [Layout(panel, blocks, number, options) for number in numbers]
     return min(layouts, key=lambda layout: layout.penalty() + 10 * same * max(layout.rows))
 
 
@@ -203,7 +222,7 @@ class Sheet(Canvas):
         layout, y = self.layout, self.layout.margin - self.layout.block_gap
         for block in self.blocks:
             y = self._block(block, y + layout.block_gap)
-        if self.grids:
+        if self.grids and not self.options.plain:
             y = self._legend(y + round(1.3 * layout.gap))
         self.set_size(layout.width, y + layout.margin)
         return self.figure
@@ -236,7 +255,9 @@ class Sheet(Canvas):
         first = self.blocks[0].caption
         if caption is not first and repr(caption) == repr(first):
             return y
-        size, colour = (layout.em(1.5), None) if block.whole.words else (text, muted)
+        size, colour = (
+            (layout.em(1.3 if layout.narrow else 1.5), None) if block.whole.words else (text, muted)
+        )
         rest, phrases = "", caption.phrases
         if caption.left_out is not None:
             rest, phrases = caption.left_out.text, phrases + caption.left_out.phrases
@@ -250,6 +271,8 @@ class Sheet(Canvas):
                     x += style.text_width(" ".join([*part, ""]), size)
             count = max(0, count - len(words))
             y += round(1.3 * size)
+        if self.options.plain:
+            return y
         notes = []
         if caption.confidence is not None:
             notes.append(f"{style.percent(caption.confidence)} likely to be right")
@@ -266,7 +289,7 @@ class Sheet(Canvas):
         layout, picture, name = self.layout, self.photo, panel.title
         if panel.alpha is None:
             self.text(x, y + layout.em(1.15), panel.title, layout.text, self.theme.muted)
-            if caption.words and caption.method != "keywords":
+            if caption.words and caption.method != "keywords" and not self.options.plain:
                 total = f"log p {style.number(caption.log_prob)}"
                 self.text(x, y + layout.em(2.25), total, colour=self.theme.muted)
         else:
@@ -292,32 +315,43 @@ class Sheet(Canvas):
             self._alternative(other, chosen, x, y + line * layout.line)
 
     def _title(self, caption: Caption, panel: Panel, x: int, y: int) -> None:
-        """Draw the words and their probability, above their gate and the focus of the map."""
-        layout, theme, positions = self.layout, self.theme, list(panel.positions)
-        right = x + layout.cell_width
-        word_line, number_line = y + layout.em(1.15), y + layout.em(2.25)
+        """Draw the words above a panel, with their probability and gate and the map's focus."""
+        layout, plain, positions = self.layout, self.options.plain, list(panel.positions)
+        right, baseline = x + layout.cell_width, y + layout.em(1.15)
         log_prob = float(np.minimum(caption.log_probs[positions], 0.0).sum(dtype=np.float64))
         # Keywords are probable each on its own: their product means nothing.
         joint = len(positions) == 1 or caption.method != "keywords"
-        p = f"p {style.probability(log_prob)}" if joint else ""
-        doubtful = _is_doubtful(caption, panel)
+        p = f"p {style.probability(log_prob)}" if joint and not plain else ""
+        doubtful = "?" if _is_doubtful(caption, panel) and not plain else ""
         end: float = right
-        for text, bold in ((p, False), ("?", True)) if doubtful else ((p, False),):
-            self.text(end, word_line, text, bold=bold, align="right")
-            end -= style.text_width(text, layout.small, bold) + layout.em(0.4)
-        word, size = style.fit(panel.title, layout.em(1.2), end - x)
-        grey = theme.muted if panel.unused or panel.left_out else None
-        self.text(x, word_line, word, size, grey, bold=True)
-        if caption.method != "keywords":
-            gate = float(caption.gates[positions].mean(dtype=np.float64))
-            start, upper = x + layout.em(0.9), number_line - layout.em(0.46)
-            stop, lower = start + layout.em(2.3), max(number_line - layout.em(0.14), upper + 2)
-            self.text(x, number_line, "β", colour=theme.muted)
-            self.bar((start, upper, stop, lower), gate, theme.gate)
-            self.text(stop + layout.em(0.4), number_line, style.number(gate))
+        for text, bold in ((p if not layout.narrow else "", False), (doubtful, True)):
+            if text:
+                self.text(end, baseline, text, bold=bold, align="right")
+                end -= style.text_width(text, layout.small, bold) + layout.em(0.4)
+        word, size = style.fit(panel.title, layout.em(1.6 if plain else 1.2), end - x)
+        grey = panel.left_out or (panel.unused and not plain)
+        self.text(x, baseline, word, size, self.theme.muted if grey else None, bold=True)
+        if plain:
+            return
         assert panel.alpha is not None
         focus = f"focus {style.percent(heatmap.most_attended(panel.alpha)[1])}"
-        self.text(right, number_line, focus, align="right")
+        gate = None
+        if caption.method != "keywords":
+            gate = float(caption.gates[positions].mean(dtype=np.float64))
+        if layout.narrow:
+            self.text(x, y + layout.em(2.15), p)
+            if gate is not None:
+                self.text(right, y + layout.em(2.15), f"β {style.number(gate)}", align="right")
+            self.text(x, y + layout.em(3.1), focus)
+            return
+        baseline = y + layout.em(2.25)
+        if gate is not None:
+            start, upper = x + layout.em(0.9), baseline - layout.em(0.46)
+            stop, lower = start + layout.em(2.3), max(baseline - layout.em(0.14), upper + 2)
+            self.text(x, baseline, "β", colour=self.theme.muted)
+            self.bar((start, upper, stop, lower), gate, self.theme.gate)
+            self.text(stop + layout.em(0.4), baseline, style.number(gate))
+        self.text(right, baseline, focus, align="right")
 
     def _alternative(self, other: Alternative, chosen: bool, x: int, y: int) -> None:
         """Draw a candidate word and its probability."""
@@ -339,16 +373,17 @@ class Sheet(Canvas):
         """Draw the colour scale and the notes, side by side if there is room."""
         layout, size = self.layout, self.layout.small
         notes = self._notes()
-        width = min(layout.inner, 18 * layout.text)
-        bottom = self._scale(layout.margin, top, width)
+        width = min(layout.inner, layout.em(18))
         longest = max(style.text_width(note, size) for note in notes)
+        beside = width + layout.block_gap + longest <= layout.inner
+        bottom = self._scale(layout.margin, top, width, one_line=layout.narrow and not beside)
         x, y, room = layout.margin, bottom + layout.gap, layout.inner
-        if width + layout.block_gap + longest <= layout.inner:
+        if beside:
             x, y, room = x + width + layout.block_gap, top, math.ceil(longest)
         y += size
         for line in style.wrap(notes, size, room):
             self.text(x, y, line, colour=self.theme.muted)
-            y += round(1.45 * size)
+            y += round((1.3 if layout.narrow else 1.45) * size)
         return max(bottom, y - round(1.2 * size))
 
     def _notes(self) -> list[str]:
@@ -392,15 +427,20 @@ class Sheet(Canvas):
         notes[f"grid sizes differ ({grids}), so shares per region do too"] = len(self.grids) > 1
         return [note for note, applies in notes.items() if applies]
 
-    def _scale(self, x: int, y: int, width: int) -> int:
-        """Draw the colour bar of the maps and what it spans; returns its bottom."""
+    def _scale(self, x: int, y: int, width: int, *, one_line: bool) -> int:
+        """Draw the colour bar of the maps and its meaning; return its bottom."""
         layout, size, several = self.layout, self.layout.small, len(self.tops) > 1
         title, most = "each word on its own scale", "strongest tenth"
         if self.common:
             title = f"one scale for all words{' of a method' if several else ', share per region'}"
             most = "max" if several else f"≥ {style.percent(*self.tops.values())}"
-        self.text(x, y + size, title, colour=self.theme.muted)
-        upper, lower = y + round(1.75 * size), y + round(1.75 * size) + round(0.75 * layout.text)
+        upper = y + round(1.75 * size)
+        if one_line:
+            most, upper = f"{most}; {title}", y + round(0.35 * size)
+            width = min(layout.inner, layout.em(9) + round(style.text_width(most, size)))
+        else:
+            self.text(x, y + size, title, colour=self.theme.muted)
+        lower = upper + layout.em(0.75)
         left = x + round(style.text_width("0", size) + 0.4 * layout.text)
         right = x + round(width - style.text_width(most, size) - 0.4 * layout.text)
         middle = (upper + lower) / 2 + 0.36 * size

@@ -66,6 +66,7 @@ LINES = [
     # Pictures.
     ("attend PHOTO -o x.mp4", "cannot write .mp4; use a figure (.png, .jpg, .jpeg, .svg"),
     ("attend PHOTO -o x.gif --only dog --columns 2", "--only, --columns"),
+    ("attend PHOTO --only dog --content-words", "--only and --content-words both choose the words"),
     ("attend PHOTO -o x.gif --num-captions 2", "one caption"),
     ("attend PHOTO -o x.gif --method attention --method grad_cam", "shows one method"),
     ("attend PHOTO -o x.html --coverage", "--coverage"),

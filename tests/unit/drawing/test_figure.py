@@ -246,6 +246,26 @@ def test_a_missing_position_lists_the_words(query: str) -> None:
         find_words([QUERIED], [query])
 
 
+@pytest.mark.parametrize(
+    ("caption", "words"),
+    [
+        (make_caption(["a", "brown", "Dog", "on", "two", "'s", "the"]), ["brown", "Dog", "two"]),
+        (make_caption(["it", "is", "the"]), ["it", "is", "the"]),
+        (cut(make_caption(["a", "dog", "on", "a", "sofa"]), 2, [math.nan] * 5), ["dog", "sofa"]),
+        (PIECES, ["s", "now", "man", "now"]),
+        (make_caption([]), []),
+    ],
+)
+def test_panels_of_content_words(caption: Caption, words: list[str]) -> None:
+    maps = maps_of(overlay(noisy((60, 40)), caption, content_words=True))
+    assert [one.title.removeprefix("attention: ") for one in maps] == words
+
+
+def test_only_and_content_words_contradict() -> None:
+    with pytest.raises(ConfigError, match="only and content_words both choose the words"):
+        overlay(flat((40, 30)), QUERIED, only=["dog"], content_words=True)
+
+
 # --- numbers -------------------------------------------------------------------------------------
 
 
@@ -311,6 +331,17 @@ def test_left_out_words_follow_in_grey() -> None:
     assert_shown([sofa], grey[-1])
     nothing = texts_of(overlay(photo, cut(whole, 0, [nan] * 6)))
     assert {"a black dog on a sofa", "on"} <= set(nothing)
+
+
+def test_a_plain_figure_has_words_and_maps_only() -> None:
+    photo, whole = noisy((200, 150)), make_caption(["a", "black", "dog", "on", "a", "sofa"])
+    caption = replace(cut(whole, 3, [math.nan, 0.4, 0.9] + [0.1] * 3), confidence=0.5)
+
+    figure = overlay(photo, caption, plain=True)
+
+    maps = [attention_image(photo, alpha) for alpha in whole.alphas[:3]]
+    assert_shown(pictures_of(figure), fit_photo(photo, 640, at_least=160), *maps)
+    assert set(texts_of(figure)) == {"a black dog", "photo", "a", "black", "dog"}
 
 
 def test_the_common_scale_is_that_of_the_words_shown() -> None:
@@ -507,6 +538,17 @@ def test_a_map_is_drawn_in_axes_of_the_users_own() -> None:
     plt.close(ours)
 
 
+@pytest.mark.parametrize("size", [(640, 427), (512, 512)])
+def test_ten_words_fit_a_column_of_a_paper(size: tuple[int, int]) -> None:
+    words = ["a", "woman", "in", "a", "red", "coat", "is", "walking", "a", "dog"]
+    caption = replace(make_caption(words), confidence=0.5)
+    figure = overlay(flat(size), caption, width=3.3, content_words=True)
+    assert figure.size[1] / figure.figure.dpi <= 4
+    assert min(text.get_size() for text in figure.figure.texts) >= 6
+    everything = overlay(flat(size), caption, width=3.3)
+    assert everything.size[1] / everything.figure.dpi <= 6
+
+
 # --- the page ------------------------------------------------------------------------------------
 
 LONG = f"a pneumonoultramicroscopicsilicovolcanoconiosis of {'W' * 30} dog i standing".split()
@@ -518,6 +560,9 @@ LONG = f"a pneumonoultramicroscopicsilicovolcanoconiosis of {'W' * 30} dog i sta
         ((1, 1), {"alternatives": 3, "coverage": True}),
         ((60, 180), {"only": ["2-4"]}),
         ((500, 100), {}),
+        ((300, 200), {"width": 3.3}),
+        ((300, 200), {"width": 3.3, "alternatives": 3}),
+        ((300, 200), {"plain": True}),
     ],
 )
 def test_nothing_overlaps_or_leaves_the_figure(size: tuple[int, int], options: Any) -> None:
