@@ -184,7 +184,9 @@ def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
     names = {row["image"] for row in rows if row["alt"]}
     pictures = {name: data_uri(fit_photo(open_image(site / name), 320)) for name in names}
     values = {"title": escape(str(site)), "file": escape(file)}
-    data = embedded({"rows": rows, "pictures": pictures})
+    text = json.dumps(rows, sort_keys=True).encode()
+    digest = hashlib.sha256(text).hexdigest()[:16]  # by which the browser keeps reviews
+    data = embedded({"id": digest, "rows": rows, "pictures": pictures})
     body = asset(WEB / "review.html").rstrip().format(data=data, **values)
     files = [*VIEWER, *(WEB / name for name in ("page.css", "review.css", "cells.js", "review.js"))]
     return with_policy(document(f"Review: {site}", body, files))

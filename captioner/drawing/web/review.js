@@ -1,41 +1,89 @@
 "use strict";
-/* A review of alternative texts: a card for each picture in one use, which may be in several places. */
+/* A page to review alternative texts. Each card shows one picture in one use, which may be in several
+   places of the site. A text that differs from the suggestion is always reviewed, so that no key
+   takes a correction back. This browser keeps the reviews, as far as it keeps data of files. */
 (() => {
-  const { rows, pictures } = JSON.parse(document.getElementById("captioner-data").textContent);
+  const { id, rows, pictures } = JSON.parse(document.getElementById("captioner-data").textContent);
   const groups = new Map();
   for (const row of rows) {
-    const key = `${row.image || row.tag}\n${row.link}`;
+    const key = [row.image || row.tag, row.link, row.before].join("\n");
     groups.set(key, [...(groups.get(key) ?? []), row]);
   }
-  let unsaved = false;
+  const storage = `captioner alt ${id}`;
+  const reviews = stored();
+  let unsaved = false; // changes since the last download
 
-  function card(group) {
-    const { image, link, note, alt, confidence, tag } = group[0];
-    let ticked = false; // by hand
+  /** Reviews of an earlier visit: text and tick by group. */
+  function stored() {
+    try {
+      return JSON.parse(localStorage.getItem(storage)) ?? {};
+    } catch {
+      return {}; // the browser keeps nothing
+    }
+  }
+
+  function keep() {
+    try {
+      localStorage.setItem(storage, JSON.stringify(reviews));
+    } catch {
+      // The warning before the page is left is enough.
+    }
+  }
+
+  function card([key, group], number) {
+    const { image, link, note, before, alt, confidence, tag } = group[0];
+    const needsText = link.endsWith(" without text"); // as captioner.data.html_images writes it
+    let [start, ticked] = reviews[key] ?? [alt, false];
+    const show = () => {
+      const text = field.value.trim();
+      const changed = text !== alt.trim();
+      const missing = needsText && !text;
+      const reviewed = (changed || ticked) && !missing;
+      box.checked = reviewed;
+      item.classList.toggle("reviewed", reviewed);
+      field.setAttribute("aria-invalid", missing && (changed || ticked));
+      state.textContent = described({ text, changed, ticked, missing, suggestion: alt });
+      for (const row of group) Object.assign(row, { alt: text, reviewed: reviewed ? "yes" : "" });
+    };
     const change = ({ target }) => {
       if (target === box) ticked = box.checked;
-      const text = field.value.trim();
-      box.disabled = text !== alt.trim(); // so that no key takes back a correction
-      box.checked = box.disabled || ticked;
-      for (const row of group) Object.assign(row, { alt: text, reviewed: box.checked ? "yes" : "" });
+      reviews[key] = [field.value, ticked];
       unsaved = true;
+      keep();
+      show();
       count();
     };
-    const placeholder = "none: the picture only decorates";
-    const field = element("textarea", { rows: "2", placeholder, oninput: change }, alt);
-    const box = element("input", { type: "checkbox", onchange: change });
+    const state = element("span", { class: "quiet", id: `state-${number}` });
+    const field = element("textarea", { rows: "2", autocomplete: "off", oninput: change }, start);
+    const box = element("input", { type: "checkbox", autocomplete: "off", onchange: change });
+    for (const one of [field, box]) one.setAttribute("aria-describedby", state.id);
     const sure = confidence && `, ${percent(Number(confidence))} likely to be right`;
-    const lines = [image || tag, link, note].filter(Boolean).map((text) => element("div", {}, text));
-    const label = element("label", {}, `alternative text${sure}`, field);
+    const empty = before === "empty" && 'has alt="" in the page: decorative, or Markdown without a text';
+    const lines = [image || tag, link, empty, note].filter(Boolean);
     const places = group.map(({ page, line }) => `${page}:${line}`).join(", ");
-    const where = element("p", { class: "quiet" }, places);
-    const texts = element("div", {}, ...lines, label, element("label", {}, box, " reviewed"), where);
-    return element("li", {}, element("img", { src: pictures[image] ?? null, alt: "" }), texts);
+    const texts = element("div", {},
+      ...lines.map((text, index) => element(index ? "div" : "b", {}, text)),
+      element("label", {}, `alternative text${sure}`, field),
+      element("p", { class: "state" }, element("label", {}, box, " reviewed"), " ", state),
+      element("p", { class: "quiet" }, places));
+    const item = element("li", {}, element("img", { src: pictures[image] ?? null, alt: "" }), texts);
+    show();
+    return item;
+  }
+
+  /** How a card is reviewed, or why it cannot be; follows the word "reviewed". */
+  function described({ text, changed, ticked, missing, suggestion }) {
+    if (missing && (changed || ticked)) return "The link or button contains nothing else, so it needs a text.";
+    if (!changed && !ticked) return "";
+    if (!text) return 'as decorative, with alt=""';
+    if (!changed) return "as suggested";
+    return suggestion ? `with your text in place of “${suggestion}”` : "with your text";
   }
 
   function count() {
     const done = rows.filter(({ reviewed }) => reviewed).length;
-    document.querySelector("[role=status]").textContent = `${done} of ${rows.length} reviewed`;
+    const open = unsaved ? ", not downloaded yet" : "";
+    document.querySelector("[role=status]").textContent = `${done} of ${rows.length} reviewed${open}`;
   }
 
   document.querySelector("[download]").addEventListener("click", ({ target }) => {
@@ -43,8 +91,9 @@
     const text = lines.map((line) => `${line.map(csvCell).join(",")}\n`).join("");
     target.href = URL.createObjectURL(new Blob(["\ufeff", text], { type: "text/csv" }));
     unsaved = false;
+    count();
   });
   window.addEventListener("beforeunload", (event) => unsaved && event.preventDefault());
-  document.querySelector(".review").append(...[...groups.values()].map(card));
+  document.querySelector(".review").append(...[...groups].map(card));
   count();
 })();
