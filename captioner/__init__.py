@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from captioner.errors import ImageError as ImageError
     from captioner.errors import ModelError as ModelError
     from captioner.evaluation.api import evaluate as evaluate
+    from captioner.inference.alt_texts import apply_alt as apply_alt
+    from captioner.inference.alt_texts import suggest_alt as suggest_alt
     from captioner.inference.captioner import Captioner as Captioner
     from captioner.inference.captioner import caption as caption
     from captioner.inference.captioner import load as load
@@ -56,6 +58,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "CaptionerError", "CheckpointError", "ConfigError", "DataError", "ImageError", "ModelError",
     ),
     "captioner.evaluation.api": ("evaluate",),
+    "captioner.inference.alt_texts": ("apply_alt", "suggest_alt"),
     "captioner.inference.captioner": ("Captioner", "load"),
     "captioner.model.backbones": ("register_encoder",),
     "captioner.model.build": ("register_scorer",),

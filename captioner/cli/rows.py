@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from captioner.caption import Caption
+from captioner.text.sentence import as_sentence
 
 Name = str | int
 """The name of a photo in the output: its path, or its image id in COCO results."""
@@ -46,8 +47,3 @@ def make_row(name: Name, captions: Sequence[Caption], wording: Wording) -> Row:
         for one in entries:
             one["text"] = as_sentence(one["text"])
     return {"image": name, "captions": entries}
-
-
-def as_sentence(text: str) -> str:
-    """Return a caption with a capital letter at the start and a full stop at the end."""
-    return text[:1].upper() + text[1:] + "." * text[-1:].isalnum()

@@ -1,8 +1,9 @@
-"""Images in HTML files, and alternative texts written into their tags.
+"""Images in HTML files: find them, and write alternative texts into their tags.
 
-Python's html.parser is the one well-kept parser that reports where a tag stands in the source and
-how it was written (html5lib, lxml and selectolax report lines at most, and write the whole page
-again). So an attribute can be added to a tag, and all other bytes of the file stay as they are.
+``html.parser`` of Python is used because it reports the place of a tag in the source and the tag as
+it was written. html5lib, lxml and selectolax report lines at most, and they write the whole page
+again. Here only the attribute ``alt`` is added or replaced. All other bytes of a file stay as they
+are.
 """
 
 from __future__ import annotations
@@ -20,14 +21,24 @@ from pathlib import Path
 from captioner.errors import DataError
 from captioner.files import read_input
 
+HAS_TEXT = "with alternative text"
+LABELLED = "with a label or caption"
+DECORATIVE = "decorative"
+EMPTY = 'with alt=""'
+"""An empty text: the author marked a decorative image, or a generator translated ``![](a.jpg)``."""
+
 _TEMPLATE = re.compile(r"\A\ufeff?---\r?\n|\{\{|\{%|<%|%>|<\?(?:php|=)")
 """Front matter, and marks of Jinja, Liquid, Go templates, Vue, ERB and PHP."""
 _CODE = re.compile(r"<!--.*?-->|<(code|pre|script|style)\b.*?</\1\b", re.DOTALL | re.IGNORECASE)
-"""Where a finished page may have such marks."""
+"""Parts of a finished page that may contain such marks."""
 _VOID = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"}
 _CANDIDATE = re.compile(r"([^\s,]\S*[^\s,])(?:\s+[\d.]+[wx])?\s*(?:,|$)")
 _BOMS = {codecs.BOM_UTF8: "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _CHARSET = re.compile(rb"<meta[^>]*charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNORECASE)
+_ATTRIBUTE = re.compile(
+    r"""(?<=['"\s/])([^\s/>][^\s/=>]*)(?:\s*=+\s*(?:'[^']*'|"[^"]*"|(?!['"])[^>\s]*))?"""
+)
+"""An attribute of a tag, as ``html.parser`` reads it; group 1 is its name."""
 
 
 @dataclass
@@ -35,13 +46,21 @@ class _Element:
     name: str
     attributes: dict[str, str]
     text: str = ""
-    """Of a link or button, and of a figure its caption."""
+    """Text inside a link or button; for a figure, its caption."""
 
     @property
     def is_control(self) -> bool:
+        """Whether the element is a link or a button."""
         is_link = self.name == "a" and "href" in self.attributes
         roles = self.attributes.get("role") in ("button", "link")
         return is_link or roles or self.name in ("button", "summary")
+
+    @property
+    def label(self) -> str:
+        """The label of a link or button, which screen readers read if it has no text."""
+        given = (self.attributes.get(name) for name in ("aria-label", "title", "aria-labelledby"))
+        # The label of <input type=image> is the image's own, which `HtmlImage.reason` covers.
+        return next(filter(None, given), "") if self.name not in _VOID else ""
 
 
 @dataclass(eq=False)
@@ -50,60 +69,77 @@ class HtmlImage:
 
     line: int
     """Line of the tag, from 1."""
-    at: int
-    """Position in the page's text for an attribute, behind the name of the tag."""
+    place: tuple[int, int]
+    """Start and end of the attribute ``alt`` in the page's text. Without this attribute, both are
+    the position after the tag's name."""
     key: str
-    """The tag, short and printable for a table; the same after `HtmlPage.with_texts`."""
+    """The tag without ``alt``, short and printable for a table. `HtmlPage.with_texts` keeps it."""
     sources: list[str]
-    """URLs of its picture as in the source, the likeliest first."""
+    """URLs of the picture as in the source, the likeliest first."""
     alt: str | None
+    """The alternative text; None without the attribute."""
     reason: str
-    """Why it needs no text; empty: it does."""
+    """Why the image needs no text: `HAS_TEXT`, `LABELLED`, `DECORATIVE` or `EMPTY`. If it needs
+    one, the reason is empty."""
     link: str = ""
-    """The link or button that it is in, and the text beside it; empty without one."""
+    """The link or button around the image, with its text; empty without a link or button."""
     needs_text: bool = False
-    """Whether it is all that its link or button has."""
+    """Whether the image is all that its link or button contains."""
 
 
 class HtmlPage(HTMLParser):
-    """A finished HTML page; DataError: it cannot be read, or is a template."""
+    """A finished HTML page with its images."""
 
     def __init__(self, path: str | Path) -> None:
-        """Read the file, in the encoding of its byte order mark or ``meta``, UTF-8 or as ASCII."""
+        """Read the file in the encoding of its byte order mark or ``meta``, else UTF-8 or ASCII.
+
+        Raises:
+            DataError: The file cannot be read, or is a template.
+        """
         super().__init__()
         self.images: list[HtmlImage] = []
         self.base = ""
-        """The ``href`` of its ``base``."""
+        """The ``href`` of the page's ``base``; empty without one."""
         self.text, self.encoding = _decoded(path)
         if _TEMPLATE.search(_CODE.sub("", self.text)):
-            raise DataError(f"{path}: a template; give the folder of the finished site")
+            raise DataError(f"{path} is a template; give the folder of the finished site")
         self._open: list[_Element] = []
-        self._sources: list[str] = []  # of a picture
+        self._sources: list[str] = []  # of the <picture> around the next image
         self._around: list[tuple[HtmlImage, _Element]] = []
         self._lines = [0, *(end.end() for end in re.finditer("\n", self.text))]
         self.feed(self.text.replace("<![", "<! "))  # a comment, as in browsers
         self.close()
-        for image, element in self._around:  # whose texts may follow the image
-            text = _plain(element.text)[:80]
-            if element.name == "figure":
-                image.reason = image.reason or ("with a label or caption" if text else "")
-            else:
-                goal = element.attributes.get("href")
-                what = "button" if goal is None else f"link to {_plain(goal)}"
-                image.link = f'{what} with the text "{text}"' if text else f"{what} without text"
-                image.needs_text = not text
+        for image, element in self._around:  # now, because their texts may follow the image
+            self._describe(image, element)
+
+    def _describe(self, image: HtmlImage, element: _Element) -> None:
+        """Add to an image what a link, button or figure around it says."""
+        text = _plain(element.text)[:80]
+        if element.name == "figure":
+            image.reason = LABELLED if text and image.reason in ("", EMPTY) else image.reason
+            return
+        goal = element.attributes.get("href")
+        what = "button" if goal is None else f"link to {_plain(goal)}"
+        label = _plain(element.label)[:80]
+        name = f'the text "{text}"' if text else f'the label "{label}"' if label else ""
+        image.link = f"{what} with {name}" if name else f"{what} without text"
+        image.needs_text = not name
+        if image.needs_text and image.reason == EMPTY:
+            image.reason = ""
 
     def with_texts(self, texts: Iterable[tuple[HtmlImage, str]]) -> bytes:
-        """The file with alternative texts; every byte outside the new attributes is the same."""
+        """Return the file with alternative texts, and with all other bytes as they were."""
         pieces, last = [], 0
-        for image, text in sorted(texts, key=lambda one: one[0].at):
+        for image, text in sorted(texts, key=lambda one: one[0].place):
+            start, end = image.place
             value = html.escape(text).encode(self.encoding, "xmlcharrefreplace")
-            pieces += [self.text[last : image.at], f' alt="{value.decode(self.encoding)}"']
-            last = image.at
+            space = " " if start == end else ""
+            pieces += [self.text[last:start], f'{space}alt="{value.decode(self.encoding)}"']
+            last = end
         return "".join([*pieces, self.text[last:]]).encode(self.encoding, "surrogateescape")
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Find images."""
+        """Find images, and remember open elements."""
         attributes = {name: (value or "").strip() for name, value in reversed(attrs)}
         element = _Element(tag, attributes)
         is_button = tag == "input" and attributes.get("type", "").lower() == "image"
@@ -112,12 +148,12 @@ class HtmlPage(HTMLParser):
         elif tag == "source":
             self._sources += _candidates(attributes)
         elif tag == "img" or is_button or (tag == "area" and "href" in attributes):
-            self._add_image(element)
+            self._add_image(element, [name for name, _ in attrs])
         if tag not in _VOID:
             self._open.append(element)
 
     def handle_endtag(self, tag: str) -> None:
-        """Close an element, and those in it."""
+        """Close an element and all elements in it."""
         names = [element.name for element in self._open]
         if tag in names:
             del self._open[len(names) - 1 - names[::-1].index(tag) :]
@@ -129,27 +165,24 @@ class HtmlPage(HTMLParser):
             if element.is_control or (in_caption and element.name == "figure"):
                 element.text += data
 
-    def _add_image(self, element: _Element) -> None:
+    def _add_image(self, element: _Element, names: list[str]) -> None:
+        """Add an image; ``names`` are those of its attributes, in the order of the source."""
         given, alt = element.attributes, element.attributes.get("alt")
-        hidden = any(one.attributes.get("aria-hidden") == "true" for one in [*self._open, element])
-        tiny = {"0", "1"} & {given.get("width"), given.get("height")}  # of tracking
-        reason = ""
-        if alt:
-            reason = "with alternative text"
-        elif alt == "" or given.get("role") in ("presentation", "none") or hidden or tiny:
-            reason = "decorative"
-        elif any(given.get(name) for name in ("aria-label", "aria-labelledby", "title")):
-            reason = "with a label or caption"
+        line, column = self.getpos()
+        start = self._lines[line - 1] + column
+        tag = self.get_starttag_text() or ""
+        place = _alt_place(tag, names)
+        key = _plain(_without(tag, place))
+        if len(key) > 1000:
+            key = f"{key[:200]} {hashlib.sha256(key.encode()).hexdigest()}"
         sources = [given[name] for name in ("data-src", "data-lazy-src", "src") if given.get(name)]
         sources += [*_candidates(given), *self._sources]
         sources.sort(key=lambda url: url.startswith("data:"))  # placeholders last
         self._sources = []
-        line, column = self.getpos()
-        at = self._lines[line - 1] + column + len(f"<{element.name}")
-        key = _plain(re.sub(r'^(<\w+) alt="[^"]*"', r"\1", self.get_starttag_text() or ""))
-        if len(key) > 1000:
-            key = f"{key[:200]} {hashlib.sha256(key.encode()).hexdigest()}"
-        image = HtmlImage(line, at, key, sources, alt, reason)
+        at = start + len(f"<{element.name}")
+        where = (start + place[0], start + place[1]) if place else (at, at)
+        reason = self._reason(given, place is not None)
+        image = HtmlImage(line, where, key, sources, alt, reason)
         self.images.append(image)
         around = [one for one in self._open if one.is_control or one.name == "figure"]
         around += [element] if element.name != "img" else []
@@ -157,8 +190,30 @@ class HtmlPage(HTMLParser):
         for one in around:
             one.text += (alt or "") * one.is_control
 
+    def _reason(self, given: dict[str, str], replaceable: bool) -> str:
+        """Return why an image needs no text by its attributes; see `HtmlImage.reason`."""
+        alt, role = given.get("alt"), given.get("role")
+        hidden = [one.attributes.get("aria-hidden") for one in self._open]
+        hidden.append(given.get("aria-hidden"))
+        tiny = is_tiny(given.get("width"), given.get("height"))
+        if alt:
+            return HAS_TEXT
+        if role in ("presentation", "none") or "true" in hidden or tiny:
+            return DECORATIVE
+        if any(given.get(name) for name in ("aria-label", "aria-labelledby")):
+            return LABELLED
+        if alt == "":  # browsers then ignore a title
+            return EMPTY if replaceable else DECORATIVE
+        return LABELLED if given.get("title") else ""
+
+
+def is_tiny(*sides: object) -> bool:
+    """Return whether a side of an image is at most one pixel, as for tracking and spacing."""
+    return any(str(side) in ("0", "1") for side in sides)
+
 
 def _decoded(path: str | Path) -> tuple[str, str]:
+    """Return the text of a file and its encoding."""
     data = read_input(path, "an HTML file")
     encodings = [name for mark, name in _BOMS.items() if data.startswith(mark)]
     encodings += [name.decode() for name in _CHARSET.findall(data[:1024])]
@@ -167,15 +222,32 @@ def _decoded(path: str | Path) -> tuple[str, str]:
             text = data.decode(encoding)
             if text.encode(encoding) == data:
                 return text, encoding
-    return data.decode("ascii", "surrogateescape"), "ascii"  # others can be written as &#233;
+    return data.decode("ascii", "surrogateescape"), "ascii"  # new letters become &#233; and so on
+
+
+def _alt_place(tag: str, names: list[str]) -> tuple[int, int] | None:
+    """Return start and end of ``alt`` in a tag, or None if it is missing or cannot be located.
+
+    It cannot be located in damaged markup, where the attributes found here are not ``names``, those
+    of the parser.
+    """
+    found = [*_ATTRIBUTE.finditer(tag, re.match(r"<[^\s/>]*", tag).end())]  # type: ignore[union-attr]
+    if "alt" not in names or [one[1].lower() for one in found] != names:
+        return None
+    return found[names.index("alt")].span()
+
+
+def _without(tag: str, place: tuple[int, int] | None) -> str:
+    """Return a tag without the attribute at a place and the space before it."""
+    return tag[: place[0]].rstrip() + tag[place[1] :] if place else tag
 
 
 def _plain(text: str) -> str:
-    """A text without what spreadsheets change: line ends, and bytes that are no text."""
+    """Return a text without line ends and invalid bytes, which spreadsheets would change."""
     return " ".join(text.split()).encode(errors="backslashreplace").decode()
 
 
 def _candidates(attributes: dict[str, str]) -> list[str]:
-    """The URLs of a ``srcset``, the last first, which usually is the largest."""
+    """Return the URLs of a ``srcset``, the last first, which usually is the largest picture."""
     given = attributes.get("srcset") or attributes.get("data-srcset", "")
     return _CANDIDATE.findall(given)[::-1]

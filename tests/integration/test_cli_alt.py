@@ -138,6 +138,106 @@ def test_usage_errors(arguments, alt) -> None:
     assert not list(Path().glob("**/alt.*"))
 
 
+# --- images with alt="" ---
+
+GENERATED = {
+    # `![](1.png)` and `[![](2.png)](about.md)` as the generators write them.
+    "hugo": (
+        '<p><img src="/1.png" alt="">',
+        '\n<a href="/about/"><img src="/2.png" alt=""></a></p>',
+    ),
+    "jekyll": (
+        '<p><img src="/1.png" alt="" />',
+        '\n<a href="/a/"><img src="/2.png" alt="" /></a></p>',
+    ),
+    "mkdocs": (
+        '<p><img alt="" src="1.png" />',
+        '\n<a href="a/"><img alt="" src="2.png" /></a></p>',
+    ),
+}
+
+
+@pytest.fixture
+def generated(tiny, tmp_path, monkeypatch, run, request) -> Callable[..., tuple[int, str, str]]:
+    """Run the command next to ``site``, with a page of the generator that ``request`` names."""
+    monkeypatch.chdir(tmp_path)
+    Path("site").mkdir()
+    Path("site/index.html").write_text("".join(GENERATED[request.param]))
+    for name in ("1.png", "2.png"):
+        Path("site", name).write_bytes((tiny.photos / name).read_bytes())
+    return lambda *arguments: run("alt", "site", *arguments, "--model", tiny.model)
+
+
+@pytest.mark.parametrize("generated", GENERATED, indirect=True)
+def test_an_empty_text_is_listed_where_a_link_has_nothing_else(generated) -> None:
+    code, _, err = generated()
+    assert code == OK
+    assert '1 image has alt="", which marks decorative images' in err
+    assert "add --empty" in err
+    assert [(row["image"], row["before"]) for row in table()] == [("2.png", "empty")]
+
+
+@pytest.mark.parametrize("generated", GENERATED, indirect=True)
+def test_empty_texts_are_listed_on_request_and_written(generated) -> None:
+    before = contents()["index.html"].decode()
+    code, _, err = generated("--empty")
+    assert (code, "--empty" in err) == (OK, False)
+    rows = table()
+    assert sorted(row["image"] for row in rows) == ["1.png", "2.png"]
+    assert all(row["alt"] for row in rows)
+    first, second = ('alt=""', 'alt="A dog"'), ('alt=""', 'alt="About us"')
+    lines = {row["image"]: f"index.html:{row['line']}" for row in rows}
+    table(texts={lines["1.png"]: "A dog", lines["2.png"]: "About us"})
+    assert generated("--apply", "alt.csv")[0] == OK
+    after = contents()["index.html"].decode()
+    assert after == before.replace(*first, 1).replace(*second, 1)
+    code, _, err = generated("--apply", "alt.csv")
+    assert (code, "0 alternative texts written, 2 already there" in err) == (OK, True)
+    assert contents()["index.html"].decode() == after
+
+
+def test_a_decorative_image_stays_empty_but_a_link_does_not(alt) -> None:
+    """An image that is all of a link cannot be reviewed as decorative."""
+    Path("site/index.html").write_text(
+        '<img src="img/2.png" alt="">\n<a href="/"><img src="img/2.png" alt=""></a>'
+    )
+    Path("site/blog/post.htm").unlink()
+    alt("--empty")
+    before = contents()
+    table(texts={"index.html:1": "", "index.html:2": ""})
+    code, _, err = alt("--apply", "alt.csv")
+    assert code == FAILED
+    assert 'index.html:2: <img src="img/2.png"> is all that its link or button contains' in err
+    assert "0 alternative texts written, 1 already there" in err
+    assert contents() == before
+
+
+def test_only_failures_have_an_exit_status(alt) -> None:
+    """Not pictures of other servers, drawings and spacers, which have a note or are left alone."""
+    from PIL import Image
+
+    Path("site/logo.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    Image.new("RGB", (1, 1)).save("site/pixel.gif")
+    Path("site/layout.html").unlink()
+    Path("site/index.html").write_text(
+        "<img src=logo.svg><img src=https://cdn.example/a.jpg><img src=pixel.gif>"
+        "<img src=img/2.png>"
+    )
+    code, _, err = alt()
+    assert code == OK
+    assert "logo.svg: an SVG drawing, which is not supported" in err
+    assert "a.jpg: on another server, not fetched" in err
+    assert "1 decorative" in err
+    assert len([row for row in table() if row["note"]]) == 2
+    Path("site/img/2.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    code, _, err = alt("--force")
+    assert code == FAILED
+    assert err.count("img/2.png: ") == 1
+
+
+# --- the page ---
+
+
 @pytest.mark.slow
 def test_the_table_is_reviewed_in_a_browser(alt, visit) -> None:
     from browsing import violations
@@ -150,13 +250,83 @@ def test_the_table_is_reviewed_in_a_browser(alt, visit) -> None:
     card = tab.locator(".review li").filter(has_text="post.htm:1")
     card.get_by_role("textbox").fill('=Two dogs, "Rex" & Zoë')
     expect(card.get_by_role("checkbox")).to_be_checked()
-    tab.keyboard.press("Tab")
-    tab.keyboard.press("Space")  # no key takes back a correction
-    expect(card.get_by_role("checkbox")).to_be_checked()
-    expect(tab.get_by_role("status")).to_have_text("3 of 9 reviewed")  # the same picture thrice
+    expect(card).to_contain_text("reviewed with your text in place of")
+    expect(tab.get_by_role("status")).to_have_text("3 of 9 reviewed, not downloaded yet")
     with tab.expect_download() as download:
         tab.get_by_role("link", name="Download alt.csv").click()
+    expect(tab.get_by_role("status")).to_have_text("3 of 9 reviewed")  # the same picture thrice
     assert alt("--apply", download.value.path())[0] == OK
     changed = [name for name, data in contents().items() if data != before[name]]
     assert sorted(changed) == ["index.html", "post.htm"]
     assert contents()["index.html"].count(b"Rex") == 2
+
+
+@pytest.mark.slow
+def test_no_key_takes_a_correction_back(alt, visit) -> None:
+    """The review as a person does it who has no mouse."""
+    from playwright.sync_api import expect
+
+    Path("site/index.html").write_text(
+        '<img src="img/2.png">\n<a href="/"><img src="img/a 1.png"></a>\n<img src="logo.svg">'
+    )
+    Path("site/logo.svg").write_text("<svg/>")
+    Path("site/blog/post.htm").unlink()
+    alt()
+    tab = visit(Path("alt.html").resolve().as_uri())
+    keyboard, status = tab.keyboard, tab.get_by_role("status")
+
+    def card(text: str) -> Any:
+        return tab.locator(".review li").filter(has_text=text)
+
+    def write(text: str) -> None:
+        keyboard.press("Control+a")
+        keyboard.press("Delete")
+        keyboard.type(text)
+
+    def focus(one: Any) -> None:
+        for _ in range(20):
+            keyboard.press("Tab")
+            if one.evaluate("one => one === document.activeElement"):
+                return
+        raise AssertionError("the Tab key does not reach it")
+
+    photo, link, logo = card("index.html:1"), card("index.html:2"), card("index.html:3")
+    focus(photo.get_by_role("textbox"))
+    write("A correction")
+    keyboard.press("Tab")
+    keyboard.press("Space")  # as the page asks for texts that are right
+    expect(photo.get_by_role("checkbox")).to_be_checked()
+    expect(photo).to_contain_text("reviewed with your text in place of")
+    expect(status).to_have_text("1 of 3 reviewed, not downloaded yet")
+
+    tab.once("dialog", lambda dialog: dialog.dismiss())
+    tab.evaluate("location.reload()")  # the browser asks, and the person stays
+    expect(photo.get_by_role("textbox")).to_have_value("A correction")
+    tab.once("dialog", lambda dialog: dialog.accept())
+    tab.reload()  # the person insists, and the browser has kept the text
+    expect(photo.get_by_role("textbox")).to_have_value("A correction")
+    expect(status).to_have_text("1 of 3 reviewed")
+
+    focus(link.get_by_role("textbox"))
+    write("")
+    keyboard.press("Tab")
+    keyboard.press("Space")
+    expect(link.get_by_role("checkbox")).not_to_be_checked()
+    expect(link).to_contain_text("contains nothing else, so it needs a text")
+    keyboard.press("Shift+Tab")
+    write("Home")
+    focus(logo.get_by_role("checkbox"))
+    keyboard.press("Space")  # empty, as it was
+    expect(logo).to_contain_text('reviewed as decorative, with alt=""')
+    focus(photo.get_by_role("textbox"))
+    write("")
+    expect(photo).to_contain_text('reviewed as decorative, with alt=""')
+    expect(status).to_have_text("3 of 3 reviewed, not downloaded yet")
+    focus(tab.get_by_role("link"))
+    with tab.expect_download() as download:
+        keyboard.press("Enter")
+    assert alt("--apply", download.value.path())[0] == OK
+    assert Path("site/index.html").read_text() == (
+        '<img alt="" src="img/2.png">\n<a href="/"><img alt="Home" src="img/a 1.png"></a>\n'
+        '<img alt="" src="logo.svg">'
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from captioner.data.html_images import HtmlPage
+from captioner.data.html_images import EMPTY, HAS_TEXT, LABELLED, HtmlPage
 from captioner.errors import DataError
 
 
@@ -31,8 +31,21 @@ def page(tmp_path: Path):
         ("<noscript><img src=a.jpg></noscript>", None),
         ("<p aria-hidden=true>x</p><img src=a.jpg>", None),
         ('<img src=a.jpg alt="A dog">', "with alternative text"),
-        ("<img src=a.jpg alt>", "decorative"),
-        ('<img src=a.jpg alt="">', "decorative"),
+        ("<img src=a.jpg alt>", EMPTY),
+        ('<img src=a.jpg alt="">', EMPTY),
+        ('<img src=a.jpg alt="" title=x>', EMPTY),  # browsers ignore the title
+        ('<img src=a.jpg alt="" role=none>', "decorative"),
+        ('<img src=a.jpg alt="" aria-label=x>', "with a label or caption"),
+        ('<a href=/><img src=a.jpg alt=""> Home</a>', EMPTY),
+        ('<a href=/ aria-label=Home><img src=a.jpg alt=""></a>', EMPTY),
+        ('<a href=/ aria-hidden=true><img src=a.jpg alt=""></a>', "decorative"),
+        ('<a href=/><img src=a.jpg alt=""></a>', None),
+        ('<a href=/><img src=a.jpg alt=""><img src=b.jpg alt=Home></a>', [EMPTY, HAS_TEXT]),
+        ("<button><img src=a.jpg alt></button>", None),
+        ('<input type=image src=a.jpg alt="">', None),
+        ('<input type=image src=a.jpg alt="" aria-label=Go>', "with a label or caption"),
+        ('<figure><img src=a.jpg alt=""><figcaption>A dog</figcaption></figure>', LABELLED),
+        ('<img src=a.jpg alt="" b"c>', EMPTY),
         ("<img src=a.jpg role=presentation>", "decorative"),
         ("<img src=a.jpg width=1 height=1>", "decorative"),
         ("<div aria-hidden=true><p><img src=a.jpg></div>", "decorative"),
@@ -49,7 +62,8 @@ def page(tmp_path: Path):
 )
 def test_what_lacks_a_text(source, reason, page) -> None:
     found = page(f"<!doctype html>\n<title>x</title>{source}")
-    assert [image.reason for image in found.images] == ([] if reason == "" else [reason or ""])
+    expected = reason if isinstance(reason, list) else [] if reason == "" else [reason or ""]
+    assert [image.reason for image in found.images] == expected
 
 
 @pytest.mark.parametrize(
@@ -117,8 +131,27 @@ def test_all_other_bytes_stay(data, page) -> None:
     [image] = before.images
     written = before.with_texts([(image, TEXT)])
     codec = before.encoding
-    start = len(before.text[: image.at].encode(codec, "surrogateescape"))
+    start = len(before.text[: image.place[0]].encode(codec, "surrogateescape"))
     added = len(written) - len(data)
     assert written[:start] == data[:start]
     assert written[start + added :] == data[start:]
     assert [(one.alt, one.key) for one in page(written).images] == [(TEXT, image.key)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('<img src="a.jpg" alt="">', '<img src="a.jpg" alt="A dog">'),
+        ('<p>für</p><IMG ALT="" src=a.jpg/>', '<p>für</p><IMG alt="A dog" src=a.jpg/>'),
+        ("<img src=a.jpg alt>", '<img src=a.jpg alt="A dog">'),
+        ("<img\n alt = ''\n src=a.jpg />", '<img\n alt="A dog"\n src=a.jpg />'),
+        ('<img data-x="alt=1>2" alt="" alt="b">', '<img data-x="alt=1>2" alt="A dog" alt="b">'),
+        ('<img title="x" alt=" " src=a.jpg>', '<img title="x" alt="A dog" src=a.jpg>'),
+    ],
+)
+def test_an_empty_text_is_replaced_in_its_place(before, after, page) -> None:
+    found = page(before)
+    [image] = found.images
+    written = found.with_texts([(image, "A dog")])
+    assert written.decode() == after
+    assert [(one.alt, one.key) for one in page(written).images] == [("A dog", image.key)]

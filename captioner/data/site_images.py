@@ -1,0 +1,163 @@
+"""The images of a static site that lack an alternative text."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from urllib.parse import quote, unquote, urljoin
+
+from captioner.data.folders import NamedFiles, unsafe_name
+from captioner.data.html_images import DECORATIVE, EMPTY, HtmlImage, HtmlPage, is_tiny
+from captioner.data.images import image_size
+from captioner.errors import DataError, ImageError
+
+PAGES = (".html", ".htm")
+_NO_URL = "http://site.invalid/"
+_ALONE = f"{EMPTY} in a link or button without text"
+_MISSING = "without alternative text"
+
+
+@dataclass
+class SiteImage:
+    """An image in one place of a site, with its alternative text. A row of the table."""
+
+    page: str
+    """The page, relative to the site's folder."""
+    line: int
+    """Line of the image's tag in the page, from 1."""
+    image: str
+    """The picture: a file relative to the site's folder, or a URL outside the site."""
+    link: str
+    """The link or button around the image, with its text; empty without a link or button."""
+    note: str
+    """Why there is no suggestion; empty otherwise."""
+    before: str
+    """What the page has: ``missing``, or ``empty`` for ``alt=""``."""
+    alt: str = ""
+    """The alternative text to write. An empty text marks a decorative image."""
+    confidence: float | None = None
+    """Probability that the suggestion has no mistake, 0 to 1; None if it is unknown."""
+    reviewed: bool = False
+    """Whether a person has reviewed the text. Other texts are not written."""
+    tag: str = ""
+    """The image's tag without ``alt``, by which it is found again."""
+    suggested: str | None = ""
+    """The suggested text, to recognize a changed text; None if it is unknown."""
+
+    def row(self) -> dict[str, str]:
+        """Return the image as a row of the table."""
+        sure = "" if self.confidence is None else f"{self.confidence:.4f}"
+        changed = {"confidence": sure, "reviewed": "yes" if self.reviewed else ""}
+        return {name: str(value) for name, value in (asdict(self) | changed).items()}
+
+    @property
+    def changed(self) -> bool:
+        """Whether the text is not the suggested one."""
+        return self.suggested is not None and self.alt.split() != self.suggested.split()
+
+
+COLUMNS = tuple(one.name for one in fields(SiteImage))
+"""Columns of the table."""
+
+
+@dataclass
+class SiteImages:
+    """The images of a site that lack an alternative text."""
+
+    site: Path
+    """Folder of the finished site."""
+    images: list[SiteImage] = field(default_factory=list)
+    """The images, in the order of the pages."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Number of the site's images by what they have: a text, a label, ``alt=""`` or nothing."""
+    problems: list[str] = field(default_factory=list)
+    """One line for each page or picture that could not be read. Pictures on other servers and
+    unsupported formats only have a note."""
+
+    def files(self) -> list[Path]:
+        """Return the pictures to caption, each once."""
+        named = (self.site / one.image for one in self.images if not one.note)
+        return list(dict.fromkeys(named))
+
+
+def find_site_images(found: SiteImages, url: str | None = None, *, empty: bool = False) -> None:
+    """Add the images of a site that lack an alternative text.
+
+    Images with ``alt=""`` are added if they are all that a link or button contains.
+
+    Args:
+        found: The site, without images yet.
+        url: Address of the folder, if pages name their pictures by it.
+        empty: Also add all other images with ``alt=""``.
+
+    Raises:
+        DataError: The pages have no images.
+    """
+    files, root = NamedFiles(found.site), (url or _NO_URL).rstrip("/") + "/"
+    reported: set[str] = set()
+    for path in sorted(found.site.rglob("*.[hH][tT][mM]*")):
+        name = path.relative_to(found.site).as_posix()
+        if path.suffix.lower() not in PAGES or "/." in f"/{name}" or path.is_dir():
+            continue
+        try:
+            page = HtmlPage(path)
+        except DataError as error:
+            found.problems.append(str(error))
+            continue
+        for image in page.images:
+            if image.reason and not (empty and image.reason == EMPTY):
+                found.counts[image.reason] += 1
+                continue
+            file, note, missing = _find(files, root, name, page, image)
+            if not note and _is_pixel(found.site / file):
+                found.counts[DECORATIVE] += 1
+                continue
+            before = "missing" if image.alt is None else "empty"
+            listed = _ALONE if image.needs_text and before == "empty" else EMPTY
+            found.counts[_MISSING if before == "missing" else listed] += 1
+            one = SiteImage(name, image.line, file, image.link, note, before, tag=image.key)
+            found.images.append(one)
+            if missing and file not in reported:
+                reported.add(file)
+                found.problems.append(f"{name}:{image.line}: {file}: {note}")
+    if not found.counts:
+        message = "has no images in its .html pages; give the folder of a finished site"
+        raise DataError(f"{found.site} {message}")
+
+
+def _find(
+    files: NamedFiles, root: str, name: str, page: HtmlPage, image: HtmlImage
+) -> tuple[str, str, bool]:
+    """Return the picture of an image, why it cannot be read, and whether its file is missing.
+
+    The picture is a file in the site with an empty reason, or else a name or URL.
+    """
+    problems = []
+    for source in image.sources:
+        try:
+            base = urljoin(root + quote(name, errors="surrogateescape"), page.base)
+            full = urljoin(base, source.replace("\\", "/"))
+        except ValueError:  # such as http://[x
+            full = source
+        address = re.split("[?#]", full)[0]
+        inside = unquote(address.removeprefix(root), errors="surrogateescape")
+        if source.startswith("data:"):
+            problems.append(("", "a picture inside the page", False))
+        elif not address.startswith(root):
+            problems.append((full, "on another server, not fetched", False))
+        elif problem := unsafe_name(inside):
+            problems.append((inside, f"the name {problem}", True))
+        elif (found := files.find(inside)) and found.is_file():
+            return found.relative_to(files.folder).as_posix(), "", False
+        else:
+            problems.append((inside, "the file does not exist", True))
+    return problems[0] if problems else ("", "the tag names no picture", False)
+
+
+def _is_pixel(file: Path) -> bool:
+    try:
+        return is_tiny(*image_size(file))
+    except ImageError:
+        return False  # it is reported when it is captioned

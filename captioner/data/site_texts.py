@@ -1,0 +1,126 @@
+"""Write reviewed alternative texts into the pages of a static site."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from captioner.data.folders import NamedFiles
+from captioner.data.html_images import EMPTY, HtmlImage, HtmlPage
+from captioner.data.importers import read_table
+from captioner.data.site_images import COLUMNS, PAGES, SiteImage
+from captioner.errors import DataError
+from captioner.files import atomic_write
+
+
+@dataclass
+class WrittenTexts:
+    """The result of writing reviewed texts into pages."""
+
+    written: int = 0
+    """Number of texts written."""
+    kept: int = 0
+    """Number of texts that the pages had already."""
+    problems: list[str] = field(default_factory=list)
+    """One line for each text or page that was not written, or that was changed without review."""
+
+
+def read_reviewed(table: str | Path) -> tuple[list[SiteImage], list[str]]:
+    """Return the reviewed images of a table, and one line for each row with a problem.
+
+    Raises:
+        DataError: The table cannot be read.
+    """
+    images, problems = [], []
+    for where, line in read_table(table):
+        row = dict.fromkeys(COLUMNS, "") | line
+        mark = row["reviewed"].lower()
+        number = int(row["line"]) if row["line"].isdecimal() else 0
+        place = row["page"], number, row["image"], row["link"], row["note"], row["before"]
+        one = SiteImage(*place, row["alt"], tag=row["tag"], suggested=line.get("suggested"))
+        if mark == "yes":
+            images.append(one)
+        elif mark not in ("", "no"):
+            problems.append(f"{where}: reviewed is {mark!r}; give yes or nothing")
+        elif one.changed:
+            advice = "put yes in the column reviewed"
+            problems.append(f"{where}: the text was changed, but is not reviewed; {advice}")
+    return images, problems
+
+
+def write_texts(site: Path, images: Iterable[SiteImage]) -> WrittenTexts:
+    """Write texts into the tags that are still as they were.
+
+    Args:
+        site: Folder of the finished site. Only pages below it are written.
+        images: Images with reviewed texts.
+
+    Raises:
+        OSError: The disk is full or cannot be written.
+    """
+    done, files = WrittenTexts(), NamedFiles(site)
+    by_page: dict[str, list[SiteImage]] = {}
+    for image in images:
+        by_page.setdefault(image.page, []).append(image)
+    for name, listed in by_page.items():
+        try:
+            path = files.find_below(name)
+            if path.suffix.lower() not in PAGES:
+                raise DataError("is not a page; give .html and .htm files")
+        except DataError as error:
+            done.problems.append(f"{site / name} {error}")
+            continue
+        try:
+            page, problems = HtmlPage(path), list[str]()
+            texts, kept = _texts(page, listed, problems)
+            if texts:
+                atomic_write(path, page.with_texts(texts))
+        except (DataError, OSError) as error:
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EROFS):
+                raise
+            reason = getattr(error, "strerror", None)
+            done.problems.append(f"{path}: {reason}" if reason else str(error))
+        else:
+            done.written, done.kept = done.written + len(texts), done.kept + kept
+            done.problems += problems
+    return done
+
+
+def _texts(
+    page: HtmlPage, listed: Sequence[SiteImage], problems: list[str]
+) -> tuple[list[tuple[HtmlImage, str]], int]:
+    """Return the texts to write into a page, and the number of texts that it has already.
+
+    Problems are added for texts without a tag.
+    """
+    texts: list[tuple[HtmlImage, str]] = []
+    kept, free = 0, [*page.images]
+    for one in listed:
+        text = " ".join(one.alt.split())
+        same = [image for image in free if (image.line, image.key) == (one.line, one.tag)]
+        done = [image for image in same if image.alt == text]
+        new = [image for image in same if _is_open(image, one)]
+        # An empty text is also what other images of the same tag may have.
+        found = [*done, *new] if text else [*new, *done]
+        if not found:
+            lost = "is not there any more; run captioner alt again"
+            problems.append(f"{one.page}:{one.line}: {one.tag[:80]} {lost}")
+        elif not text and found[0].needs_text:
+            problem = "is all that its link or button contains; write a text for it"
+            problems.append(f"{one.page}:{one.line}: {one.tag[:80]} {problem}")
+        else:
+            free.remove(found[0])
+            if found[0].alt == text:
+                kept += 1
+            else:
+                texts.append((found[0], text))
+    return texts, kept
+
+
+def _is_open(image: HtmlImage, wanted: SiteImage) -> bool:
+    """Return whether an image still has no text, as when it was listed."""
+    if wanted.before == "empty":
+        return image.alt == "" and image.reason in ("", EMPTY) and image.link == wanted.link
+    return image.alt is None and not image.reason and image.link == wanted.link
