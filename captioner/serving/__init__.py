@@ -1,4 +1,4 @@
-"""HTTP server: photos in, captions out, and a web page to explore them; a static site.
+"""HTTP server for captions with a web page, and a static site with the same page.
 
-`app` describes the way of a request. Photos and words are never written to disk or logged.
+`app` describes the path of a request. Photos and words are never written to disk or logged.
 """

@@ -1,6 +1,6 @@
 """The ASGI application: its endpoints, and the checks around them.
 
-A request about a photo takes this way:
+A request about a photo passes these modules in turn:
 
     app        the route, with an API key and a rate limit as its dependencies
     service    `Service.caption`: a place in the queue, deadlines, decoding, captioning
@@ -8,9 +8,9 @@ A request about a photo takes this way:
     lanes      a turn among the clients, and a batch for the model
     app        the response, rendered from the captions
 
-An exception on this way becomes a response in `request_errors`. Around the application are
-`observe` (log, metrics, and by `security` checks of host and origin) and `server` (connections,
-signals).
+An exception in any of them becomes a response in `request_errors`. Two modules surround the
+application: `observe` (log, metrics, and the checks of host and origin from `security`) and
+`server` (connections and signals).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ There are three ways to send a photo, distinguished by the Content-Type:
     echo '{"image": "'$(base64 -w0 photo.jpg)'"}' | curl --json @- http://localhost:8000/v1/captions
 
 Options are query parameters, or fields of the form or of the JSON object. Errors are JSON,
-`{"error": "..."}`, with one line that states what was given, what is allowed and what to do."""
+`{"error": "..."}`, with one line: what is wrong, what is allowed and what to do."""
 
 _FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
 MAX_FIGURE = 24_000_000  # pixels of a figure, each of 30 bytes while it is drawn
@@ -63,14 +63,14 @@ MAX_FIGURE = 24_000_000  # pixels of a figure, each of 30 bytes while it is draw
 
 
 class Endpoint(NamedTuple):
-    """An endpoint that takes a photo and returns something made of its captions."""
+    """An endpoint that takes a photo and returns a response made from its captions."""
 
     path: str
     summary: str
     media_type: str
     options: tuple[type, ...]
-    """Dataclasses of the options beside those of the search. With ``words`` clients pass a caption
-    of their own; ``panel_size`` makes the response a picture."""
+    """Dataclasses of the options, in addition to the search options. With ``words``, clients can
+    pass their own caption. With ``panel_size``, the response is a picture."""
     policy: str | None
     """Content-Security-Policy of the body, for opening it in a browser."""
     render: Render
@@ -82,7 +82,7 @@ ENDPOINTS: list[Endpoint] = []
 def endpoint(
     path: str, summary: str, media_type: str, *options: type, policy: str | None = None
 ) -> Callable[[Render], Render]:
-    """Add an endpoint whose responses a function renders; see `Endpoint`."""
+    """Register the decorated function as an endpoint that renders responses; see `Endpoint`."""
 
     def add(render: Render) -> Render:
         ENDPOINTS.append(Endpoint(path, summary, media_type, options, policy, render))
@@ -123,7 +123,7 @@ def overlay_png(photo: Decoded, found: Sequence[Caption], options: Any) -> bytes
     return _figure(".png", photo, found, options)
 
 
-# Sandboxed: an opened document cannot send requests in the name of this server's page.
+# The sandbox keeps an opened document from sending requests in the name of this server's page.
 @endpoint(
     "/v1/overlay.svg",
     "Draw where the model looked, as SVG",
@@ -142,7 +142,7 @@ def overlay_svg(photo: Decoded, found: Sequence[Caption], options: Any) -> bytes
     "Make an interactive page of where the model looked",
     "text/html",
     *(PageOptions, WordOptions),
-    policy="frame-ancestors 'none'; sandbox allow-scripts",  # the rest is in the page
+    policy="frame-ancestors 'none'; sandbox allow-scripts",  # the page itself sets the other rules
 )
 def overlay_html(photo: Decoded, found: Sequence[Caption], options: Any) -> bytes:
     """Render an interactive page."""
@@ -157,13 +157,16 @@ def overlay_html(photo: Decoded, found: Sequence[Caption], options: Any) -> byte
     WordOptions,
 )
 def maps(_: Decoded, found: Sequence[Caption], __: Any) -> bytes:
-    """Render the maps of a caption as a file of NumPy."""
+    """Render the maps of a caption as a NumPy file."""
     if found[0].keywords is not None:
-        raise ConfigError("keywords is given, but an array holds the maps of a caption; omit it")
+        raise ConfigError(
+            "keywords cannot be combined with an array of maps; leave it out, or POST "
+            "/v1/captions with attention=true to get them as JSON"
+        )
     if len(found) > 1:
         raise ConfigError(
-            f"an array holds the maps of one caption, not of {len(found)}; give num_captions=1, "
-            "or POST /v1/captions with attention=true to get all of them as JSON"
+            f"an array contains the maps of one caption, but num_captions is {len(found)}; use "
+            "num_captions=1, or POST /v1/captions with attention=true to get all maps as JSON"
         )
     file = io.BytesIO()
     np.save(file, found[0].alphas)
@@ -176,14 +179,15 @@ def maps(_: Decoded, found: Sequence[Caption], __: Any) -> bytes:
 def create_app(
     model: Captioner, options: ServeOptions | None = None, *, model_name: str = "captioner"
 ) -> FastAPI:
-    """Create the ASGI application; ``app.state.service`` is its `Service`, to be closed at the end.
+    """Create the ASGI application.
 
-    ``app.state.keys`` are the API keys; None: every client may send requests.
+    ``app.state.service`` is its `Service`; close it at the end. ``app.state.keys`` contains the API
+    keys, or None if every client may send requests.
 
     Args:
-        model: The model; it must not be used elsewhere from now on.
-        options: Those of the command; None for the defaults.
-        model_name: Name of the model, returned as header ``X-Captioner-Model``.
+        model: The model. The application uses it alone from now on.
+        options: Options of the command; None for the defaults.
+        model_name: Name of the model, returned in the header ``X-Captioner-Model``.
     """
     options = options or ServeOptions()
 
@@ -215,8 +219,8 @@ def create_app(
     for kind in (RequestError, ConfigError, ImageError, HTTPException):
         app.add_exception_handler(kind, _refuse)
 
-    # From the innermost to the outermost. Pages of allowed origins can read all errors but those of
-    # the outer checks.
+    # Middleware from the innermost to the outermost. Pages of allowed origins can read all errors
+    # except errors of the outer checks.
     versions = {"X-Captioner-Model": model_name, "X-Captioner-Version": __version__}
     if options.allow_origin:
         app.add_middleware(
@@ -272,10 +276,10 @@ def _add_batch(app: FastAPI, service: Service, checks: list[Any]) -> None:
     query = query_model(service.options, ResponseOptions)
 
     async def batch(request: Request) -> Response:
-        """Caption many photos; the results are in their order, each with its own status.
+        """Caption many photos, and return the results in their order, each with its own status.
 
-        With `Accept: application/x-ndjson`, the response is a line per photo, sent as soon as it is
-        ready, and the number of photos is not limited.
+        With `Accept: application/x-ndjson`, the response has one line per photo. A line is sent as
+        soon as it is ready, and the number of photos is not limited.
         """
         return BulkResponse(service, request, read_query(request.query_params, query), captions)
 
@@ -291,13 +295,13 @@ def _add_batch(app: FastAPI, service: Service, checks: list[Any]) -> None:
 
 
 def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
-    """Health, readiness and metrics, for orchestrators and monitoring."""
+    """Add the endpoints for health, readiness and metrics, for orchestrators and monitoring."""
     unavailable: dict[int | str, Any] = {503: openapi.ERROR_RESPONSES[503]}
 
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", responses=unavailable)
     async def healthz() -> dict[str, str]:
-        """Whether the process responds; 503 only at the end of a shutdown."""
+        """Report that the process responds. The status is 503 only at the end of a shutdown."""
         if service.captions.closed:
             raise closing()
         return {"status": "ok"}
@@ -305,9 +309,9 @@ def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", responses=unavailable)
     async def readyz() -> dict[str, str]:
-        """Whether to send requests to this server; 503 from SIGTERM on.
+        """Report whether to send requests to this server. The status is 503 from SIGTERM on.
 
-        With the name and fingerprint of its model, and captioner's version.
+        The response has the name and fingerprint of the model, and the version of captioner.
         """
         if service.leaving:
             raise closing()
@@ -320,9 +324,10 @@ def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
 
     @app.get("/metrics", response_class=Response, responses={200: text})
     async def metrics_text(request: Request) -> Response:
-        """Metrics since the server started; 404 for requests that come through a proxy.
+        """Return the metrics since the server started.
 
-        A proxy that should keep the path to itself may pass another spelling of it.
+        Requests that come through a proxy get 404, also if the proxy passes a different spelling of
+        the path.
         """
         if request.scope["path"] != "/metrics" or _FORWARDED & {*request.headers}:
             raise HTTPException(404)
@@ -330,7 +335,7 @@ def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Return every error as one line of JSON."""
+    """Return an error as one line of JSON."""
     prefix = request.scope.get("root_path")
     if isinstance(error, HTTPException) and prefix == request.scope["path"] and prefix:
         return RedirectResponse(f"{prefix}/", 308)  # the page's links are relative to it

@@ -1,12 +1,13 @@
-"""Many photos in one request: results in order, each with its own status.
+"""Caption many photos in one request, with results in order, each with its own status.
 
     reading    one photo at a time; it is decoded before the next one is read
     captions   in batches with other requests; all bulk requests together wait for at most one
                batch, so that a single photo never queues behind thousands
     results    one JSON document, or a line per photo as soon as it is ready (NDJSON)
 
-Memory does not depend on the number of photos: a request holds one encoded photo, and stops reading
-while its client does not read the results. A client that disconnects cancels the rest.
+Memory does not depend on the number of photos: a request keeps one encoded photo, and stops reading
+while its client does not read the results. If the client disconnects, the remaining photos are
+cancelled.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from captioner.serving.requests import check_headers, read_body, with_fields
 from captioner.serving.service import Service, disconnected, within
 
 NDJSON = "application/x-ndjson"
-MAX_RESULTS = 16 << 20  # bytes of a JSON response, or held back; NDJSON has no such limit
-HOLD = "x-hold-results"  # header of proxies that send no more of a request once a response begins
+MAX_RESULTS = 16 << 20  # bytes of a JSON response, or of results held back; NDJSON has no limit
+HOLD = "x-hold-results"  # set by proxies that stop sending a request once its response begins
 
 
 class BulkResponse(Response):
-    """Reads the photos of a request and sends their results."""
+    """A response that reads the photos of its request while it sends their results."""
 
     def __init__(
         self, service: Service, request: Request, query: BaseModel, render: Callable[..., bytes]
     ) -> None:
-        """Check the request's headers; its body is read while the response is sent.
+        """Check the request's headers. The body is read later, while the response is sent.
 
         Args:
             service: The service.
             request: The request.
-            query: Its options, which those of the body complete.
+            query: The options in the query, to which options in the body are added.
             render: A `Render` that takes more fields of the JSON.
         """
         super().__init__()
@@ -73,7 +74,7 @@ class BulkResponse(Response):
         await disconnected(self._client)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the results; errors of the request as a whole have a status of their own."""
+        """Send the results. An error of the request as a whole has its own status."""
         work = self._send_lines(send) if self._lines else self._send_document(scope, receive, send)
         try:
             await within(None, TimeoutError, work, self._client_left())
@@ -89,7 +90,7 @@ class BulkResponse(Response):
                 size += len(line)
                 if len(found) > most or size > MAX_RESULTS:
                     limit = f"{most} photos" if len(found) > most else f"{MAX_RESULTS:,} bytes"
-                    message = f"the results have more than {limit}, the limit of a JSON response"
+                    message = f"the results exceed {limit}, the limit of a JSON response"
                     hint = f"send Accept: {NDJSON} to get a line per photo, without a limit"
                     raise RequestError(413, "batch", f"{message}; {hint}")
         self._started = True
@@ -101,7 +102,7 @@ class BulkResponse(Response):
         size = 0
 
         async def send_held(*, more: bool = True) -> None:
-            if not self._started:  # until then, an error has its own status
+            if not self._started:  # before the start, an error can still set the status
                 headers = [(b"content-type", NDJSON.encode())]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 self._started = True
@@ -123,7 +124,7 @@ class BulkResponse(Response):
         await send_held(more=False)
 
     async def _results(self) -> AsyncGenerator[bytes, None]:
-        """The JSON of each photo's result, in order."""
+        """Yield the JSON of each photo's result, in order."""
         waiting: _Waiting = asyncio.Queue(self._service.options.batch_size)
         tasks: set[asyncio.Task[bytes]] = set()
         with self._service.slots(self._memory, self._by):
@@ -139,7 +140,7 @@ class BulkResponse(Response):
                 await asyncio.gather(*ends, return_exceptions=True)
 
     async def _read(self, waiting: _Waiting, tasks: set[asyncio.Task[bytes]]) -> None:
-        """Read the photos, start to caption them and queue the results."""
+        """Read the photos, start to caption them, and queue the results."""
         service = self._service
         fields: dict[str, Any] = {}
         number = 0
@@ -163,11 +164,11 @@ class BulkResponse(Response):
             await waiting.put(None)
 
     async def _caption(self, number: int, upload: Upload, decoded: asyncio.Event) -> bytes:
-        """The result of a photo; ``decoded`` is set when it may queue for the model."""
+        """Return the result of a photo; set ``decoded`` when the photo may queue for the model."""
         service, wanted = self._service, self._wanted
         head: dict[str, Any] = {"index": number} | ({"name": upload.name} if upload.name else {})
         try:
-            if number:  # the request itself has counted as the first photo
+            if number:  # the request itself was counted as the first photo
                 self._request.state.count_photo()
             if upload.error:
                 raise upload.error

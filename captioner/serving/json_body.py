@@ -1,8 +1,8 @@
-"""Photos in JSON, decoded while the body arrives.
+"""Decode photos in JSON while the body arrives.
 
-A JSON parser would build every value of a body (64 bytes of memory for ``[],``) and hold up all
-other requests meanwhile. `JsonBody` therefore decodes long strings as they arrive, which are the
-photos, and passes only the short rest to a parser. Nothing is written to disk.
+A JSON parser would build every value of a body (64 bytes of memory for ``[],``) and block all other
+requests meanwhile. `JsonBody` therefore decodes long strings, which are the photos, as they arrive,
+and passes only the short rest to a parser. Nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from captioner.serving.request_errors import RequestError, shortened
 
 MAX_TEXT = 1000  # characters of an option
-LONG = 4 * MAX_TEXT  # bytes of a text; longer strings are decoded as photos
+LONG = 4 * MAX_TEXT  # bytes of text; longer strings are decoded as photos
 MAX_REST = 1 << 20  # bytes of JSON without its long strings
 MAX_VALUES = 10_000  # commas and opening brackets of JSON outside its long strings
 MAX_QUOTES = 5 * MAX_VALUES  # escaped quotes included
@@ -41,17 +41,18 @@ class Upload:
     error: RequestError | None = None
     """Reason why the photo was not read."""
     alone: bool = False
-    """Whether the photo is the whole body."""
+    """True if the photo is the whole body."""
 
     def __repr__(self) -> str:
-        """Describe the photo for errors, if a body has it in place of another value."""
-        return f"a text of more than {LONG:,} bytes"
+        """Describe the photo for errors, in case a body has it in place of a different value."""
+        return f"text of more than {LONG:,} bytes"
 
 
 def from_base64(given: Any, most: int) -> Upload:
-    """Decode a photo of at most ``most`` bytes, in base64 or a data: URL.
+    """Decode a photo of at most ``most`` bytes from base64 or a data: URL.
 
-    An error is stored in the result. A photo that `JsonBody` has decoded is returned unchanged.
+    An error is stored in the result. A photo that `JsonBody` has already decoded is returned
+    unchanged.
     """
     if isinstance(given, Upload):
         return given
@@ -99,7 +100,7 @@ class JsonBody:
                     self._rest += b'"'
                     self._start, self._inside = len(self._rest), True
             if len(self._rest) > MAX_REST:
-                most = f"the JSON has more than {MAX_REST:,} bytes without its photos"
+                most = f"the JSON has more than {MAX_REST:,} bytes in addition to its photos"
                 raise RequestError(413, "fields", f"{most}; send the photos and options only")
         if self._quotes > MAX_QUOTES:
             raise _too_many_values()
@@ -114,7 +115,7 @@ class JsonBody:
             raise RequestError(400, "json", f"not valid JSON: {error}") from error
 
     def _add(self, part: bytes) -> None:
-        """Add to the string."""
+        """Add text to the current string."""
         if self._photo is not None:
             self._photo.receive(part)
             return
@@ -125,7 +126,7 @@ class JsonBody:
             del self._rest[self._start :]
 
     def _end(self) -> None:
-        """End the string."""
+        """End the current string."""
         if self._photo is not None:
             placeholder = f"{self._token}{len(self._photos)}"
             self._photos[placeholder] = self._photo.upload()
@@ -147,10 +148,10 @@ def _too_many_values() -> RequestError:
 
 
 class _Base64:
-    """A decoder of base64 or a data: URL in the text of a JSON string that arrives in parts."""
+    """A decoder of base64 or a data: URL in a JSON string that arrives in parts."""
 
     def __init__(self, most: int, *, wrong: bool = False) -> None:
-        """Start an empty photo, which is not kept if it has more than ``most`` bytes."""
+        """Start an empty photo. It is not kept if it has more than ``most`` bytes."""
         self._most, self._wrong = most, wrong
         self._data, self._size = io.BytesIO(), 0
         self._head = b""  # first characters, for the error
@@ -159,7 +160,10 @@ class _Base64:
         self._padded = False  # whether the text has ended with =
 
     def receive(self, text: bytes) -> None:
-        """Decode the next part of the text. The first part has the whole prefix of a data: URL."""
+        """Decode the next part of the text.
+
+        The first part contains the whole prefix of a data: URL.
+        """
         if not self._head:
             self._head = text[:20]
             if text[:5].lower() == b"data:":
@@ -176,8 +180,8 @@ class _Base64:
         error = None
         if self._wrong:
             shown = shortened(self._head.decode("utf-8", "replace"))
-            hint = "give the bytes of the file in base64 (base64 -w0 photo.jpg)"
-            message = f"the photo is not valid base64 ({shown}); {hint}, or a data: URL of them"
+            hint = "send the bytes of the file in base64 (base64 -w0 photo.jpg)"
+            message = f"the photo is not valid base64 ({shown}); {hint}, or as a data: URL"
             error = RequestError(422, "base64", message)
         elif self._size > self._most:
             error = too_many_bytes("the photo", f"about {self._size:,}", self._most)
@@ -187,7 +191,7 @@ class _Base64:
         return Upload(self._data, error=error)
 
     def _decode(self, text: bytes) -> None:
-        if self._wrong or self._size > self._most:  # to decode more would only cost time
+        if self._wrong or self._size > self._most:  # the photo is rejected: do not decode the rest
             self._size += len(text) * 3 // 4
             return
         if b"\\" in text:
@@ -211,8 +215,8 @@ class _Base64:
 
 
 def too_many_bytes(what: str, given: str, most: float) -> RequestError:
-    """Return the error for a photo or body with too many bytes; ``given`` is their number."""
-    hint = "send a smaller file; many photos as a form to /v1/batch, which has no limit"
+    """Return the error for a photo or body with too many bytes (``given`` is their number)."""
+    hint = "send a smaller file, or many photos as a form to /v1/batch, which has no limit"
     return RequestError(413, "bytes", f"{what} has {given} bytes; the limit is {most:,}; {hint}")
 
 

@@ -1,13 +1,15 @@
-"""Work in turns: queues of jobs, and the threads that work on them.
+"""Queues of jobs in which clients take turns, and the threads that work on the jobs.
 
-A free thread takes a job of the client that was served longest ago. Whoever has used a lot waits
-longer for the next turn, so that those who ask for little wait for hardly more than what is being
-worked on, however much the others have sent. Captions are made in batches: the job takes others
-with it that can be captioned together, one of each client before a second of any. A lane never
-waits for a batch to fill up: an idle server responds at once, and batches fill under load.
+A free thread takes a job of the client that was served longest ago. A client that has used a lot of
+time waits longer for its next turn. Clients that ask for little therefore wait hardly longer than
+for the jobs in progress, however much other clients have sent.
 
-Errors do not depend on the rest of the batch, nor do captions in fp32. In bf16 the rest can change
-the log-probabilities slightly.
+Captions are made in batches. A thread takes its job together with other jobs that can share a
+batch: one of each client before a second of any. A lane never waits for a batch to fill up, so an
+idle server responds at once, and batches fill under load.
+
+Errors do not depend on the rest of the batch, and captions in fp32 do not either. In bf16, the rest
+can change the log-probabilities slightly.
 """
 
 from __future__ import annotations
@@ -29,17 +31,17 @@ from typing import Any
 
 from captioner.serving.request_errors import closing
 
-KNOWN_CLIENTS = 1000  # whose next turn is remembered: those served last
-SHARE = 10  # times as long as it was worked for, a client's next turn comes after those of others
+KNOWN_CLIENTS = 1000  # number of clients, served last, whose next turn is remembered
+SHARE = 10  # after a job of t seconds, other clients come first for SHARE * t seconds
 
 
 class AbandonedError(Exception):
-    """A job's client has gone, or its deadline has passed."""
+    """The client of a job has gone, or the job's deadline has passed."""
 
 
 @dataclass(eq=False)
 class Job:
-    """What a client waits for."""
+    """A piece of work that a client waits for."""
 
     client: str
     item: Any
@@ -47,7 +49,11 @@ class Job:
     future: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
     def check(self) -> None:
-        """Raise AbandonedError if the result is no longer wanted; called within long work."""
+        """Stop long work whose result is no longer wanted.
+
+        Raises:
+            AbandonedError: The client has gone, or the deadline has passed.
+        """
         if self.future.done():
             raise AbandonedError
 
@@ -61,14 +67,14 @@ def call(jobs: Sequence[Job]) -> list[Any]:
 
 
 def _yield() -> None:
-    """Lower the priority of this thread, which is a process to Linux."""
+    """Lower the priority of this thread (Linux treats it like a process)."""
     thread = threading.get_native_id()
-    with suppress(OSError):  # a sandbox may refuse it, and an error would end the threads for good
+    with suppress(OSError):  # a sandbox may forbid it, and an error would end the threads for good
         os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10))
 
 
 class Lane:
-    """A queue of jobs with threads of its own; used in the thread of the event loop."""
+    """A queue of jobs with threads of its own. Call its methods in the event loop's thread."""
 
     def __init__(
         self,
@@ -85,15 +91,16 @@ class Lane:
         Args:
             name: Name of the threads.
             work: Returns the results of jobs.
-            threads: How many work at the same time.
-            yielding: They leave the processor to the threads of other lanes (on Linux).
-            together: The first job, and those of the waiting ones that a thread takes with it.
-            after: Called in the thread of the event loop when jobs are done.
+            threads: Number of threads that work at the same time.
+            yielding: Let the threads of other lanes run first (on Linux).
+            together: Selects the jobs that a thread takes at once, from the first job and the
+                waiting jobs.
+            after: Called in the event loop's thread when jobs are done.
         """
         self.closed = False
         self._work, self._together, self._after = work, together, after
         self._waiting: dict[Job, None] = {}  # an ordered set
-        # When each client's next one is; who was served longest ago comes first.
+        # Time of each client's next turn; the client that was served longest ago comes first.
         self._turns: dict[str, float] = {}
         self._idle = threads
         start = _yield if yielding and sys.platform == "linux" else None
@@ -105,7 +112,7 @@ class Lane:
         return len(self._waiting)
 
     def submit(self, client: str, item: Any) -> asyncio.Future[Any]:
-        """Queue a job; cancelling its result removes it from the queue."""
+        """Queue a job. Cancelling its result removes it from the queue."""
         if self.closed:
             raise closing()
         job = Job(client, item)
@@ -115,7 +122,7 @@ class Lane:
         return job.future
 
     def close(self) -> None:
-        """Refuse the waiting jobs; those that are worked on are finished."""
+        """Reject the waiting jobs, and finish the jobs in progress."""
         self.closed = True
         for job in list(self._waiting):
             if not job.future.done():
@@ -135,7 +142,7 @@ class Lane:
             running.add_done_callback(partial(self._finish, time.monotonic()))
 
     def _in_turn(self) -> list[Job]:
-        """The waiting jobs, each client's first one before a second of any."""
+        """Return the waiting jobs, the first job of each client before a second job of any."""
         waiting = [job for job in self._waiting if not job.future.done()]
         waiting.sort(key=lambda job: self._turns.get(job.client, job.arrived))
         ranks: defaultdict[str, count[int]] = defaultdict(count)
@@ -143,13 +150,13 @@ class Lane:
         return [job for _, job in sorted(ranked, key=itemgetter(0))]
 
     def _serve(self, client: str, until: float) -> None:
-        """Others come first until then, or until what an earlier job has cost."""
+        """Let other clients come first until a time, unless an earlier job set a later time."""
         self._turns[client] = max(until, self._turns.pop(client, until))
         if len(self._turns) > KNOWN_CLIENTS:
             del self._turns[next(iter(self._turns))]
 
     def _run(self, jobs: Sequence[Job]) -> _Found:
-        """In a thread: the jobs with their results or errors."""
+        """Run jobs in a thread, and return them with their results or errors."""
         try:
             return [*zip(jobs, self._work(jobs), strict=True)]
         except BaseException as error:  # an error of one job must not fail the others

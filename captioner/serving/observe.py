@@ -1,4 +1,4 @@
-"""Metrics and the access log: counts, durations and sizes, never request contents."""
+"""Metrics and the access log: counts, durations and sizes, never the content of requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PHOTOS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """The Prometheus metrics of one application, in a registry of their own."""
+    """The Prometheus metrics of one application, in their own registry."""
 
     def __init__(self, waiting: Callable[[], int], in_flight: Callable[[], int]) -> None:
         self.registry = registry = CollectorRegistry()
@@ -36,7 +36,7 @@ class Metrics:
             "captioner_requests", "Requests served.", ["route", "status"], registry=registry
         )
         self.refused = Counter(
-            "captioner_refused", "Requests refused, by reason.", ["reason"], registry=registry
+            "captioner_refused", "Requests rejected, by reason.", ["reason"], registry=registry
         )
         text = "Seconds from the request headers to the end of the response."
         self.seconds = Histogram(
@@ -55,29 +55,31 @@ class Metrics:
 
 @dataclass(frozen=True)
 class AccessLog:
-    """Outermost middleware: counts and logs requests, adds headers, makes exceptions a plain 500.
+    """Outermost middleware: log and count requests, add headers, turn exceptions into a plain 500.
 
     A log entry has the method, route, status, milliseconds, bytes received, client address, request
-    id and the name of the API key. Nothing else from the request is logged: unknown paths are
-    logged as ``other``, request ids that are not short and plain are replaced, and exceptions are
-    logged as their type and location without the message, which could quote the request.
+    id and the name of the API key. Nothing else from the request is logged. Unknown paths are
+    logged as ``other``, and request ids that are not short and plain are replaced. Exceptions are
+    logged with their type and location, but without their message, which could quote the request.
     """
 
     app: ASGIApp
     metrics: Metrics
     check: Callable[[Scope], RequestError | None]
-    """Returns why a request is refused before the application sees it."""
+    """Function that returns the reason to reject a request before the application sees it, or None.
+    """
     routes: Collection[str]
     """Paths that may be logged."""
     headers: Mapping[str, str]
-    """Added to responses that do not set them."""
+    """Headers that are added to responses that do not set them."""
     root_path: str
-    """Prefix of the paths at the proxy, which may remove it."""
+    """Prefix of the paths at the proxy. The proxy may remove it."""
     leaving: Callable[[], bool]
-    """Whether clients should send their next request over another connection."""
+    """Function that returns whether clients should send their next request over a new connection.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; count and log it."""
+        """Pass the request on, count it and log it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -113,7 +115,7 @@ class AccessLog:
             await app(scope, counted, recorded)
         except Exception as error:
             response = error_response(error, scope)
-            if status:  # another response has already started
+            if status:  # a response has already started
                 raise
             await response(scope, counted, recorded)
         finally:
@@ -143,7 +145,7 @@ class AccessLog:
 
 
 def _client(scope: Scope) -> str:
-    """The client's address; ``-`` for anything else that a proxy's header may contain."""
+    """Return the client's address, or ``-`` for anything else that a proxy's header may contain."""
     try:
         return str(ipaddress.ip_address((scope.get("client") or ("",))[0]))
     except ValueError:
@@ -162,7 +164,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(kind: Literal["text", "json"]) -> None:
-    """Write the log of the server, and the warnings of its HTTP library, to stderr."""
+    """Write the log of the server, and the warnings of its HTTP library, to standard error."""
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S%z")
     handler.setFormatter(JsonFormatter() if kind == "json" else text)

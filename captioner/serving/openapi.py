@@ -1,6 +1,6 @@
 """The description of the API: ``/openapi.json``, and the pages ``/docs`` and ``/redoc``.
 
-Requests and responses are described by pydantic models; those of the options are in `requests`.
+Pydantic models describe requests and responses. The models of the options are in `requests`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from captioner.drawing import pages
 
 
 def json_line(body: Mapping[str, Any]) -> bytes:
-    """JSON in one line, without its end."""
+    """Encode JSON in one line, without a line end."""
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 class ErrorResponse(BaseModel):
-    """Why the request failed, in one line: what was given, what is allowed, what to do."""
+    """The reason why the request failed, in one line, and what to do about it."""
 
     error: str
 
@@ -39,7 +39,7 @@ class AlternativeResult(BaseModel):
 
 
 class KeywordResult(BaseModel):
-    """A word for a thing in the photo, its probability, and if attention is true its map.
+    """A word for a thing in the photo, its probability, and its map if attention is true.
 
     The map has the log-odds of each region, Gh x Gw. The odds of the photo are the mean of the odds
     of its regions.
@@ -60,7 +60,7 @@ class PhraseResult(BaseModel):
 class LeftOutResult(BaseModel):
     """The words with which the model would have continued, in the form of a caption.
 
-    They are left out because they are not true enough.
+    They are left out because they are probably not true of the photo.
     """
 
     text: str
@@ -78,31 +78,34 @@ class CaptionResult(BaseModel):
     - words: the T words of the text, as in the vocabulary.
     - log_prob: natural log-probability of the caption, including its end token.
     - log_probs: T natural log-probabilities, one per word, given the preceding words.
-    - confidence: calibrated probability that the caption is right, 0 to 1; null if the model or the
-      search options are not calibrated, or the caption is not the best.
-    - unsure: whether the confidence is below min_confidence; only if that is given.
-    - doubtful: positions, from 0, of the words with a truth below 0.5; without truth, of those with
-      a probability below 0.25.
+    - confidence: calibrated probability that the caption is right, 0 to 1. It is null if the model
+      or the search options are not calibrated, or if the caption is not the best one.
+    - unsure: true if the confidence is below min_confidence. Present only with min_confidence.
+    - doubtful: positions, from 0, of the words with a truth below 0.5. If the model has no truth:
+      of the words with a probability below 0.25.
     - truth: T probabilities that a word is true of the photo, 0 to 1; null for words such as
-      articles and prepositions. Only if the model has it.
-    - phrases: the words grouped into phrases, each with the least truth of its words; with truth.
-    - left_out: the words that were left out after the caption; only if there are any.
-    - alternatives: the most probable words at each of the T positions, best first; only if
+      articles and prepositions. Present only if the model has a reading of the photo.
+    - phrases: the words grouped into phrases, each with the least truth of its words. Present
+      together with truth.
+    - left_out: words that were left out at the end of the caption. Present only if words were left
+      out.
+    - alternatives: the most probable words at each of the T positions, best first. Present only if
       alternatives > 0.
-    - keywords: words for things in the photo, best first; only of the best caption, and only if
-      keywords > 0.
+    - keywords: words for things in the photo, best first. Present only for the best caption, and
+      only if keywords > 0.
 
-    Only if attention is true:
+    Present only if attention is true:
 
     - gates: T gate values from 0 (photo ignored for this word) to 1 (fully used).
-    - alphas: attention weights, T x Gh x Gw; each map sums to 1. With another method, its maps: of
-      attention_gate they sum to the gates, of the others to 1, or 0 if no region supports the word.
+    - alphas: attention weights, T x Gh x Gw. Each map sums to 1. With a different method, its maps:
+      maps of attention_gate sum to the gates, other maps to 1, or to 0 if no region supports the
+      word.
     - region: the part of the photo that the maps cover: left, top, right and bottom as fractions of
       its width and height.
-    - geometry: where the regions lie, as fractions of the photo's width (x) or height (y): the
-      centre of the first region, the distance between neighbouring centres, and where the part
-      that the model sees starts and stops.
-    - method: how alphas was computed; only if it is not attention.
+    - geometry: the position of the regions, as fractions of the photo's width (x) or height (y):
+      the centre of the first region, the distance between neighbouring centres, and the start and
+      stop of the part that the model sees.
+    - method: the method that computed alphas. Present only if it is not attention.
     """
 
     text: str
@@ -137,8 +140,9 @@ class CaptionsResponse(BaseModel):
 class BatchResult(BaseModel):
     """The captions of one photo of a batch, or its error.
 
-    Its position in the request, counted from 0, its file name, if the form has one, and the HTTP
-    status that it alone would have got.
+    The fields index and name are its position in the request, counted from 0, and its file name if
+    the form has one. The field status is the HTTP status that the photo would have got in a request
+    of its own.
     """
 
     index: int
@@ -151,7 +155,7 @@ class BatchResult(BaseModel):
 
 
 class BatchResponse(BaseModel):
-    """The results of many photos, in their order."""
+    """The results of many photos, in the order of the photos."""
 
     results: list[BatchResult]
 
@@ -161,13 +165,13 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": text}
     for status, text in {
         400: "Malformed request, form or JSON.",
-        401: "No API key, or an unknown one.",
+        401: "The API key is missing or unknown.",
         403: "Cross-origin request.",
         408: "The photo was not received in time.",
         413: "The photo has too many bytes or pixels.",
-        415: "Not an image, or an unsupported image format.",
+        415: "The file is not an image, or its format is not supported.",
         421: "Unknown host name.",
-        422: "A corrupt image, an invalid option, or no field with a photo.",
+        422: "The image is corrupt, an option is invalid, or the photo is missing.",
         429: "Too many requests; retry after Retry-After seconds.",
         500: "Internal error.",
         503: "Timed out, or the server is shutting down; retry after Retry-After seconds.",
@@ -192,7 +196,7 @@ detected from the content. Options come before the photos if there are several.
 
 
 def described_request(options: type[BaseModel], example: str, *, several: bool = False) -> Any:
-    """The query and body of an endpoint, for its ``openapi_extra``, with curl's arguments."""
+    """Return the query and body of an endpoint for its ``openapi_extra``, with a curl example."""
     name, files = ("images", ["a.jpg", "b.jpg"]) if several else ("image", ["photo.jpg"])
 
     def described(photo: dict[str, str], others: dict[str, Any], examples: list[str]) -> Any:
@@ -203,7 +207,7 @@ def described_request(options: type[BaseModel], example: str, *, several: bool =
 
     fields = options.model_json_schema()["properties"]
     content = {
-        # Without the options: Swagger UI would fill in values for all of them.
+        # Options are not listed here, because Swagger UI would fill in values for all of them.
         "multipart/form-data": described(_BYTES, {}, files),
         "application/json": described(_BASE64, fields, [EXAMPLE_PHOTO] * 2),
     }
@@ -225,9 +229,9 @@ def described_request(options: type[BaseModel], example: str, *, several: bool =
 def add_api_pages(app: FastAPI, *, keys: bool) -> None:
     """Add ``/openapi.json``, ``/docs`` (Swagger UI) and ``/redoc``, which need no network.
 
-    The commands in it have the address that was requested and, with ``keys``, a header for one.
-    FastAPI's own pages load scripts from another host; the package fastapi-offline has these files.
-    Addresses are relative, so that they also hold below a proxy's prefix.
+    The example commands have the address that was requested and, with ``keys``, a header for an API
+    key. FastAPI's own pages load scripts from another host, so the scripts are taken from the
+    package fastapi-offline. Addresses are relative, so that they also work below a proxy's prefix.
     """
 
     async def described(request: Request) -> Response:

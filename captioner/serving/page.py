@@ -25,7 +25,7 @@ from captioner.options import METHOD_TITLES
 from captioner.serving.options import Limits
 
 MAX_PHOTOS = 100
-"""Maximum number of photos on the page, whose browser keeps their captions and maps."""
+"""Maximum number of photos on the page. The browser keeps their captions and maps in memory."""
 
 _WEB = Path(__file__).parent / "web"
 _INTRO = """<p class="quiet">Captions photos and shows where the model looked. Your photos are sent
@@ -33,10 +33,10 @@ to this server only, kept in memory while they are processed, and never stored.<
 
 
 def index_page(limits: Limits, model: Captioner) -> str:
-    """The served page, with its styles and scripts inline.
+    """Return the served page, with its styles and scripts inline.
 
-    It uploads no photo with less than twice the sides of the model's input if the original has
-    them, nor one beyond the server's limits.
+    The page uploads photos that are at least twice as large as the model's input on each side, if
+    the original is, and never beyond the server's limits.
     """
     methods = []
     for method in METHOD_TITLES:
@@ -67,17 +67,19 @@ def caption_page(
     data: Mapping[str, Any],
     head: Sequence[str] = (),
 ) -> str:
-    """The page without what brings photos to the model: the served page and the static site.
+    """Return the page that the server and the static site share.
+
+    How photos reach the model is added by ``files``.
 
     Args:
-        model: Its search options are shown in empty fields.
-        methods: How the model can compute maps.
-        intro: Markup below the title.
-        files: Scripts that define ``Pool``, a ``JobPool`` with ``captions(body, query, signal)``,
-            and ``Upload``; and more style sheets.
-        fields: Names of the form's fields that not all pages have: words, keywords.
-        data: What the scripts need, such as maxBeam, the maximum beam size and number of captions.
-        head: More elements of the head.
+        model: The model. Its search options are shown in empty fields.
+        methods: Methods that can compute maps with this model.
+        intro: HTML below the title.
+        files: Scripts that define ``Upload`` and ``Pool`` (a ``JobPool`` with ``captions(body,
+            query, signal)``), and additional style sheets.
+        fields: Names of form fields that only some pages have: words, keywords.
+        data: Data for the scripts, such as maxBeam, the maximum beam size and number of captions.
+        head: Additional elements of the head.
     """
     vocabulary = model.vocabulary
     settings = {

@@ -1,14 +1,14 @@
-"""Endpoints that other programs speak: those of Ollama, OpenAI and PhotoPrism's Vision API.
+"""Endpoints with the protocols of other programs: Ollama, OpenAI and PhotoPrism's Vision API.
 
-A request has photos in base64 or as data: URLs, and much that a captioner has no use for: a prompt,
-sampling options, ... The latter is ignored, and the header ``X-Captioner-Ignored`` names it. Tools
-and output formats are refused, since the response would not be what the program expects; URLs of
-other servers too, since nothing is fetched from anywhere.
+A request contains photos in base64 or as data: URLs. Other fields, such as a prompt or sampling
+options, have no meaning for a captioner. They are ignored, and the header ``X-Captioner-Ignored``
+names them. Tools and output formats are rejected, because the response would not be what the
+program expects. URLs of other servers are rejected too, because the server fetches nothing.
 
-Captions are those of ``/v1/captions`` without options, PhotoPrism's labels its keywords; several
-photos get a line each. The model is
-``captioner`` or has the name of its folder, and a tag selects a style: ``captioner:flickr8k``. A
-stream has the whole caption in one part, as the search finds the best one only at its end.
+Captions are the same as from ``/v1/captions`` without options. PhotoPrism's labels are the
+keywords. For several photos, the response has a line per photo. The model is named ``captioner``,
+or like its folder, and a tag selects a style: ``captioner:flickr8k``. A stream has the whole
+caption in one part, because the search knows the best caption only at its end.
 
 Sources: ollama/ollama, docs/api.md; OpenAI's API reference; photoprism/photoprism,
 internal/ai/vision.
@@ -44,8 +44,8 @@ from captioner.serving.requests import (
 from captioner.serving.service import Service
 from captioner.version import __version__
 
-IGNORED = "X-Captioner-Ignored"  # header of responses: names of what was ignored
-NAME = "captioner"  # of any model
+IGNORED = "X-Captioner-Ignored"  # header of responses with the names of ignored fields
+NAME = "captioner"  # name of every model
 SSE = "text/event-stream"
 GENERATE, CHAT, SHOW = "/api/generate", "/api/chat", "/api/show"
 OPENAI, MODELS = request_errors.OPENAI
@@ -53,7 +53,7 @@ CAPTION, LABELS = request_errors.PHOTOPRISM + "caption", request_errors.PHOTOPRI
 MOST_LABELS = 10
 MAX_PARTS = 1000  # messages of a chat, and parts of a message, that are searched for photos
 
-# Fields that change what a response is, and their values that do not.
+# Fields that change the kind of response, with the values that do not change it.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "functions": ([],),
@@ -73,23 +73,24 @@ class ProtocolRequest(NamedTuple):
     """A request in one of the protocols."""
 
     data: dict[str, Any]
-    """Its fields that are not null."""
+    """Fields of the request that are not null."""
     model: str
     stream: bool
     photos: list[Any]
-    """In base64 or as data: URLs, which are not checked."""
+    """Photos in base64 or as data: URLs, not yet checked."""
     ignored: list[str]
     """Names of the fields and parts that are ignored."""
     empty: bool
-    """Whether there is neither a photo nor a prompt: Ollama's programs load a model so."""
+    """True if the request has neither a photo nor a prompt. Ollama's programs send this to load a
+    model."""
 
 
 def read_fields(data: dict[str, Any], streams: bool) -> ProtocolRequest:
-    """Return the request of a JSON object; ``streams`` is the default of ``stream``."""
+    """Return the request in a JSON object; ``streams`` is the default of ``stream``."""
     data = {name: value for name, value in data.items() if value is not None}
     for name, harmless in _UNSUPPORTED.items():
         if name in data and data[name] not in harmless:
-            message = f"{name} is not supported: the response is a caption; leave {name} out"
+            message = f"{name} is not supported, because the response is a caption; leave it out"
             raise RequestError(400, "unsupported", message)
     try:
         photos, kinds = _photos_of(data)
@@ -105,9 +106,10 @@ def read_fields(data: dict[str, Any], streams: bool) -> ProtocolRequest:
 
 
 def _photos_of(data: dict[str, Any]) -> tuple[list[Any], list[str]]:
-    """The photos, of a chat its last ones, as programs repeat the earlier; kinds of other parts.
+    """Return the photos of a request, and the kinds of its other parts.
 
-    Ollama's messages have images beside the text, OpenAI's among the parts.
+    Only the last photos of a chat are returned, because programs repeat the earlier messages. In
+    Ollama's messages, images are next to the text; in OpenAI's, they are among the parts.
     """
     if found := data.get("images") or data.get("url"):
         return (found if isinstance(found, list) else [found]), []
@@ -129,31 +131,32 @@ def _photos_of(data: dict[str, Any]) -> tuple[list[Any], list[str]]:
 
 def _check_photos(photos: list[Any], most: int) -> None:
     if not 0 < len(photos) <= most:
-        problem = f"{len(photos)} photos; give 1 to {most}, in base64 or as data: URLs"
+        problem = f"{len(photos)} photos; send 1 to {most}, in base64 or as data: URLs"
         raise RequestError(413 if photos else 400, "fields", f"the request has {problem}")
     for photo in photos:
         if isinstance(photo, str) and photo[:6].lower().startswith(("http:", "https:")):
-            hint = "URLs are not fetched; send the photo in base64 or as a data: URL"
-            raise RequestError(400, "url", f"the photo is {shortened(photo)}; {hint}")
+            message = f"the photo is {shortened(photo)}, and URLs are not fetched"
+            hint = "send the photo in base64 or as a data: URL"
+            raise RequestError(400, "url", f"{message}; {hint}")
 
 
 # --- responses -----------------------------------------------------------------------------------
 
 
 class Found(NamedTuple):
-    """What a response is made of."""
+    """The contents of a response."""
 
     id: str = ""
     text: str = ""
     words: int = 0
     confidence: float | None = None
     keywords: tuple[Keyword, ...] = ()
-    """Of the first photo."""
+    """Keywords of the first photo."""
     seconds: float = 0
 
 
 Parts = list[dict[str, Any]]
-"""A response, or what a stream is made of."""
+"""A response, or the parts of a stream."""
 
 
 def _ollama(field: Callable[[str], dict[str, Any]], body: ProtocolRequest, found: Found) -> Parts:
@@ -219,10 +222,10 @@ class Protocol(NamedTuple):
     example: dict[str, Any]
     parts: Callable[[ProtocolRequest, Found], Parts]
     streams: str | None = None
-    """Content type of streams; None: there are none."""
+    """Content type of streams, or None if the endpoint has no streams."""
 
     def encode(self, body: ProtocolRequest, found: Found) -> tuple[bytes, str]:
-        """The body of a response, and its content type."""
+        """Return the body of a response, and its content type."""
         lines = [*map(json_line, self.parts(body, found))]
         if not body.stream or self.streams is None:
             return lines[0], JSON
@@ -239,7 +242,9 @@ _URL = f"data:image/png;base64,{EXAMPLE_PHOTO}"
 _PARTS = [{"type": "image_url", "image_url": {"url": _URL}}]
 PROTOCOLS = {
     GENERATE: Protocol("Caption photos for Ollama's clients", _IMAGES, _GENERATE, NDJSON),
-    CHAT: Protocol("The same in a chat", {"messages": [_IMAGES]}, _CHAT, NDJSON),
+    CHAT: Protocol(
+        "Caption photos in a chat of Ollama's clients", {"messages": [_IMAGES]}, _CHAT, NDJSON
+    ),
     SHOW: Protocol("Describe the model for Ollama's clients", {"model": NAME}, _shown),
     OPENAI: Protocol(
         "Caption photos for OpenAI's clients", {"messages": [{"content": _PARTS}]}, _openai, SSE
@@ -253,7 +258,7 @@ PROTOCOLS = {
 
 
 def _lists(names: list[str], digest: str) -> dict[str, dict[str, Any]]:
-    """The bodies of GET requests by path: lists of the models, and the version."""
+    """Return the bodies of GET requests by path: lists of the models, and the version."""
     now = datetime.now(timezone.utc)
     ollama = {"modified_at": now.isoformat(), "size": 0, "digest": digest, "details": _DETAILS}
     openai = {"object": "model", "created": int(now.timestamp()), "owned_by": NAME}
@@ -292,18 +297,25 @@ async def _caption(service: Service, request: Request, photos: list[Any], wanted
 
 
 def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name: str) -> None:
-    """Add the endpoints; ``checks`` and ``model_name`` as in `create_app`."""
+    """Add the endpoints of all protocols.
+
+    Args:
+        app: The application.
+        service: The service that captions.
+        checks: Dependencies of the endpoints; see `security.checks`.
+        model_name: Name of the model, as in `create_app`.
+    """
     folder, digest = re.sub("@[0-9a-f]+", "", model_name), model_name.partition("@")[2]
     styles = service.model.stored.vocabulary.styles
     names = [*dict.fromkeys((NAME, *(f"{NAME}:{style}" for style in styles[1:]), folder))]
     query = query_model(service.options, WordOptions)
 
     def unknown(name: str) -> RequestError:
-        message = f"model {shortened(repr(name))} not found; give {either(names)}"
+        message = f"the model {shortened(repr(name))} was not found; use {either(names)}"
         return RequestError(404, "model", message)
 
     def style_of(body: ProtocolRequest) -> str | None:
-        """The style of a request; None: the default."""
+        """Return the style of a request, or None for the default."""
         name, _, tag = body.model.partition(":")
         tag = tag or str(body.data.get("version") or "latest")  # PhotoPrism's
         if name not in (NAME, folder) or tag not in ("latest", *styles):

@@ -1,9 +1,9 @@
 """Errors of requests, from the exception to the response.
 
 Code that cannot serve a request raises a `RequestError`, or lets an exception of the package pass.
-`request_error` turns every exception into a `RequestError`, and `error_response` turns that into a
-response with its status. An unexpected exception becomes status 500 without its message, which
-could quote the request; the log gets its location.
+`request_error` turns every exception into a `RequestError`, and `error_response` turns a
+`RequestError` into a response with its status. An unexpected exception becomes status 500 without
+its message, because the message could quote the request. The log gets its location.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger("captioner.serving")
 OPENAI = ("/v1/chat/completions", "/v1/models")  # paths, or their beginnings, of OpenAI's protocol
 PHOTOPRISM = "/api/v1/vision/"  # beginning of the paths of PhotoPrism's protocol
 FAILED = 1  # exit code
-_STATUSES = {  # and reasons of the package's exceptions; a subclass comes before its base
+_STATUSES = {  # statuses and reasons of the package's exceptions; subclasses before their base
     ConfigError: (422, "options"),
     NotAnImageError: (415, "no_picture"),
     LargeImageError: (413, "pixels"),
@@ -34,15 +34,15 @@ _STATUSES = {  # and reasons of the package's exceptions; a subclass comes befor
 }
 _CODES = {"model": "model_not_found", "key": "invalid_api_key", "rate": "rate_limit_exceeded"}
 _HTTP_ERRORS = {
-    404: "not found; captions are at POST /v1/captions, the API is described at /docs",
-    405: "method not allowed; see /docs",
+    404: "this path does not exist; for captions, POST to /v1/captions (see /docs)",
+    405: "this path does not allow this method; see /docs",
 }
 
 
 class RequestError(Exception):
     """The reason why a request cannot be served.
 
-    The message is one line: what was given, what is allowed and what to do.
+    The message is one line: what is wrong, what is allowed and what to do.
     """
 
     def __init__(self, status: int, reason: str, message: str, *, retry_after: int = 2) -> None:
@@ -58,7 +58,8 @@ class RequestError(Exception):
         self.status, self.reason, self.retry_after = status, reason, retry_after
 
 
-# The client disconnected, or the body ended early, which looks the same; the status is nginx's.
+# The client disconnected, or the body ended early: the server cannot tell these cases apart. 499 is
+# the status that nginx uses.
 _LEFT = "the body is shorter than declared or not valid HTTP, or the client disconnected"
 client_closed = partial(RequestError, 499, "left", _LEFT)
 closing = partial(RequestError, 503, "closing", "the server is shutting down; try again later")
@@ -78,11 +79,11 @@ def request_error(error: Exception, scope: Scope) -> RequestError:
         status = error.status_code
         return RequestError(status, f"http_{status}", _HTTP_ERRORS.get(status, error.detail))
     _log_exception(error, scope)
-    return RequestError(500, "mistake", "internal error; see the server log")
+    return RequestError(500, "mistake", "the server made an error; see its log")
 
 
 def error_body(path: str, error: RequestError) -> dict[str, Any]:
-    """Return the body of an error as the clients of a path expect it."""
+    """Return the body of an error in the form that clients of this path expect."""
     if path.startswith(PHOTOPRISM):
         return {"code": error.status, "error": str(error)}
     if path.startswith(OPENAI):
@@ -98,7 +99,7 @@ def error_response(error: Exception, scope: Scope) -> JSONResponse:
     The reason is stored in the scope, for the metrics.
     """
     found = request_error(error, scope)
-    if found.status != 500:  # the metrics count requests that were refused, not our mistakes
+    if found.status != 500:  # the metrics count rejected requests, not errors of the server
         scope["state"]["refused"] = found.reason
     headers = dict(getattr(error, "headers", None) or {})  # of an HTTPException: Allow
     if found.status in (429, 503):
@@ -130,7 +131,7 @@ def _log_exception(error: BaseException, scope: Scope) -> None:
     calls = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-8:]))
     request_id = scope.get("state", {}).get("request_id", "-")
     logger.error("%s at %s id=%s", type(error).__name__, calls, request_id)
-    # ONNX Runtime and torch report it by errors of other types.
+    # ONNX Runtime and torch report missing memory with other types of errors.
     other = isinstance(error, RuntimeError | ModelError) and "allocate memory" in str(error)
     if isinstance(error, MemoryError) or other:
         end("memory has run out")
@@ -139,8 +140,8 @@ def _log_exception(error: BaseException, scope: Scope) -> None:
 def end(why: str) -> NoReturn:
     """End the process at once, so that its supervisor starts a new one.
 
-    If an allocation fails in a thread that others wait for, the process may stay alive without
-    answering requests or SIGTERM.
+    If an allocation fails in a thread that other threads wait for, the process may stay alive
+    without answering requests or SIGTERM.
     """
     logger.critical("%s; the server ends", why)
     os._exit(FAILED)

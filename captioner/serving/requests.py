@@ -1,15 +1,16 @@
 """Requests about photos: their options, and the photos in their bodies.
 
-The options are those of the search, of the response and of the picture (`captioner.schema`),
-limited in range so that one request cannot block the server for the others. They are parameters of
-the query or come with the photo, in a body that is read by its content type:
+The options of the search, of the response and of the picture (`captioner.schema`) are limited in
+range, so that one request cannot block the server for other clients. Options are parameters of the
+query, or come with the photo in the body. The body is read by its content type:
 
     multipart/form-data  files named image (curl -F image=@photo.jpg); other fields are options
     application/json     {"image": "<base64>", ...options}; several photos: {"images": [...], ...}
     anything else        the bytes of one photo; the format is detected from them
 
-Photos come one by one, in memory and within the size limits. Nothing is written to disk:
-Starlette's form parser would write files above 1 MiB, and read the whole body first.
+Photos are read one by one, in memory and within the size limits. Nothing is written to disk.
+Starlette's form parser is not used, because it writes files above 1 MiB to disk and reads the whole
+body first.
 """
 
 from __future__ import annotations
@@ -49,16 +50,16 @@ from captioner.serving.options import Limits
 from captioner.serving.request_errors import RequestError, client_closed, shortened
 
 MAX_WORDS = 10  # in a list of words
-MAX_LENGTH = 50  # of a caption that is given (tokens)
+MAX_LENGTH = 50  # tokens of a caption in a request
 MAX_OPTIONS = 100  # names and values in a query, form or JSON object
 
 FORM, JSON = "multipart/form-data", "application/json"
-NAMES = ("image", "images")  # of the fields that hold photos
-JSON_PHOTOS = 8  # of the largest, as long as a JSON list may be; forms have no such limit
+NAMES = ("image", "images")  # names of the fields with photos
+JSON_PHOTOS = 8  # a JSON list may be as long as this many photos of max_bytes; forms may be longer
 
 _FREE = ("attention", "attention_gate")  # methods whose maps the decoder computes anyway
-_EXPLAINED_WORD = 250  # steps of the decoder that take as long as the maps of a word by the others
-_OVERHEAD = 64 << 10  # most bytes of a body beside its photos
+_EXPLAINED_WORD = 250  # the other methods need as much time per word as this many decoder steps
+_OVERHEAD = 64 << 10  # most bytes of a body in addition to its photos
 _PIECE = 64 << 10  # bytes of a form that are decoded at a time
 _SEVERAL = "send several photos to POST /v1/batch"
 
@@ -67,7 +68,7 @@ _SEVERAL = "send several photos to POST /v1/batch"
 
 
 def query_model(limits: Limits, *options: type) -> type[BaseModel]:
-    """Create the pydantic model of the search options and those of other dataclasses."""
+    """Create the pydantic model of the search options and the options of further dataclasses."""
     fields: dict[str, Any] = {}
     for schema in (SearchOptions, *options):
         for key, field in option_fields(schema).items():
@@ -84,7 +85,7 @@ def query_model(limits: Limits, *options: type) -> type[BaseModel]:
 def _parameter(field: OptionField, bounds: Interval, *, searches: bool) -> tuple[Any, Any]:
     """Return the type and the pydantic field of an option.
 
-    The default of a search option is None, which stands for the model's setting.
+    The default of a search option is None, which means the model's setting.
     """
     text = field.help.replace(" (0: never scale)", "")  # a request may not
     text += " Defaults to the model's setting." if searches else ""
@@ -98,7 +99,7 @@ def _parameter(field: OptionField, bounds: Interval, *, searches: bool) -> tuple
 
 
 def _split(separator: str, given: Any) -> Any:
-    """Return the words of a text or of a list of texts, and any other value unchanged."""
+    """Split a string, or a list of strings, into words; return any other value unchanged."""
     texts = [given] if isinstance(given, str) else given
     if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
         words = (word.strip() for text in texts for word in re.split(separator, text))
@@ -115,14 +116,14 @@ def read_query(given: QueryParams, model: type[BaseModel]) -> BaseModel:
 
 
 def with_fields(query: BaseModel, fields: dict[str, Any]) -> BaseModel:
-    """Return the options of the query together with those of the body.
+    """Return the options of the query together with the options of the body.
 
     Raises:
-        RequestError: An option is given in both.
+        RequestError: An option is set in both.
     """
     given = query.model_dump(exclude_unset=True, exclude_defaults=True)  # Swagger UI sends defaults
     if twice := sorted(given.keys() & fields.keys()):
-        message = f"{', '.join(twice)} is given in the query and in the body; give it once"
+        message = f"{', '.join(twice)} is set in the query and in the body; set it once"
         raise RequestError(422, "options", message)
     return _read(type(query), given | fields)
 
@@ -130,7 +131,7 @@ def with_fields(query: BaseModel, fields: dict[str, Any]) -> BaseModel:
 def _read(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
     """Check options, each of which is a list of values."""
     if (count := sum(len(v) if isinstance(v, list) else 1 for v in given.values())) > MAX_OPTIONS:
-        message = f"the request has {count} options; give {MAX_OPTIONS} at most"
+        message = f"the request has {count} options; send at most {MAX_OPTIONS}"
         raise RequestError(422, "options", message)
     plain = {n: v[0] if isinstance(v, list) and len(v) == 1 else v for n, v in given.items()}
     try:
@@ -139,7 +140,8 @@ def _read(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
         first = error.errors()[0]
     name = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        problem = f"unknown parameter {shortened(name)}; give {', '.join(model.model_fields)}"
+        known = ", ".join(model.model_fields)
+        problem = f"{shortened(name)} is not an option of this endpoint; use {known}"
     else:
         should = first["msg"][0].lower() + first["msg"][1:].partition(", unable")[0]
         problem = f"{name} is {shortened(first['input'])}; {should}"
@@ -152,9 +154,9 @@ def _read(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
 
 @dataclass(frozen=True)
 class CaptionRequest:
-    """A request to caption a photo, after its options were checked.
+    """A request to caption a photo, with checked options.
 
-    ``options`` are those of the search, or None to explain the given words in a style.
+    ``options`` are the search options, or None to explain the given words in a style.
     """
 
     options: SearchOptions | None
@@ -165,14 +167,14 @@ class CaptionRequest:
 
     @property
     def key(self) -> tuple[SearchOptions | None, int, str | None, ExplanationMethod]:
-        """Key that is equal for requests that can share a batch."""
+        """A key that is equal for requests that can share a batch."""
         return self.options, self.alternatives, self.style, self.method
 
     @property
     def cost(self) -> int:
-        """Maximum number of decoder steps for a photo; explaining given words counts as 1.
+        """Maximum number of decoder steps for a photo. Explaining given words counts as one step.
 
-        Every method but attention decodes each caption again, once per word or region.
+        Every method except attention decodes each caption again, once per word or region.
         """
         words = 0 if self.method in _FREE else _EXPLAINED_WORD
         if self.options is None:
@@ -185,7 +187,7 @@ class CaptionRequest:
 
 
 def caption_request(model: Captioner, query: BaseModel, max_cost: int) -> CaptionRequest:
-    """Return the request that options ask for.
+    """Return the request that the options describe.
 
     Raises:
         ConfigError: The options contradict each other, or the request costs too much.
@@ -196,21 +198,21 @@ def caption_request(model: Captioner, query: BaseModel, max_cost: int) -> Captio
     if method != "attention":
         model.check_method(method)
         if not given.get("attention", True):
-            raise ConfigError(f"method {method} computes maps; give attention=true to get them")
+            raise ConfigError(f"method {method} computes maps; set attention=true to get them")
     if "words" in given:
         style, options = changes.pop("style", None), None
         if found := ", ".join(changes):
             raise ConfigError(
-                f"words cannot be combined with search options ({found}); give one of them"
+                f"words cannot be combined with search options ({found}); use only one of them"
             )
         words = tuple(model.stored.vocabulary.known_words(given["words"]))
         if len(words) >= MAX_LENGTH:
-            raise ConfigError(f"words has {len(words)} words; give {MAX_LENGTH - 1} at most")
+            raise ConfigError(f"words has {len(words)} words; send at most {MAX_LENGTH - 1}")
     else:
         words, style, options = (), None, model.options(**changes)
     request = CaptionRequest(options, words, given["alternatives"], style, method)
     if request.cost > max_cost:
-        hint = "give a smaller num_captions, max_length or beam_size, fewer forced_words"
+        hint = "use a smaller num_captions, max_length or beam_size, fewer forced_words"
         raise ConfigError(
             f"the request would cost {request.cost:,} steps of the decoder; the limit is "
             f"{max_cost:,}; {hint}, or method=attention"
@@ -227,12 +229,12 @@ Photos = AsyncGenerator[Upload, None]  # as they arrive
 def check_headers(
     request: Request, limits: Limits, *, several: bool, kind: str | None = None
 ) -> int:
-    """Check the headers, before the body is read.
+    """Check the headers before the body is read.
 
     Args:
         request: The request.
         limits: The server's limits.
-        several: Whether the body may have several photos.
+        several: True if the body may have several photos.
         kind: Content type of the body, if the header does not matter.
 
     Returns:
@@ -241,7 +243,7 @@ def check_headers(
     declared, boundary = _content_type(request)
     kind = kind or declared
     if kind == FORM and not boundary:
-        hint = "leave the header out, and the client (fetch, requests, ...) sets it"
+        hint = "leave out the header, because clients (fetch, requests, ...) set it themselves"
         message = f"the Content-Type of the form has no boundary; {hint}"
         raise RequestError(400, "form", message)
     most = _most_bytes(kind, limits, several)
@@ -255,7 +257,7 @@ def check_headers(
 
 
 def read_body(request: Request, limits: Limits, options: Options, *, several: bool) -> Photos:
-    """Read the photos of a body, at least one, as they arrive.
+    """Yield the photos of a body, at least one, as they arrive.
 
     Call `check_headers` first. The options in the body are added to ``options``, each as a list of
     its values.
@@ -289,7 +291,7 @@ def _most_bytes(kind: str, limits: Limits, several: bool) -> float:
 
 
 async def _chunks(request: Request, most: float, what: str) -> AsyncGenerator[bytes, None]:
-    """Read the parts of a body, which may have ``most`` bytes in all."""
+    """Read the parts of a body with at most ``most`` bytes in total."""
     size = 0
     try:
         async for chunk in request.stream():
@@ -311,8 +313,8 @@ async def _read_bytes(request: Request, limits: Limits, _: Options, __: bool) ->
     if begin.startswith((b"{", b"[")):  # curl -d without a Content-Type
         raise RequestError(415, "json", f"the body looks like JSON; send Content-Type: {JSON}")
     if begin.startswith((b"image=", b"images=")):
-        message = "the body is a URL-encoded form, which is not supported; with curl, send the file"
-        raise RequestError(415, "form", f"{message} by -F image=@photo.jpg")
+        message = "the body is a URL-encoded form, which is not supported"
+        raise RequestError(415, "form", f"{message}; with curl, use -F image=@photo.jpg")
     body.seek(0)
     yield Upload(body, alone=True)
 
@@ -327,19 +329,19 @@ async def read_object(request: Request, limits: Limits, *, several: bool) -> dic
         body.receive(chunk)
     data = body.parsed()
     if not isinstance(data, dict):
-        raise RequestError(422, "fields", 'the JSON is no object, {"...": ...}; see /docs')
+        raise RequestError(422, "fields", 'the JSON is not an object like {"...": ...}; see /docs')
     return data
 
 
 async def _read_json(request: Request, limits: Limits, options: Options, several: bool) -> Photos:
     data = await read_object(request, limits, several=several)
     if nulls := [name for name in NAMES if data.get(name, "") is None]:
-        raise RequestError(422, "fields", f"{nulls[0]} is null; give the photo in base64")
+        raise RequestError(422, "fields", f"{nulls[0]} is null; send the photo in base64")
     data = {name: value for name, value in data.items() if value is not None}
     found = shortened(", ".join(data)) or "no fields"
     given = [photo for name in NAMES if (photo := data.pop(name, None)) is not None]
     if len(given) != 1:
-        message = f"the JSON needs one field named {NAMES[several]}; found {found}"
+        message = f"the JSON needs one field named {NAMES[several]}, but it has {found}"
         raise RequestError(422, "fields", message)
     photos = given.pop()
     if not several and isinstance(photos, list):
@@ -389,9 +391,9 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
             continue
         text = content.getvalue().decode("utf-8", "replace")
         if name in NAMES:
-            message = f"{name} is the text {shortened(text)!r}, not a file; with curl"
-            hint = f"put @ before the file's name: -F {name}=@photo.jpg"
-            raise RequestError(422, "fields", f"{message}, {hint}")
+            message = f"{name} is the text {shortened(text)!r}, not a file"
+            hint = f"with curl, put @ before the file name: -F {name}=@photo.jpg"
+            raise RequestError(422, "fields", f"{message}; {hint}")
         if photos and several:  # the photos are captioned as they arrive
             message = f"the option {name} comes after a photo"
             hint = "put options before the photos, or in the query"
@@ -401,14 +403,14 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
         raise _no_photo(found)
 
 
-def _long_text(name: str, hint: str = "; give a shorter text") -> RequestError:
+def _long_text(name: str, hint: str = "; send a shorter text") -> RequestError:
     message = f"the field {shortened(name)} has more than {LONG:,} bytes{hint}"
     return RequestError(422, "fields", message)
 
 
 def _no_photo(found: dict[str, None]) -> RequestError:
     names = shortened(", ".join(found)) or "no fields"
-    message = f"the form has no file field named {NAMES[0]}; found {names}"
+    message = f"the form needs a file field named {NAMES[0]}, but it has {names}"
     return RequestError(422, "fields", message)
 
 

@@ -1,12 +1,12 @@
-"""Who may use the server: Host and Origin checks, API keys, and response headers.
+"""Access control: Host and Origin checks, API keys, rate limits and response headers.
 
-Even a server on the loopback interface can be reached by every web page that its user opens. Two
-checks prevent this: cross-origin requests are refused by their ``Origin``, unless it is an allowed
-one, and DNS rebinding is prevented by accepting known ``Host`` names only. The latter does not
-apply to health, readiness and metrics, which orchestrators request by any name or address.
+Every web page that the user opens can reach a server on the loopback interface. Two checks prevent
+misuse. Cross-origin requests are rejected by their ``Origin``, unless the origin is allowed. DNS
+rebinding is prevented by accepting known ``Host`` names only. The second check does not apply to
+health, readiness and metrics, which orchestrators request under any name or address.
 
 The key file has one key per line, after its name. Keys are looked up by their SHA-256 digests, so
-that the time reveals nothing of them, and only names are ever logged.
+that the response time reveals nothing about them. Only names are logged.
 
     # name    key
     alice     3mJ0x8...
@@ -34,7 +34,8 @@ from captioner.errors import ConfigError
 from captioner.serving.options import HOST_NAME, ServeOptions
 from captioner.serving.request_errors import RequestError, route_path
 
-# For orchestrators and monitoring: open to any Host and without a key. They reveal counts only.
+# Paths for orchestrators and monitoring. They need no key and accept any Host, because they reveal
+# only counts.
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 
 # Default response headers; the web page overrides Content-Security-Policy.
@@ -51,7 +52,7 @@ HEADERS = {
 }
 KEY_HEADER = "X-Api-Key"  # for clients that cannot send ``Authorization: Bearer KEY``
 MIN_LENGTH = 16  # characters of a key; shorter ones could be guessed
-WRONG_KEYS = 60  # of an address per minute that get 401; further ones get 429
+WRONG_KEYS = 60  # wrong keys per address and minute that get 401; further ones get 429
 WRONG_KEY_SECONDS = 0.5  # until a wrong key is answered
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -63,10 +64,11 @@ _PORT = re.compile(r"^(\[.*\]|[^:]*):\d+$")
 
 
 class AllowedHosts:
-    """The ``Host`` values that a server bound to an address accepts, with any port.
+    """The ``Host`` values, with any port, that a server bound to an address accepts.
 
-    On loopback, these are the loopback names; otherwise also any IP address, as DNS rebinding needs
-    a name, and the name of this machine. Other names, such as a proxy's, must be given.
+    On loopback, these are the loopback names. Otherwise, they are any IP address (DNS rebinding
+    needs a name) and the name of this machine. Further names, such as the name of a proxy, must be
+    set.
     """
 
     def __init__(self, bound: str, names: Iterable[str] = ()) -> None:
@@ -77,7 +79,7 @@ class AllowedHosts:
             self.names |= {socket.gethostname().lower()}
 
     def allows(self, host: str) -> bool:
-        """Whether a ``Host`` header is accepted."""
+        """Return whether a ``Host`` header is accepted."""
         match = _HOST.fullmatch(host.strip().lower())
         if match is None:
             return False
@@ -93,7 +95,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def origin_check(options: ServeOptions) -> Callable[[Scope], RequestError | None]:
-    """Return a function that refuses unknown hosts and cross-origin requests by their headers.
+    """Return a function that rejects unknown hosts and cross-origin requests by their headers.
 
     Cross-origin requests include form posts, which browsers send without a CORS preflight.
     """
@@ -109,15 +111,15 @@ def origin_check(options: ServeOptions) -> Callable[[Scope], RequestError | None
         host, origin = headers.get("host", ""), headers.get("origin")
         reading = scope["method"] in ("GET", "HEAD")
         if not hosts.allows(host) and not (reading and route_path(scope) in PROBES):
-            hint = "give its name to --allow-host, or use the address that the server printed"
-            return RequestError(421, "host", f"unknown host {host[:100]!r}; {hint}")
+            hint = "start the server with --allow-host NAME, or use the address that it printed"
+            return RequestError(421, "host", f"the host {host[:100]!r} is unknown; {hint}")
         if reading:
             return None  # no side effects, and browsers hide the response from other sites
         if origins & {"*", (origin or "").lower()}:
             return None
         foreign = origin is not None and origin.lower().partition("://")[2] != host.lower()
         if foreign or headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            message = f"cross-origin request refused (Origin: {(origin or 'none')[:100]})"
+            message = f"cross-origin request rejected (Origin: {(origin or 'none')[:100]})"
             hint = "use this server's own page, or start the server with --allow-origin"
             return RequestError(403, "origin", f"{message}; {hint}")
         return None
@@ -129,7 +131,7 @@ def origin_check(options: ServeOptions) -> Callable[[Scope], RequestError | None
 
 
 class ApiKeys:
-    """The keys of a file or of the environment, by name."""
+    """The API keys of a file or of the environment, by name."""
 
     def __init__(self, path: str | Path | None, text: str = "") -> None:
         """Read the keys from the file, or from ``text`` if ``path`` is None.
@@ -146,7 +148,7 @@ class ApiKeys:
         return len(self._names)
 
     def reload(self) -> None:
-        """Read the file again; after an error the previous keys stay valid."""
+        """Read the file again. After an error, the previous keys stay valid."""
         source, text = f"api-key-file {self.path}", self._text
         try:
             if self.path is None:
@@ -155,22 +157,22 @@ class ApiKeys:
                 text = self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or "not a text file"
-            raise ConfigError(f"{source}: {reason}; give a text file") from error
+            raise ConfigError(f"{source} cannot be read ({reason}); use a text file") from error
         names: dict[bytes, str] = {}
         for number, line in enumerate(text.splitlines(), 1):
             parts = line.partition("#")[0].split()
             if not parts:
                 continue
             if len(parts) != 2 or len(parts[1]) < MIN_LENGTH:  # never quote a line, which has a key
-                hint = f"give a name and a key of {MIN_LENGTH} characters or more"
+                hint = f"write a name and a key of {MIN_LENGTH} characters or more"
                 raise ConfigError(f"{source}, line {number} is invalid; {hint}")
             names[_digest(parts[1])] = parts[0]
         if not names:
-            raise ConfigError(f"{source} has no keys; give lines of: NAME KEY")
+            raise ConfigError(f"{source} has no keys; write lines of the form NAME KEY")
         self._names = names
 
     def name(self, key: str) -> str | None:
-        """The name of a key; None if it is unknown."""
+        """Return the name of a key, or None if the key is unknown."""
         return self._names.get(_digest(key))
 
 
@@ -179,7 +181,7 @@ def _digest(key: str) -> bytes:
 
 
 class RateLimit:
-    """At most ``per_minute`` requests per minute and name, which may come all at once; 0: any."""
+    """A limit of requests per minute and name. The requests of a minute may come all at once."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval = 60 / per_minute if per_minute else 0.0
@@ -187,7 +189,7 @@ class RateLimit:
         self._full_at: dict[str, float] = {}  # when a name's whole allowance is available again
 
     def take(self, name: str) -> int:
-        """Use one request; 0, or the whole seconds after which to try again."""
+        """Count one request; return 0, or the whole seconds after which to try again."""
         now = self._clock()
         full_at = max(self._full_at.get(name, now), now) + self._interval
         # An allowance of a minute is full after 60 seconds without requests.
@@ -206,13 +208,18 @@ _Key = Annotated[str | None, Security(APIKeyHeader(name=KEY_HEADER, auto_error=F
 
 
 def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
-    """Dependencies of endpoints for photos: an API key, and a rate limit for each client (0: none).
+    """Return the dependencies of endpoints for photos: an API key and a rate limit.
 
-    They store the client's name in ``request.state.client``. A request counts as one towards the
-    rate limit. Of a batch, each photo does: for each further one the endpoint calls
-    ``request.state.count_photo``, which raises the refusal.
-    Wrong keys are answered slowly, and those of an address are limited per minute. A client with a
-    valid key at the same address is not affected.
+    They store the client's name in ``request.state.client``. A request counts once towards the rate
+    limit. In a batch, each photo counts: for each photo after the first, the endpoint calls
+    ``request.state.count_photo``, which raises an error at the limit.
+
+    Wrong keys are answered slowly, and their number per address and minute is limited. A client
+    with a valid key at the same address is not affected.
+
+    Args:
+        keys: The API keys, or None if no key is required.
+        per_minute: Maximum number of requests per minute of each client; 0: unlimited.
     """
     limit, wrong_keys = RateLimit(per_minute), RateLimit(WRONG_KEYS)
 
@@ -229,14 +236,15 @@ def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
             if wait:
                 message = f"too many wrong API keys from this address; try again in {wait} s"
                 raise RequestError(429, "key", message, retry_after=wait)
-            message = "unknown API key; check it, or ask for a new one"
+            message = "the API key is unknown; check it, or ask for a new one"
             raise RequestError(401, "key", message)
         request.state.api_key = name
 
     async def check_rate(request: Request) -> None:
         request.state.client = client = client_of(request)
 
-        # Without the request, which holds it: the cycle would keep the connection open.
+        # This function must not refer to the request, which refers to it: the reference cycle would
+        # keep the connection open.
         def count() -> None:
             if wait := limit.take(client):
                 source = "from this address" if keys is None else "with this API key"
@@ -250,7 +258,10 @@ def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
 
 
 def client_of(request: Request) -> str:
-    """The name of the request's API key, or its client's address; of IPv6 the network (/64)."""
+    """Return the name of the request's API key, or otherwise the client's address.
+
+    For IPv6, it is the address of the network (/64).
+    """
     if key := getattr(request.state, "api_key", None):
         return str(key)
     given = request.client.host if request.client else ""

@@ -1,19 +1,19 @@
-"""Runs the application: granian's limits on connections, signals, draining.
+"""Run the application with granian: limits on connections, signals, and an orderly shutdown.
 
-    headers       granian closes a connection whose request headers, the next one's included, do not
-                  arrive in time
-    connections   granian accepts up to ``max_connections``; further ones wait
-    bodies        the application refuses photos that do not arrive in time; `drained` reads the
-                  rest of a refused body, or else its client may not see the response
-    responses     Linux closes a connection whose client does not read its response in time
+    headers       granian closes a connection if the headers of a request do not arrive in time,
+                  also those of a further request on the same connection
+    connections   granian accepts up to ``max_connections``; further connections wait
+    bodies        the application rejects photos that do not arrive in time; `drained` reads the
+                  rest of a rejected body, because its client may not see the response otherwise
+    responses     Linux closes a connection if its client does not read its response in time
 
-On SIGTERM or Ctrl-C the server keeps listening while it drains, so that a client gets an answer
-rather than a refused connection, and a load balancer sees that readiness has changed. Before that,
-on SIGTERM, it serves as usual for ``drain_delay`` seconds, but is no longer ready.
+On SIGTERM or Ctrl-C, the server keeps listening while it drains. A client then gets an answer
+instead of a refused connection, and a load balancer sees that readiness has changed. After SIGTERM,
+the server first serves as usual for ``drain_delay`` seconds, but reports that it is not ready.
 
 granian answers malformed requests (400, 414, 431) itself, with an empty body, and neither counts
-nor logs them. A client that closes its side of the connection before the response gets none.
-granian has no settings for either.
+nor logs them. A client that closes its side of the connection before the response gets no response.
+granian has no settings that change this.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from captioner.serving.request_errors import end, logger
 from captioner.serving.security import ApiKeys
 from captioner.serving.service import Service
 
-# Of the rest of a refused body, which is read.
+# Limits on reading the rest of a rejected body.
 DRAIN_SECONDS = 5.0
 DRAIN_BYTES = 64 << 20
 
-_CLOSE_SECONDS = 10.0  # for sending the last responses, after the grace period
-_STILL_SECONDS = 60.0  # for which the event loop may stand still until the process is ended
+_CLOSE_SECONDS = 10.0  # time for sending the last responses, after the grace period
+_STILL_SECONDS = 60.0  # after this time without progress of the event loop, the process is ended
 _POLL_SECONDS = 0.05
 
 
 def drained(app: ASGIApp) -> ASGIApp:
-    """Wrap an application: the rest of a refused body is read before the response is sent.
+    """Wrap an application so that the rest of a rejected body is read before the response is sent.
 
-    When a connection is closed with unread data, the operating system of the client may discard a
-    response that has arrived.
+    If a connection is closed with unread data, the client's operating system may discard a response
+    that has already arrived.
     """
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +79,7 @@ def drained(app: ASGIApp) -> ASGIApp:
                 left -= len((await watched()).get("body", b""))
 
         async def send_after_body(message: Message) -> None:
-            # A response with another status is sent while its request is read.
+            # Responses with other statuses are sent while their request is still read.
             if message.get("status", 200) >= 400 and message["status"] != 408 and not ended:
                 with suppress(TimeoutError, asyncio.TimeoutError):
                     await asyncio.wait_for(discard(), DRAIN_SECONDS)
@@ -91,7 +91,7 @@ def drained(app: ASGIApp) -> ASGIApp:
 
 
 def free_address(host: str, port: int) -> tuple[str, int]:
-    """The IP address of a host, and a port of it on which a server can listen."""
+    """Return the IP address of a host, and a port on which a server can listen there."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
@@ -99,15 +99,15 @@ def free_address(host: str, port: int) -> tuple[str, int]:
             return str(address[0]), int(probe.getsockname()[1])
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        hint = "give another --port (0: any free one), or --host 127.0.0.1, 0.0.0.0, ..."
+        hint = "use another --port (0: any free port), or --host 127.0.0.1, 0.0.0.0, ..."
         raise CaptionerError(f"cannot listen on port {port} of {host}: {reason}; {hint}") from error
 
 
 class Running:
-    """An application that is being served; ``await Running(...).serve()`` ends after `stop`."""
+    """An application that is being served. ``await Running(...).serve()`` ends after `stop`."""
 
     def __init__(self, app: FastAPI, address: tuple[str, int]) -> None:
-        """Prepare the server of an application of ``create_app``."""
+        """Prepare the server of an application made by ``create_app``."""
         self.service: Service = app.state.service
         options = self.service.options
         self.address = address
@@ -130,9 +130,9 @@ class Running:
         )
 
     def stop(self, *, delay: bool = True) -> None:
-        """Stop after completing the accepted requests; called again: at once.
+        """Stop after completing the accepted requests. A second call stops at once.
 
-        ``delay``: Serve as usual for ``drain_delay`` seconds before.
+        With ``delay``, serve as usual for ``drain_delay`` seconds before.
         """
         if self._stopping.is_set():
             self._second.set()
@@ -166,14 +166,14 @@ class Running:
             await asyncio.wait_for(serving, _CLOSE_SECONDS)
 
     def _tell(self, message: str) -> None:
-        """Print a message to the user, in the format of the log if that is JSON."""
+        """Print a message to the user, as a line of the log if the log is JSON."""
         if self.service.options.log_format == "json":
             logger.info(message)
         else:
             sys.stderr.write(f"captioner: {message}\n")
 
     async def _drain(self) -> None:
-        """Stop being ready, then refuse new requests and wait for the accepted ones."""
+        """Report that the server is not ready, reject new requests, and wait for accepted ones."""
         service, grace = self.service, self.service.options.grace
         service.leaving = True
         if self._delay:
@@ -190,7 +190,10 @@ class Running:
 
 
 def run(app: FastAPI, address: tuple[str, int]) -> bool:
-    """Serve until SIGTERM or Ctrl-C; returns whether it was the latter. SIGHUP reads the keys."""
+    """Serve until SIGTERM or Ctrl-C, and return whether it was Ctrl-C.
+
+    SIGHUP reloads the API keys.
+    """
 
     async def main() -> bool:
         running = Running(app, address)
@@ -220,10 +223,10 @@ def run(app: FastAPI, address: tuple[str, int]) -> bool:
 
 
 async def _watch() -> None:
-    """End the process when this event loop stands still, after printing where its threads are.
+    """End the process when this event loop stands still, and print where its threads are.
 
-    When memory runs out in a thread of granian, the loop may wait for that thread for ever, and
-    would not see SIGTERM. The watchdog is a thread that needs neither the loop nor Python.
+    If memory runs out in a thread of granian, the loop may wait for that thread for ever, and would
+    not see SIGTERM. The watchdog is a thread that needs neither the loop nor Python.
     """
     while True:
         try:
@@ -234,7 +237,7 @@ async def _watch() -> None:
 
 
 def _reload(keys: ApiKeys) -> None:
-    """Read the API keys again; keep the present ones if the file is invalid."""
+    """Read the API keys again, and keep the present keys if the file is invalid."""
     try:
         keys.reload()
     except ConfigError as error:
@@ -244,10 +247,10 @@ def _reload(keys: ApiKeys) -> None:
 
 
 def _close_unread_responses(port: int, seconds: float) -> None:
-    """Let Linux close connections whose client does not read its response for some time.
+    """Let Linux close connections if the client does not read its response for some time.
 
-    The option TCP_USER_TIMEOUT is inherited by accepted connections. granian does not hand out its
-    listening socket, which is therefore looked up among the descriptors of this process.
+    Accepted connections inherit the option TCP_USER_TIMEOUT from the listening socket. granian does
+    not expose that socket, so it is looked up among the file descriptors of this process.
     """
     if sys.platform != "linux":
         return

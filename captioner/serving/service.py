@@ -1,14 +1,14 @@
 """Process a request, from the bytes of a photo to its captions.
 
-    admission   take a queue slot, or refuse the request before its body is read
+    admission   take a place in the queue, or reject the request before its body is read
     body        read it into memory, within limits on bytes and seconds; see `requests`
     decoding    in a few threads; only the encoder's input is kept
     captions    in a batch with other requests
     response    rendered from the captions, as JSON or a picture
 
-Decoding, captioning and drawing have `lanes`, in which clients take turns. Large photos and costly
-searches have lanes of their own, so that others do not wait for them. A client that disconnects
-frees its queue slot at once. Nothing is written to disk.
+Decoding, captioning and drawing each have `lanes`, in which clients take turns. Large photos and
+costly searches have their own lanes, so that other requests do not wait for them. A client that
+disconnects frees its place in the queue at once. Nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from captioner.serving.requests import (
 
 T = TypeVar("T")
 
-DECODERS = 2  # photos decoded in parallel, beside a large one
-LARGE_PIXELS = 24_000_000  # larger ones are decoded one at a time: 27 bytes per pixel at most
+DECODERS = 2  # photos decoded in parallel, in addition to a large one
+LARGE_PIXELS = 24_000_000  # larger photos are decoded one at a time: 27 bytes per pixel at most
 LARGE_BYTES = 8 << 20  # size of a file after which freed memory is returned to the system
-RELEASE_SECONDS = 1.0  # until it is returned
+RELEASE_SECONDS = 1.0  # delay before the memory is returned
 
 
 class Decoded(NamedTuple):
-    """A photo that was read, its width and height, and its picture if it is drawn."""
+    """A decoded photo: its size, the encoder's input, and its picture if it is drawn."""
 
     size: tuple[int, int]
     prepared: Prepared
@@ -62,12 +62,13 @@ class Decoded(NamedTuple):
 
 
 Render = Callable[[Decoded, Sequence[Caption], Any], bytes]
-"""Makes the body of a response from a photo, its captions and the request's options. Those of a
-picture have ``panel_size``, at most at which the photo is drawn."""
+"""A function that makes the body of a response from a photo, its captions and the request's
+options. If the response is a picture, the options have ``panel_size``, the largest size at which
+the photo is drawn."""
 
 
 class Service:
-    """Captions the photos of requests, within limits."""
+    """A service that captions the photos of requests, within limits."""
 
     def __init__(self, model: Captioner, options: ServeOptions) -> None:
         """Start the threads."""
@@ -75,9 +76,9 @@ class Service:
         self.metrics = Metrics(lambda: self.captions.waiting, lambda: self.in_flight)
         self.in_flight = 0  # slots that requests hold; most hold one
         self.leaving = False  # not ready, because the server shuts down
-        self.draining = False  # new requests are refused, because the server shuts down
+        self.draining = False  # new requests are rejected, because the server shuts down
         self._releasing: asyncio.TimerHandle | None = None
-        # Of a batch: a wider or longer search gets smaller ones, which bounds memory.
+        # Cost of a full batch. A wider or longer search gets smaller batches, which limits memory.
         self._batch_cost = options.batch_size * CaptionRequest(model.options()).cost
         self._held: Counter[str] = Counter()  # slots by client
         self._several_held = 0  # slots of requests that hold more than one
@@ -98,7 +99,7 @@ class Service:
         self._lanes = self.captions, self._costly, self._decoders, self._large, self._painters
 
     def close(self) -> None:
-        """Refuse new and waiting requests; what the threads work on is finished."""
+        """Reject new and waiting requests, and finish the jobs in progress."""
         self.leaving = self.draining = True
         self._closing.set()
         for lane in self._lanes:
@@ -107,8 +108,9 @@ class Service:
     def _release(self) -> None:
         """Return freed memory to the system soon, at most once per second.
 
-        Otherwise the process would keep as much as it ever used: 1.2 GB after an explanation.
-        Doing it after each request would slow the next one, which has to get its memory again.
+        Otherwise the process would keep the most memory that it ever used: 1.2 GB after an
+        explanation. Returning it after each request would slow down the next request, which has to
+        allocate it again.
         """
 
         def release() -> None:
@@ -149,9 +151,9 @@ class Service:
             return await self.captioned(response, wanted.cost, request)
 
     async def decode(self, client: str, upload: Upload, side: int | None = None) -> Decoded:
-        """Decode a photo and free its bytes, also if the request is cancelled meanwhile.
+        """Decode a photo and free its bytes, even if the request is cancelled meanwhile.
 
-        ``side`` is the longest side of the picture to keep; None: none.
+        ``side`` is the longest side of the picture to keep, or None to keep no picture.
         """
         try:
             with upload.data:
@@ -165,12 +167,12 @@ class Service:
         except ImageError as error:
             if not upload.alone:
                 raise
-            # curl -d, which people try first, strips line breaks from the file
+            # People often try curl -d first, which strips line breaks from the file.
             message = f"{error}; with curl, use --data-binary instead of -d"
             raise ImageError(message) from error
 
     def _decode(self, data: Any, side: int | None, *, large: bool = False) -> Decoded | None:
-        """None: the photo is large, and not meant to be."""
+        """Decode a photo, or return None if it is large and ``large`` is not set."""
         with suppress(ImageError):  # which open_image raises again
             if not large and header_work(data, USUAL_FORMATS) > LARGE_PIXELS:
                 return None
@@ -185,21 +187,21 @@ class Service:
         return Decoded(image.info["size"], self.model.prepare(image), picture)
 
     def wanted(self, options: Any) -> CaptionRequest:
-        """How to caption a photo with the options of a request."""
+        """Return how to caption a photo with the options of a request."""
         return caption_request(self.model, options, self.options.max_cost)
 
     def lane(self, wanted: CaptionRequest) -> Lane:
-        """The lane of captions; that beside it for what costs more than a batch."""
+        """Return the lane for captions: a separate lane if they cost more than a batch."""
         return self._costly if wanted.cost > self._batch_cost else self.captions
 
     def caption_photo(
         self, client: str, photo: Decoded, wanted: CaptionRequest
     ) -> asyncio.Future[list[Caption]]:
-        """Caption a photo in a batch with others, or beside them."""
+        """Caption a photo in a batch with other photos, or on its own if it is costly."""
         return self.lane(wanted).submit(client, (photo.prepared, wanted))
 
     def _batch(self, first: Job, waiting: Iterable[Job]) -> list[Job]:
-        """Jobs that are captioned together: with the same search options, method, ..."""
+        """Return the jobs that are captioned together, because they have equal options."""
         request = first.item[1]
         others = [job for job in waiting if job is not first and job.item[1].key == request.key]
         most = max(1, min(self.options.batch_size, self._batch_cost // request.cost))
@@ -240,13 +242,14 @@ class Service:
     async def captioned(
         self, work: Awaitable[T], cost: int, request: Request | None = None, photos: int = 1
     ) -> T:
-        """Await captions of a photo, until the server shuts down or the request's client leaves."""
+        """Await captions, until the server shuts down or the client of the request leaves."""
         seconds = self.options.timeout
 
         def late() -> RequestError:
-            problem = f"captioning took longer than {seconds:g} s: the request costs {cost:,} steps"
-            hint = "give a smaller beam_size, num_captions or max_length, or method=attention"
-            message = f"{problem} of the decoder, or the server is busy; {hint}, or try again"
+            problem = f"captioning took longer than {seconds:g} s"
+            why = f"the request costs {cost:,} steps of the decoder, or the server is busy"
+            hint = "use a smaller beam_size, num_captions or max_length, or method=attention"
+            message = f"{problem}, because {why}; {hint}, or try again"
             return RequestError(503, "time", message)
 
         left = [] if request is None else [disconnected(request)]
@@ -258,10 +261,10 @@ class Service:
 
     @contextmanager
     def slots(self, count: int, client: str) -> Iterator[None]:
-        """Hold some of the ``max_queue`` slots, each of which stands for ``max_bytes`` of memory.
+        """Hold some of the ``max_queue`` slots. Each slot stands for ``max_bytes`` of memory.
 
-        Requests that need several slots share a quarter of all. A request that is alone may need
-        more than exist.
+        Requests that need several slots share a quarter of all slots. A request that is alone may
+        need more slots than exist.
         """
         if self.draining:
             raise closing()
@@ -291,7 +294,7 @@ class Service:
 
 
 async def disconnected(request: Request) -> NoReturn:
-    """Wait until the client disconnects, which ends its request."""
+    """Wait until the client disconnects, then raise an error that ends its request."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     raise client_closed()
@@ -306,10 +309,10 @@ async def within(
     """Await work, and cancel it after some seconds or as soon as one of ``ends`` raises.
 
     Args:
-        seconds: Time limit, or None for none.
+        seconds: Time limit, or None for no limit.
         late: Returns the exception to raise after the time limit.
         work: Returns the result.
-        ends: Raise when the result is no longer wanted, and never return.
+        ends: Raise an exception when the result is no longer wanted, and never return.
     """
     tasks = [asyncio.ensure_future(one) for one in (work, *ends)]
     try:

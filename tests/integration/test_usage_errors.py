@@ -106,7 +106,7 @@ LINES = [
     ("export MODEL -o MODEL", "exists; add --force to replace it"),
     ("export MODEL -o new --int8", "--int8 and --calibration need each other"),
     ("export MODEL -o new --onnxruntime-web ort.tgz", "--onnxruntime-web is for --web"),
-    ("serve --root-path captioner", "root_path is 'captioner'; give a path such as /captio"),
+    ("serve --root-path captioner", "root_path is 'captioner'; use a path such as /captio"),
     ("serve --api-key-file missing", "api-key-file missing: No such file"),
     # Training.
     ("train PHOTOS", "is a folder, not a config file; to train on its photos, add"),

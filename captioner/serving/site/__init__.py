@@ -1,1 +1,1 @@
-"""The static site that captions photos in the browser."""
+"""A static site that captions photos in the browser."""

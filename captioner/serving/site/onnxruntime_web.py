@@ -1,8 +1,8 @@
-"""Gets the files of onnxruntime-web, which run a model in a browser.
+"""Get the files of onnxruntime-web, which runs a model in the browser.
 
-The package is pinned by version and content. It is downloaded once from the npm registry (33 MB),
-by npm if it is installed, which reads the user's configuration (registry, proxy, credentials). A
-wheel does not contain it: few exports are sites.
+The package is pinned by version and content. It is downloaded once from the npm registry (33 MB).
+If npm is installed, npm downloads it, so that the user's settings apply (registry, proxy,
+credentials). captioner's wheel does not contain the package, because few exports are sites.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INTEGRITY = (
     "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZ"
     "ClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
 )
-"""Of the package, as in the registry and in a package-lock.json."""
+"""Digest of the package, as in the registry and in a package-lock.json."""
 
 FILES = (
     "ort.wasm.min.mjs",
@@ -39,40 +39,41 @@ FILES = (
     "ort-wasm-simd-threaded.asyncify.mjs",
     "ort-wasm-simd-threaded.asyncify.wasm",
 )
-"""What a site needs, in the package's folder ``dist``."""
+"""The files of the package's folder ``dist`` that a site needs."""
 
 _URL = f"https://registry.npmjs.org/onnxruntime-web/-/onnxruntime-web-{VERSION}.tgz"
 _SECONDS = 300  # time limit of a download
 
 
 def runtime_files(source: str | Path | None = None) -> dict[str, bytes]:
-    """The content of ``FILES`` by name.
+    """Return the content of ``FILES`` by name.
 
     Args:
         source: Tarball of the package, or its folder, such as ``node_modules/onnxruntime-web``;
-            None: from the cache folder, or from the npm registry.
+            None: the cache folder, or otherwise the npm registry.
 
     Raises:
-        ConfigError: The source is missing or of another version, or the download fails.
+        ConfigError: The source is missing or has a different version, or the download fails.
     """
     if source is None and not cache_file().is_file():
         tarball = _download()
-        _unpack(tarball)  # refuses other content
+        _unpack(tarball)  # fails if the content is not as expected
         atomic_write(cache_file(), tarball)
     source = Path(source or cache_file())
     try:
         if not source.is_dir():
             return _unpack(source.read_bytes())
         if f'"version": "{VERSION}"' not in (source / "package.json").read_text("utf-8"):
-            raise ConfigError(f"this is another version than {VERSION}")
+            raise ConfigError(f"the version is not {VERSION}")
         return {name: (source / "dist" / name).read_bytes() for name in FILES}
     except (OSError, ConfigError) as error:
-        hint = f"give the tarball that npm pack {PACKAGE} writes, or the folder of that package"
-        raise ConfigError(f"--onnxruntime-web {source}: {first_line(error)}; {hint}") from error
+        hint = f"pass the tarball that npm pack {PACKAGE} writes, or the folder of that package"
+        why = first_line(error)
+        raise ConfigError(f"--onnxruntime-web {source} cannot be used ({why}); {hint}") from error
 
 
 def cache_file() -> Path:
-    """Where the package is kept: below XDG_CACHE_HOME, by default ~/.cache."""
+    """Return the path of the cached package: below XDG_CACHE_HOME, by default ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "captioner" / f"onnxruntime-web-{VERSION}.tgz"
 
@@ -89,7 +90,7 @@ def _unpack(tarball: bytes) -> dict[str, bytes]:
 
 
 def _download() -> bytes:
-    """The package from the npm registry."""
+    """Download the package from the npm registry."""
     try:
         if npm := shutil.which("npm"):
             command = [npm, "pack", PACKAGE, "--silent"]
@@ -103,6 +104,6 @@ def _download() -> bytes:
         return content
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
-            f"cannot download {PACKAGE} ({first_line(error)}); run npm pack {PACKAGE} where there "
-            "is a network, and give its file to --onnxruntime-web"
+            f"cannot download {PACKAGE} ({first_line(error)}); run npm pack {PACKAGE} on a machine "
+            "with a network, and pass the file with --onnxruntime-web"
         ) from error

@@ -1,17 +1,17 @@
-"""Writes an exported model as a static site, which captions photos in the browser.
+"""Write an exported model as a static site that captions photos in the browser.
 
-The page is that of ``captioner serve``; instead of requests to a server, a worker runs the model
-with onnxruntime-web:
+The site shows the same page as ``captioner serve``. Instead of sending requests to a server, a
+worker runs the model with onnxruntime-web:
 
-    index.html       the page, with the scripts and styles that it shares with the served one
+    index.html       the page, with the scripts and styles that it shares with the served page
     code/            the worker: photos, search, truth and confidence, in JavaScript (web/*.js)
     runtime/         onnxruntime-web
-    model/           config.json with everything that the worker knows of the model, the graphs
+    model/           config.json with all that the worker needs to know about the model; the graphs
     sw.js            the service worker: offline use, isolation, security headers
     manifest.json    makes the site installable
     icons/
 
-Graphs and WebAssembly are stored compressed, since many hosts would send them as they are.
+Graphs and WebAssembly are stored compressed, because many hosts would send them uncompressed.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from captioner.search.words import (
 from captioner.serving.page import caption_page
 from captioner.text.vocabulary import BLANK, SPACE, SPECIAL_NAMES, Vocabulary, is_content_word
 
-MAX_BEAM = 10  # of the page; also its maximum number of captions
+MAX_BEAM = 10  # maximum beam size and number of captions on the page
 
 _WEB = Path(__file__).parent / "web"
 _WORKER = (
     *("worker", "model", "photo", "resize", "search", "worth", "reading", "captions"),
     "confidence",
 )
-# Of onnxruntime-web: its API, and the name of its WebAssembly.
+# Files of onnxruntime-web: its API, and its WebAssembly.
 _RUNTIMES = {
     "cpu": ("ort.wasm.min", "ort-wasm-simd-threaded"),
     "gpu": ("ort.webgpu.min", "ort-wasm-simd-threaded.asyncify"),
@@ -71,14 +71,13 @@ _WORTH = (
 )
 """Constants of ``search.worth`` that the page's search uses."""
 _OF_FEATURES = ("weights", "mean", "scale", "lowest", "highest")
-"""Fields of ``Calibrator`` with a number for each feature."""
+"""Fields of ``Calibrator`` with one number per feature."""
 
 
 class Site(NamedTuple):
-    """What was written: the number of files, and megabytes if the host compresses texts.
+    """Sizes of a site: the number of files, and megabytes if the host compresses texts.
 
-    ``first_load`` is what the first visit transfers, ``gpu`` what is loaded when the reader chooses
-    the GPU.
+    ``first_load`` is transferred on the first visit, and ``gpu`` when the reader chooses the GPU.
     """
 
     files: int
@@ -87,7 +86,7 @@ class Site(NamedTuple):
 
 
 def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, bytes]) -> Site:
-    """Write the site of an exported folder; ``runtime`` is from ``runtime_files``.
+    """Write the site of an exported folder; ``runtime`` comes from ``runtime_files``.
 
     An existing output folder is replaced once the new one is complete.
     """
@@ -101,7 +100,8 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
         files[f"model/{name}{_COMPRESSED}"] = _compressed((model.folder / name).read_bytes())
     names = {}
     for kind, (api, wasm) in _RUNTIMES.items():
-        # .js: some hosts do not know .mjs, and browsers run no script of another type.
+        # Named .js, because some hosts do not know the type of .mjs, and browsers run a script only
+        # if its type is right.
         script, loader = f"runtime/{api}.js", f"runtime/{wasm}.js"
         binary = f"runtime/{wasm}.wasm{_COMPRESSED}"
         names[kind] = {"api": script, "loader": loader, "binary": binary}
@@ -128,7 +128,7 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
         data={"device": device, "maxBeam": MAX_BEAM},
         head=asset(_WEB / "head.html").splitlines(),
     )
-    # The page's own files only, and no other host.
+    # The policy allows only the page's own files, and no other host.
     rules = policy(page, connect="'self'", scripts="'self' 'wasm-unsafe-eval'", images="'self'")
     rules += "; worker-src 'self' blob:; manifest-src 'self'"
     files["index.html"] = with_policy(page, rules).encode()
@@ -142,23 +142,27 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
 
 
 def check_search(model: StoredModel) -> None:
-    """Raise ConfigError unless the page's search supports a model's search defaults."""
+    """Check that the page's search supports a model's search defaults.
+
+    Raises:
+        ConfigError: A default is not supported.
+    """
     options = model.search
     if options.certainty and not _has_truth(model):
         raise ConfigError(
-            f"the model's search default certainty is {options.certainty}, but it has no "
+            f"the model's search default certainty is {options.certainty}, but the model has no "
             "calibrated reading of the photo; run captioner calibrate"
         )
     for name in changed(options):
         if name in marked(SearchOptions, Role.NOT_IN_BROWSER):
             raise ConfigError(
                 f"the model's search default {name} is {getattr(options, name)!r}, which the page "
-                "does not support; export a copy of the model whose config.json lacks it"
+                "does not support; export a copy of the model without it in config.json"
             )
 
 
 def site_config(model: StoredModel) -> dict[str, Any]:
-    """What the page's JavaScript needs to know of a model."""
+    """Return all that the page's JavaScript needs to know about a model."""
 
     def some(source: Any, *names: str) -> dict[str, Any]:
         return {name: getattr(source, name) for name in names}
@@ -204,7 +208,10 @@ def site_config(model: StoredModel) -> dict[str, Any]:
 
 
 def worth_config(grammar: Grammar | None, wide: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return what the page's search knows of the worth of words; see ``search.worth``."""
+    """Return the constants and tables for the worth of words in the page's search.
+
+    See ``search.worth``.
+    """
     constants = {name.lower(): getattr(worth, name) for name in _WORTH}
     counted = grammar and {
         "endings": _short(grammar.endings),
@@ -256,7 +263,7 @@ def _confidence(model: StoredModel) -> dict[str, Any] | None:
     calibrator = model.calibrator
     if calibrator is None:
         return None
-    # The page may change these options, and then decides itself.
+    # The page may change these options, and then decides itself whether to show the confidence.
     fitted = {name: calibrator.search[name] for name in ("beam_size", "certainty")}
     options = replace(model.search, num_captions=1, **fitted)
     if no_confidence(calibrator, options, model.vocabulary.styles) is not None:
@@ -300,7 +307,7 @@ def _compressed(content: bytes) -> bytes:
 
 
 def _transferred(files: Mapping[str, bytes]) -> float:
-    """Megabytes that a host sends which compresses texts."""
+    """Return the megabytes sent by a host that compresses texts."""
     sent = (
         content if name.endswith((_COMPRESSED, ".png")) else _compressed(content)
         for name, content in files.items()

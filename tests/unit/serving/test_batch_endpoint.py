@@ -210,7 +210,7 @@ async def test_errors_of_the_whole_request(serve):
     """Before the first result they have their own status; after it, they are the last line."""
     server = await serve()
     for form, message in {
-        parts(file(png(), "photos"))[0]: "no file field named image; found photos",
+        parts(file(png(), "photos"))[0]: "needs a file field named image, but it has photos",
         parts(option("num_captions", "9"), file(png()))[0]: "at most beam_size (2)",
     }.items():
         response = await open_batch(server, (form, parts()[1]), **LINES).response()

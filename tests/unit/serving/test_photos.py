@@ -229,7 +229,7 @@ async def test_bombs_are_refused_before_they_have_arrived(serve):
     exchange.send(b'{"images":[' + b"[]," * 400_000, more=True)
     response = await exchange.response()
     assert response.status == 413
-    assert "more than 1,048,576 bytes without its photos" in response.error
+    assert "more than 1,048,576 bytes in addition to its photos" in response.error
 
 
 async def test_number_of_options_is_limited(serve):
@@ -242,14 +242,14 @@ async def test_number_of_options_is_limited(serve):
         await server.open(banned_words=["a"] * 101).response(),
     ):
         assert response.status == 422
-        assert "the request has 101 options; give 100 at most" in response.error
+        assert "the request has 101 options; send at most 100" in response.error
 
 
 REFUSED = {
     "wrong name": (parts(option("seed", "3"), file(png(), "photo")), 422, "found seed, photo"),
     "no @": (parts(option("image", "photo.jpg")), 422, "put @ before the file's name: -F image=@"),
     "two photos": (parts(file(png()), file(png())), 422, "several photos to POST /v1/batch"),
-    "unknown option": (parts(option("beam", "3"), file(png())), 422, "unknown parameter beam; g"),
+    "unknown option": (parts(option("beam", "3"), file(png())), 422, "beam is not an option of"),
     "option twice": (parts(*[option("beam_size", "2")] * 2, file(png())), 422, "is ['2', '2']; i"),
     "long option": (parts(option("words", "x" * 5000), file(png())), 422, "more than 4,000 bytes"),
     "many options": (parts(*[option("words", "a")] * 101), 422, "more than 100 options"),
@@ -258,8 +258,8 @@ REFUSED = {
     "deep JSON": ((b"[" * 9_000, JSON), 400, "not valid JSON: "),
     "many values": ((b"[" * 11_000, JSON), 413, "the JSON has more than 10,000 values; send fewer"),
     "long text": (as_json({"image": "", "words": "x" * 5000}), 422, "words has more than 4,000 by"),
-    "no object": (as_json(["abc"]), 422, "the JSON is no object, "),
-    "null": (as_json({"image": None}), 422, "image is null; give the photo in base64"),
+    "no object": (as_json(["abc"]), 422, "the JSON is not an object like "),
+    "null": (as_json({"image": None}), 422, "image is null; send the photo in base64"),
     "list": (as_json({"image": [text(png())]}), 422, "send several photos to POST /v1/batch"),
     "both": (as_json({"image": "", "images": []}), 422, "one field named image; found image, im"),
     "URL": (as_json({"image": "https://example.org/"}), 422, "the photo is not valid base64"),

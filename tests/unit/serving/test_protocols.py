@@ -70,7 +70,9 @@ def test_ollama_describes_the_model(ollama):
     assert [one.model for one in ollama.ps().models] == names
     for name in names:
         assert "vision" in ollama.show(name).capabilities
-    with pytest.raises(ollama.ResponseError, match="model 'llava' not found; give captioner") as no:
+    with pytest.raises(
+        ollama.ResponseError, match="model 'llava' was not found; use captioner"
+    ) as no:
         ollama.show("llava")
     assert no.value.status_code == 404
     for loaded in (ollama.generate("captioner", keep_alive="5m"), ollama.chat("captioner")):
@@ -149,11 +151,13 @@ def test_openai_gets_its_errors(openai):
         lambda: openai.models.retrieve("gpt-4o"),
         lambda: openai.chat.completions.create(model="gpt-4o", messages=content(url(RED))),
     ):
-        with pytest.raises(package.NotFoundError, match="'gpt-4o' not found; give capt") as refused:
+        with pytest.raises(
+            package.NotFoundError, match="'gpt-4o' was not found; use capt"
+        ) as refused:
             ask()
         assert refused.value.code == "model_not_found"
         assert refused.value.type == "invalid_request_error"
-    with pytest.raises(package.AuthenticationError, match="unknown API key") as refused:
+    with pytest.raises(package.AuthenticationError, match="the API key is unknown") as refused:
         openai.with_options(api_key="wrong-0123456789abc").models.list()
     assert refused.value.code == "invalid_api_key"
 
@@ -194,7 +198,7 @@ def test_photoprism(server):
 
     error = post(server, path, VISION | {"model": "kosmos-2"})
     assert (error.status_code, error.json()["code"]) == (404, 404)
-    assert error.json()["error"].startswith("model 'kosmos-2' not found; give captioner, ")
+    assert error.json()["error"].startswith("the model 'kosmos-2' was not found; use captioner, ")
     denied = post(server, path, VISION, Authorization="Bearer x").json()
     assert denied["code"] == 401
 
@@ -278,7 +282,7 @@ async def test_what_is_refused(serve):
         (photo | {"response_format": {"type": "json_schema"}}, 400, "leave response_format out"),
         (photo | {"n": 2}, 400, "n is not supported"),
         (photo | {"model": "captioner:coco2"}, 404, "'captioner:coco2' not found"),
-        ({"prompt": "Hello"}, 400, "the request has 0 photos; give 1 to"),
+        ({"prompt": "Hello"}, 400, "the request has 0 photos; send 1 to"),
         ({"prompt": "x", "url": "https://example.org/1"}, 400, "URLs are not fetched; send the"),
         ({"messages": content("https://example.org/a.jpg")}, 400, "URLs are not fetched"),
         ({"images": [text(b"no photo")]}, 415, "the photo"),

@@ -180,7 +180,7 @@ async def test_internal_error_does_not_leak_its_message(serve, model, caplog):
     server = await serve()
     response = await server.post(png(BAD)).response()
     assert response.status == 500
-    assert response.error == "internal error; see the server log"
+    assert response.error == "the server made an error; see its log"
     assert response.headers["x-content-type-options"] == "nosniff"
     assert server.service.in_flight == 0
     assert (await server.post(png()).response()).status == 200  # the server still works
