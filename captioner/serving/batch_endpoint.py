@@ -90,7 +90,7 @@ class BulkResponse(Response):
                 size += len(line)
                 if len(found) > most or size > MAX_RESULTS:
                     limit = f"{most} photos" if len(found) > most else f"{MAX_RESULTS:,} bytes"
-                    message = f"the results exceed {limit}, the limit of a JSON response"
+                    message = f"the results have more than {limit}, the limit of a JSON response"
                     hint = f"send Accept: {NDJSON} to get a line per photo, without a limit"
                     raise RequestError(413, "batch", f"{message}; {hint}")
         self._started = True

@@ -224,7 +224,7 @@ def test_schema_has_every_parameter(schema):
         assert one["in"] == "query"
         assert not one.get("required")
         assert len(one["description"]) > 20, name
-    assert "Beam width; 1 is greedy search" in parameters["beam_size"]["description"]
+    assert "Keep this many candidate captions" in parameters["beam_size"]["description"]
     beam = next(s for s in parameters["beam_size"]["schema"]["anyOf"] if s["type"] == "integer")
     assert (beam["minimum"], beam["maximum"]) == (1, 20)
 

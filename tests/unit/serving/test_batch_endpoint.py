@@ -211,7 +211,7 @@ async def test_errors_of_the_whole_request(serve):
     server = await serve()
     for form, message in {
         parts(file(png(), "photos"))[0]: "needs a file field named image, but it has photos",
-        parts(option("num_captions", "9"), file(png()))[0]: "at most beam_size (2)",
+        parts(option("num_captions", "9"), file(png()))[0]: "beam_size is 2; use at most",
     }.items():
         response = await open_batch(server, (form, parts()[1]), **LINES).response()
         assert response.status == 422

@@ -246,7 +246,7 @@ async def test_number_of_options_is_limited(serve):
 
 
 REFUSED = {
-    "wrong name": (parts(option("seed", "3"), file(png(), "photo")), 422, "found seed, photo"),
+    "wrong name": (parts(option("seed", "3"), file(png(), "photo")), 422, "image, but it has seed, photo"),
     "no @": (parts(option("image", "photo.jpg")), 422, "put @ before the file's name: -F image=@"),
     "two photos": (parts(file(png()), file(png())), 422, "several photos to POST /v1/batch"),
     "unknown option": (parts(option("beam", "3"), file(png())), 422, "beam is not an option of"),
@@ -261,10 +261,10 @@ REFUSED = {
     "no object": (as_json(["abc"]), 422, "the JSON is not an object like "),
     "null": (as_json({"image": None}), 422, "image is null; send the photo in base64"),
     "list": (as_json({"image": [text(png())]}), 422, "send several photos to POST /v1/batch"),
-    "both": (as_json({"image": "", "images": []}), 422, "one field named image; found image, im"),
+    "both": (as_json({"image": "", "images": []}), 422, "one field named image, but it has im"),
     "URL": (as_json({"image": "https://example.org/"}), 422, "the photo is not valid base64"),
     "data URL without base64": (as_json({"image": "data:image/svg+xml,<svg/>"}), 422, "base64"),
-    "curl -d image=@photo.jpg": ((b"image=@photo.jpg", {}), 415, "by -F image=@photo.jpg"),
+    "curl -d image=@photo.jpg": ((b"image=@photo.jpg", {}), 415, "use -F image=@photo.jpg"),
     "nothing": ((b"", {}), 415, "the body is empty"),
     "large form": (parts(file(b"x" * 9001)), 413, "the photo has more than 9,000 bytes; the limit"),
     "large base64": (as_json({"image": text(b"x" * 9001)}), 413, "the photo has about 9,001 bytes"),

@@ -240,7 +240,7 @@ async def test_limits_are_those_of_the_service(serve, model):
     assert (await long.send(b"").response()).status == 413
     server = await serve(rate_limit=2)
     refused = await ask(server, "/api/generate", three)
-    assert (refused.status, "give 1 to 2" in refused.error) == (413, True)  # never within a minute
+    assert (refused.status, "send 1 to 2" in refused.error) == (413, True)  # never within a minute
 
 
 async def test_a_photo_has_one_caption(serve, model, monkeypatch):
@@ -281,7 +281,7 @@ async def test_what_is_refused(serve):
         (photo | {"format": "json"}, 400, "leave format out"),
         (photo | {"response_format": {"type": "json_schema"}}, 400, "leave response_format out"),
         (photo | {"n": 2}, 400, "n is not supported"),
-        (photo | {"model": "captioner:coco2"}, 404, "'captioner:coco2' not found"),
+        (photo | {"model": "captioner:coco2"}, 404, "'captioner:coco2' was not found"),
         ({"prompt": "Hello"}, 400, "the request has 0 photos; send 1 to"),
         ({"prompt": "x", "url": "https://example.org/1"}, 400, "URLs are not fetched; send the"),
         ({"messages": content("https://example.org/a.jpg")}, 400, "URLs are not fetched"),

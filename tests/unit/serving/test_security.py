@@ -153,10 +153,10 @@ async def test_page_of_an_allowed_origin_can_use_the_server(serve):
 
 def test_invalid_hosts_and_origins():
     for origin in ("app.example.org", "https://x.org/page", "", "ftp://x", "https://*.x.org"):
-        with pytest.raises(ConfigError, match=r"allow_origin is .*; give "):
+        with pytest.raises(ConfigError, match=r"allow_origin is .*; use "):
             ServeOptions(allow_origin=[origin])
     for host in ("x.org:8443", "https://x.org", "", "a b", "me@x.org", "*", "*.x.org"):
-        with pytest.raises(ConfigError, match=r"allow_host is .*; give "):
+        with pytest.raises(ConfigError, match=r"allow_host is .*; use "):
             ServeOptions(allow_host=[host])
 
 
@@ -295,7 +295,7 @@ async def test_every_endpoint_for_photos_needs_a_key_and_the_schema_says_so(serv
 def test_invalid_key_files(tmp_path):
     for text, problem in {
         "": "has no keys; write lines of the form NAME KEY",
-        f"alice {ALICE}\nSECRET-0123456789abcdef": "line 2 is invalid; give a name",
+        f"alice {ALICE}\nSECRET-0123456789abcdef": "line 2 is invalid; write a name",
         "alice SECRET": "line 1 is invalid",
     }.items():
         (tmp_path / "keys.txt").write_text(text)

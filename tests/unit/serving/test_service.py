@@ -126,7 +126,7 @@ async def test_costly_requests_are_refused_or_worked_on_beside_others(serve, mod
     server = await serve(max_cost=500)
     response = await server.post(png(), beam_size=11, max_length=50).response()
     assert (response.status, server.model.batches) == (422, [])
-    assert "would cost 550 steps of the decoder; the limit is 500; give a smaller" in response.error
+    assert "would cost 550 steps of the decoder; the limit is 500; use a smaller" in response.error
     model.held = 10  # a search of this width waits for the gate
     model.gate.clear()
     costly = server.post(png((9, 9, 9)), beam_size=10, max_length=50)
