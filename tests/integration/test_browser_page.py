@@ -137,7 +137,7 @@ def test_options_and_own_words(open_page, page, tiny, visit) -> None:
     results(tab, photo)
 
     tab.get_by_label("beam size").fill("4")
-    tab.get_by_label("captions", exact=True).fill("3")
+    tab.get_by_label("Captions", exact=True).fill("3")
     tab.keyboard.press("Enter")
 
     expect(tab.get_by_role("listbox")).to_have_count(3)
@@ -168,7 +168,7 @@ def test_the_page_has_no_accessibility_violations(scheme, width, open_page, tiny
     assert violations(tab) == []
     results(tab, *sorted(tiny.photos.iterdir()))
     assert violations(tab) == []
-    tab.get_by_label("captions", exact=True).fill("2")
+    tab.get_by_label("Captions", exact=True).fill("2")
     tab.keyboard.press("Enter")
     expect(tab.get_by_role("listbox")).to_have_count(2)
     tab.get_by_role("listbox").get_by_role("option").nth(1).click()
@@ -419,7 +419,7 @@ def test_left_out_words_are_grey_in_cards_pictures_and_downloads(tab, tiny) -> N
     [one] = entry["captions"]
     assert (one["text"], one["truth"]) == (words[0], [0.75])
     assert one["left_out"].keys() == {"text", "words", "log_probs", "truth", "phrases"}
-    drawing = ElementTree.parse(saved(tab, "SVG", "Download the overlay")).getroot()
+    drawing = ElementTree.parse(saved(tab, "SVG", "Download the figure")).getroot()
     titles = [text for text in drawing.iter() if text.get("font-size") == "16"]
     assert [text.text for text in titles] == words
     fills = [text.get("fill") for text in titles]
@@ -481,7 +481,7 @@ def test_overlays_are_downloaded(chosen, tab, served, tmp_path) -> None:
     if chosen is not None:
         tab.get_by_role("listbox").get_by_role("option").nth(chosen).click()
 
-    svg, png = (saved(tab, name, "Download the overlay") for name in ("SVG", "PNG"))
+    svg, png = (saved(tab, name, "Download the figure") for name in ("SVG", "PNG"))
 
     assert [svg.name, png.name] == ["colours_attention.svg", "colours_attention.png"]
     root = ElementTree.parse(svg).getroot()
@@ -531,7 +531,7 @@ def test_maps_of_another_method(tab, served, tiny) -> None:
 
     expect(tab.locator(".legend")).to_contain_text("share of relevance")
     assert [one.endswith("&method=occlusion") for one in sent] == [True]
-    html = saved(tab, "HTML", "Download the overlay").read_text("utf-8")
+    html = saved(tab, "HTML", "Download the figure").read_text("utf-8")
     [entry] = content(html)[1]["entries"]
     wanted = served.model.caption(tiny.photos / "1.png", method="occlusion")
     np.testing.assert_allclose(entry["captions"][0]["alphas"], wanted.alphas, atol=2e-3)

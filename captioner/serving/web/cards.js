@@ -1,7 +1,8 @@
 "use strict";
 /* A photo of the session and its card: thumbnail, caption or problem, file name. */
 class SessionPhoto {
-  // The name and the caption follow as text. A thumbnail must not be dropped as another photo.
+  // No alternative text, because name and caption follow as text. Not draggable, because the page
+  // would take a dropped thumbnail for a new photo.
   static THUMBNAIL = { alt: "", decoding: "async", width: "160", height: "120", draggable: "false" };
 
   static count = 0;
@@ -11,10 +12,10 @@ class SessionPhoto {
     Object.assign(this, { file, kind, name: file.name || "pasted photo", number: SessionPhoto.count++ });
     this.url = URL.createObjectURL(file);
     this.corrected = null; // the reader's caption
-    this.query = null; // of the response, or of the request in flight
+    this.query = null; // options of the response, or of the request in flight
     this.response = null;
-    this.upload = null; // what is sent, see Upload
-    this.image = null; // <img>, and the EXIF orientation that the browser ignores; see `load`
+    this.upload = null; // the file that is sent, see Upload
+    this.image = null; // <img>; `load` also sets the EXIF orientation that the browser ignores
     this.abort = null; // AbortController of the request in flight
     this.caption = element("span", { class: "text" });
     this.button = element(
@@ -43,7 +44,7 @@ class SessionPhoto {
     return this.corrected ?? this.response.captions[0].text;
   }
 
-  /** The captions to download: all of the response, or the corrected one with its keywords. */
+  /** The captions to download: all captions of the response, or the correction with its keywords. */
   get captions() {
     const { captions } = this.response;
     const { keywords } = captions[0];
@@ -51,19 +52,19 @@ class SessionPhoto {
     return [{ text: this.corrected, corrected: true, ...(keywords && { keywords }) }];
   }
 
-  /** Its confidence before the correction; Infinity if there is none. */
+  /** The confidence of the caption before it was corrected; Infinity if it is not known. */
   get confidence() {
     const { captions, confidence } = this.response ?? {};
     return captions?.[0].confidence ?? confidence ?? Infinity;
   }
 
-  /** Replace the caption; an empty text restores the model's. */
+  /** Replace the caption; empty text restores the model's caption. */
   correct(text) {
     this.corrected = ["", this.response.captions[0].text].includes(text.trim()) ? null : text.trim();
     this.enter("done");
   }
 
-  /** Load what the upload and the viewer need. */
+  /** Load the image and its orientation, for the upload and the viewer. */
   async load() {
     this.image ??= await loadedImage(this.url);
     this.orientation ??= this.kind === "WebP" ? await webpOrientation(this.file) : 1;

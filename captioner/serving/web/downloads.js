@@ -1,10 +1,10 @@
 "use strict";
-/* Results as files, made in the browser: the formats of `captioner caption` and `captioner attend`. */
+/* Downloads, made in the browser, in the formats of `captioner caption` and `captioner attend`. */
 
 function saveFile(blob, name) {
   const url = URL.createObjectURL(blob);
   element("a", { href: url, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 60_000); // the download has to start before
+  setTimeout(() => URL.revokeObjectURL(url), 60_000); // the download must have started by then
 }
 
 const textFile = (text, type) => new Blob([text], { type: `${type};charset=utf-8` });
@@ -60,13 +60,13 @@ async function galleryPage(photos, { template, look }) {
   return textFile(template.replace(/@@(\w+)@@/g, (_, name) => parts[name]), "text/html");
 }
 
-/** JSON that no text in it can end the element that contains it; drawing/pages.py's `embedded`. */
+/** JSON in which no text can end the HTML element around it; `embedded` in drawing/pages.py. */
 function embeddedJson(data) {
   const escape = (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`;
   return JSON.stringify(data).replace(/[<>&\u2028\u2029]/g, escape);
 }
 
-/** The list item of a photo; pages.py's `_item`. */
+/** The list item of a photo; `_item` in pages.py. */
 function galleryItem({ name, image, response, corrected }, number, side) {
   const { naturalWidth: width, naturalHeight: height } = image;
   const canvas = paintedOnWhite(image, width, height, Math.min(1, side / Math.max(width, height)));
@@ -89,12 +89,12 @@ function galleryItem({ name, image, response, corrected }, number, side) {
   return element("li", { class: "entry", id: `entry-${number}` }, element("figure", {}, link));
 }
 
-/** A button that copies a text. */
+/** A button that copies text. */
 function copyButton(text) {
   const button = element("button", { type: "button", class: "copy" }, "Copy");
   button.addEventListener("click", async () => {
     await navigator.clipboard?.writeText(text).catch(() => copySelected(text));
-    if (!navigator.clipboard) copySelected(text); // only https and localhost have a clipboard
+    if (!navigator.clipboard) copySelected(text); // only https and localhost offer the clipboard
     button.textContent = "Copied";
     setTimeout(() => (button.textContent = "Copy"), 2000);
   });

@@ -1,10 +1,10 @@
 "use strict";
-/* A picture of the viewer's selection, for download: the photo with its heatmap, the caption with
-   the selected words in bold, and the scale. Without a selection: a panel for every word. Left-out
+/* A figure of the viewer's selection, for download: the photo with its heatmap, the caption with the
+   selected words in bold, and the scale. Without a selection, it has a panel for every word. Left-out
    words and their maps are grey.
 
-   The figure is a list of shapes, {picture} or {text} with their places in pixels, which is drawn on
-   a canvas (PNG) or written as SVG. */
+   The figure is a list of shapes, {picture} or {text} with their places in pixels. It is drawn on a
+   canvas (PNG) or written as SVG. */
 class Figure {
   static FONT = 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
   static GAP = 16;

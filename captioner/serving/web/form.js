@@ -1,5 +1,5 @@
 "use strict";
-/* The options of the form as query parameters; empty fields show the model's own. */
+/* The options of the form as query parameters. Empty fields show the model's own values. */
 class OptionsForm {
   constructor(form, { fields, search, styles, maxBeam }) {
     this.fields = form.elements;
@@ -20,7 +20,7 @@ class OptionsForm {
     return this.fields.words?.value.trim() ?? "";
   }
 
-  /** A field's name and value, unless it is empty or the page does not have it. */
+  /** A field's name and value; nothing if the field is empty or missing on this page. */
   given(name) {
     const field = this.fields[name];
     const value = field?.type === "checkbox" ? `${field.checked}` : (field?.value.trim() ?? "");
@@ -47,7 +47,7 @@ class OptionsForm {
     return `${new URLSearchParams([["attention", "true"], ["alternatives", "5"], ...given])}`;
   }
 
-  /** A beam holds at least as many sentences as there are captions; widen it if necessary. */
+  /** Widen the beam if necessary: it must be at least as large as the number of captions. */
   adjust() {
     const { beam_size: beam, num_captions: captions } = this.fields;
     if (this.widened && document.activeElement !== beam) beam.value = "";
@@ -57,7 +57,7 @@ class OptionsForm {
     if (Number(beam.value || beam.placeholder) < wanted) {
       beam.value = `${wanted}`;
       this.widened = true;
-      this.note.textContent = `The beam size is now ${wanted}, which ${wanted} captions need.`;
+      this.note.textContent = `The beam size is now ${wanted}, because ${wanted} captions need it.`;
     }
     beam.disabled = captions.disabled = this.words !== "";
   }

@@ -1,5 +1,5 @@
 "use strict";
-/** Runs jobs, functions that return a promise; `next()` returns the next one, or null. */
+/** Runs jobs in parallel. A job is a function that returns a promise; `next()` returns the next job, or null. */
 class JobPool {
   constructor(next, parallel) {
     this.next = next;

@@ -1,11 +1,11 @@
 "use strict";
-/* Requests with an API key, if the server needs one: the page asks for it once and keeps it until
-   its tab is closed. */
+/* Requests with an API key, if the server needs a key. The page asks for it once, and keeps it until
+   the tab is closed. */
 const fetchWithKey = (() => {
   const STORED = "captioner-api-key";
   let asking = null; // promise of the open dialog, shared by parallel requests
 
-  /** Ask for the key; resolves to false if the user cancels. */
+  /** Ask for the key; the promise is false if the user cancels. */
   function ask(message) {
     asking ??= new Promise((resolve) => {
       const input = element("input", { type: "password", autocomplete: "off", required: "" });
@@ -38,7 +38,7 @@ const fetchWithKey = (() => {
       if (key) headers.set("X-Api-Key", key);
       const response = await fetch(url, { ...options, headers });
       if (response.status !== 401) return response;
-      if (sessionStorage.getItem(STORED) !== key) continue; // another request has asked
+      if (sessionStorage.getItem(STORED) !== key) continue; // a parallel request has got a key
       const message = key
         ? "The server does not accept this API key."
         : "This server needs an API key. It is kept until you close this tab.";

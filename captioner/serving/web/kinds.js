@@ -1,7 +1,7 @@
 "use strict";
-/* What a chosen file is, by its first bytes, so that a wrong file is reported before it is sent. */
+/* The kind of a chosen file, by its first bytes, so that a wrong file is reported before it is sent. */
 
-/** The server reads these; anything else that the browser can decode is sent as JPEG. */
+/** Kinds that the server reads. All other kinds that the browser can decode are sent as JPEG. */
 const SERVER_KINDS = ["JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF"];
 
 /** The kind of a file: one of SERVER_KINDS, HEIC, AVIF, PDF, video or unknown. */
@@ -22,12 +22,12 @@ function kindOf(head) {
 
 const PROBLEMS = {
   HEIC:
-    "This is a HEIC photo, which this browser cannot convert. Save it as JPEG (on an iPhone: " +
+    "This is a HEIC photo, which this browser cannot convert. Save it as JPEG (on an iPhone, choose " +
     "Settings, Camera, Formats, Most Compatible).",
   AVIF: "This is an AVIF photo, which this browser cannot convert. Save it as JPEG.",
   PDF: "This is a PDF, not a photo. Save its pages as JPEG or PNG.",
   video: "This is a video, not a photo.",
-  unknown: "This is not a photo. JPEG, PNG, WebP, GIF, BMP and TIFF can be captioned.",
+  unknown: "This is not a photo. Choose a JPEG, PNG, WebP, GIF, BMP or TIFF file.",
 };
 
 /** `{kind, problem}` of a file; the problem is a sentence, or empty if the file can be captioned. */
@@ -37,7 +37,7 @@ async function examine(file) {
   try {
     head = new Uint8Array(await file.slice(0, 64).arrayBuffer());
   } catch {
-    const problem = "This cannot be read. If it is a folder, open it and select its photos.";
+    const problem = "This file cannot be read. If it is a folder, open it and select its photos.";
     return { kind: "unreadable", problem };
   }
   const kind = kindOf(head);

@@ -1,7 +1,7 @@
 "use strict";
-/* The session: photos are captioned, the selected one first, and shown in the viewer. `Pool` and
-   `Upload` send photos and the options of the form to the server, and nothing else; in the static
-   site (captioner/serving/site/web/device.js) they send nothing. */
+/* The session: caption the photos, the selected photo first, and show them in the viewer. `Pool` and
+   `Upload` send only photos and the options of the form to the server. In the static site
+   (captioner/serving/site/web/device.js) they send nothing. */
 (() => {
   const settings = JSON.parse(document.getElementById("captioner-data").textContent);
   const find = (selector) => document.querySelector(selector);
@@ -16,16 +16,16 @@
   let current = null; // the selected photo
   let viewer = null;
   let shown = null; // photo and response in the viewer
-  let explained = null; // {photo, query, response, error, abort, state}: the caption of the form
+  let explained = null; // {photo, query, response, error, abort, state}: the caption in the form
   let running = false; // whether photos are being captioned
   let edited = null; // the photo whose caption is in the field
-  let unsaved = false; // whether there are corrections that were not downloaded
+  let unsaved = false; // whether corrections exist that were not downloaded
   let method = "attention"; // how the maps of the selected photo are computed
   const computed = new WeakMap(); // {method: response with its maps} by the response shown
 
   /* --- captioning ------------------------------------------------------------------------------ */
 
-  /** The next request: the caption of the form, the selected photo, then the others in order. */
+  /** The next request: the caption in the form, then the selected photo, then all others in order. */
   function nextJob() {
     if (explained?.state === "waiting") return () => explain(explained);
     const waiting = photos.filter(({ state }) => state === "waiting");
@@ -71,12 +71,12 @@
     if (mine === explained) refresh(photo);
   }
 
-  /** Stop at an error that every photo would have: ask for an API key once, for example. */
+  /** Stop at an error that every photo would have, such as a missing API key. */
   function stopAll(error) {
     if (error.stopsAll) cancel();
   }
 
-  /** Caption whatever has no captions for the options of the form; `again`: also what failed. */
+  /** Caption all photos that have no captions for the options of the form; `again`: failed ones too. */
   function update(again = false) {
     if (!options.valid) {
       refresh(current);
@@ -103,11 +103,11 @@
   function cancel() {
     for (const photo of photos.filter(({ state }) => ["waiting", "working"].includes(state))) {
       photo.abort?.abort();
-      photo.query = options.query(); // so that only these options need the button
+      photo.query = options.query(); // these options wait for the button, other options start at once
       photo.enter("stopped");
     }
     refresh(current);
-    form.querySelector("button").focus(); // the button that continues; this one disappears
+    form.querySelector("button").focus(); // “Caption” continues; “Cancel” disappears
   }
 
   /* --- display --------------------------------------------------------------------------------- */
@@ -128,7 +128,7 @@
     find(".session .downloads").hidden = done === 0;
     find(".session").hidden = find(".selected").hidden = total === 0;
     document.body.classList.toggle("empty", total === 0);
-    // Announced once at the end; every photo would be too often.
+    // Announced only at the end, because an announcement for every photo would be too much.
     if (busy !== running) find(".announcement").textContent = busy || total < 2 ? "" : summary;
     if (running && !busy) arrange();
     running = busy;
@@ -161,7 +161,7 @@
     }
   }
 
-  /** The caption of a response, as corrected if it is the photo's. */
+  /** The caption of a response, or its correction if the response belongs to the photo. */
   const titleOf = (photo, response) => (response === photo.response ? photo.text : response.captions[0].text);
 
   function clearResult() {
@@ -197,7 +197,7 @@
     if (method !== "attention" && viewer.captions.length > 0) showMaps(method);
   }
 
-  /** Show the maps of a method, which the server computes, for this photo and those selected next. */
+  /** Show the maps of a method, computed by the server, for this photo and photos selected later. */
   async function showMaps(wanted) {
     method = wanted;
     const mine = shown;
@@ -270,7 +270,7 @@
       .map(([file, { kind }]) => new SessionPhoto(file, kind, (photo) => choose(photo, true)));
     if (added.length < good.length) {
       const excess = good.length - added.length;
-      lines.push(`The page holds ${settings.maxPhotos} photos; ${excess} more were left out.`);
+      lines.push(`This page can show ${settings.maxPhotos} photos, so ${excess} more were left out.`);
     }
     errors.replaceChildren(...lines.map((line) => element("p", {}, line)));
     if (added.length === 0) return;
@@ -280,7 +280,7 @@
   }
 
   function clear() {
-    if (unsaved && !confirm("Remove all photos and the corrected captions, which were not downloaded?")) return;
+    if (unsaved && !confirm("You have not downloaded your corrected captions. Remove all photos and captions?")) return;
     unsaved = false;
     explained?.abort.abort();
     for (const photo of photos) photo.remove();
@@ -304,7 +304,7 @@
       const drawable = done.filter((photo) => photo.drawable);
       if (drawable.length > 0) saveFile(await galleryPage(drawable, settings), "captions.html");
       const left = done.length - drawable.length;
-      const note = `${left} of ${done.length} photos cannot be shown by this browser and are not in the gallery.`;
+      const note = `The gallery lacks ${left} of ${done.length} photos, because this browser cannot show them.`;
       errors.replaceChildren(...(left > 0 ? [element("p", {}, note)] : []));
     }
   }
@@ -350,7 +350,7 @@
     event.preventDefault();
     if (photos.length > 0) update(true);
     else {
-      const what = "Choose a photo first: press “Choose photos”, drop photos on this page, or paste one.";
+      const what = "Choose a photo first: press “Choose photos”, or drop or paste a photo on this page.";
       errors.replaceChildren(element("p", {}, what));
     }
   });

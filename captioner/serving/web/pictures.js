@@ -1,7 +1,7 @@
 "use strict";
 /* Pictures as the browser decodes them. */
 
-/** A canvas with the picture, transparent pixels blended with white, as for the model. */
+/** A canvas with the picture. Transparent pixels are blended with white, as for the model. */
 function paintedOnWhite(picture, width, height, scale) {
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, Math.round(width * scale));
@@ -22,7 +22,7 @@ async function loadedImage(url) {
   return image;
 }
 
-/** EXIF orientation of a WebP file, which the server applies and browsers ignore; otherwise 1. */
+/** EXIF orientation of a WebP file (browsers ignore it, but the server applies it), or 1. */
 async function webpOrientation(file) {
   const view = new DataView(await file.arrayBuffer());
   const name = (at) => String.fromCharCode(...new Uint8Array(view.buffer, at, 4));
@@ -46,7 +46,7 @@ async function webpOrientation(file) {
   return 1;
 }
 
-/** Why the browser's image differs from what the server captioned; empty if it does not. */
+/** The reason why the browser's image differs from the captioned image; empty if they are equal. */
 function mismatch({ image, orientation, converted }, { width, height }) {
   const { naturalWidth, naturalHeight } = image;
   if (naturalWidth === 0) return "This browser does not support this image format";

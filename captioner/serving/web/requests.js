@@ -1,5 +1,5 @@
 "use strict";
-/* Requests to the server: two at a time, repeated when the server asks to come back later. */
+/* Requests to the server: two at a time, repeated later if the server is busy. */
 
 class RequestError extends Error {
   /** `seconds`: when to try again; null: never. */
@@ -9,7 +9,7 @@ class RequestError extends Error {
   }
 }
 
-/** The user did not give an API key. */
+/** The user has not entered an API key. */
 class KeyMissing extends RequestError {
   stopsAll = true;
 
@@ -28,9 +28,9 @@ async function requestCaptions(body, query, signal) {
   };
   const response = await fetchWithKey(`v1/captions?${query}`, request).catch((error) => {
     if (signal.aborted) throw error;
-    throw new RequestError("The server does not respond; is it running?");
+    throw new RequestError("The server does not respond. Check that it is running.");
   });
-  if (response.status === 401) throw new KeyMissing(); // at once, before another request asks again
+  if (response.status === 401) throw new KeyMissing(); // before a parallel request asks again
   const answer = await response.json().catch(() => ({}));
   if (response.ok) return answer;
   const busy = response.status === 429 || response.status === 503;
@@ -43,7 +43,7 @@ function retryAfter(response) {
   return Number.isFinite(seconds) && seconds >= 0 ? seconds : 2;
 }
 
-/** The server's message as a sentence for people, without the decoder's details and commands. */
+/** The server's message as a sentence, without the decoder's details and without commands. */
 function plainWords(status, message) {
   if (!message) return `The server cannot caption this photo (status ${status}).`;
   const text = message
@@ -53,17 +53,17 @@ function plainWords(status, message) {
   return text[0].toUpperCase() + text.slice(1) + (/[.?!]$/.test(text) ? "" : ".");
 }
 
-/** Two requests at a time. */
+/** Sends two requests at a time. */
 class Pool extends JobPool {
   static TRIES = 6;
 
   constructor(next, onWait) {
     super(next, 2);
     this.onWait = onWait;
-    this.resumes = 0; // time at which a busy server may be asked again, in milliseconds
+    this.resumes = 0; // time in milliseconds at which a busy server may get requests again
   }
 
-  /** `requestCaptions`, until the server is no longer busy; all jobs wait then. */
+  /** `requestCaptions`, repeated while the server is busy. Meanwhile, all jobs wait. */
   async captions(body, query, signal) {
     for (let tries = 1; ; tries++) {
       await this.pause(signal);

@@ -1,10 +1,10 @@
 "use strict";
-/* What is sent for a photo: the file itself, or a smaller JPEG of a large one.
+/* The file that is sent for a photo: the file itself, or a smaller JPEG of a large photo.
 
-   A phone's photo has 12 megapixels and 4 MB, of which the model's input keeps 0.08 megapixels. The
-   photo that is sent keeps at least twice the input's side, so its caption rarely changes. */
+   A phone's photo has 12 megapixels and 4 MB, but the model's input keeps only 0.08 megapixels. The
+   sides of the smaller JPEG are at least twice those of the input, so the caption rarely changes. */
 class Upload {
-  static HEAVY = 1e6; // bytes; smaller files are sent as they are
+  static HEAVY = 1e6; // bytes; files up to this size are sent unchanged
   static SIDE = 1536; // pixels of the shorter side of a photo that is sent smaller
   static MAX_SIDE = 8192; // pixels; browsers limit the size of a canvas
   static turn = Promise.resolve(); // one photo is decoded at a time: 12 megapixels are 48 MB
@@ -16,7 +16,7 @@ class Upload {
     const made = await mine;
     if (made.body.size > limits.max_bytes) {
       const [size, limit] = [made.body.size, limits.max_bytes].map(byteCount);
-      throw new Error(`This file has ${size}; the server takes up to ${limit}.`);
+      throw new Error(`This file has ${size}, but the server accepts at most ${limit}.`);
     }
     return made;
   }
@@ -31,7 +31,7 @@ class Upload {
     if (!foreign && !heavy && width * height <= limits.max_pixels) return original;
     // Browsers ignore the EXIF orientation of WebP files, which the server applies.
     if (photo.orientation > 1) return original;
-    // Color profiles are ignored, as the server ignores them.
+    // Color profiles are ignored, because the server ignores them too.
     const options = { imageOrientation: "from-image", colorSpaceConversion: "none" };
     const bitmap = await createImageBitmap(file, options).catch(() => null);
     if (bitmap === null) return original; // for example TIFF
@@ -48,7 +48,7 @@ class Upload {
     }
   }
 
-  /** A JPEG file whose shorter side has `side` pixels, or as many as the photo if it has fewer. */
+  /** A JPEG file. Its shorter side has `side` pixels, or fewer if the photo has fewer. */
   static jpeg(bitmap, side, quality) {
     const { width, height } = bitmap;
     const fits = Math.min(side / Math.min(width, height), Upload.MAX_SIDE / Math.max(width, height));

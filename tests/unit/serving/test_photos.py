@@ -246,8 +246,12 @@ async def test_number_of_options_is_limited(serve):
 
 
 REFUSED = {
-    "wrong name": (parts(option("seed", "3"), file(png(), "photo")), 422, "image, but it has seed, photo"),
-    "no @": (parts(option("image", "photo.jpg")), 422, "put @ before the file's name: -F image=@"),
+    "wrong name": (
+        parts(option("seed", "3"), file(png(), "photo")),
+        422,
+        "image, but it has seed, photo",
+    ),
+    "no @": (parts(option("image", "photo.jpg")), 422, "put @ before the file name: -F image=@"),
     "two photos": (parts(file(png()), file(png())), 422, "several photos to POST /v1/batch"),
     "unknown option": (parts(option("beam", "3"), file(png())), 422, "beam is not an option of"),
     "option twice": (parts(*[option("beam_size", "2")] * 2, file(png())), 422, "is ['2', '2']; i"),

@@ -278,8 +278,12 @@ async def test_what_is_refused(serve):
     malformed = "images or messages are malformed; see the examples at /docs"
     for body, status, problem in (
         (photo | {"tools": [{"type": "function"}]}, 400, "tools is not supported"),
-        (photo | {"format": "json"}, 400, "leave format out"),
-        (photo | {"response_format": {"type": "json_schema"}}, 400, "leave response_format out"),
+        (photo | {"format": "json"}, 400, "format is not supported"),
+        (
+            photo | {"response_format": {"type": "json_schema"}},
+            400,
+            "response_format is not supported",
+        ),
         (photo | {"n": 2}, 400, "n is not supported"),
         (photo | {"model": "captioner:coco2"}, 404, "'captioner:coco2' was not found"),
         ({"prompt": "Hello"}, 400, "the request has 0 photos; send 1 to"),

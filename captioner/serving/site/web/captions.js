@@ -1,4 +1,4 @@
-/* Captions as the page shows them; captioner/caption.py and vocabulary.py. */
+/* Captions in the form that the page shows, as in captioner/caption.py and vocabulary.py. */
 
 const round = (value, digits) => Math.round(value * 10 ** digits) / 10 ** digits;
 
@@ -55,18 +55,18 @@ export class Vocabulary {
     });
   }
 
-  /** Token ids of a text; throws Error if the model does not know a word. */
+  /** Token ids of text; throws Error if the model does not know a word. */
   encode(text) {
     const words = splitWords(text, this.text.brackets);
     const unknown = words.filter((word) => !this.ids.has(word));
-    if (words.length === 0) throw new Error("This has no words; give a caption.");
-    if (unknown.length > 0) throw new Error(`The model does not know ${[...new Set(unknown)].join(", ")}; use other words.`);
+    if (words.length === 0) throw new Error("This text has no words. Enter a caption.");
+    if (unknown.length > 0) throw new Error(`The model does not know ${[...new Set(unknown)].join(", ")}. Use other words.`);
     return words.map((word) => this.ids.get(word));
   }
 }
 
-/** The words of a plain text: in lower case, clitics apart, without punctuation; captioner/text/tokenizer.py
-    has the rules for everything else. */
+/** The words of plain text, in lower case, with clitics split off and without punctuation. For other
+    text, captioner/text/tokenizer.py has more rules. */
 export function splitWords(text, brackets = {}) {
   const names = Object.fromEntries(Object.entries(brackets).map(([name, sign]) => [sign, name]));
   const plain = text.normalize("NFC").toLowerCase().replaceAll(/[‘’]/g, "'");
@@ -74,20 +74,20 @@ export function splitWords(text, brackets = {}) {
   return found.flatMap((word) => (word in names ? [names[word]] : withoutClitics(word.replace(/['-]+$/, ""))));
 }
 
-/** A word and the clitics at its end: isn't, is and n't. */
+/** A word and the clitics at its end, such as "is" and "n't" for "isn't". */
 function withoutClitics(word) {
   const parts = /^(.*)(n't|'(?:s|re|ve|ll|d|m))$/.exec(word) ?? /^(can)(not)$/.exec(word);
   if (parts === null) return word === "" ? [] : [word];
   return [...withoutClitics(parts[1]), parts[2]];
 }
 
-/** A caption as `Caption.as_dict(attention=True)` has it.
+/** A caption with the same fields as `Caption.as_dict(attention=True)`.
 
     found       a hypothesis of the search, with the truths of its words, or null
     photo       {box} from readPhoto
     config      of the site
     method      attention or attention_gate
-    more        confidence: a number or null; leftOut: {tokens, ...} as of a hypothesis, or null;
+    more        confidence: a number or null; leftOut: {tokens, ...} like a hypothesis, or null;
                 keywords, or null */
 export function captionData(found, photo, config, vocabulary, method, more = {}) {
   const { confidence = null, leftOut = null, keywords = null } = more;
@@ -114,7 +114,7 @@ export function captionData(found, photo, config, vocabulary, method, more = {})
   };
 }
 
-/** The words of a caption, or those that it left out. */
+/** The words of a caption, or its left-out words. */
 function wordsData({ tokens, logProbs, gates, alphas, truths }, config, vocabulary, method) {
   const map = (shares, gate) =>
     inRows(shares, config.grid, (share) => round(method === "attention" ? share : share * gate, 6));
@@ -131,7 +131,7 @@ function wordsData({ tokens, logProbs, gates, alphas, truths }, config, vocabula
   };
 }
 
-/** Values of the regions in rows of the grid. */
+/** Values of the regions, in rows of the grid. */
 function inRows(values, [rows, columns], change) {
   return Array.from({ length: rows }, (_, y) => Array.from(values.slice(y * columns, (y + 1) * columns), change));
 }
@@ -144,7 +144,7 @@ function alternative(token, vocabulary) {
   return token === vocabulary.special.end ? vocabulary.text.end_name : vocabulary.shown([token])[0];
 }
 
-/** An axis of the encoder's input in the photo; geometry.py's `placed`. */
+/** The place of an axis of the encoder's input in the photo; `placed` in geometry.py. */
 function mapped({ first, pitch, start, stop }, scale, offset) {
   const place = (x) => round(scale * x + offset, 6);
   return { first: place(first), pitch: round(scale * pitch, 6), start: place(start), stop: place(stop) };

@@ -8,12 +8,12 @@ export function familiarityOf({ kinds, familiar: [start, end] }, summary) {
   return Math.min(Math.max((end - strangeness) / (end - start), 0), 1);
 }
 
-/** The probability that a caption is right if its image is a photo; null if captions of these options have none.
+/** The probability that a caption is right if its image is a photo; null if these options have no confidence.
 
-    fitted     `confidence` of the site's config
-    odds       that each word is true, see `PhotoReading.logOdds`
+    fitted     `confidence` in the site's config
+    odds       log-odds that each word is true, see `PhotoReading.logOdds`
     style      "" for a model without styles
-    options    of the search; any beam size from 2 up is the same */
+    options    options of the search; all beam sizes from 2 up count as equal */
 export function confidenceOf(fitted, { tokens, logProb }, odds, style, options) {
   const { intercepts, search, features } = fitted;
   const sizes = [options.beam_size, search.beam_size];

@@ -1,8 +1,8 @@
 "use strict";
-/* Captions on this device: nothing is sent. Takes the place of the server's upload.js and requests.js;
-   worker.js is the other end. */
+/* Captions on this device: nothing is sent. This file replaces the server's upload.js and requests.js;
+   it talks to worker.js. */
 
-/** The photo as it is: the browser decodes it for the model, as it does for the viewer. */
+/** The unchanged photo: the browser decodes it for the model in the same way as for the viewer. */
 class Upload {
   static async of({ file }) {
     return { body: file, converted: true };
@@ -26,10 +26,10 @@ class ModelMissing extends Error {
 }
 
 class Device {
-  /** `settings` are those of `site.py`: files of the runtimes and of the model, and sizes in bytes. */
+  /** `settings` from `site/writer.py`: files of the runtimes and of the model, and sizes in bytes. */
   constructor(settings) {
     this.settings = settings;
-    this.numbers = new WeakMap(); // of the photos, by file
+    this.numbers = new WeakMap(); // numbers of the photos, by file
     this.photos = 0;
     this.requests = new Map(); // {message, resolve, reject} by number
     this.sent = 0;
@@ -60,8 +60,8 @@ class Device {
     const total = names.reduce((sum, name) => sum + sizes[name], 0);
     let loaded = 0;
     this.worker?.terminate();
-    // A worker from a blob keeps this page's content security policy, also before the service worker
-    // answers.
+    // A worker from a blob has this page's content security policy, even before the service worker
+    // answers requests.
     const code = `import ${JSON.stringify(new URL("code/worker.js", location.href).href)};`;
     const address = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
     const worker = (this.worker = new Worker(address, { type: "module" }));
@@ -99,14 +99,14 @@ class Device {
     else reject(new Error(error));
   }
 
-  /** Say what the model runs on, and whether the site needs the network from now on. */
+  /** Show which processor the model uses, and whether the site now works without a network. */
   async running({ processor, threads }, names) {
     const where = processor === "GPU" || threads === 1 ? processor : `${processor}, ${threads} threads`;
     this.line.dataset.processor = processor;
     this.line.classList.remove("failed");
     this.show(`Ready. The model runs on the ${where}.`);
     const kept = await keptOffline(names);
-    if (kept) this.show(`Ready, also without a network. The model runs on the ${where}.`);
+    if (kept) this.show(`Ready. The model runs on the ${where}. You can now use this page without a network.`);
     this.line.dataset.offline = `${kept}`;
   }
 
@@ -114,7 +114,7 @@ class Device {
     this.line.querySelector("span").replaceChildren(text, ...more);
   }
 
-  /** Offer the GPU where the browser has WebGPU; its runtime is loaded when the reader wants it. */
+  /** Offer the GPU if the browser has WebGPU. Its runtime is loaded when the reader chooses it. */
   offerGpu() {
     if (!navigator.gpu) return;
     const button = this.line.querySelector(".use-gpu");
@@ -132,9 +132,9 @@ class Device {
   }
 }
 
-/** Threads of the CPU: as many as ONNX Runtime takes by itself, or `?threads=N`. */
+/** Number of CPU threads: ONNX Runtime's own choice, or `?threads=N`. */
 function threadCount() {
-  if (!self.crossOriginIsolated) return 1; // browsers share no memory then
+  if (!self.crossOriginIsolated) return 1; // without isolation, threads cannot share memory
   const wanted = Number(new URLSearchParams(location.search).get("threads"));
   return wanted >= 1 ? Math.trunc(wanted) : Math.min(4, Math.ceil(navigator.hardwareConcurrency / 2));
 }
@@ -155,7 +155,7 @@ async function siteReady() {
   const used = !document.body.classList.contains("empty");
   if (self.crossOriginIsolated || !serviceWorker.controller || again || used) return;
   location.reload();
-  await new Promise(() => {}); // until then
+  await new Promise(() => {}); // wait for the reload
 }
 
 /** Whether the service worker keeps the page and these files. */

@@ -7,8 +7,8 @@ import { PhotoReading } from "./reading.js";
 import { continuation, largest, search } from "./search.js";
 import { Rewards } from "./worth.js";
 
-const STATE = ["hidden", "cell", "fed"]; // of the decoder, with "next_" in front its outputs
-const MOST_PHOTOS = 16; // whose encoding is kept, a megabyte each
+const STATE = ["hidden", "cell", "fed"]; // inputs of the decoder; its outputs have the prefix "next_"
+const MOST_PHOTOS = 16; // number of photos whose encoding is kept, a megabyte each
 
 export class Model {
   /** `ort` is the module of ONNX Runtime, `files` the site's by name, as bytes.
@@ -26,7 +26,7 @@ export class Model {
     this.encoded = new Map(); // by the number of a photo; the latest last
   }
 
-  /** The response for a photo, as the server of `captioner serve` gives it.
+  /** The response for a photo, as from `captioner serve`.
 
       number  of the photo, the same for the same file
       query   the parameters of POST /v1/captions that the page sends */
@@ -56,7 +56,7 @@ export class Model {
     return { width, height, captions: [data(best, more), ...others.map((found) => data(found))] };
   }
 
-  /** The confidence of a photo's best caption, and the photo's keywords; each null if there is none. */
+  /** The confidence of a photo's best caption, and its keywords; null if they are not available. */
   judged(best, reading, memory, style, options) {
     const { confidence: fitted, familiarity: kinds, tokens, truth } = this.config;
     const familiarity = kinds === null ? 1 : familiarityOf(kinds, memory.summary.data);
@@ -136,7 +136,7 @@ export class Stepper {
   }
 }
 
-/** A given caption as the search would return it. */
+/** A caption of the reader, in the form that the search returns. */
 export async function score(stepper, tokens, alternatives) {
   const found = { tokens, logProbs: [], alphas: [], gates: [], alternatives: [], logProb: 0, ended: true };
   let last = stepper.startToken;

@@ -26,7 +26,7 @@ export async function readPhoto(file, preprocessing) {
   }
 }
 
-/** Rows of a bitmap as RGBA bytes; in strips, since browsers limit the size of a canvas. */
+/** Rows of a bitmap as RGBA bytes, read in strips because browsers limit the size of a canvas. */
 function stripsOf(bitmap) {
   let canvas = null;
   return (top, bottom) => {

@@ -1,4 +1,4 @@
-/* The reading of a photo: how true words are, and keywords; captioner/inference/truth.py and reading.py. */
+/* The reading of a photo: the truth of words, and keywords; captioner/inference/truth.py and reading.py. */
 
 import { logSumExp } from "./search.js";
 
@@ -24,7 +24,7 @@ export class PhotoReading {
     return this.logOdds(caption).map((odds) => Math.fround(sigmoid(odds)));
   }
 
-  /** The truth of every row, whatever the decoder's probability, for `Rewards`. */
+  /** The truth of every row, independent of the decoder's probability, for `Rewards`. */
   searchTruths() {
     const { search_scale: scale, search_bias: bias, search_unknown: unknown } = this.truth;
     return Float32Array.of(...this.words, unknown, NaN).map((z) => sigmoid(scale * z + bias));

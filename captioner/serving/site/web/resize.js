@@ -1,10 +1,10 @@
 /* Pillow's bicubic resampling (Image.resize with Resampling.BICUBIC, 8 bits), to the last bit.
 
-   A canvas resizes otherwise in every browser, and the caption depends on it. Pillow's filter is
-   Keys' with a = -0.5, widened by the scale when it makes a photo smaller; first along the rows, then
-   along the columns, with integer weights of 22 bits and bytes in between. Since version 13 a picture
-   whose height shrinks by more than twice as many pixels as its width is resized along the columns
-   first, which rounds otherwise. */
+   Every browser resizes a canvas differently, and the caption depends on it. Pillow uses Keys' filter
+   with a = -0.5, widened by the scale when it makes a photo smaller. It filters first along the rows,
+   then along the columns, with integer weights of 22 bits, and stores bytes in between. Since version
+   13, Pillow filters along the columns first if the height shrinks by more than twice as many pixels as
+   the width. This order rounds differently. */
 
 const SUPPORT = 2;
 const BITS = 22;
@@ -45,9 +45,9 @@ const byte = (sum) => Math.min(Math.max(sum >> BITS, 0), 255);
 
     Returns RGB bytes, row by row. */
 export function resize(width, height, rows, size, [left, top, right, bottom]) {
-  // As Pillow stores the box.
+  // Pillow stores the box in 32-bit floats.
   const [x0, y0, x1, y1] = [left, top, right, bottom].map(Math.fround);
-  // Pillow leaves out what changes nothing.
+  // Pillow skips an axis that does not change.
   const across = size === width && x0 === 0 && x1 === width ? null : weights(width, x0, x1, size);
   const down = size === height && y0 === 0 && y1 === height ? null : weights(height, y0, y1, size);
   const columnsFirst = across && down && height > size && height - size > 2 * (width - size);

@@ -7,7 +7,7 @@
                        of K x L, gates: Float32Array of K}
      reorder(parents)  lets beam k continue beam parents[k] of the last step
 
-   Of Python's strategies this is beam search, with every rule; the site offers no other. */
+   The site offers only this strategy of the Python search: beam search, with all of its rules. */
 
 const EMPTY = { score: 0, length: 0, ended: false, tokens: [], step: null };
 
@@ -19,8 +19,8 @@ const EMPTY = { score: 0, length: 0, ended: false, tokens: [], step: null };
      wanted   alternatives: how many of the most probable words to return for every position, as
               [token, log-probability]; rewards: the `Rewards` of a model that reads photos
 
-   A promise of the best captions, best first, as `hypothesis` returns them; fewer than num_captions if
-   there are not as many, none if only forbidden words were left. */
+   Returns a promise of the best captions, best first, in the form of `hypothesis`. There may be fewer
+   than num_captions, and none if only forbidden words were left. */
 export async function search(stepper, options, words, wanted = {}) {
   const { alternatives = 0, rewards = null } = wanted;
   const end = stepper.endToken;

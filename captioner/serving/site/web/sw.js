@@ -1,12 +1,12 @@
-/* Keeps the site's files, so that it works without a network, and adds headers that static hosts
-   cannot set: isolation, which threads need, and the content security policy, for workers too.
+/* Service worker: keeps the site's files, so that it works without a network. It also adds headers that
+   static hosts cannot set: isolation (threads need it) and the content security policy, also for workers.
 
-   `captioner export --web` fills in what begins and ends with two @. A file is kept under the digest of
-   its content: a new version of the site loads only what changed, and replaces the old one when all of
-   its tabs are closed. */
+   `captioner export --web` fills in the names that begin and end with two @. A file is kept under the
+   digest of its content. A new version of the site therefore loads only changed files, and replaces the
+   old version when all tabs of the site are closed. */
 
 const DIGESTS = @@digests@@; // SHA-256 in base64, by name
-const PAGE = @@page@@; // what the page itself needs; the model follows when the page asks for it
+const PAGE = @@page@@; // files of the page itself; the model is kept when the page asks for it
 const POLICY = @@policy@@;
 
 const SCOPE = self.registration.scope;
@@ -15,7 +15,7 @@ const keyOf = (name) => `${new URL(name, SCOPE)}?sha256=${encodeURIComponent(DIG
 const nameOf = (url) => decodeURIComponent(new URL(url).pathname.slice(new URL(SCOPE).pathname.length)) || "index.html";
 const underway = new Set(); // files that are being kept
 
-/** Fetch a file and keep it; throws if it is not the file of this version. */
+/** Fetch a file and keep it; throws if the file does not belong to this version. */
 async function keep(name) {
   const response = await fetch(new URL(name, SCOPE), { cache: "no-cache" });
   if (!response.ok || !(await store(name, response))) throw new Error(`${name} is not of this version`);
@@ -86,7 +86,7 @@ self.addEventListener("fetch", (event) => {
   if (name in DIGESTS) event.respondWith(answer(name, (promise) => event.waitUntil(promise)));
 });
 
-/** The page asks whether these files are kept; the answer follows when none is underway. */
+/** Answer the page's question whether these files are kept, once no file is being kept any more. */
 self.addEventListener("message", (event) => {
   const reply = async () => {
     await Promise.all(underway);

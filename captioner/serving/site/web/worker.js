@@ -8,8 +8,8 @@ import { Model } from "./model.js";
 
 let model = null;
 
-/** A file of the site; one whose name ends in .gzip is decompressed. Hosts often do not compress
-    graphs and WebAssembly, and some decompress what is named .gz. */
+/** Fetch a file of the site; decompress it if its name ends in .gzip. Hosts often do not compress
+    graphs and WebAssembly, and some decompress files named .gz, so the site does not use that name. */
 async function fetchFile(name) {
   const url = new URL(`../${name}`, import.meta.url);
   const response = await fetch(url).catch(() => null);
@@ -30,7 +30,7 @@ async function fetchFile(name) {
     runtime    names of ONNX Runtime's files: api, loader, binary
     files      the model's files by name
     gpu        run the encoder on the GPU
-    threads    of the CPU */
+    threads    number of CPU threads */
 async function load({ runtime, files, gpu, threads }) {
   const at = (name) => new URL(`../${name}`, import.meta.url).href;
   const [ort, binary, ...contents] = await Promise.all([

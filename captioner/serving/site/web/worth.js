@@ -1,9 +1,9 @@
-/* How much a word is worth saying of a photo; captioner/search/worth.py explains it. */
+/* The worth of a word for a photo's caption; explained in captioner/search/worth.py. */
 
 import { logSumExp } from "./search.js";
 
 export class Rewards {
-  /** `config` of the site; `truths` of the reading's rows, see `PhotoReading.searchTruths`. */
+  /** The site's `config`, and the `truths` of the reading's rows, see `PhotoReading.searchTruths`. */
   constructor({ worth, reading, tokens, vocabulary }, { certainty }, truths) {
     const { grammar, wide } = worth; // pairs and triples of tokens are numbers, see search/grammar.py
     const weight = certainty ? worth.weight : worth.whole_weight;

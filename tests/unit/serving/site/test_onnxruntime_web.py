@@ -90,5 +90,7 @@ def test_without_a_network_one_line_says_what_to_do(monkeypatch) -> None:
 
     with pytest.raises(ConfigError, match=r"^cannot download .*; run npm pack onnxruntime-web@.*$"):
         runtime_files()
-    with pytest.raises(ConfigError, match=r"^--onnxruntime-web nothing\.tgz cannot be used .*; pass the tarball"):
+    with pytest.raises(
+        ConfigError, match=r"^--onnxruntime-web nothing\.tgz cannot be used .*; pass the tarball"
+    ):
         runtime_files("nothing.tgz")
