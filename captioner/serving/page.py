@@ -28,8 +28,9 @@ MAX_PHOTOS = 100
 """Maximum number of photos on the page. The browser keeps their captions and maps in memory."""
 
 _WEB = Path(__file__).parent / "web"
-_INTRO = """<p class="quiet">Caption your photos, and see where the model looked for each word. Photos
-are sent only to this server, kept in memory while they are processed, and never stored.</p>"""
+_INTRO = """<p class="quiet">Caption your photos, and see where the model looked for each word.
+Photos are sent only to this server, kept in memory while they are processed, and never
+stored.</p>"""
 
 
 def index_page(limits: Limits, model: Captioner) -> str:
