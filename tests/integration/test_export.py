@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from PIL import Image
 
 from captioner.cli.main import OK, USAGE, main
 from captioner.inference.captioner import load
+from captioner.model.preprocessing import Preprocessing
 from captioner.serving.site.onnxruntime_web import FILES
 
 DATA = ROOT.parent / "shared" / "data" / "coco_val"
@@ -144,21 +146,28 @@ def test_an_8_bit_folder_captions(tiny, tmp_path, capsys) -> None:
     assert facts["exported"]["precision"] == "int8"
 
 
-def test_the_program_of_the_page_captions(exported, tmp_path, monkeypatch, capsys) -> None:
-    """With nothing but ONNX Runtime; a square photo, which is not cropped."""
-    noise = np.random.default_rng(2).integers(256, size=(50, 50, 3), dtype=np.uint8)
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+def test_the_program_of_the_page_captions(resize, exported, tmp_path, monkeypatch, capsys) -> None:
+    """The caption equals that of ``captioner caption --beam-size 1``, with ONNX Runtime alone."""
+    noise = np.random.default_rng(2).integers(256, size=(50, 90, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "photo.jpg")
-    (tmp_path / "exported").symlink_to(exported)
+    folder = shutil.copytree(exported, tmp_path / "exported")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config["preprocessing"]["resize"] = resize
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
     monkeypatch.chdir(tmp_path)
     (program,) = examples(read("docs/export.md"), "python")
+    names: dict[str, Any] = {}
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # json.load(open(...))
-        exec(program, {})
+        exec(program, names)
 
+    expected = Preprocessing.from_dict(config["preprocessing"])
+    assert np.array_equal(names["pixels"], expected.pixels(Image.open("photo.jpg").convert("RGB")))
     assert (
         tuple(capsys.readouterr().out.split())
-        == load(exported).caption("photo.jpg", beam_size=1).words
+        == load(folder).caption("photo.jpg", beam_size=1).words
     )
 
 
