@@ -1,13 +1,16 @@
-"""The README and the pages in docs/: commands and examples work, links exist."""
+"""Tests of the README and docs/: commands and examples work, and linked files exist."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +35,11 @@ from captioner.text.vocabulary import END, START
 
 ATTENTION, PYTHON, README = map(read, ("docs/attention.md", "docs/python.md", "README.md"))
 PHOTO = ROOT / "assets" / "examples" / "photographer.jpg"
+GREAT_DANE = ROOT / "assets" / "great_dane.jpg"
+
+
+INSTALLATION = ("curl", "git", "mkdir", "pip", "python3", "source", "unzip")
+"""Programs that download or install the code, packages and data sets."""
 
 
 def run_example(code: str, page: str, names: dict[str, object] | None = None) -> None:
@@ -61,7 +69,7 @@ def test_commands_are_valid(page, monkeypatch) -> None:
             options, given = parser_of(" ".join([what, *kind])).parse(arguments)
             if kind == ["features"]:
                 train.read_config(options, train.read_changes(options, given))
-        elif program not in ("curl", "mkdir", "pip", "unzip", "python3"):  # downloads, installation
+        elif Path(program).name not in INSTALLATION:
             script = ROOT / (what if program == "python" else program)
             assert script.is_file(), script
             assert program == "python" or os.access(script, os.X_OK), script
@@ -113,7 +121,7 @@ def test_example_scorer_works(changes, precision, monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd) -> None:
-    """All examples in their order, with a small model of random weights and four photos."""
+    """Run all examples in order, with a small model of random weights and four photos."""
     monkeypatch.chdir(tmp_path)
     stored = load_model(tiny.model)
     add_reading(stored, "dog", "grass")
@@ -160,21 +168,6 @@ def test_first_caption_is_the_one_shown(monkeypatch, capsys):
     assert capsys.readouterr().out == shown
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [w[1:] for w in commands(*examples(README, "bash")) if w[1] in ("caption", "attend")],
-    ids=str,
-)
-def test_captioning_commands_of_the_readme_run(words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("photo.jpg", "holiday/1.jpg"):
-        Path(name).parent.mkdir(exist_ok=True)
-        shutil.copy(PHOTO, name)
-    write_video(Path("clip.mp4"), shots("red"))
-    assert main(words) == OK
-
-
 def test_python_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copy(PHOTO, "photo.jpg")
@@ -182,3 +175,110 @@ def test_python_example_runs(tmp_path, monkeypatch, capsys):
     run_example(example, "README.md")
     assert (tmp_path / "photo_attention.png").is_file()
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+# --- all commands --------------------------------------------------------------------------------
+
+NOT_RUN = {
+    r"^(curl|git|mkdir|pip|python3|source|unzip|\.venv/\S+) ": "installs or downloads something",
+    r"captioner serve": "runs until it is stopped; test_serve.py starts servers",
+    r"--engine ray|s3://": "needs Ray or a bucket; test_cli_ray.py has both",
+    r"--web": "downloads ONNX Runtime Web; test_export.py has a copy",
+    r"COCO|data/coco|coco_val|instances_val2017": "needs COCO",
+    r"(?i)flickr8k/|configs/flickr8k|runs/dot": "needs Flickr8k",
+    r"entities\.json": "needs Flickr30k Entities; test_cli_evaluate.py writes such a file",
+    r"configs/(coco|everyday|held_out|finetune)": "trains for minutes to days; "
+    "test_finetuning.py and test_cli_train.py run short trainings",
+    r"tokenizer=bpe": "trains a model; test_languages.py runs a short training",
+    r"captioner calibrate": "needs hundreds of captions; test_cli_calibrate.py makes them",
+    r"make_other_kinds": "needs a folder of photos; test_scripts.py runs it",
+    r"scripts/(benchmarks|studies|train_shipped|hold_out|fit_reading)": "takes minutes to days, or "
+    "needs data sets",
+    r"--meteor": "needs Java",
+}
+"""Regular expressions of commands that the tests do not run, each with the reason."""
+
+RUN_ELSEWHERE = {"finetuning.md": "test_finetuning.py", "sharing.md": "test_hub.py"}
+"""Pages with commands that are run by another test file, in order."""
+
+
+def reason_not_to_run(words: list[str]) -> str | None:
+    command = " ".join(words)
+    return next((why for part, why in NOT_RUN.items() if re.search(part, command)), None)
+
+
+def blocks_to_run(language: str) -> Iterator[Any]:
+    """Yield each block that has a command to run, from all pages, as a test parameter."""
+    for page in PAGES:
+        blocks = examples(page.read_text("utf-8"), language)
+        for number, block in enumerate(blocks, 1):
+            found = [words for words in commands(block) if not reason_not_to_run(words)]
+            if found and page.name not in RUN_ELSEWHERE:
+                yield pytest.param(found, id=f"{page.name}-{number}")
+
+
+@pytest.fixture
+def workplace(tiny, tmp_path, monkeypatch) -> Path:
+    """Create a folder with the repository's assets/ and small files with the names on the pages."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("photo.jpg", "holiday/1.jpg", "holiday/more/2.jpg", "dataset/1.jpg", "site/a.jpg"):
+        Path(name).parent.mkdir(exist_ok=True, parents=True)
+        shutil.copy(GREAT_DANE, name)
+    Path("list.txt").write_text("photo.jpg\nholiday\n")
+    Path("public").mkdir()
+    shutil.copy(GREAT_DANE, "public/a.jpg")
+    Path("public/index.html").write_text('<!doctype html><img src="a.jpg">')
+    for name in ("clip.mp4", "clips/1.mp4"):
+        Path(name).parent.mkdir(exist_ok=True)
+        write_video(Path(name), shots("red"))
+    shutil.copytree(tiny.photos, "photos")
+    shutil.copytree(tiny.model, "runs/mine")
+    for name, source in {
+        "captions.json": tiny.captions, "instances.json": tiny.instances,
+        "any_system.json": tiny.results, "ours.json": tiny.results, "theirs.json": tiny.others,
+    }.items():  # fmt: skip
+        shutil.copy(source, name)
+    (tmp_path / "assets").symlink_to(ROOT / "assets")
+    return tmp_path
+
+
+def run_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run one captioner command in this process with its redirections. Return its exit code."""
+    if ">" in words:
+        words = words[: words.index(">")]
+    if "<" in words:
+        place = words.index("<")
+        data = io.BytesIO(Path(words[place + 1]).read_bytes())
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(data))
+        words = words[:place]
+    program, *arguments = words
+    assert program == "captioner", "add a reason to NOT_RUN, or run it here"
+    return main(arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", list(blocks_to_run("bash")))
+def test_commands_run(block, workplace, monkeypatch, capfd) -> None:
+    """Run each block with the shipped model. Its commands may use each other's files."""
+    for words in block:
+        code = run_command(words, monkeypatch)
+        assert code == OK, (words, capfd.readouterr().err)
+
+
+def test_every_reason_not_to_run_a_command_is_needed() -> None:
+    pages = [page for page in PAGES if page.name not in RUN_ELSEWHERE]
+    every = [
+        " ".join(words)
+        for page in pages
+        for words in commands(*examples(page.read_text("utf-8"), "bash"))
+    ]
+    for part in NOT_RUN:
+        assert any(re.search(part, command) for command in every), part
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["evaluation.md", "visualization.md"])
+def test_python_examples_run(page, workplace, capfd) -> None:
+    """Run the examples of pages that have no test file of their own."""
+    for example in examples(read(f"docs/{page}"), "python"):
+        run_example(example, page)

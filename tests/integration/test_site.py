@@ -1,4 +1,4 @@
-"""The documentation site: its pages, its build, and the commands of the COCO tutorial."""
+"""Tests of the documentation site: navigation, notebooks, build and pages in a browser."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MADE = {"index.md", "changelog.md", "contributing.md", "model_card.md", "command
 
 
 def navigation() -> list[str]:
-    """The pages in the navigation of mkdocs.yml."""
+    """Return the pages in the navigation of mkdocs.yml."""
     text = (ROOT / "mkdocs.yml").read_text("utf-8")
     nav = yaml.safe_load(re.search(r"^nav:\n(?:[ #].*\n)+", text, re.MULTILINE)[0])["nav"]
     entries = [page for section in nav for page in section.values()]
@@ -38,7 +38,7 @@ def navigation() -> list[str]:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    """Add a new page of docs/ to the nav in mkdocs.yml."""
+    """To mend a failure, add the new page to the nav in mkdocs.yml."""
     pages = {page.name for page in (ROOT / "docs").glob("*.md") if "_table" not in page.name}
 
     assert sorted(navigation()) == sorted(pages | MADE | {f"{page.stem}.md" for page in NOTEBOOKS})
@@ -46,7 +46,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
 def test_notebooks_are_stored_without_output(notebook) -> None:
-    """The site computes it; Jupyter: Edit, Clear All Outputs."""
+    """The build computes the output. To remove it in Jupyter: Edit, Clear All Outputs."""
     cells = json.loads(notebook.read_text("utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
 
@@ -94,7 +94,7 @@ assert caption.gates.argmin() == 0, "the first word has the smallest gate"
 assert caption.left_out, "the figure shows words that were left out"
 assert wrong.confidence < caption.confidence / 2, "the wrong caption is much less confident"
 """
-"""What the text of the first tutorial claims, as a cell."""
+"""A cell that checks the claims in the text of the first tutorial."""
 
 
 def modules_of_extras() -> set[str]:
@@ -117,7 +117,7 @@ def modules_of_extras() -> set[str]:
 
 @pytest.mark.slow
 def test_first_tutorial_runs_twice_without_extras(tmp_path, monkeypatch) -> None:
-    """A reader has what the README installs, and Jupyter."""
+    """A reader has only the packages that the README installs, and Jupyter."""
     nbformat = pytest.importorskip("nbformat")
     from nbclient import NotebookClient
 
@@ -208,7 +208,7 @@ def test_site_loads_nothing_from_other_hosts(site) -> None:
 
 @pytest.mark.slow
 def test_site_in_a_browser(site, visit) -> None:
-    """From a plain file server: no request to another host, no page wider than the screen."""
+    """The site works on a plain file server, without other hosts, on a narrow screen."""
     with static_server(site) as address:
         for page in ("index", "first_caption", "attention", "api", "commands", "coco"):
             tab = visit(f"{address}{page}.html", address, viewport={"width": 390, "height": 800})
