@@ -1,4 +1,4 @@
-"""``captioner calibrate``: fit the confidence of a model's captions."""
+"""The command ``captioner calibrate``: fit the confidence of a model's captions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from captioner.options import SearchOptions
     CalibrateOptions, SearchOptions,
 )  # fmt: skip
 def calibrate(options: CalibrateOptions, search: dict[str, Any]) -> int:
-    """Calibrate, report and store."""
+    """Calibrate the model, print the report and store the calibration."""
     if "style" in search:
-        raise ConfigError("--style is not used here; give --styles, one for each --annotations")
+        raise ConfigError("--style is not an option here; use --styles, one for each --annotations")
     if options.model is None and not options.check:
-        raise ConfigError("--model is missing; give the model folder to calibrate")
+        raise ConfigError("--model is missing; add the model folder to calibrate")
     options.check_files()
 
     from captioner.inference.find_model import find_model
@@ -36,8 +36,8 @@ def calibrate(options: CalibrateOptions, search: dict[str, Any]) -> int:
     checked_search([str(folder)], search)
     if not options.check and target.exists() and not options.force:
         raise ConfigError(
-            f"{folder} is calibrated already; give --force to calibrate it again, or --check to "
-            "measure it"
+            f"{folder} is already calibrated; add --force to replace its calibration, or --check "
+            "to measure it"
         )
     report_file = new_file(options.output, options.force)
     diagram = new_file(options.diagram, options.force)

@@ -1,4 +1,4 @@
-"""``captioner evaluate``: score captions and attention."""
+"""The command ``captioner evaluate``: score captions, and measure attention."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from captioner.schema import taken
     EvaluateOptions, FaithfulnessOptions, SearchOptions,
 )  # fmt: skip
 def evaluate(options: EvaluateOptions, search: dict[str, Any]) -> int:
-    """Score and report."""
+    """Run the evaluation, print its report and write it to a file."""
     measured = taken(search, FaithfulnessOptions)
     if measured and not options.faithfulness:
-        raise ConfigError(f"{flag(next(iter(measured)))} needs --faithfulness; give both")
+        raise ConfigError(f"{flag(next(iter(measured)))} needs --faithfulness; add it")
     options.check(search)
     if options.results is None:
         checked_search(options.model, search)

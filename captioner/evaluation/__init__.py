@@ -1,1 +1,1 @@
-"""Caption metrics."""
+"""Evaluation of captions, attention and confidence."""

@@ -1,4 +1,4 @@
-"""``captioner.evaluate``, and what ``captioner evaluate`` runs: score captions and attention."""
+"""Scoring of captions and attention, for ``captioner.evaluate`` and the command of this name."""
 
 from __future__ import annotations
 
@@ -42,33 +42,35 @@ def evaluate(
     """Score captions against references, and attention against masks or boxes.
 
     Args:
-        model: A loaded model, a model folder, or several folders; None: the shipped model.
-        results: Captions of any system, instead of ``images``: a COCO results file or its content,
-            or captions by image id.
-        faithfulness: Measure instead whether explanations find the regions that words depend on,
-            and how; see ``evaluation.faithfulness``.
-        progress: Show a progress bar on standard error, if that is a terminal.
-        **options: The other fields of ``EvaluateOptions`` (``annotations``, ``images``,
+        model: A loaded model, a model folder, or a list of model folders. By default, the shipped
+            model.
+        results: Captions of any system, to score instead of the model's captions of ``images``: a
+            COCO results file, its content, or captions by image id.
+        faithfulness: Measure faithfulness instead of scoring captions: whether explanations find
+            the regions that words depend on. True, or options.
+        progress: Show a progress bar, if standard error is a terminal.
+        **options: The options of ``captioner evaluate`` (``annotations``, ``images``,
             ``instances``, ``objects``, ``phrases``, ``compare``, ``frequencies``,
             ``train_annotations``, ``meteor``, ``spice``, ``chair``, ``device``, ``precision``,
-            ``batch_size``), which are those of ``captioner evaluate``, and fields of
-            ``SearchOptions`` to change.
+            ``batch_size``), and fields of ``SearchOptions`` to change.
 
     Returns:
-        What ``captioner evaluate -o`` writes as JSON; NaN where the file has null. The scores are
-        under ``metrics``, with pycocoevalcap's names and scale: a CIDEr of 1.0 is 100 points.
+        The report that ``captioner evaluate -o`` writes as JSON. Undefined values are NaN here and
+        null in the file. ``metrics`` has the scores, with pycocoevalcap's names and scale: a CIDEr
+        of 1.0 is 100 points.
 
     Raises:
         ConfigError: Arguments are missing or contradict each other, or a program that a metric
             needs is not installed.
-        DataError: A file cannot be used; ImageError: a photo cannot be read.
+        DataError: A file cannot be used.
+        ImageError: A photo cannot be read.
     """
     fields = option_fields(EvaluateOptions).keys() - {"output", "force"}
     given = {name: options.pop(name) for name in fields & options.keys()}
     known = fields | option_fields(SearchOptions).keys()
     for name in options.keys() - known:
         close = similar(name, known)
-        hint = f"did you mean {either(close)}?" if close else f"give {', '.join(sorted(known))}"
+        hint = f"did you mean {either(close)}?" if close else f"use {', '.join(sorted(known))}"
         raise ConfigError(f"unknown option {name}; {hint}")
     loaded = None if isinstance(model, str | Path | Sequence | None) else model
     captions = None if isinstance(results, str | Path | None) else results
@@ -79,7 +81,7 @@ def evaluate(
     )
     checked = build_options(EvaluateOptions, given)
     for name in {"device", "precision"} & {*changed(checked)} if loaded else ():
-        raise ConfigError(f"model is loaded already; omit {name}, or load it with that")
+        raise ConfigError(f"model is already loaded; omit {name}, or load the model with it")
     checked.check(options)
     how = faithfulness if isinstance(faithfulness, FaithfulnessOptions) else FaithfulnessOptions()
     return Evaluation(checked, options, how, loaded, captions, progress=progress).run()
@@ -87,29 +89,29 @@ def evaluate(
 
 @dataclass
 class Evaluation:
-    """What ``captioner evaluate`` was asked to do."""
+    """One run of ``captioner evaluate``."""
 
     options: EvaluateOptions
-    """What to score, checked."""
+    """Options of the command, already checked."""
     search: Mapping[str, Any]
     """Search options to change."""
     how: FaithfulnessOptions
-    """How to measure faithfulness."""
+    """Options for measuring faithfulness."""
     model: Captioner | None = None
-    """A loaded model, instead of that of the options."""
+    """A loaded model. By default, the model that the options name is loaded."""
     captions: Any = None
-    """The content of a results file, or captions by image id, instead of a file."""
+    """The content of a results file, or captions by image id, to use instead of reading a file."""
     on_error: OnError = raise_error
-    """By default the first error is raised."""
+    """Handler of errors. By default, the first error is raised."""
     progress: bool = True
-    """See `evaluate`."""
+    """Show a progress bar, if standard error is a terminal."""
 
     def run(self) -> Report:
-        """Caption, score and measure."""
+        """Caption the photos, score the captions, measure the attention, and return the report."""
         options = self.options
         if options.faithfulness:
             return self._faithfulness()
-        # Files are read before photos are captioned, so that errors appear early.
+        # Read the files before captioning photos, so that errors appear early.
         judge, known, others = self._judge(), None, None
         if judge is not None and options.compare is not None:
             others = self._within(judge, options.compare)
@@ -159,12 +161,12 @@ class Evaluation:
 
     @cached_property
     def instances(self) -> Instances | None:
-        """The object masks of photos."""
+        """The object masks of photos, or None without an instances file."""
         return None if self.options.instances is None else read_instances(self.options.instances)
 
     @cached_property
     def objects(self) -> dict[int, set[str]]:
-        """The annotated categories in each photo that has annotations, by image id."""
+        """The annotated categories in each photo, by image id. Only for photos with annotations."""
         found = {} if self.options.objects is None else read_objects(self.options.objects)
         if self.instances is not None:
             found = {i: found.get(i, set()) for i in {*found, *self.instances.images}}
@@ -173,7 +175,7 @@ class Evaluation:
         return found
 
     def _judge(self) -> CaptionEvaluator | None:
-        """The references and how captions are scored against them; None without references."""
+        """Build the evaluator of captions, or return None without reference captions."""
         if self.options.annotations is None:
             return None
         references = read_captions([self.options.annotations])
@@ -186,7 +188,7 @@ class Evaluation:
         )
 
     def _within(self, judge: CaptionEvaluator, source: str, content: Any = None) -> dict[int, str]:
-        """The captions of a file, or of its content, of photos that have references.
+        """Read the captions of a results file or of its content, for photos that have references.
 
         Raises:
             DataError: A photo is not in the annotations.
@@ -195,12 +197,12 @@ class Evaluation:
         if unknown := captions.keys() - judge.references.keys():
             raise DataError(
                 f"{source}: image {first_of(sorted(unknown))} is not in "
-                f"{self.options.annotations}; give the annotations that the results belong to"
+                f"{self.options.annotations}; use the annotations that the results belong to"
             )
         return {i: text for i, text in captions.items() if judge.references[i]}
 
     def _without_objects(self, captions: Mapping[int, str]) -> list[str]:
-        """A note on photos whose objects are known from their references alone."""
+        """Return a warning if the objects of some photos are known only from their references."""
         count = len(captions.keys() - self.objects)
         note = (
             f"CHAIR: {count} of {len(captions)} photos have no annotated objects, so objects that "
@@ -209,7 +211,7 @@ class Evaluation:
         return [note] if count else []
 
     def _load(self) -> tuple[Captioner, Report]:
-        """The model, and what the report says of it: its search options that are not default."""
+        """Load the model, and describe the model and its changed search options for the report."""
         options = self.options
         model = self.model or load(
             *options.model, device=options.device, precision=options.precision
@@ -223,7 +225,7 @@ class Evaluation:
         return model, {"model": name, "search": ", ".join(shown), "precision": model.precision}
 
     def _caption(self, model: Captioner, photos: list[Example]) -> dict[int, Caption]:
-        """Captions of the photos that can be read."""
+        """Caption all photos that can be read."""
         captions: dict[int, Caption] = {}
         paths = (photo.path for photo in photos)
         results = model.stream(paths, batch_size=self.options.batch_size, **self.search)
@@ -233,14 +235,17 @@ class Evaluation:
                 self.on_error(result.error)
                 continue
             best = result.captions[0]
-            # The maps of all photos would fill the memory.
+            # Drop maps that nothing measures: the maps of all photos would fill the memory.
             if self.instances is None or photo.image_id not in self.instances.images:
                 best = dataclasses.replace(best, alphas=best.alphas[:0].copy())
             captions[photo.image_id] = best
         return captions
 
     def _photos(self) -> list[Example]:
-        """The photos of the annotations, and of the instances: of both, those in the folder."""
+        """List the photos of the annotations and of the instances file.
+
+        If both files are used, photos of the instances file that are not in the folder are skipped.
+        """
         options, photos = self.options, dict[int, Example]()
         folder = Path(options.images or "")
         if self.instances is not None:
@@ -258,12 +263,15 @@ class Evaluation:
                 if other.path != image.path:
                     raise DataError(
                         f"image {image.image_id} is {other.path.name} in {options.instances} but "
-                        f"{image.path.name} in {options.annotations}; give files whose ids agree"
+                        f"{image.path.name} in {options.annotations}; use files with the same ids"
                     )
         return [*photos.values()]
 
     def _phrased(self, photos: list[Example]) -> dict[Path, PhrasedPhoto]:
-        """The photos with phrases, by path: of those to caption, or else of the whole folder."""
+        """Return the photos that have phrases, by path.
+
+        They are chosen from ``photos``, or from the whole folder if ``photos`` is empty.
+        """
         options = self.options
         if options.phrases is None:
             return {}
@@ -272,7 +280,7 @@ class Evaluation:
         found = {path: known[path.name] for path in paths if path.name in known}
         if not found:
             raise DataError(
-                f"{options.phrases} has no phrases for the photos of {options.images}; give the "
+                f"{options.phrases} has no phrases for the photos of {options.images}; use the "
                 "file that belongs to them"
             )
         return found
@@ -283,7 +291,7 @@ class Evaluation:
         captions: Mapping[int, Caption],
         phrased: Mapping[Path, PhrasedPhoto],
     ) -> Report:
-        """Measure the attention of generated captions to masks, and of phrases to boxes."""
+        """Measure the attention of generated captions on masks, and of phrases on boxes."""
         options, report, style = self.options, Report(), model.options(**self.search).style
         if self.instances is not None:
             with_masks = {i: one for i, one in captions.items() if i in self.instances.images}
@@ -300,7 +308,7 @@ class Evaluation:
         return report
 
     def _faithfulness(self) -> Report:
-        """Measure the explanations of generated or reference captions."""
+        """Measure the faithfulness of explanations for generated or reference captions."""
         annotations, folders = self.options.annotations, [self.options.images or ""]
         model, report = self._load()
         model.stored.require_weights("faithfulness")
@@ -320,21 +328,21 @@ class Evaluation:
 
 
 def model_frequencies(model: Captioner) -> DocumentFrequencies | None:
-    """The document frequencies that are stored with a model."""
+    """Read the document frequencies in a model folder, or return None if it has none."""
     stored = model.stored.frequencies
     name = f"the model's {FREQUENCIES}"
     return None if stored is None else DocumentFrequencies.from_bytes(stored, name)
 
 
 def read_frequencies(given: str | None) -> DocumentFrequencies | None:
-    """Read document frequencies from a file or model folder."""
+    """Read document frequencies from a frequencies file, a captions file or a model folder."""
     if given is None:
         return None
     path = find_model(given)
     if path.is_dir():
         if not (path / FREQUENCIES).is_file():
             raise ConfigError(
-                f"{path} has no {FREQUENCIES}; give a captions file, or create it with: captioner "
+                f"{path} has no {FREQUENCIES}; use a captions file, or create it: captioner "
                 f"prepare frequencies CAPTIONS.json -o {path}"
             )
         path /= FREQUENCIES

@@ -1,7 +1,7 @@
 """Bootstrap intervals and paired significance tests over images.
 
-A resample is a row of weights that counts how often each image was drawn. Two systems are compared
-under the same rows (the paired bootstrap).
+A resample is a row of weights: the number of times that each image was drawn. Two systems are
+compared under the same rows, which is the paired bootstrap.
 
 Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13 (percentile interval);
 Koehn 2004, Statistical Significance Tests for Machine Translation Evaluation (paired resampling of
@@ -17,27 +17,32 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 MIN_IMAGES = 30
-"""Fewest images for an interval or a significance test; resamples of fewer vary too little."""
+"""Fewest images for an interval or a test. Resamples of fewer images vary too little."""
 
 SAME = 1e-6
-"""Scores that differ by less than this are equal."""
+"""Scores that differ by less than this count as equal."""
 
 RESAMPLES = 1000
 """Default number of resamples, as in Koehn 2004."""
 
 
 def too_few(count: int, unit: str, purpose: str) -> dict[str, str]:
-    """The ``warning`` of a report without intervals; empty if there are enough."""
+    """Return the ``warning`` for a report without intervals, or {} if there are enough units."""
     if count >= MIN_IMAGES:
         return {}
     return {"warning": f"{count} {unit} are too few for {purpose} (needs {MIN_IMAGES})"}
 
 
 def resample_weights(count: int, resamples: int | None = None, seed: int = 0) -> NDArray[np.uint8]:
-    """How often each of N images is drawn in each of R resamples of N with replacement: (R, N).
+    """Draw R resamples of N images, and return how often each image was drawn, (R, N).
 
-    By default ``RESAMPLES``, or none of fewer than ``MIN_IMAGES`` images. The same count and seed
-    give the same weights. A row does not depend on the number of rows.
+    Images are drawn with replacement. The weights depend only on the count and the seed, and a row
+    does not depend on the number of rows.
+
+    Args:
+        count: N.
+        resamples: R. By default ``RESAMPLES``, or 0 if there are fewer than ``MIN_IMAGES`` images.
+        seed: Seed of the random numbers.
     """
     if resamples is None:
         resamples = RESAMPLES if count >= MIN_IMAGES else 0
@@ -49,14 +54,14 @@ def resample_weights(count: int, resamples: int | None = None, seed: int = 0) ->
 
 
 def weighted_sums(weights: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
-    """Sums of what was counted for each image, (N, ...), under weights, (R, N): (R, ...)."""
-    # As float64, all rows of many images would take a gigabyte.
+    """Sum the counts of images, (N, ...), under the weights of each resample, (R, N): (R, ...)."""
+    # In blocks of rows: as float64, all rows of many images would take a gigabyte.
     blocks = [weights[start : start + 40] for start in range(0, max(1, len(weights)), 40)]
     return np.concatenate([block.astype(np.float64) @ counts for block in blocks])
 
 
 def ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Divide the first of two sums by the second, (R, 2): (R,); NaN where the second is 0."""
+    """Divide the first column by the second, (R, 2): (R,). NaN where the second is 0."""
     with np.errstate(invalid="ignore"):
         result: NDArray[np.float64] = sums[:, 0] / sums[:, 1]
     return result
@@ -65,16 +70,16 @@ def ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 def resampled_means(
     photos: Sequence[Any], owners: Sequence[Any], columns: Mapping[str, NDArray[np.float64]]
 ) -> dict[str, NDArray[np.float64]]:
-    """Means of values that belong to photos, in resamples of the photos.
+    """Return the means of values in resamples of the photos that the values belong to.
 
     Args:
-        photos: What identifies each photo, sorted, (N,).
+        photos: Identifier of each photo, sorted, (N,).
         owners: The photo of each value, (V,).
-        columns: Values by name, (V,), of which NaN is ignored.
+        columns: Values by name, (V,). NaN is ignored.
 
     Returns:
-        The means by name, (R,), NaN for a resample without values; none, (0,), of values of fewer
-        than ``MIN_IMAGES`` photos.
+        The means by name, (R,), NaN for a resample without values. Empty, (0,), if the values
+        belong to fewer than ``MIN_IMAGES`` photos.
     """
     weights, index = resample_weights(len(photos)), np.searchsorted(photos, owners)
     means = {}
@@ -90,9 +95,9 @@ def resampled_means(
 
 
 def interval(values: ArrayLike) -> list[float] | None:
-    """The 95% percentile interval of the score of each resample, (R,), of which NaN is ignored.
+    """Return the 95% percentile interval of the scores of resamples, (R,), or None if empty.
 
-    None without values.
+    NaN is ignored.
     """
     array = np.asarray(values, dtype=np.float64)
     array = array[~np.isnan(array)]
@@ -100,33 +105,33 @@ def interval(values: ArrayLike) -> list[float] | None:
 
 
 class Significance(NamedTuple):
-    """Whether one system scores higher than another; all None without resamples."""
+    """The result of comparing two systems. All fields are None without resamples."""
 
     interval: list[float] | None = None
-    """95% interval of the difference."""
+    """95% interval of the difference between the systems."""
     p_value: float | None = None
-    """Two-sided; from 2 / (resamples + 1) to 1."""
+    """Two-sided p-value, from 2 / (resamples + 1) to 1."""
     significant: bool | None = None
-    """Whether the interval excludes 0. At the border the p-value may be just above 0.05."""
+    """True if the interval excludes 0. At the border, the p-value may still be just above 0.05."""
 
 
 def compare(differences: NDArray[np.floating[Any]]) -> Significance:
     """Test whether two systems differ by more than the choice of images explains.
 
-    The p-value is twice the smaller share of resamples in which the difference is not above 0, or
-    not below 0. The images themselves count as one more resample, (1 + hits) / (1 + R), so that no
-    p-value is 0.
+    The p-value is twice the share of resamples in which the difference is not above 0, or in which
+    it is not below 0, whichever is smaller. The original images count as one more resample in both
+    shares, (1 + hits) / (1 + R), so that a p-value is never 0.
 
     Source: Efron & Tibshirani 1993, chapters 13 and 15; Koehn 2004; (1 + hits) / (1 + R): Davison &
     Hinkley 1997, Bootstrap Methods and their Application, section 4.2.
     Deviation: Koehn's test is one-sided and reports a share, not a p-value.
 
     Args:
-        differences: Score of one system minus that of the other in each resample, under the same
-            weights, (R,); NaN is ignored.
+        differences: Score of one system minus the score of the other, under the same weights, in
+            each resample, (R,). NaN is ignored.
     """
     found = differences[~np.isnan(differences)]
-    found = np.where(np.abs(found) < SAME, 0, found)  # BLEU without a match is a smoothing constant
+    found = np.where(np.abs(found) < SAME, 0, found)  # without a match, BLEU is a tiny constant
     ends = interval(found)
     if ends is None:
         return Significance()

@@ -1,20 +1,20 @@
-"""Faithfulness: do the regions that an explanation ranks first matter for the word?
+"""Faithfulness of explanations: do the regions that an explanation ranks first matter for the word?
 
     curve(f) = log p(word | share f of the regions deleted or inserted) - log p(word | photo)
     area     = mean of the curve over f from 0 to 1 (nats)
 
-For each content word of a caption the regions of the photo are deleted or inserted in the order of
-their relevance, and the word's log-probability is measured given the same words before it. A
-faithful order finds the regions that the word depends on early: it has a low area under deletion
-and a high one under insertion. Three orders that know nothing of the word's dependence are the
-baselines: random, from the centre of the photo outwards, and least attended first.
+For each content word of a caption, the regions of the photo are deleted or inserted in the order of
+their relevance. After each step, the word's log-probability is measured, given the same words
+before it. A faithful order starts with the regions that the word depends on: the area is low under
+deletion and high under insertion. The baselines are three orders that ignore this dependence:
+random, from the centre of the photo outwards, and least attended first.
 
-Regions are replaced at two levels: in the grid of features, where the rest is unchanged, and in the
-pixels of the encoder's input, where neighbouring features change too. A deleted region becomes the
-mean of the photo (of its features, or its colour) or that of the blurred photo.
+Regions are replaced at two levels. In the grid of features, all other features stay unchanged. In
+the pixels of the encoder's input, neighbouring features change too. A deleted region becomes either
+the mean of the photo (of its features, or its colour) or the same region of the blurred photo.
 
-Source: Petsiuk et al. 2018 (arXiv:1806.07421); deviations: regions instead of single pixels,
-log-probabilities instead of probabilities, and the blur removes whole regions.
+Source: Petsiuk et al. 2018 (arXiv:1806.07421). Deviations: regions instead of single pixels,
+log-probabilities instead of probabilities, and a blur that removes whole regions.
 
 Notation: W content words of T words, L regions, S steps, V versions of a photo.
 """
@@ -58,40 +58,43 @@ CURVES = {
     "deletion_blur": (BLUR, False),
     "insertion_blur": (BLUR, True),
 }
-"""The fill of each curve, and whether regions are inserted."""
+"""The fill of deleted regions for each curve, and True if regions are inserted."""
 
 METHODS: tuple[ExplanationMethod, ...] = ("attention", "gradient_input", "grad_cam", "occlusion")
-"""``attention_gate`` is missing: the gate is one number per word, so the order is attention's."""
+"""The methods to compare.
+
+``attention_gate`` is missing: the gate is one number per word, so it does not change the order.
+"""
 BASELINES = ("random", "centre", "least_attended")
 ORDERS = (*METHODS, *BASELINES)
 
 TOGETHER = 16
-"""Versions of a photo that are processed together."""
+"""Number of versions of a photo that are processed together."""
 
 
 # --- orders --------------------------------------------------------------------------------------
 
 
 class Versions(NamedTuple):
-    """What becomes of a photo whose regions are deleted and inserted; each version once."""
+    """The distinct versions of a photo with some of its regions deleted."""
 
     fills: Indices
-    """``MEAN`` or ``BLUR``, (V,)."""
+    """Fill of the deleted regions, ``MEAN`` or ``BLUR``, (V,)."""
     masks: NDArray[np.bool_]
-    """The regions that are filled, (V, L)."""
+    """True where a region is deleted, (V, L)."""
     points: Indices
-    """The version at each point of the curves, (curves, orders, W, S + 1)."""
+    """Index of the version at each point of the curves, (curves, orders, W, S + 1)."""
 
     @classmethod
     def of(cls, orders: Indices, steps: int) -> Versions:
-        """Delete and insert the regions of a photo in orders of their indices, (orders, W, L)."""
+        """List the versions for deleting and inserting regions in these orders, (orders, W, L)."""
         regions = orders.shape[2]
         counts = np.rint(np.linspace(0, regions, steps + 1))
         ranks = orders.argsort(axis=2)
-        first = ranks[:, :, None, :] < counts[:, None]  # (orders, W, S + 1, L), deleted or inserted
+        first = ranks[:, :, None, :] < counts[:, None]  # (orders, W, S + 1, L)
         masks = np.stack([~first if inserts else first for _, inserts in CURVES.values()])
         fills = np.array([fill for fill, _ in CURVES.values()])[:, None, None, None]
-        fills = np.where(masks.any(axis=-1), fills, MEAN)  # without a mask there is nothing to fill
+        fills = np.where(masks.any(axis=-1), fills, MEAN)  # no region to fill
         rows = np.concatenate([fills[..., None], masks], axis=-1).reshape(-1, regions + 1)
         rows, index = np.unique(rows, axis=0, return_inverse=True)
         return cls(rows[:, 0], rows[:, 1:].astype(bool), index.reshape(fills.shape))
@@ -103,10 +106,13 @@ def region_orders(
     grid: tuple[int, int],
     seed: int,
 ) -> Indices:
-    """Indices of the regions of a photo, most relevant first, (orders, W, L), as in ``ORDERS``.
+    """Return the orders of ``ORDERS``: region indices, most relevant first, (orders, W, L).
 
-    From the relevance of each method, (W, L), where the regions of the grid (Gh, Gw) lie, and the
-    seed of the random order, which also orders equally relevant regions.
+    Args:
+        relevances: Relevance of the regions by method, (W, L).
+        geometry: Positions of the regions in the photo.
+        grid: Gh and Gw.
+        seed: Seed of the random order, which also decides between equally relevant regions.
     """
     random = np.random.default_rng(seed).permutation(grid[0] * grid[1])
     attention = relevances["attention"]
@@ -121,14 +127,14 @@ def region_orders(
 
 
 class _Photo:
-    """One photo with its blurred copy, and the versions of it that are scored."""
+    """A photo and its blurred copy, from which the versions to score are made."""
 
     def __init__(self, ensemble: Ensemble, image: Image.Image) -> None:
         self.ensemble, engine = ensemble, ensemble.engines[0]
         prepared = ensemble.prepare(image)
         (self.pixels,), self.seed = prepared.pixels, prepared.seed
         y, x = engine.geometry
-        # As wide as a region, so that a blurred region has lost its content.
+        # The blur is as wide as a region, so that a blurred region loses its content.
         blur = ImageFilter.GaussianBlur((x.pitch, y.pitch))
         blurred = np.asarray(Image.fromarray(self.pixels).filter(blur))
         mean = np.rint(self.pixels.mean(axis=(0, 1))).astype(np.uint8)
@@ -137,14 +143,14 @@ class _Photo:
         self.fill_grids = torch.stack([self.grid.mean(dim=0).expand_as(self.grid), blurred_grid])
 
     def _encode(self, pixels: Iterable[NDArray[np.uint8]]) -> Tensor:
-        """Features (N, L, D) of several versions."""
+        """Encode the pixels of several versions into features (N, L, D)."""
         photos = [Prepared((one,), CropBox()) for one in pixels]
         features: Tensor = self.ensemble.encode(photos)[0].float()
         return features
 
     @cached_property
     def regions(self) -> NDArray[np.intp]:
-        """Index of the region of each pixel, (H, W); -1 where the encoder sees nothing."""
+        """Index of the region of each pixel, (H, W), or -1 where the encoder sees nothing."""
         engine, (height, width) = self.ensemble.engines[0], self.pixels.shape[:2]
         size = engine.preprocessing.image_size
         axes = engine.geometry.placed(size, 0.0, 0.0, 1.0, 1.0)
@@ -156,7 +162,7 @@ class _Photo:
         return np.where(seen_rows[:, None] & seen_columns, regions, -1)
 
     def filled(self, level: str, fills: Indices, masks: NDArray[np.bool_]) -> Tensor:
-        """Features (V, L, D) of versions; fills (V,) and masks (V, L) say what is filled."""
+        """Return the features (V, L, D) of versions with fills (V,) and masks (V, L)."""
         if level == "pixels":
             hidden = np.pad(masks, ((0, 0), (0, 1)))[:, self.regions, None]  # (V, H, W, 1)
             return self._encode(np.where(hidden, self.fills[fills], self.pixels))
@@ -165,7 +171,7 @@ class _Photo:
         return torch.where(mask, self.fill_grids[torch.from_numpy(fills).to(device)], self.grid)
 
     def score(self, level: str, scorer: WordScorer, versions: Versions) -> Array:
-        """Log-probability of every word given each version, (V, T)."""
+        """Return the log-probability of every word given each version, (V, T)."""
         starts = range(0, len(versions.fills), TOGETHER)
         blocks = [slice(start, start + TOGETHER) for start in starts]
         grids = (self.filled(level, versions.fills[one], versions.masks[one]) for one in blocks)
@@ -177,15 +183,15 @@ class _Photo:
 
 
 class Word(NamedTuple):
-    """A content word and what was measured for it."""
+    """A content word and its measurements."""
 
     photo: str
     """File name of the photo."""
     word: str
     log_prob: float
-    """Given the photo as it is (nats)."""
+    """Log-probability of the word given the unchanged photo, in nats."""
     curves: dict[str, Array]
-    """By level: (curves, orders, S + 1)."""
+    """Values of the curves by level, (curves, orders, S + 1)."""
 
 
 def measured_positions(words: Sequence[str], tokens: Sequence[int], limit: int) -> Indices:
@@ -202,7 +208,7 @@ def measured_positions(words: Sequence[str], tokens: Sequence[int], limit: int) 
 
 
 def _spread(items: Sequence[T], most: int) -> Sequence[T]:
-    """At most this many of the items."""
+    """Return at most ``most`` of the items, spread evenly."""
     return items if len(items) <= most else [items[i * len(items) // most] for i in range(most)]
 
 
@@ -217,9 +223,16 @@ def measure_photo(
     number: int = 0,
     name: str = "",
 ) -> list[Word]:
-    """Measure the content words of a single model's caption of a photo, or of a ``reference``.
+    """Measure the content words of the caption of one photo.
 
-    ``number`` is the seed of the random order of its regions, ``name`` its file name.
+    Args:
+        model: The model, not an ensemble.
+        image: The photo.
+        options: Options for measuring faithfulness.
+        search: Search options.
+        reference: Caption to measure. By default, the model's own caption.
+        number: Seed of the random order of regions.
+        name: File name of the photo.
     """
     ensemble, vocabulary = model.ensemble, model.stored.vocabulary
     engine = ensemble.engines[0]
@@ -272,19 +285,22 @@ def measure(
     on_error: OnError = raise_error,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Measure the content words of the captions of several photos; see `summarize`.
+    """Measure the content words of the captions of several photos.
 
-    Of the model, which is not an exported one; or of the photos that have some, the first.
-    ``on_error`` is called with the error of a photo that cannot be read.
+    If a photo has captions, its first caption is measured, else the model's own caption. The model
+    must run in PyTorch. ``on_error`` is called with the error of a photo that cannot be read.
+
+    Returns:
+        The result of `summarize`.
 
     Raises:
         ConfigError: The model is an ensemble.
         DataError: There are no photos.
     """
     if len(model.ensemble.engines) > 1:
-        raise ConfigError("faithfulness is measured for one model, not an ensemble; give one model")
+        raise ConfigError("faithfulness is measured for one model, not an ensemble; use one model")
     if not photos:
-        raise DataError("there are no photos to measure; give a folder with photos")
+        raise DataError("there are no photos to measure; use a folder with photos")
     chosen = _spread(photos, options.max_photos)
     words: list[Word] = []
     read = 0
@@ -304,15 +320,23 @@ def measure(
 
 
 def summarize(words: Sequence[Word], photos: int, steps: int, regions: int) -> dict[str, Any]:
-    """All results as JSON data, of ``photos`` photos that were read, with S steps and L regions.
+    """Summarize all results as JSON data.
+
+    Args:
+        words: The measured words.
+        photos: Number of photos that were read.
+        steps: S.
+        regions: L.
 
     Returns:
-        ``photos``, ``photos_with_words``, ``words``, ``steps``, ``regions``, ``log_prob`` (mean
-        over words) and, by level, curve and order: ``area`` (mean over words), ``curve`` (at S + 1
-        equal steps), ``interval`` (95%, bootstrap over photos), and for methods ``over_random``,
-        ``over_centre``, ``over_least_attended`` and ``over_attention``: how much better the area is
-        (``difference``, positive is better) with its paired ``interval`` and ``significant``.
-        Intervals are None for fewer than 30 photos. ``per_word`` lists the areas of every word.
+        ``photos``, ``photos_with_words``, ``words``, ``steps`` and ``regions`` are counts.
+        ``log_prob`` is a mean over words. ``per_word`` lists the areas of every word.
+
+        The results by level, curve and order are ``area`` (mean over words), ``curve`` (at S + 1
+        equal steps) and ``interval`` (95%, bootstrap over photos). Methods also have
+        ``over_random``, ``over_centre``, ``over_least_attended`` and ``over_attention``. These
+        report how much better the area is: ``difference`` (positive is better), its paired
+        ``interval``, and ``significant``. With fewer than 30 photos, all intervals are None.
     """
     owners = [one.photo for one in words]
     names = sorted(set(owners))
@@ -346,9 +370,13 @@ def summarize(words: Sequence[Word], photos: int, steps: int, regions: int) -> d
 def _compare_orders(
     curves: Array, areas: Array, owners: Sequence[str], *, sign: int
 ) -> dict[str, dict[str, Any]]:
-    """The results of every order, from curves (W, orders, S + 1) and areas (W, orders) of words.
+    """Return the results of every order, for one level and curve.
 
-    ``owners`` are the photos of the words.
+    Args:
+        curves: Curves of the words, (W, orders, S + 1).
+        areas: Areas of the words, (W, orders).
+        owners: File name of each word's photo.
+        sign: 1 if a high area is good, -1 if a low area is good.
     """
     columns = dict(zip(ORDERS, areas.T, strict=True))
     resampled = resampled_means(sorted(set(owners)), owners, columns)

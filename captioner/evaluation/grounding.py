@@ -1,4 +1,4 @@
-"""Attention grounding: how much attention lies on the object that a word names.
+"""Attention grounding: how much of the attention is on the object that a word names.
 
     words     a     dog   on    a     couch
     alphas    (T, Gh, Gw), each sums to 1
@@ -8,12 +8,12 @@
 
     correctness = sum_i alpha_i coverage_i
 
-Large objects give any map a high correctness, so each value is reported with baselines: a uniform
-map, a centred Gaussian, and the maps of the other words of the caption.
+On large objects, any map has a high correctness. Each value is therefore reported with baselines: a
+uniform map, a centred Gaussian, and the maps of the other words of the caption.
 
 As in COCO's own evaluation, crowd regions are ignored: pixels that only a crowd region of the
 category covers count neither as attention nor as area. A name is measured only if its category is
-in the photo; other names are counted. The instances file must annotate every object of its
+in the photo. Other names are counted. The instances file must annotate every object of its
 categories, as COCO's files do.
 
 Notation: a photo of H x W pixels; a grid of Gh x Gw regions over the part that the model sees.
@@ -54,26 +54,27 @@ _FIELDS: Fields = {
 
 @dataclass(frozen=True, eq=False)
 class Instances:
-    """The objects of a set of photos; masks are decoded on access."""
+    """The objects in a set of photos. Masks are decoded on access."""
 
     path: Path
-    """The file."""
+    """The instances file, for error messages."""
     images: Mapping[int, dict[str, Any]]
-    """COCO's entry of each photo by image id, including photos without objects."""
+    """COCO's entry for each photo by image id, including photos without objects."""
     categories: frozenset[str]
     """Names of the annotated categories."""
     annotations: Mapping[tuple[int, str], list[dict[str, Any]]]
     """COCO annotations by image id and category."""
 
     def labels(self, image_id: int, category: str) -> Array | None:
-        """Where a category is in a photo; None if the photo has no annotation of it.
+        """Return where the objects of a category are in a photo.
 
         Returns:
-            (H, W): 1 on its objects, NaN where only a crowd region covers the pixel, so that it is
-            unknown whether it is one of an object, else 0.
+            Labels of the pixels, (H, W), or None if the photo has no annotation of the category. 1:
+            on an object. NaN: only a crowd region covers the pixel, so it may or may not be on an
+            object. 0: elsewhere.
 
         Raises:
-            DataError: A mask is neither polygons nor run lengths of the photo's size.
+            DataError: A mask consists neither of polygons nor of run lengths of the photo's size.
         """
         entries = self.annotations.get((image_id, category))
         if not entries:
@@ -89,13 +90,13 @@ class Instances:
             try:
                 runs = coco.annToRLE(entry)
                 pixels = mask.decode(runs)
-                if pixels.sum() != mask.area(runs):  # the rest is uninitialized memory
+                if pixels.sum() != mask.area(runs):  # the other pixels are uninitialized memory
                     raise ValueError("the run lengths end before the last pixel")
                 labels[pixels == 1] = math.nan if entry.get("iscrowd") == 1 else 1
             except Exception as error:  # pycocotools raises plain Exception
                 raise DataError(
                     f"{self.path}: annotation {entry['id']} has an invalid mask ({error}); "
-                    "give polygons or run lengths"
+                    "use polygons or run lengths"
                 ) from error
         return labels
 
@@ -105,7 +106,7 @@ def read_instances(path: str | Path) -> Instances:
 
     Raises:
         ConfigError: pycocotools is not installed.
-        DataError: The file is missing, not JSON or not a COCO instances file.
+        DataError: The file is missing, or is not a COCO instances file in JSON.
     """
     if not is_installed("pycocotools"):
         raise ConfigError("masks need pycocotools; run: pip install 'captioner[evaluate]'")
@@ -125,12 +126,12 @@ def read_instances(path: str | Path) -> Instances:
 
 
 def region_coverage(mask: NDArray[np.bool_], regions: Geometry, grid: tuple[int, ...]) -> Array:
-    """Share of each region of a grid that a mask (H, W) covers: (Gh, Gw), 0 outside the photo.
+    """Return the share of each region that a mask (H, W) covers, (Gh, Gw), 0 outside the photo.
 
-    Exact: a region is a rectangle of the pixels nearest to its centre, whose borders may cut
-    through pixels, and a pixel counts by the part of it that lies inside. The sum of alphas times
-    coverage therefore equals spreading the attention of every region evenly over its rectangle and
-    summing over the pixels of the mask.
+    The result is exact. A region is the rectangle of points that are nearest to its centre. Its
+    borders may cut through pixels, and such a pixel counts in proportion to the part inside. The
+    sum of alphas times coverage is therefore the attention on the mask, if the attention of each
+    region is spread evenly over its rectangle.
     """
     rows, columns = (
         _overlaps(pixels, axis, count)
@@ -141,20 +142,21 @@ def region_coverage(mask: NDArray[np.bool_], regions: Geometry, grid: tuple[int,
 
 
 def _overlaps(pixels: int, axis: Axis, cells: int) -> Array:
-    """Share of each cell that each pixel fills, along one axis: (cells, pixels)."""
-    # Rounded, so that a border between two pixels is exact; otherwise a mask beside it would cover
-    # 1e-14 of the region.
+    """Return the share of each cell that each pixel fills, along one axis, (cells, pixels)."""
+    # Rounded, so that a border between two pixels is exact. Otherwise, a mask on the other side of
+    # the border would cover 1e-14 of the region.
     borders = np.round(np.clip(axis.borders(cells), 0, 1) * pixels, 9)
     starts, stops = borders[:-1, None], borders[1:, None]
-    inside = np.clip(np.arange(pixels + 1), starts, stops)  # pixel edges clipped to the cell
+    inside = np.clip(np.arange(pixels + 1), starts, stops)  # pixel edges, clipped
     lengths = np.diff(inside, axis=1)
     return np.divide(lengths, stops - starts, out=np.zeros_like(lengths), where=stops > starts)
 
 
 def _at_middles(labels: Array, regions: Geometry, grid: tuple[int, ...]) -> Array:
-    """The labels (H, W) of the pixel at the middle of each region of a grid: (Gh, Gw).
+    """Return the label of the pixel at the middle of each region, (Gh, Gw).
 
-    See ``Axis.middles``. A middle between two pixels counts as the one to the right and below.
+    The labels are (H, W). If a middle is between pixels, the pixel to the right and below counts.
+    See ``Axis.middles``.
     """
     rows, columns = (
         np.clip(np.round(axis.middles(count) * pixels, 9), 0, pixels - 1).astype(np.intp)
@@ -172,23 +174,23 @@ _MEANS = (
 
 
 class Target(NamedTuple):
-    """The part of a photo that words stand for, seen through a grid of Gh x Gw regions."""
+    """The part of a photo that words refer to, in terms of the Gh x Gw regions of the grid."""
 
     inside: Array
-    """Share of each region that is inside, (Gh, Gw)."""
+    """Share of each region that is inside the target, (Gh, Gw)."""
     known: Array
     """Share of each region that is not ignored, (Gh, Gw); see ``Instances.labels``."""
     middles: Array
-    """Label of the pixel at the middle of each region, (Gh, Gw): 1 inside, NaN ignored, else 0."""
+    """Label at the middle of each region, (Gh, Gw): 1 inside the target, NaN ignored, else 0."""
     centre: float
-    """Label of the pixel at the centre of the part that the model sees."""
+    """Label at the centre of the part of the photo that the model sees."""
 
     @classmethod
     def seen(cls, labels: Array | None, caption: Caption) -> Target | str:
-        """Return the target with these labels, (H, W), or why attention to it is not measured.
+        """Return the target with these labels, (H, W), or the reason why it cannot be measured.
 
-        ``absent``: there are no labels; ``unseen``: the target lies outside the part of the photo
-        that the model sees; ``ignored``: it has crowd regions only.
+        The reasons are ``absent`` (the labels are missing), ``unseen`` (the target is outside the
+        part of the photo that the model sees) and ``ignored`` (it consists of crowd regions).
         """
         if labels is None:
             return "absent"
@@ -207,28 +209,29 @@ class Target(NamedTuple):
 
 
 class Marked(NamedTuple):
-    """Words of a caption that stand for something in the photo."""
+    """Words of a caption that refer to something in the photo."""
 
     row: Mapping[str, Any]
     """Keys that identify the words in the report."""
     positions: Sequence[int]
     """The positions of the words, ascending."""
     target: Target | str
-    """The target of the words, or why attention to it is not measured."""
+    """The target of the words, or the reason why it cannot be measured."""
 
 
 def measure(captions: Mapping[int, Caption], instances: Instances) -> dict[str, Any]:
-    """Measure every name of every caption against the masks of the photo.
+    """Measure the attention of every name in every caption on the masks of the photo.
 
     Args:
-        captions: Caption by image id.
-        instances: The objects of these photos.
+        captions: Captions by image id.
+        instances: The objects in these photos.
 
     Returns:
-        What `Grounding.summary` does, of ``names`` (``absent``: their category is not in the photo;
-        ``unseen``: outside the crop that the model sees; ``ignored``: crowd regions only, or all
-        attention on them), with ``categories`` (count, correctness, uniform and ratio, the most
-        frequent first).
+        The result of `Grounding.summary` for ``names``. The reasons for names that are not measured
+        are ``absent`` (the category is not in the photo), ``unseen`` (it is outside the crop that
+        the model sees) and ``ignored`` (crowd regions only, or all attention on crowd regions).
+        ``categories`` has count, correctness, uniform and ratio of each category, the most frequent
+        category first.
 
     Raises:
         DataError: A mask cannot be decoded.
@@ -255,7 +258,7 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> dict[str, 
 
 
 def _names(image_id: int, caption: Caption, instances: Instances) -> Iterator[Marked]:
-    """Mark the names of annotated categories in a caption."""
+    """Mark the words of a caption that name annotated categories."""
     for category, start, stop in find_names(caption.words):
         if category in instances.categories:
             target = Target.seen(instances.labels(image_id, category), caption)
@@ -263,12 +266,12 @@ def _names(image_id: int, caption: Caption, instances: Instances) -> Iterator[Ma
 
 
 class Grounding:
-    """Attention maps measured so far, of names or phrases in the captions of photos.
+    """Measurements of attention maps, for names or phrases in the captions of photos.
 
     Source of ``correctness``: Liu et al. 2017, Attention Correctness in Neural Image Captioning
     (arXiv:1605.09553). Deviations: a name of several words uses their mean map instead of the best
-    one; each region's attention is spread over the pixels nearest to its centre; crowd regions are
-    ignored.
+    map; the attention of each region is spread over the pixels nearest to its centre; crowd regions
+    are ignored.
     Source of ``pointing``: Zhang et al. 2016, Top-down Neural Attention by Excitation Backprop
     (arXiv:1608.00507). Deviations: no margin of 15 pixels around objects; the mean is over names,
     not over categories; crowd regions are ignored.
@@ -299,28 +302,31 @@ class Grounding:
                 self._rows.append({**row, **found})
 
     def summary(self, unit: str, reasons: Sequence[str]) -> dict[str, Any]:
-        """Summarize everything that was measured.
+        """Summarize all measurements.
 
-        Means are over names, or over phrases. ``ratio`` is mean correctness over mean uniform; 1 is
-        no better than a uniform map. It is not a mean of ratios, in which small objects would
-        dominate, since a ratio is bounded by 1 / area. ``over_uniform``, ``over_centre`` and
-        ``over_shuffled`` are correctness minus the baseline; ``over_before`` and ``over_after`` are
-        correctness minus the correctness of the word before or after. Their intervals are paired.
-        ``shift`` and the last two cover the names with a word on both sides.
+        Means are over names, or over phrases. ``ratio`` is mean correctness divided by mean
+        uniform. 1 means no better than a uniform map. A mean of ratios would be dominated by small
+        objects, because a ratio can be as high as 1 / area.
 
-        ``intervals`` are 95% bootstrap intervals over photos, since the names of a photo are not
-        independent; None for fewer than 30 photos with names.
+        ``over_uniform``, ``over_centre`` and ``over_shuffled`` are correctness minus the baseline.
+        ``over_before`` and ``over_after`` are correctness minus the correctness of the word before
+        or after. Their intervals are paired. ``shift``, ``over_before`` and ``over_after`` cover
+        only names with a word on both sides.
+
+        ``intervals`` are 95% bootstrap intervals over photos, because the names in one photo are
+        not independent. With fewer than 30 photos with names, they are None.
 
         Args:
-            unit: Plural of what was measured, such as ``names``, for the keys below.
-            reasons: Why some were not measured, for their counts.
+            unit: Plural noun for the measured things, such as ``names``. It is part of some keys.
+            reasons: The reasons to count, for names that were not measured.
 
         Returns:
-            The means, the differences, ``ratio``, ``gate``, ``entropy`` (mean over all words) and
-            ``entropy_even`` (entropy of uniform maps, ln L; nats), ``movement`` (mean over captions
-            of at least two words), ``shift``, ``intervals`` (low and high by key), the counts
-            ``photos``, ``photos_with_names``, ``names``, ``measured`` and one for each reason, and
-            ``per_name`` (every measured name, see `measure_words`). NaN where undefined.
+            Means, differences and ``ratio``, as above, and ``shift``. ``gate`` is a mean over
+            names, ``entropy`` a mean over all words (nats), ``entropy_even`` the entropy of uniform
+            maps, ln L (nats), and ``movement`` a mean over captions of at least two words.
+            ``intervals`` has low and high by key. The counts are ``photos``,
+            ``photos_with_names``, ``names``, ``measured`` and one count per reason. ``per_name``
+            lists every measured name; see `measure_words`. Undefined values are NaN.
         """
         rows = self._rows
         columns = {key: np.array([one[key] for one in rows], np.float64) for key in _MEANS}
@@ -360,23 +366,27 @@ def measure_words(
     """Measure the mean map of some words of a caption.
 
     Returns:
-        ``text`` (the words), ``start`` (the position of the first); ``correctness``, the share of
-        the attention of their mean map inside the target, 0 to 1, and the share of baselines:
-        ``uniform`` (equal attention to every region), ``centre`` (a Gaussian at the centre of the
-        crop with sigma = 1/4 of each side), ``shuffled`` (the mean map of the other words);
-        ``shift``, the correctness of the word before, the words and the word after, all NaN if one
-        is missing;
-        ``pointing``, 1 if the middle of the most attended region lies inside, else 0 (mean over
-        ties), ``pointing_uniform`` (of a random region), ``pointing_centre`` (of the centre of the
-        crop); ``gate``, mean context gate of the words. NaN where undefined. Or ``ignored``: all
-        attention of the words is on crowd regions.
+        ``ignored`` if all attention of the words is on crowd regions. Otherwise a dictionary, with
+        NaN for undefined values:
+
+        * ``text``: the words. ``start``: the position of the first word.
+        * ``correctness``: share of the attention inside the target, 0 to 1. The same for three
+          baselines: ``uniform`` (equal attention to every region), ``centre`` (a Gaussian at the
+          centre of the crop with sigma = 1/4 of each side) and ``shuffled`` (the mean map of the
+          other words).
+        * ``shift``: the correctness of the word before, of the words, and of the word after. All
+          three are NaN if a neighbour is missing.
+        * ``pointing``: 1 if the middle of the most attended region is inside the target, else 0,
+          averaged over ties. The same for a random region, ``pointing_uniform``, and for the centre
+          of the crop, ``pointing_centre``.
+        * ``gate``: mean context gate of the words.
     """
     maps = np.asarray(caption.alphas, dtype=np.float64)
     inside, known, middles, centre = target
     grid = inside.shape
 
     def correctness(maps: Array) -> float:
-        """sum_i alpha_i inside_i / sum_i alpha_i known_i of the sum of maps, (words, Gh, Gw)."""
+        """Return sum_i alpha_i inside_i / sum_i alpha_i known_i for the sum of maps (n, Gh, Gw)."""
         weight = float((maps * known).sum())
         return float((maps * inside).sum()) / weight if weight > 0 else math.nan
 
@@ -404,13 +414,12 @@ def measure_words(
 
 
 def entropy(maps: ArrayLike) -> Array:
-    """Entropy of each map in nats: 0 for a single region, ln L for a uniform map over L regions.
+    """Return the entropy of each map in nats, (T,).
+
+    It is 0 if all attention is on one region, and ln L for a uniform map over L regions.
 
     Args:
-        maps: (T, ...), a map for each word that sums to 1 over the other axes.
-
-    Returns:
-        (T,).
+        maps: One map per word, (T, ...). Each map sums to 1.
     """
     array = np.asarray(maps, dtype=np.float64)
     logs = np.log(array, out=np.zeros_like(array), where=array > 0)
@@ -419,16 +428,17 @@ def entropy(maps: ArrayLike) -> Array:
 
 
 def movement(maps: ArrayLike) -> float:
-    """Mean total variation distance between the maps of all pairs of words of a caption.
+    """Return the mean distance between the maps of all pairs of words of a caption.
 
-    The distance is sum_i |alpha_i - alpha'_i| / 2, the share of attention that would have to move:
-    0 if all words share one map, 1 if no two words attend to a common region.
+    The total variation distance, sum_i |alpha_i - alpha'_i| / 2, is the share of attention that
+    differs. It is 0 if all words have the same map, and 1 if no two words attend to a common
+    region.
 
     Args:
-        maps: (T, ...), see `entropy`.
+        maps: One map per word, (T, ...). Each map sums to 1.
 
     Returns:
-        0 to 1; NaN for fewer than two words.
+        The mean distance, 0 to 1, or NaN for fewer than two words.
     """
     array = np.asarray(maps, dtype=np.float64)
     count = len(array)
@@ -440,7 +450,7 @@ def movement(maps: ArrayLike) -> float:
 
 
 def _mean(values: ArrayLike) -> float:
-    """Mean of the values that are not NaN; NaN if there are none."""
+    """Return the mean of all values that are not NaN, or NaN without such values."""
     array = np.asarray(values, dtype=np.float64)
     array = array[~np.isnan(array)]
     return float(array.mean()) if array.size else math.nan

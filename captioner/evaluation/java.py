@@ -1,11 +1,11 @@
 """METEOR and SPICE, the metrics of pycocoevalcap that run Java programs.
 
-Captions and references are tokens separated by spaces. METEOR's program counts 23 things per
-caption (lengths, matches, chunks); `meteor_from_counts` scores a caption from its counts, and any
-set of captions from the sums.
+Captions and references are tokens separated by spaces. METEOR's program returns 23 counts per
+caption, such as lengths, matches and chunks. `meteor_from_counts` computes the score of one caption
+from its counts, or the score of a set of captions from the sums of their counts.
 
-Note: the METEOR program decodes text with the system encoding. Under a locale such as ``C`` old
-versions of Java read non-ASCII letters as question marks, as they do under pycocoevalcap.
+Note: the METEOR program decodes text with the system encoding. Under a locale such as ``C``, old
+versions of Java read non-ASCII letters as question marks. The same happens in pycocoevalcap.
 
 Source: Denkowski & Lavie 2014, Meteor Universal (METEOR 1.5); Anderson et al. 2016
 (arXiv:1607.08822), SPICE.
@@ -29,13 +29,20 @@ from captioner.errors import ProgramError
 from captioner.extras import is_installed
 
 METEOR_COUNTS = 23
-"""Counts per caption: words of candidate and reference, function words of both; for each of four
-matchers (exact, stem, synonym, paraphrase) the matched content words of both and function words of
-both; then chunks, and matched words of both. A perfect match (one chunk that covers both sides) has
-0 chunks here, because the program leaves its chunk out of the sums."""
+"""Number of counts per caption. "Both" means candidate and reference, in this order:
+
+* words of both (2) and function words of both (2);
+* for each of four matchers (exact, stem, synonym, paraphrase), the matched content words of both
+  and the matched function words of both (16);
+* chunks (1);
+* matched words of both (2).
+
+A perfect match (one chunk that covers both sides) has 0 chunks here, because the program leaves its
+chunk out of the sums.
+"""
 
 _CORENLP = "http://nlp.stanford.edu/software/stanford-corenlp-full-2015-12-09.zip"
-_TOO_NEW_FOR_SPICE = 16  # it forbids the reflection that SPICE's libraries use
+_TOO_NEW_FOR_SPICE = 16  # it forbids the reflection that the libraries of SPICE use
 
 # METEOR 1.5 for English (option "-l en").
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
@@ -43,12 +50,12 @@ _MATCHER_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
 
 
 def find_java() -> str | None:
-    """Path of the ``java`` that pycocoevalcap would start, or None."""
+    """Return the path of the ``java`` that pycocoevalcap would start, or None."""
     return shutil.which("java")
 
 
 def unavailable(metric: str) -> str | None:
-    """Why METEOR or SPICE cannot be computed, and what to do; None if it can."""
+    """Return why METEOR or SPICE cannot be computed, with a remedy, or None if it can."""
     if not is_installed("pycocoevalcap"):
         return f"{metric} needs pycocoevalcap; run: pip install 'captioner[evaluate]'"
     if find_java() is None:
@@ -68,7 +75,7 @@ def unavailable(metric: str) -> str | None:
 def meteor_counts(
     candidates: Sequence[str], references: Sequence[Sequence[str]]
 ) -> NDArray[np.float64]:
-    """METEOR's counts of one caption per image, (N, 23), see `METEOR_COUNTS`.
+    """Return METEOR's counts for one caption per image, (N, 23); see `METEOR_COUNTS`.
 
     The program takes seconds to start and 2 GB of memory.
 
@@ -92,7 +99,7 @@ def meteor_counts(
     try:
         found = [line.split() for line in ran.stdout.splitlines()]
         counts = np.array(found, dtype=np.float64).reshape(len(candidates), METEOR_COUNTS)
-    except ValueError as error:  # too few lines, or others
+    except ValueError as error:  # missing or unexpected output
         problem = ran.stderr.decode(errors="replace").strip().partition("\n")[0]
         raise ProgramError(
             f"METEOR's Java program stopped ({problem or 'no output'}); it needs 2 GB"
@@ -103,22 +110,23 @@ def meteor_counts(
 
 
 def meteor_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """METEOR scores from the counts of a caption, or from their sums over many captions.
+    """Compute METEOR from the counts of a caption, or from their sums over many captions.
 
         P, R = weighted matches over weighted words, of candidate and reference
         F = 1 / ((1 - alpha) / P + alpha / R)
         METEOR = F (1 - gamma (chunks / matches) ^ beta)
 
-    Content words weigh delta, function words 1 - delta. The score is 0 if nothing matches.
+    Content words have the weight delta, function words 1 - delta. METEOR decides by its own list
+    which words are function words. The score is 0 if nothing matches.
 
     Source: Denkowski & Lavie 2014, section 2, with the parameters of METEOR 1.5 for English.
     Deviation: none; equal to the program up to rounding.
 
     Args:
-        counts: (..., 23), see `METEOR_COUNTS`.
+        counts: Counts, (..., 23), see `METEOR_COUNTS`.
 
     Returns:
-        (...).
+        The scores, (...).
     """
     words, functions = counts[..., 0:2], counts[..., 2:4]  # of candidate and reference
     matchers = counts[..., 4:20].reshape(*counts.shape[:-1], 4, 4)
@@ -135,7 +143,7 @@ def meteor_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def spice(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """SPICE, the F-score, of one caption per image, (N,); NaN where it is undefined.
+    """Compute SPICE, an F-score, for one caption per image, (N,). NaN where it is undefined.
 
     pycocoevalcap downloads CoreNLP (some hundred MB) into its own folder if it is missing.
 
@@ -163,4 +171,4 @@ def spice(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> NDA
 
 
 PROGRAMS = {"METEOR": meteor_counts, "SPICE": spice}
-"""What each metric sums over images; see ``metrics.Scores``."""
+"""The function that returns the counts or scores of images for each metric."""

@@ -1,14 +1,13 @@
 """Caption metrics: BLEU, ROUGE-L and CIDEr over Penn Treebank tokens.
 
-The scores equal those of pycocoevalcap, and so do their names and scale: CIDEr 1.0 is 100 points.
-``captioner.text.tokenizer`` produces the tokens of its Java tokenizer without Java; scripts without
-spaces between words are split into characters, and texts are normalized to NFC.
+Scores, names and scale are the same as in pycocoevalcap: a CIDEr of 1.0 is 100 points.
+``captioner.text.tokenizer`` produces the tokens of pycocoevalcap's Java tokenizer without Java.
+Text is normalized to NFC first, and scripts without spaces between words are split into characters.
 
-Two other files add scores: `captioner.evaluation.support` the words that references confirm, and
-`captioner.evaluation.objects`, on request, CHAIR_i and CHAIR_s. ``length`` is the mean in words.
-
-Optional metrics are CIDEr_D, which is CIDEr with frozen document frequencies, and METEOR and SPICE,
-which need Java.
+More metrics come from `captioner.evaluation.support` (words that references confirm) and, on
+request, from `captioner.evaluation.objects` (CHAIR) and `captioner.evaluation.java` (METEOR and
+SPICE). CIDEr_D is CIDEr with document frequencies from a file. ``length`` is the mean number of
+words.
 """
 
 from __future__ import annotations
@@ -46,25 +45,27 @@ _BETA = 1.2  # weight of recall in ROUGE-L, as in pycocoevalcap
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of a set of captions."""
+    """The scores of a set of captions."""
 
     ids: Sequence[int]
-    """The images, (N,)."""
+    """Ids of the images, (N,)."""
     counts: Mapping[str, NDArray[np.float64]]
-    """What each metric sums over the images: Bleu (N, 9), see `bleu_counts`; METEOR (N, 23), see
-    `java.METEOR_COUNTS`; CHAIR_i and supported_words (N, 2), see `objects.count_mentions` and
-    `support.count_support`; of the others, the score of each image, (N,). CIDEr uses the document
-    frequencies of all images."""
+    """The numbers that each metric sums over images.
+
+    Bleu: (N, 9), see `bleu_counts`. METEOR: (N, 23), see `java.METEOR_COUNTS`. CHAIR_i and
+    supported_words: (N, 2), see `objects.count_mentions` and `support.count_support`. All other
+    metrics: the score of each image, (N,). CIDEr uses the document frequencies of all images.
+    """
 
     @cached_property
     def corpus(self) -> dict[str, float]:
-        """The scores over all images, by metric."""
+        """The scores on all images together, by metric."""
         whole = self.resample(np.ones((1, len(self.ids))))
         return {name: value.item() for name, value in whole.items()}
 
     @cached_property
     def images(self) -> dict[int, dict[str, float]]:
-        """Scores by image id."""
+        """The scores of each image by image id, then by metric."""
         values = _scores(self.counts, np.ones(len(self.ids)))
         return {
             image_id: {name: of_metric[n].item() for name, of_metric in values.items()}
@@ -72,18 +73,18 @@ class Scores:
         }
 
     def resample(self, weights: ArrayLike) -> dict[str, NDArray[np.float64]]:
-        """Corpus scores of resamples of the images.
+        """Compute the scores on resamples of the images.
 
-        BLEU, METEOR, CHAIR_i and supported_words are computed from summed counts, all others are
-        weighted means.
-        CIDEr keeps the document frequencies of the whole set. An image whose SPICE is NaN makes the
-        corpus SPICE NaN.
+        BLEU, METEOR, CHAIR_i and supported_words are computed from summed counts. All other scores
+        are weighted means. CIDEr keeps the document frequencies of the whole set. If SPICE is NaN
+        for one image, it is NaN in every resample.
 
         Args:
-            weights: How often each image counts, (R, N), in order of the ids. No row may sum to 0.
+            weights: Number of times that each image counts, (R, N), in the order of the ids. No row
+                may sum to 0.
 
         Returns:
-            R scores of each metric.
+            The scores by metric, (R,).
         """
         rows = np.asarray(weights)
         sums = {name: weighted_sums(rows, counts) for name, counts in self.counts.items()}
@@ -93,7 +94,7 @@ class Scores:
 def _scores(
     sums: Mapping[str, NDArray[np.float64]], images: NDArray[np.float64]
 ) -> dict[str, NDArray[np.float64]]:
-    """Scores by metric, (R,), from sums of ``Scores.counts`` and the number of images in each."""
+    """Compute scores by metric, (R,), from R sums of ``Scores.counts`` and their image counts."""
     found: dict[str, NDArray[np.float64]] = {}
     for name, counts in sums.items():
         if name == "Bleu":
@@ -109,28 +110,28 @@ def _scores(
 
 @dataclass
 class CaptionEvaluator:
-    """Scores captions against references, with the same settings for all systems compared."""
+    """The references and settings that all compared systems are scored with."""
 
     references: Mapping[int, Sequence[str]]
     """All reference captions by image id."""
     frequencies: DocumentFrequencies | None = None
-    """Frozen document frequencies; adds CIDEr_D."""
+    """Fixed document frequencies, which add the metric CIDEr_D."""
     java: Sequence[str] = ()
-    """METEOR, SPICE or both."""
+    """The Java metrics to add: METEOR, SPICE or both."""
     objects: Mapping[int, Collection[str]] | None = None
-    """The categories in each photo, by image id; adds CHAIR_i and CHAIR_s."""
+    """Object categories in each photo by image id, which add CHAIR_i and CHAIR_s."""
     on_error: OnError = raise_error
-    """Called with the error of a metric's program, which is then omitted."""
+    """Handler of the errors of Java metrics. A metric that fails is left out from then on."""
 
     def score(self, captions: Mapping[int, str]) -> Scores:
-        """Score one caption per image, by image id and not tokenized.
+        """Score captions, given by image id and not tokenized, one per image.
 
         Raises:
             DataError: There are no captions, or an image has no references.
             ProgramError: The program of a Java metric failed; see ``on_error``.
         """
         if not captions:
-            raise DataError("there are no captions to score; give at least one image")
+            raise DataError("there are no captions to score; use at least one image")
         ids = sorted(captions)
         tokens = [caption_tokens(captions[i]) for i in ids]
         truth = {i: [caption_tokens(text) for text in self.references.get(i, ())] for i in ids}
@@ -151,7 +152,7 @@ class CaptionEvaluator:
         for metric in list(self.java):
             try:
                 counts[metric] = PROGRAMS[metric](lines, texts)
-            except ProgramError as error:  # the metric is omitted from now on
+            except ProgramError as error:  # the metric is left out from now on
                 self.on_error(error)
                 self.java = [other for other in self.java if other != metric]
         support = count_support([captions[i] for i in ids], [self.references[i] for i in ids])
@@ -167,15 +168,16 @@ class CaptionEvaluator:
         return Scores(ids, counts)
 
     def signature(self, images: Iterable[int]) -> str:
-        """Versions, tokenizer, metrics and a digest of the images and their references.
+        """Describe how the scores are computed, as one line of text.
 
-        Scores are comparable if their signatures are equal.
+        Scores are comparable if their signatures are equal. A signature lists versions, tokenizer
+        and metrics, and has a digest of the images and their references.
         """
         ids = sorted(images)
         counts = [len(self.references[i]) for i in ids]
         few, many = min(counts), max(counts)
         parts = [
-            f"captioner {__version__}, pycocoevalcap 1.2",  # the version whose scores these equal
+            f"captioner {__version__}, pycocoevalcap 1.2",  # the release with the same scores
             "PTB tokens (captioner.tokenizer)",
             "pycocoevalcap Bleu, Rouge, Cider",
             "content words (captioner.text.content)",
@@ -205,16 +207,16 @@ def _digest(content: object) -> str:
 
 
 def rouge_l(candidate: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """ROUGE-L of a caption, 0 to 1, from its longest common subsequence with each reference.
+    """Compute ROUGE-L, 0 to 1, from the longest common subsequence with each reference.
 
         F = (1 + beta^2) P R / (R + beta^2 P),    beta = 1.2
 
-    P is the highest precision (common words over the caption's words) and R the highest recall
-    over the references.
+    P is the highest precision on any reference: common words divided by the words of the caption.
+    R is the highest recall on any reference: common words divided by the words of the reference.
 
     Source: Lin 2004, ROUGE: A Package for Automatic Evaluation of Summaries.
-    Deviation: as in pycocoevalcap, precision and recall may come from two references, and an
-    empty caption equals an empty reference.
+    Deviation: as in pycocoevalcap, precision and recall may come from different references, and an
+    empty caption matches an empty reference.
     """
     words = candidate or [""]
     others = [reference or [""] for reference in references]
@@ -227,7 +229,7 @@ def rouge_l(candidate: Sequence[str], references: Sequence[Sequence[str]]) -> fl
 
 
 def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
-    """Length of the longest common subsequence.
+    """Return the length of the longest common subsequence.
 
     Source: Hyyrö 2004, Bit-parallel LCS-length computation revisited.
     """

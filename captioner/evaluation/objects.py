@@ -1,37 +1,41 @@
-"""Finds the names of the 80 COCO categories in captions.
+"""The names of the 80 COCO categories in captions, and the metric CHAIR.
 
-`names.json` lists the phrases that name each category; ``dog(s)`` means "dog" and "dogs". A phrase
+`names.json` lists the phrases that name each category. ``dog(s)`` means "dog" and "dogs". A phrase
 is included if COCO's annotators would most likely have labelled the object with that category.
 Ambiguous words are excluded, which favours precision over recall:
 
-* "orange" alone: a colour far more often than a fruit. "oranges" and "orange slice" count.
-* "glass", "glasses": a window, spectacles or a drink; "wine glass" and "glass of wine" count.
-* "baseball", "football", "basketball", "volleyball": the game more often than the ball.
-* "plant", "bag", "screen", "desk", "van", "computer", "scooter", "chicken": COCO has two
-  categories for them or none; "meter", "light": five metres, a lamp.
-* "couple", "group", "crowd", "family", "team": of people or of giraffes.
-* "male", "female", "passenger", "cook": they describe another noun, or are verbs.
-* Pronouns: a model need not look at a person to generate "he".
+* "orange" alone is far more often a colour than a fruit. "oranges" and "orange slice" count.
+* "glass" and "glasses" may be a window, spectacles or a drink. "wine glass" and "glass of wine"
+  count.
+* "baseball", "football", "basketball" and "volleyball" are more often the game than the ball.
+* "plant", "bag", "screen", "desk", "van", "computer", "scooter" and "chicken" match two
+  categories of COCO, or no category.
+* "meter" may be a length, and "light" may be a lamp.
+* "couple", "group", "crowd", "family" and "team" may be people or giraffes.
+* "male", "female", "passenger" and "cook" often describe a different noun, or are verbs.
+* Pronouns do not count: a model need not look at a person to generate "he".
 
 "bike" is a bicycle unless "motor" or "dirt" precedes it. If a word is part of a longer phrase ("hot
-dog", "bus stop", "baby zebra", "skis down"), the longer phrase wins: it names another category or,
-if it is among its ``others``, none. ``animals`` to ``ways`` are parts of phrases that are made from
-others: "a baby elephant" is not a person; "a stuffed dog", "a toy car" and "a dog house" are in no
-category; in "a man skis down a hill" a preposition follows the verb.
+dog", "bus stop", "baby zebra", "skis down"), the longer phrase wins. It names a different category,
+or no category if it is listed in ``others``.
 
-Source: the category names are COCO's (Lin et al. 2014, arXiv:1405.0312); the phrases were collected
+The lists ``animals`` to ``ways`` are building blocks of phrases. They make sure that "a baby
+elephant" is not a person. "a stuffed dog", "a toy car" and "a dog house" belong to no category. In
+"a man skis down a hill", a preposition shows that "skis" is a verb.
+
+Source: the category names are COCO's (Lin et al. 2014, arXiv:1405.0312). The phrases were collected
 for this package from captions, before any model was measured with them.
 
-CHAIR counts how many of the objects that captions mention are not in the photo; lower is better:
+CHAIR measures how many of the objects that captions mention are not in the photo. Lower is better:
 
     CHAIR_i = mentions of objects that are not in the photo / all mentions of objects
     CHAIR_s = captions that mention an object that is not in the photo / all captions
 
-In a photo are the objects that are annotated in it (crowds too) or that one of its reference
-captions names. With references alone, objects that people did not mention count as hallucinated.
+An object is in the photo if it is annotated there (also as a crowd), or if a reference caption
+names it.
 
 Source: Rohrbach et al. 2018, Object Hallucination in Image Captioning (arXiv:1809.02156).
-Deviation: the list of synonyms is another.
+Deviation: a different list of synonyms.
 """
 
 from __future__ import annotations
@@ -53,14 +57,14 @@ from captioner.text.tokenizer import caption_tokens
 _LISTS = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
 
 CATEGORIES: dict[str, list[str]] = _LISTS["categories"]
-"""Phrases that name each category."""
+"""Phrases that name each category, by category."""
 
 OTHERS: list[str] = _LISTS["others"]
-"""Phrases that contain one of the words above but name none of the 80 categories."""
+"""Phrases that contain a word of ``CATEGORIES`` but do not name a category."""
 
 
 class Name(NamedTuple):
-    """A category named by words[start:stop] of a caption."""
+    """A category that ``words[start:stop]`` of a caption name."""
 
     category: str
     start: int
@@ -68,21 +72,21 @@ class Name(NamedTuple):
 
 
 Phrases = Mapping[tuple[str, ...], str | None]
-"""The category of each phrase; None: the phrase only looks like a name."""
+"""The category of each phrase, or None for phrases that only look like a name."""
 
 
 def find_names(words: Sequence[str], table: Phrases | None = None) -> list[Name]:
-    """Find the COCO categories that a caption names, or those of another table of phrases.
+    """Find the categories that a caption names.
 
-    Names do not overlap; from left to right, the longest phrase wins. Hyphens may replace the
-    spaces of a phrase ("hot-dog").
+    Names do not overlap. The search runs from left to right, and the longest phrase wins. Hyphens
+    may replace the spaces of a phrase ("hot-dog").
 
     Args:
         words: Lower-case Penn Treebank tokens (`captioner.text.tokenizer`), e.g. ``Caption.words``.
-        table: Phrases of one to three words.
+        table: Phrases of one to three words. By default, the names of COCO's categories.
 
     Returns:
-        The names in word order.
+        The names, in the order of the words.
     """
     table = _PHRASES if table is None else table
     names, start = [], 0
@@ -97,7 +101,7 @@ def find_names(words: Sequence[str], table: Phrases | None = None) -> list[Name]
 
 
 def phrases(entries: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """The words of phrases; "dog(s)" gives "dog" and "dogs"."""
+    """Split phrases into words. "dog(s)" becomes two phrases, "dog" and "dogs"."""
     for entry in entries:
         stem, _, ending = entry.rstrip(")").partition("(")
         yield tuple(stem.split())
@@ -106,7 +110,7 @@ def phrases(entries: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _table() -> dict[tuple[str, ...], str | None]:
-    """The category of each phrase, None for those that only look like a name."""
+    """Build the table of all phrases and their categories; see ``Phrases``."""
     table: dict[tuple[str, ...], str | None] = {}
     table.update(dict.fromkeys(product(_LISTS["verbs"], _LISTS["ways"])))
     for category in _LISTS["animals"] + _LISTS["vehicles"]:
@@ -130,26 +134,27 @@ _LONGEST = max(len(phrase) for phrase in _PHRASES)
 # --- CHAIR ---------------------------------------------------------------------------------------
 
 BINS = 5
+"""Number of equal bins of the confidence, from 0 to 1."""
 
 
 def read_objects(path: str | Path) -> dict[int, set[str]]:
-    """Read which COCO categories are in which photos.
+    """Read which COCO categories are in which photos, from a JSON file.
 
-    The file is a JSON object with ``classes``, the names of the categories, and ``photos``, which
-    has the indices of each photo's categories: ``{"9": [0, 2]}`` by image id, or
-    ``{"a.jpg": [9, [0, 2]]}`` by file name, with the image id before the indices.
+    The file contains ``classes``, the names of the categories, and ``photos``, the indices of each
+    photo's categories. Photos are listed by image id, ``{"9": [0, 2]}``, or by file name with the
+    image id before the indices, ``{"a.jpg": [9, [0, 2]]}``.
 
     Returns:
         The categories in each photo of the file, by image id.
 
     Raises:
-        DataError: The file is missing, has another form, or has a class that is not one of COCO's.
+        DataError: The file is missing or not of this form, or a class is not one of COCO's.
     """
     data = read_json(Path(path))
     classes, photos = data.get("classes"), data.get("photos")
     if not isinstance(classes, list) or not isinstance(photos, dict) or not photos:
         raise DataError(
-            f"{path} lacks 'classes' or 'photos'; give an objects file (docs/evaluation.md)"
+            f"{path} lacks 'classes' or 'photos'; use an objects file (docs/evaluation.md)"
         )
     if unknown := [name for name in classes if name not in [*CATEGORIES]]:
         raise DataError(
@@ -168,7 +173,7 @@ def read_objects(path: str | Path) -> dict[int, set[str]]:
             found.setdefault(int(image_id), set()).update(there)
         except (ValueError, TypeError, LookupError) as error:
             raise DataError(
-                f"{path}: photo {key!r:.60} has invalid objects ({error}); give the indices of its "
+                f"{path}: photo {key!r:.60} has invalid objects ({error}); list the indices of its "
                 "classes (docs/evaluation.md)"
             ) from error
     return found
@@ -177,7 +182,7 @@ def read_objects(path: str | Path) -> dict[int, set[str]]:
 def photo_objects(
     references: Mapping[int, Sequence[str]], annotated: Mapping[int, Collection[str]]
 ) -> dict[int, set[str]]:
-    """The categories in each photo, from its reference captions and its annotated categories."""
+    """Return the categories in each photo: annotated, or named by a reference caption."""
     return {
         image_id: {
             *annotated.get(image_id, ()),
@@ -190,9 +195,11 @@ def photo_objects(
 def count_mentions(
     captions: Sequence[Sequence[str]], objects: Sequence[Collection[str]]
 ) -> NDArray[np.float64]:
-    """Mentions of objects that are not in the photo, and all mentions, of each caption: (N, 2).
+    """Count mentions of objects that are not in the photo, and all mentions, per caption: (N, 2).
 
-    Of the tokens of each caption and the categories in its photo.
+    Args:
+        captions: Tokens of each caption.
+        objects: Categories in the photo of each caption.
     """
     counts = np.zeros((len(captions), 2))
     for row, words, there in zip(counts, captions, objects, strict=True):
@@ -204,7 +211,12 @@ def count_mentions(
 def by_confidence(
     counts: NDArray[np.float64], confidences: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """CHAIR of the captions in each fifth of 0 to 1 by confidence, (N,), of those with captions."""
+    """Compute CHAIR for each bin of confidence, without bins that contain no captions.
+
+    Args:
+        counts: Mentions in each caption, (N, 2), from `count_mentions`.
+        confidences: Confidence of each caption, 0 to 1, (N,).
+    """
     bins = np.minimum((np.array(confidences) * BINS).astype(int), BINS - 1)
     return [
         {

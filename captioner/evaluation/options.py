@@ -1,4 +1,4 @@
-"""Options of ``captioner evaluate`` and ``calibrate``, and which of them contradict each other."""
+"""Options of ``captioner evaluate`` and ``captioner calibrate``, and checks for contradictions."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ from captioner.schema import (
 )
 
 OnError = Callable[[CaptionerError], None]
-"""Called with the error of a photo or of a metric's program; the others go on. May raise it."""
+"""Handler of the error of a photo or of a metric's program.
+
+It may raise the error. Otherwise, the evaluation continues without the photo or metric.
+"""
 
 _Report = Annotated[str, Shown("FILE", ("-o", "--output"))]
 
 _SCORING = "scoring"
-"""Mark of an option for captions that are scored against references."""
+"""Mark for options that only affect the scoring of captions against references."""
 
 
 def raise_error(error: CaptionerError) -> None:
-    """The first error ends the evaluation."""
+    """Raise the error, which ends the evaluation."""
     raise error
 
 
@@ -39,74 +42,78 @@ def raise_error(error: CaptionerError) -> None:
 class EvaluateOptions(ModelOptions):
     """Score captions against references (BLEU, ROUGE-L, CIDEr) with 95% confidence intervals.
 
-    Or measure how much attention lies on the objects that the captions name (--instances) or on the
-    boxes of phrases (--phrases), or whether explanations identify the regions that words depend on
-    (--faithfulness). The captions come from a model (--images) or from a file (--results).
+    The captions come from a model (--images) or from a file (--results). The command can also
+    measure how much of the attention is on the objects that captions name (--instances) or in the
+    boxes of phrases (--phrases). With --faithfulness, it measures instead whether explanations find
+    the regions that words depend on.
     """
 
     annotations: File | None = None
-    """COCO captions file with the reference captions."""
+    """Score captions against the reference captions in this COCO captions file."""
     images: Folder | None = None
-    """Folder of photos for the model to caption."""
+    """Let the model caption the photos in this folder."""
     results: File | None = None
-    """COCO results file of any system: [{image_id, caption}]."""
+    """Score the captions in this COCO results file, from any system: [{image_id, caption}]."""
     compare: Annotated[File | None, _SCORING] = None
-    """Results file or report of another system, to test whether the difference is significant."""
+    """Test whether the scores differ significantly from the scores of a second system. FILE is its
+    results file, or its report."""
     instances: File | None = None
-    """COCO instances file: with --images, to measure attention against its object masks; with
-    --annotations, to count hallucinated objects (CHAIR)."""
+    """Use this COCO instances file. With --images: measure attention on its object masks. With
+    --annotations: count hallucinated objects (CHAIR)."""
     objects: Annotated[File | None, _SCORING] = None
-    """Count hallucinated objects (CHAIR), with the objects of each photo from a JSON file:
-    {"classes": [name], "photos": {id: [index of a class]}}. A photo that is not in the file is
-    judged by its references alone."""
+    """Count hallucinated objects (CHAIR). FILE lists the objects in each photo as JSON: {"classes":
+    [names], "photos": {"image id": [indices of classes]}}. For photos that are not in the file,
+    only the references decide."""
     chair: Annotated[bool, _SCORING] = False
-    """Count hallucinated objects without --instances or --objects, by the references alone."""
+    """Count hallucinated objects (CHAIR) without a list of objects: only the references decide."""
     phrases: File | None = None
-    """Measure attention against the boxes of phrases in the captions of a JSON file made from
-    Flickr30k Entities; needs --images. The model explains these captions in the given --style.
-    With --annotations or --instances, only photos of these files are measured."""
+    """Measure attention in the boxes of the phrases in this JSON file, made from Flickr30k
+    Entities. Needs --images. The model explains the captions in the file, in the style of --style.
+    With --annotations or --instances, only photos in these files are measured."""
     meteor: Annotated[bool, _SCORING] = False
-    """Score METEOR too; needs Java."""
+    """Add the metric METEOR. Needs Java."""
     spice: Annotated[bool, _SCORING] = False
-    """Score SPICE too; needs Java 8 or 11, and downloads CoreNLP (several hundred MB) once."""
+    """Add the metric SPICE. Needs Java 8 or 11, and downloads CoreNLP (several hundred MB) once."""
     frequencies: Annotated[str, Shown("FILE|FOLDER"), _SCORING] | None = None
-    """Score CIDEr-D too, with document frequencies from a file of captioner prepare frequencies, a
-    COCO captions file or a model folder (default with --images: that of the model)."""
+    """Add the metric CIDEr-D with these document frequencies: a file from captioner prepare
+    frequencies, a COCO captions file, or a model folder. Default: the frequencies stored
+    with the model that captions the photos, if it has them."""
     train_annotations: Annotated[list[File], _SCORING] = field(default_factory=list)
-    """COCO captions file that the system was trained on, to report how many captions are not in it;
-    repeat for several."""
+    """Report how many captions do not occur in this COCO captions file, which the system was
+    trained on. Repeat the option for several files."""
     output: _Report | None = None
-    """JSON report with the scores of every image."""
+    """Write a JSON report to FILE, with the caption and the scores of every image."""
     force: bool = False
-    """Overwrite the report."""
+    """Overwrite an existing report."""
     faithfulness: bool = False
-    """Delete and insert the regions that attention, gradient x input, Grad-CAM and occlusion rank
-    first, and measure the log-probability of each content word; needs --images. With --annotations,
-    the first reference caption is used, not the model's."""
+    """Measure whether attention, gradient x input, Grad-CAM and occlusion find the regions that
+    each content word depends on. Regions are deleted and inserted in their order, and the change of
+    the word's log-probability is measured. Needs --images. With --annotations, the words come from
+    the first reference caption instead of the model's caption."""
 
     @property
     def java(self) -> list[str]:
-        """METEOR, SPICE or both, if they are requested."""
+        """The requested Java metrics: METEOR, SPICE or both."""
         return [name for name in PROGRAMS if getattr(self, name.lower())]
 
     def check(self, search: Mapping[str, Any]) -> None:
-        """Check that the options, and the changes to search options, go together.
+        """Check that the options and the changed search options fit together.
 
         Raises:
-            ConfigError: Two contradict each other, or one or a program is missing.
+            ConfigError: Two options contradict each other, or an option or a program is missing.
         """
         if (self.images is None) == (self.results is None):
             raise ConfigError(
-                "give either images (a folder of photos) or results (a file of captions)"
+                "set either images (a folder of photos) or results (a file of captions)"
             )
         if not (self.faithfulness or self.annotations or self.instances or self.phrases):
             raise ConfigError(
-                "give annotations (to score captions), instances or phrases (to measure "
+                "set annotations (to score captions), instances or phrases (to measure "
                 "attention), or faithfulness"
             )
         if (wanted := search.get("num_captions", 1)) != 1:
             raise ConfigError(
-                f"num_captions is {wanted}, but only one per photo is scored; omit it"
+                f"num_captions is {wanted}, but one caption per photo is scored; leave it out"
             )
         given = {*changed(self), *search}
         scoring = marked(EvaluateOptions, _SCORING)
@@ -120,87 +127,90 @@ class EvaluateOptions(ModelOptions):
             (self.results, "results contains the captions, so no model runs", of_model),
             (
                 self.faithfulness,
-                "faithfulness is measured alone",
+                "faithfulness is measured without scores",
                 {"instances", "phrases", *scoring},
             ),
             (
                 self.faithfulness and self.annotations,
-                "annotations gives the captions",
+                "the captions come from annotations",
                 search.keys() - {"style"},
             ),
             (
                 self.phrases and not (self.annotations or self.instances),
-                "phrases gives the captions",
+                "the captions come from phrases",
                 search.keys() - {"style"},
             ),
         ):
             if applies and (unused := sorted(given & others)):
-                raise ConfigError(f"{why}; omit {unused[0]}")
+                raise ConfigError(f"{why}; leave out {unused[0]}")
         if self.annotations is None and (scored := sorted(given & {*scoring, "results"})):
-            raise ConfigError(f"{scored[0]} needs references; give annotations too")
+            raise ConfigError(f"{scored[0]} needs references; add annotations")
         for metric in self.java:  # before photos are captioned
             if reason := unavailable(metric):
-                raise ConfigError(f"{reason}, or omit {metric.lower()}")
+                raise ConfigError(f"{reason}, or leave out {metric.lower()}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(DeviceOptions):
-    """Fit how true words are, and the confidence of captions, to photos that people described.
+    """Fit a model's truth of words and confidence of captions to photos that people described.
 
-    The model must not have been trained on them. Words are compared with reference captions;
-    captions too, or better with people's judgements of them. Both are stored in the model's folder.
-    Reports cross-validated calibration errors, and how well right captions and true words are told
-    apart.
+    The model must not have been trained on these photos. Words are compared with reference
+    captions. Captions are compared with reference captions too, or better, with people's judgements
+    (--judged). The result is stored in the model folder. The report contains cross-validated
+    calibration errors. It also shows how well the confidence separates right captions from wrong
+    ones, and how well the truth separates true words from false ones.
     """
 
     model: ModelName | None = None
-    """Model or run folder to calibrate."""
+    """Calibrate the model in this model folder or run folder."""
     annotations: list[File] = field(default_factory=list)
-    """COCO captions file of photos that the model was not trained on, with several captions each;
-    repeat for several."""
+    """Fit to the photos in this COCO captions file. The model must not have been trained on them,
+    and each needs several captions. Repeat the option for several files."""
     images: list[Folder] = field(default_factory=list)
-    """Folder with their photos; repeat for several, which are searched in order."""
+    """Find the photos in this folder. Repeat the option for several folders, searched in order."""
     objects: File | None = None
-    """Objects that are annotated in the photos, whose names are true too: {"classes": [names],
-    "photos": {"image id": [numbers of classes]}}."""
+    """Count the names of these annotated objects as true words too. FILE lists the objects in each
+    photo as JSON: {"classes": [names], "photos": {"image id": [indices of classes]}}."""
     styles: list[Annotated[str, Shown("NAME")]] = field(default_factory=list)
-    """Caption style for each --annotations, in their order (default: the model's default)."""
+    """Caption the photos of each --annotations file in this style: one style per file, in the same
+    order (default: the model's default style)."""
     other_images: Folder | None = None
-    """Folder of images that are not photos, with a folder for each kind (pages, charts, icons): the
-    confidence of images like them falls to 0. They are told from up to 4,000 photos, also from the
-    photos in --images without captions. Reports how well each kind is told from photos by a fit to
-    the other kinds."""
+    """Learn from this folder which images are not photos. It contains a subfolder for each kind,
+    such as pages, charts or icons. The confidence of such images falls to 0. They are compared with
+    up to 4,000 photos in --images, with or without captions. The report shows how well each kind is
+    told from photos after fitting to the other kinds only."""
     judged: list[File] = field(default_factory=list)
-    """CSV of judged captions (image, style, caption, grade: right, partly or wrong) to fit the
-    confidence to, instead of reference captions: a caption is right if every judgement is *right*.
-    The truth of words still comes from --annotations. Repeat for several."""
+    """Fit the confidence to people's judgements instead of reference captions. FILE is a CSV file
+    with the columns image, style, caption and grade (right, partly or wrong). A caption is right if
+    all of its grades are right. The truth of words still comes from --annotations. Repeat the
+    option for several files."""
     threshold: Annotated[float, Interval(gt=0, lt=10)] = 0.5
-    """CIDEr-D from which a caption counts as right (default: 0.5, which is 50 points)."""
+    """Count a caption as right from this CIDEr-D upwards (default: 0.5, which is 50 points)."""
     check: bool = False
-    """Fit nothing: measure the confidence that the model already has (default: --model the shipped
-    model)."""
+    """Only measure the confidence that the model already has, without fitting. The default of
+    --model is then the shipped model."""
     diagram: File | None = None
-    """Figure of the calibration: .png, .svg or .pdf."""
+    """Draw the calibration as a figure in FILE (.png, .svg or .pdf)."""
     output: _Report | None = None
-    """JSON report."""
+    """Write a JSON report to FILE."""
     force: bool = False
-    """Replace the model's confidence and existing files."""
+    """Replace an existing calibration of the model, and existing files."""
 
     def check_files(self) -> None:
-        """Check that there are files, and a style for each.
+        """Check that the files are named, with one style for each captions file.
 
         Raises:
-            ConfigError: One is missing, or the number of styles differs from the number of files.
+            ConfigError: A file is missing, or the number of styles and captions files differs.
         """
         if not (self.annotations or self.judged):
-            raise ConfigError("annotations is missing; give photos with reference captions")
+            raise ConfigError("annotations is missing; add a file with reference captions")
         if not self.images:
-            raise ConfigError("images is missing; give photos with reference captions")
+            raise ConfigError("images is missing; add the folder with the photos")
         if self.objects and not self.annotations:
-            raise ConfigError("objects needs annotations; give annotations too")
+            raise ConfigError("objects needs annotations; add annotations")
         styles, files = len(self.styles), len(self.annotations)
         if styles not in (0, files):
             raise ConfigError(
-                f"styles has {styles} names for {files} files; give one style for each file in "
+                f"styles has {styles} names for {files} files; set one style for each file in "
                 "annotations"
             )

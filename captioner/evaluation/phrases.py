@@ -1,14 +1,14 @@
-"""Attention to phrases: how much attention lies in the boxes of the phrases of given captions.
+"""Attention on phrases: how much of the attention is in the boxes of the phrases of human captions.
 
     words      A black dog   runs in   the snow
     phrases    [0, 3, "1"]             [5, 7, "2"]
     boxes      of "1"                  of "2"           left, top, right, bottom in pixels
     measured   black dog               snow             the mean map of the content words
 
-The model explains the captions in the file; it does not write its own. Phrases without content
-words (`captioner.text.content`) are not measured, nor are captions with words that the model does
-not know. `captioner.evaluation.grounding` defines the measures and baselines; the union of the
-boxes takes the place of a mask.
+The model explains the captions in a file instead of its own captions. Phrases without content words
+(`captioner.text.content`) are not measured, and neither are captions with words that are not in the
+model's vocabulary. `captioner.evaluation.grounding` defines the measures and the baselines. Here,
+the union of a phrase's boxes replaces the mask.
 
 The file can be made from Flickr30k Entities (Plummer et al. 2015, arXiv:1505.04870). It maps the
 file name of each photo to an object:
@@ -16,9 +16,9 @@ file name of each photo to an object:
     {"width": 500, "height": 399, "boxes": {"1": [[216, 193, 419, 334]]},
      "captions": [{"words": "A black dog runs in the snow", "phrases": [[0, 3, "1"]]}]}
 
-Boxes are in pixels of the stated width and height. The photos themselves may have another size, or
-another shape after squashing: only fractions of width and height count. Words are separated by
-spaces. A phrase has the index of its first word, the index after its last word, and its key.
+Boxes are in pixels of the stated width and height. The photos themselves may have a different size
+or be squashed, because only fractions of width and height count. Words are separated by spaces. A
+phrase consists of the index of its first word, the index after its last word, and its key.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ Phrase = tuple[int, int, str]
 
 @dataclass(frozen=True)
 class PhrasedPhoto:
-    """A photo with captions, in which phrases are marked."""
+    """A photo with captions in which phrases are marked."""
 
     width: int
     height: int
     boxes: Mapping[str, Sequence[Sequence[int]]]
-    """Left, top, right and bottom of the boxes of each phrase."""
+    """Left, top, right and bottom of each box, by key of the phrase."""
     captions: Sequence[tuple[Sequence[str], Sequence[Phrase]]]
     """The words and the phrases of each caption."""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PhrasedPhoto:
-        """Check a photo of the file.
+        """Create the photo from its entry in the file, and check the entry.
 
         Raises:
-            ValueError, TypeError, LookupError, AttributeError: The photo is invalid.
+            ValueError, TypeError, LookupError, AttributeError: The entry is invalid.
         """
         width, height, boxes = data["width"], data["height"], data["boxes"]
         for key, of_phrase in boxes.items():
             for left, top, right, bottom in of_phrase:
                 whole = all(type(side) is int for side in (left, top, right, bottom))
                 if not (whole and 0 <= left < right <= width and 0 <= top < bottom <= height):
-                    raise ValueError(f"a box of phrase {key} is not inside of the photo")
+                    raise ValueError(f"a box of phrase {key} is not inside the photo")
         captions = [(one["words"].split(), one["phrases"]) for one in data["captions"]]
         for words, phrases in captions:
             for start, stop, _ in phrases:
@@ -90,10 +90,10 @@ class PhrasedPhoto:
 
 
 def read_phrases(path: str | Path) -> dict[str, PhrasedPhoto]:
-    """Read the photos of a file of phrases, by file name.
+    """Read the photos in a file of phrases, by file name.
 
     Raises:
-        DataError: The file is missing, or has another form.
+        DataError: The file is missing, or does not have this form.
     """
     found = {}
     for name, photo in read_json(Path(path)).items():
@@ -101,7 +101,7 @@ def read_phrases(path: str | Path) -> dict[str, PhrasedPhoto]:
             found[name] = PhrasedPhoto.from_dict(photo)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise DataError(
-                f"{path}: photo {name!r:.60} is invalid ({error!r:.100}); give a file of phrases "
+                f"{path}: photo {name!r:.60} is invalid ({error!r:.100}); use a file of phrases "
                 "(docs/evaluation.md)"
             ) from error
     return found
@@ -116,14 +116,21 @@ def measure_phrases(
     on_error: OnError = raise_error,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Explain the captions of photos, by path, and measure the attention to their phrases.
+    """Explain the captions of photos, and measure the attention on their phrases.
 
-    ``on_error`` is called with the error of a photo that cannot be read.
+    Args:
+        model: The model.
+        photos: Photos by path.
+        style: Caption style in which the model explains the captions.
+        batch_size: Number of photos in a batch.
+        on_error: Called with the error of a photo that cannot be read.
+        progress: Show a progress bar.
 
     Returns:
-        The result of `Grounding.summary` for ``phrases`` (``absent``: without boxes; ``empty``:
-        without content words; ``unseen``: outside the crop that the model sees), with ``captions``,
-        the number of captions that were explained, and ``captions_with_unknown_words``.
+        The result of `Grounding.summary` for ``phrases``. The reasons for phrases that are not
+        measured are ``absent`` (without boxes), ``empty`` (without content words) and ``unseen``
+        (outside the crop that the model sees). ``captions`` is the number of explained captions,
+        ``captions_with_unknown_words`` the number of captions that were left out.
     """
     found, counts = Grounding(), {"captions": 0, "captions_with_unknown_words": 0}
 
@@ -148,11 +155,10 @@ def measure_phrases(
 def _explain(
     model: Captioner, prepared: Prepared, photo: PhrasedPhoto, style: str
 ) -> list[tuple[Caption, list[tuple[str, list[int]]]]]:
-    """Explain the captions of a photo without unknown words.
+    """Explain the captions of a photo that consist of words in the vocabulary.
 
     Returns:
-        Each caption, with the key of each of its phrases and the positions of the phrase's content
-        words.
+        Each caption with its phrases: their keys, and the positions of their content words.
     """
     vocabulary = model.stored.vocabulary
     texts, phrases = [], []
@@ -169,9 +175,9 @@ def _explain(
 def _positions(
     words: Sequence[str], tokens: Sequence[Sequence[str]], phrases: Sequence[Phrase]
 ) -> Iterator[tuple[str, list[int]]]:
-    """Find the content words of each phrase among the tokens of all words.
+    """Yield the key of each phrase and the positions of its content words among all tokens.
 
-    ``tokens`` are the tokens of each word: none for punctuation, two for "dog's".
+    ``tokens`` are the tokens of each word. Punctuation has 0 tokens, and "dog's" has two.
     """
     ends = [0, *accumulate(map(len, tokens))]
     content = [bool(content_stems(word)) for word in words]
@@ -185,7 +191,7 @@ def _mark(
     photo: PhrasedPhoto,
     explained: Sequence[tuple[Caption, Sequence[tuple[str, Sequence[int]]]]],
 ) -> Iterator[tuple[Caption, list[Marked]]]:
-    """Mark the phrases of explained captions of one photo, from ``_explain``."""
+    """Yield the captions from ``_explain`` for one photo, with their phrases marked."""
 
     @cache
     def target(key: str) -> Target | str:

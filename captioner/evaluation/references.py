@@ -2,14 +2,14 @@
 
     CIDEr-D = 10 / (4 R) sum_r exp(-(l - l_r)^2 / (2 sigma^2)) sum_n min(g, g_r) . g_r / |g| |g_r|
 
-g is the vector of count times ln(documents / document frequency) over n-grams, n = 1 to 4, R the
-number of references of the photo, l the length in bigrams, and sigma = 6. This is pycocoevalcap's
-``Cider``, which computes CIDEr-D despite its name: counts are clipped, and a Gaussian penalizes a
-difference in length.
+R is the number of references of the photo. g is a vector over n-grams, n = 1 to 4, of the count
+times ln(documents / document frequency). l is the length in bigrams, and sigma = 6. Despite its
+name, pycocoevalcap's ``Cider`` computes this CIDEr-D: it clips counts, and penalizes a difference
+in length with a Gaussian.
 
 Source: Vedantam et al. 2015 (arXiv:1411.5726).
-Deviation: as in pycocoevalcap, the length is the number of bigrams instead of words; the two give
-different results for empty captions only.
+Deviation: as in pycocoevalcap, the length is counted in bigrams instead of words. This changes only
+the results for empty captions.
 """
 
 from __future__ import annotations
@@ -36,21 +36,23 @@ ORDERS = 4
 """Maximum length of an n-gram, in words."""
 
 SIGMA = 6.0
+"""Width of the Gaussian that penalizes a difference in length."""
 
 GZIP = b"\x1f\x8b"
-"""First bytes of a file of document frequencies; a captions file does not start with them."""
+"""First bytes of a file of document frequencies. A captions file starts with different bytes."""
 
 FORMAT_VERSION = 1
+"""Version of the format of document frequencies files."""
 
 # Smoothing of BLEU in pycocoevalcap.
 _SMALL, _TINY = 1e-9, 1e-15
 
 Ngrams = Sequence[Counter[str]]
-"""How often each n-gram (words and spaces) of a caption occurs, by their length, 1 to 4."""
+"""Counts of a caption's n-grams, written as words with spaces: one counter per length, 1 to 4."""
 
 
 def split(tokens: Iterable[str]) -> list[str]:
-    """Words of tokens; a space in a token, as in ``1 1/2``, splits it, as in pycocoevalcap."""
+    """Split tokens that contain a space, such as ``1 1/2``, into words, as pycocoevalcap does."""
     return " ".join(tokens).split()
 
 
@@ -65,26 +67,27 @@ def _of_size(words: Sequence[str], size: int) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class DocumentFrequencies:
-    """In how many images' references each n-gram occurs.
+    """The number of images with each n-gram in their references.
 
-    CIDEr gives rare phrases more weight. Counted over the images being scored, the weights depend
-    on which images are scored together, and CIDEr of a single image is always 0. Frequencies that
-    are counted once and kept in a file make scores comparable for one image, a subset and training.
+    CIDEr uses these numbers to give rare phrases more weight. If they are counted on the scored
+    images, scores depend on which images are scored together, and CIDEr of a single image is always
+    0. If they are counted once and stored in a file, scores are comparable between one image, a
+    subset and training.
     """
 
     documents: int
-    """Number of images that were counted."""
+    """Number of all counted images."""
     counts: Mapping[str, int]
-    """Images per n-gram, 2 or more. N-grams of one image are left out: the formula uses the
-    logarithm of max(1, count), so this changes no score and saves most of the space."""
+    """Number of images with each n-gram, if 2 or more. Leaving out n-grams of a single image saves
+    most of the space. It does not change scores, because the formula uses max(1, count)."""
 
     def weighted(self, grams: Mapping[str, int]) -> dict[str, float]:
-        """The count of each n-gram times ln(documents / document frequency)."""
+        """Return the count of each n-gram times ln(documents / document frequency)."""
         documents, known = self.documents, self.counts
         return {gram: n * math.log(documents / known.get(gram, 1)) for gram, n in grams.items()}
 
     def to_bytes(self) -> bytes:
-        """Content of a ``.json.gz`` file; the same frequencies give the same bytes."""
+        """Return the content of a ``.json.gz`` file. Equal frequencies have equal bytes."""
         grams = sorted(self.counts, key=lambda gram: gram.split(" "))
         content = {
             "format_version": FORMAT_VERSION,
@@ -92,25 +95,25 @@ class DocumentFrequencies:
             "counts": {gram: self.counts[gram] for gram in grams},
         }
         text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-        # A token may hold a lone surrogate, which strict UTF-8 cannot encode.
+        # A token may contain a lone surrogate, which strict UTF-8 cannot encode.
         return gzip.compress(text.encode("utf-8", "surrogatepass"), mtime=0)
 
     def digest(self) -> str:
-        """12 hex digits that identify these frequencies."""
+        """Return 12 hex digits that identify these frequencies."""
         return hashlib.sha256(self.to_bytes()).hexdigest()[:12]
 
     @classmethod
     def load(cls, path: str | Path) -> DocumentFrequencies:
-        """Read a file.
+        """Read a document frequencies file.
 
         Raises:
-            DataError: The file is missing, truncated, of another version or another kind.
+            DataError: The file is missing or damaged, or its kind or version is not supported.
         """
         return cls.from_bytes(read_input(path, "a document frequencies file"), str(path))
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str = FREQUENCIES) -> DocumentFrequencies:
-        """Read the content of a file; ``path`` is its name for error messages.
+        """Read the content of a document frequencies file, called ``path`` in error messages.
 
         Raises:
             DataError: See `load`.
@@ -132,7 +135,7 @@ class DocumentFrequencies:
 
 
 def count_frequencies(references: Mapping[int, Sequence[str]]) -> DocumentFrequencies:
-    """Document frequencies of captions by image id; images without captions are ignored.
+    """Count document frequencies in captions by image id. Images without captions are ignored.
 
     Raises:
         DataError: No image has a caption.
@@ -143,15 +146,15 @@ def count_frequencies(references: Mapping[int, Sequence[str]]) -> DocumentFreque
 
 
 def count_documents(references: Collection[Iterable[Sequence[str]]]) -> DocumentFrequencies:
-    """Document frequencies of the words of the references of each image.
+    """Count document frequencies in the words of each image's references.
 
     Raises:
         DataError: There are no images.
     """
     if not references:
-        raise DataError("no image has a reference caption to count; give annotations with captions")
+        raise DataError("no image has a reference caption to count; use annotations with captions")
     often: dict[str, int] = {}
-    for size in range(1, ORDERS + 1):  # one by one, as most n-grams are of a single image
+    for size in range(1, ORDERS + 1):  # one at a time, as most n-grams are dropped
         counts: Counter[str] = Counter()
         for texts in references:
             counts.update({gram for words in texts for gram in _of_size(words, size)})
@@ -160,7 +163,7 @@ def count_documents(references: Collection[Iterable[Sequence[str]]]) -> Document
 
 
 def words_of(references: Mapping[int, Iterable[Iterable[str]]]) -> dict[int, list[list[str]]]:
-    """The words of reference captions, given their tokens, by image id.
+    """Split the tokens of reference captions, by image id, into words.
 
     Raises:
         DataError: An image has no references.
@@ -169,7 +172,7 @@ def words_of(references: Mapping[int, Iterable[Iterable[str]]]) -> dict[int, lis
     if missing := [image_id for image_id, texts in words.items() if not texts]:
         raise DataError(
             f"{len(missing)} of {len(words)} images have no reference captions (first: id "
-            f"{missing[0]}); give captions of every image"
+            f"{missing[0]}); add captions of every image"
         )
     return words
 
@@ -180,7 +183,7 @@ def words_of(references: Mapping[int, Iterable[Iterable[str]]]) -> dict[int, lis
 def cider_d(
     captions: Iterable[Ngrams], references: Iterable[Ngrams], frequencies: DocumentFrequencies
 ) -> list[float]:
-    """CIDEr-D of captions of one image, each 0 to 10."""
+    """Compute CIDEr-D, 0 to 10, of each of several captions of one image."""
     truth = [_weighted(one, frequencies) for one in references]
     return [
         10 * math.fsum(_similarity(one, other) for other in truth) / (ORDERS * len(truth))
@@ -189,7 +192,7 @@ def cider_d(
 
 
 _Vectors = tuple[int, list[tuple[dict[str, float], float]]]
-"""The number of bigrams of a caption; its weighted n-grams and their norm, by length."""
+"""The number of bigrams of a caption, and its weighted n-grams with their norm, by length."""
 
 
 def _weighted(grams: Ngrams, frequencies: DocumentFrequencies) -> _Vectors:
@@ -201,7 +204,7 @@ def _weighted(grams: Ngrams, frequencies: DocumentFrequencies) -> _Vectors:
 def _similarity(one: _Vectors, other: _Vectors) -> float:
     total = 0.0
     for (mine, norm), (its, its_norm) in zip(one[1], other[1], strict=True):
-        if common := mine.keys() & its.keys():  # in no order, so with the exact sum
+        if common := mine.keys() & its.keys():  # a set has no order, so the sum must be exact
             product = math.fsum(min(mine[gram], its[gram]) * its[gram] for gram in common)
             total += product / (norm * its_norm) if product else 0
     return total * math.exp(-((one[0] - other[0]) ** 2) / (2 * SIGMA**2))
@@ -211,10 +214,10 @@ def _similarity(one: _Vectors, other: _Vectors) -> float:
 
 
 def bleu_counts(captions: Iterable[Ngrams], references: Sequence[Ngrams]) -> NDArray[np.float64]:
-    """Counts of captions of one image for `bleu_from_counts`, (K, 9).
+    """Return the counts of K captions of one image that BLEU needs, (K, 9).
 
-    Correct n-grams (4) and all n-grams (4), by length, and the words of the reference whose length
-    is closest; of two equally close ones the shorter counts.
+    The counts are the correct n-grams (4) and all n-grams (4), by length, and the number of words
+    in the reference with the closest length. If two lengths are equally close, the shorter counts.
     """
     of_sizes = [*zip(*references, strict=True)]
     lengths = [one[0].total() for one in references]
@@ -234,7 +237,7 @@ def bleu_counts(captions: Iterable[Ngrams], references: Sequence[Ngrams]) -> NDA
 
 
 def bleu_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """BLEU-1 to BLEU-4, (R, 4), from counts summed over captions, (R, 9); see `bleu_counts`.
+    """Compute BLEU-1 to BLEU-4, (R, 4), from sums over captions of their `bleu_counts`, (R, 9).
 
     Source: Papineni et al. 2002, with the smoothing constants of pycocoevalcap.
     """

@@ -1,7 +1,7 @@
-"""The evaluation report: scores with intervals, statistics, a signature and per-image results.
+"""The evaluation report: scores with intervals, statistics, a signature and results per image.
 
-A report is JSON data; ``as_text`` formats it as text. ``read_captions_of`` reads the captions of a
-report or of a COCO results file, so that two systems can be compared.
+A report consists of JSON data. ``as_text`` formats it as text. ``read_captions_of`` reads the
+captions in a report or a COCO results file, so that a second system can be compared with the first.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import BAD_ENDINGS
 
 Report = dict[str, Any]
-"""``metrics`` (pycocoevalcap's names and scale), ``intervals`` (95%, low and high), ``statistics``,
-``signature``, ``images``, ``per_image``, and keys that the caller adds."""
+"""A report: ``metrics`` (pycocoevalcap's names and scale), ``intervals`` (95%, low and high),
+``statistics``, ``signature``, ``images``, ``per_image``, and keys that the caller adds."""
 
 MIN_IMAGES_FOR_CIDER = 100
-"""Fewest images for useful document frequencies in CIDEr."""
+"""Fewest images that provide useful document frequencies for CIDEr."""
 
 
 def as_json(report: Report, indent: int = 1) -> str:
-    """A report as JSON text; NaN becomes null."""
+    """Return a report as JSON text. NaN becomes null."""
     plain = json.loads(json.dumps(report), parse_constant=lambda _: None)
     text = json.dumps(plain, indent=indent, ensure_ascii=False) + "\n"
     # Lone surrogates, which UTF-8 cannot encode, become JSON escapes.
@@ -43,9 +43,15 @@ def as_json(report: Report, indent: int = 1) -> str:
 def build(
     captions: Mapping[int, str], evaluator: CaptionEvaluator, known: Iterable[str] | None = None
 ) -> tuple[Report, Scores]:
-    """Score captions, by image id, with bootstrap intervals and statistics.
+    """Score captions, and build the part of the report that is about them.
 
-    ``known`` are training captions, to find new captions.
+    Args:
+        captions: Captions by image id, not tokenized.
+        evaluator: The references and settings.
+        known: Training captions, to report the share of captions that do not occur there.
+
+    Returns:
+        The report and the scores.
 
     Raises:
         DataError: There are no captions, or an image has no references.
@@ -84,14 +90,18 @@ def difference(
     evaluator: CaptionEvaluator,
     scores: Scores | None = None,
 ) -> dict[str, Any]:
-    """Compare the captions of two systems, by image id, on the images that both captioned.
+    """Compare the captions of two systems on the images that both have captioned.
 
-    ``scores`` are those of ``captions``, if already computed.
+    Args:
+        captions: Captions of this system, by image id.
+        others: Captions of the other system, by image id.
+        evaluator: The references and settings.
+        scores: Scores of ``captions``, if they have been computed already.
 
     Returns:
-        ``images``, and under ``metrics`` for each metric ``this`` and ``other`` (the scores),
-        ``difference`` (this minus other), ``interval`` (95%), ``p_value`` and ``significant``; the
-        last three are None for too few images.
+        ``images``, their number, and ``metrics``. Each metric has ``this`` and ``other`` (the
+        scores), ``difference`` (this minus other), ``interval`` (95%), ``p_value`` and
+        ``significant``. The last three are None if there are too few images.
 
     Raises:
         DataError: The systems have no image in common.
@@ -112,20 +122,24 @@ def difference(
             **compare(this[name] - other[name])._asdict(),
         }
         for name in ours
-        if name in theirs  # else a program failed
+        if name in theirs  # a metric is missing if its program failed
     }
     warning = too_few(len(shared), "images", "a significance test")
     return {"images": len(shared), "metrics": metrics, **warning}
 
 
 def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
-    """Read the captions of a COCO results file or of a report, by image id.
+    """Read the captions in a COCO results file or a report, by image id.
 
-    With or without a byte order mark, as captions files. ``content`` is that of the file, or the
-    captions by image id; ``path`` is then only a name.
+    The file may start with a byte order mark.
+
+    Args:
+        path: The file, or only its name for messages if ``content`` is passed.
+        content: The content of such a file, or captions by image id, to use instead of the file.
 
     Raises:
-        DataError: The file is missing, is neither, or has more than one caption of an image.
+        DataError: The file is missing, is neither a results file nor a report, or has several
+            captions for one image.
     """
     captions: dict[int, str] = {}
     try:
@@ -143,7 +157,7 @@ def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
             captions[number] = caption_text(caption)
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is not a COCO results file ({error}); give a COCO results file with one "
+            f"{path} is not a COCO results file ({error}); use a COCO results file with one "
             "caption per image (captioner caption --annotations ... --format coco)"
         ) from error
     return captions
@@ -155,12 +169,12 @@ def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
 def describe(
     captions: Mapping[int, str], known: Iterable[str] | None = None
 ) -> dict[str, float | None]:
-    """Statistics of captions by image id, not tokenized; ``known`` are training captions.
+    """Compute statistics of captions by image id, not tokenized.
 
     Returns:
-        The values of `describe_texts`; ``images``, the number of images; ``distinct``, the share of
-        captions that no other image has; and ``new``, the share that is not among ``known`` (None
-        without training captions). Shares are 0 to 1.
+        The values of `describe_texts`, and ``images``, the number of images. ``distinct`` is the
+        share of captions that no other image has. ``new`` is the share of captions that are not
+        among the training captions ``known``, or None without training captions. Shares are 0 to 1.
     """
     tokenized = [tuple(caption_tokens(text)) for text in captions.values()]
     counts = Counter(tokenized)
@@ -174,14 +188,18 @@ def describe(
 
 
 def describe_texts(texts: Iterable[str]) -> dict[str, float]:
-    """Statistics of any texts, such as all captions or all references; at least one.
+    """Compute statistics of one or more texts, such as all captions or all references.
 
     Returns:
-        ``length_mean``, ``length_min``, ``length_max``: length in words. ``vocabulary``: number of
-        different words. Signs of broken captions, as shares of the texts, 0 to 1:
-        ``repeated_words``, a word directly follows itself (``a a dog``); ``repeated_phrases``, a
-        bigram occurs twice (``a dog and a dog``); ``bad_endings`` (``a dog on the``). References
-        have some too, so compare with their shares.
+        ``length_mean``, ``length_min`` and ``length_max`` are lengths in words. ``vocabulary`` is
+        the number of different words. The other values are shares of the texts, 0 to 1, that show
+        signs of broken captions:
+
+        * ``repeated_words``: a word directly follows itself (``a a dog``);
+        * ``repeated_phrases``: two words occur twice in the same order (``a dog and a dog``);
+        * ``bad_endings``: the last word cannot end a caption (``a dog on the``).
+
+        Some references show these signs too, so compare with the shares of the references.
     """
     tokenized = [caption_tokens(text) for text in texts]
     pairs = [list(pairwise(tokens)) for tokens in tokenized]
@@ -209,7 +227,7 @@ _NOTES = {
     "CHAIR_s": "share of the captions that name such an object",
 }
 _IN_WORDS = ("agreement", "length")
-"""Metrics that are not shares."""
+"""Metrics that are numbers of words, not shares."""
 _ATTENTION = {
     "correctness": "share of the attention inside the {areas}",
     "uniform": "uniform baseline: share of the area inside the {areas}",
@@ -237,7 +255,7 @@ _ORDERS = METHOD_TITLES | {
 
 
 def as_text(report: Report) -> str:
-    """The report as text; scores that are shares are in points (times 100)."""
+    """Format a report as text. Scores that are shares are shown in points (times 100)."""
     makers = {
         "metrics": _metrics, "statistics": _statistics, "chair_by_confidence": _chair,
         "compare": _compare, "attention": _attention, "phrase_attention": _phrase_attention,
@@ -260,12 +278,12 @@ def as_text(report: Report) -> str:
 
 
 def table(rows: Iterable[Sequence[object]], digits: int = 2, first: int = 22) -> list[str]:
-    """Rows of cells as lines with aligned columns.
+    """Format rows of cells as lines of text with aligned columns.
 
     Args:
-        rows: Texts and numbers; columns with numbers are aligned to the right.
-        digits: Decimals of floats.
-        first: Least width of the first column.
+        rows: Text and numbers. Columns with numbers are aligned to the right.
+        digits: Number of decimals of floats.
+        first: Least width of the first column, in characters.
     """
     columns: list[list[str]] = []
     for cells in zip_longest(*rows, fillvalue=""):
@@ -285,7 +303,7 @@ def _shown(cell: object, digits: int) -> str:
 
 
 def ends(interval: Sequence[float] | None, style: str, scale: float = 1) -> str:
-    """``low to high``; empty for None."""
+    """Format an interval as ``low to high``, or as "" if it is None."""
     return " to ".join(f"{scale * end:{style}}" for end in interval or ())
 
 
@@ -378,7 +396,7 @@ def _phrase_attention(report: Report) -> list[str]:
 
 
 def _attention_rows(found: Mapping[str, Any], unit: str, areas: str) -> list[str]:
-    """The table of an attention report; nothing if nothing was measured."""
+    """Format the table of an attention report, or return [] if nothing was measured."""
     if not found["measured"]:
         return []
     rows = [

@@ -1,18 +1,20 @@
-"""Reward for self-critical training: CIDEr-D of sampled captions, optionally mixed with others.
+"""The reward of self-critical training: CIDEr-D of sampled captions, plus BLEU-4 and R if weighted.
 
     reward = cider * CIDEr-D (0 to 10) + bleu * BLEU-4 (0 to 1) + rare_words * R
     R      = sum over the caption's distinct words w of s(w) ln(N / df(w)) / ln N
 
-s is 1 for words that a reference says and -1 for others, df the number of photos, of N, whose
-references say w: what a caption says that people say too, however they put it.
+s(w) is 1 if a reference of the photo contains w, else -1. df(w) is the number of photos, out of N,
+with w in their references. R rewards the words that a caption shares with its references, in any
+order, and penalizes its other words. Rare words count most.
 
-By default the end of a sentence counts as a word: it is appended to every reference, to the
-document frequencies and to every sample that is complete. Both metrics count phrases; without an
-end word "a man on a" loses nothing by its last words, and models learn to break sentences off.
+By default, the end of a sentence counts as a word. It is appended to every reference, before
+document frequencies are counted, and to every sample that is complete. Both metrics count phrases.
+Without an end word, "a man on a" is not penalized for its last words, and models learn to break
+sentences off.
 
-Source: Rennie et al. 2017 (arXiv:1612.00563); appendix E describes the end word.
-Deviation: they optimize one metric at a time; BLEU-4, which also counts the end word, and R may be
-added.
+Source: Rennie et al. 2017 (arXiv:1612.00563). Their appendix E describes the end word.
+Deviation: they optimize one metric at a time. Here BLEU-4, which also counts the end word, and R
+may be added.
 """
 
 from __future__ import annotations
@@ -40,27 +42,26 @@ from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary
 
 END_WORD = ""
-"""Word for the end of a sentence; no word of a caption is empty."""
+"""The word for the end of a sentence. Words in captions are never empty."""
 
 
 class CaptionReward:
-    """Rewards sampled captions against the reference captions of their photos.
+    """The reward of sampled captions, given the reference captions of their photos.
 
-    References keep words that the vocabulary lacks. Each style has the document frequencies of its
-    own captions: a phrase that is rare in one data set may be common in another, and captions are
-    evaluated on each with its own frequencies. The object is read-only after construction, so
-    threads may share it.
+    References keep words that are not in the vocabulary. Each style has the document frequencies of
+    its own captions, because a phrase that is rare in one data set may be common in another. The
+    object does not change after construction, so threads may share it.
 
     Args:
-        references: Tokens of all reference captions by style and image id.
-        vocabulary: The model's vocabulary, which the samples index.
+        references: Tokens of all reference captions, by style and image id.
+        vocabulary: The model's vocabulary, which defines the token ids of the samples.
         cider: Weight of CIDEr-D.
         bleu: Weight of BLEU-4.
         rare_words: Weight of R.
         count_end: Count the end of a sentence as a word.
 
     Raises:
-        DataError: An image has no references, or there is nothing to count.
+        DataError: An image has no references, or a style has no images.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class CaptionReward:
         self._weights = float(cider), float(bleu), float(rare_words)
         self._end = (END_WORD,) if count_end else ()
         self._vocabulary = vocabulary
-        # The space keeps special tokens from matching words.
+        # The space makes sure that special tokens never equal a word.
         self._words = [[f" {name}"] for name in SPECIAL_NAMES]
         self._words += [split([word]) for word in vocabulary.words]
         self._frequencies: list[DocumentFrequencies] = []
@@ -96,13 +97,13 @@ class CaptionReward:
         samples: Sequence[Sequence[Sequence[int]]],
         ended: Sequence[Sequence[bool]],
     ) -> NDArray[np.float64]:
-        """Reward K samples of each of B photos, each sample by itself.
+        """Compute the reward of each of K samples for each of B photos.
 
         Args:
-            image_ids: The photos, (B,).
-            samples: Token ids of each sample without start, end and padding, (B, K). A special
-                token is a word that matches no reference.
-            ended: False where the sample was truncated at the maximum length, (B, K).
+            image_ids: Image ids of the photos, (B,).
+            samples: Token ids of each sample without start, end and padding, (B, K). Special tokens
+                count as words that do not occur in references.
+            ended: False where a sample was truncated at the maximum length, (B, K).
 
         Returns:
             The rewards, (B, K).
@@ -126,15 +127,15 @@ class CaptionReward:
         return rewards
 
     def _said(self, sample: Sequence[int]) -> Iterable[str]:
-        """The words of a sample; pieces are joined to text, whose words are counted."""
+        """Return the words of a sample. Pieces are joined to text first, which is then split."""
         if pieces := self._vocabulary.pieces(sample):
             return split(caption_tokens("".join(pieces)))
         return chain.from_iterable(self._words[token] for token in sample)
 
     def signature(self) -> str:
-        """Settings that must agree for two rewards to be comparable.
+        """Describe the settings as text. Rewards are comparable if it is equal.
 
-        Takes seconds on a large data set.
+        This takes seconds on a large data set.
         """
         cider, bleu, rare_words = self._weights
         weights = f"cider-d:{cider!r}|bleu-4:{bleu!r}|".replace(".0|", "|")
@@ -149,7 +150,7 @@ class CaptionReward:
 def _rare_words(
     caption: Ngrams, references: Sequence[Ngrams], frequencies: DocumentFrequencies
 ) -> float:
-    """R of a caption."""
+    """Compute R of a caption; see the module."""
     said = set().union(*(one[0] for one in references))
     weights = frequencies.weighted(dict.fromkeys(caption[0], 1))
     total = math.fsum(weight if word in said else -weight for word, weight in weights.items())

@@ -111,7 +111,7 @@ def test_calibrating_again_needs_force_and_gives_the_same(own, run, tmp_path) ->
     command = ("calibrate", "--model", model, *own.arguments)
 
     code, _, err = run(*command)
-    assert (code, "is calibrated already; give --force" in err) == (USAGE, True)
+    assert (code, "is already calibrated; add --force" in err) == (USAGE, True)
     assert run(*command, "--force")[0] == OK
     assert (model / CONFIDENCE).read_bytes() == (own.calibrated / CONFIDENCE).read_bytes()
 

@@ -156,7 +156,7 @@ def test_a_file_without_captions_raises_a_one_line_error(tmp_path: Path, content
     path = tmp_path / "results.json"
     path.write_bytes(content)
 
-    with pytest.raises(DataError, match="; give ") as caught:
+    with pytest.raises(DataError, match="; use ") as caught:
         read_captions_of(path)
 
     assert str(path) in str(caught.value)
