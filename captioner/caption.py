@@ -179,7 +179,11 @@ class Caption(Hinting):
         **dict.fromkeys(("tags", "labels", "objects"), "keywords"),
         **dict.fromkeys(("json", "to_json", "asdict", "dict", "model_dump"), "to_dict"),
         "tokens": "words",
-        "save": 'use captioner.overlay(photo, caption).save("attention.png")',
+        "save": 'use captioner.overlay(photo, caption).save("attention.png"), or '
+        "captioner.write_caption(photo, caption, in_place=True)",
+        **dict.fromkeys(
+            ("write", "embed"), "use captioner.write_caption(photo, caption, in_place=True)"
+        ),
     }
 
     @property

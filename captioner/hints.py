@@ -64,6 +64,8 @@ FUNCTIONS: Mapping[str, str] = {
         ("attend", "visualize", "plot", "draw", "show", "show_attention", "heatmap"), "overlay"
     ),
     **dict.fromkeys(("captions", "stream", "explain"), "call it on a model from captioner.load()"),
+    **dict.fromkeys(("embed", "write", "save_caption", "sidecar", "write_xmp"), "write_caption"),
+    **dict.fromkeys(("remove", "delete_caption"), "remove_caption"),
     "fit": "train",
     **dict.fromkeys(("score", "benchmark"), "evaluate"),
 }

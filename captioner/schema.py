@@ -293,6 +293,29 @@ def not_allowed(field: OptionField, value: object, section: str = "") -> ConfigE
     return ConfigError(f"{name} is {value!r}; give {field.allowed}")
 
 
+# --- options as the command line spells them ---------------------------------------------------
+
+
+def flag(name: str) -> str:
+    """Return an option as the command line spells it: ``--beam-size``."""
+    return f"--{name.replace('_', '-')}"
+
+
+def flags_given(options: Any, *names: str) -> list[str]:
+    """Return the flags of those options in ``names`` that do not have their defaults."""
+    return [flag(name) for name in changed(options) if name in names]
+
+
+def refuse(options: Any, names: Iterable[str], why: str) -> None:
+    """Raise an error for the first of these options that was set.
+
+    Raises:
+        ConfigError: One of the options was set; ``why`` ends the message.
+    """
+    for name in flags_given(options, *names):
+        raise ConfigError(f"{name} {why}")
+
+
 # --- options from settings by name ---------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ import argparse
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -24,7 +24,7 @@ from captioner.options import SearchOptions
 from captioner.schema import (
     OptionField,
     build_options,
-    changed,
+    flag,
     option_fields,
     similar,
     taken,
@@ -279,11 +279,6 @@ def _dashed(argument: str) -> str:
     return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else argument
 
 
-def flag(name: str) -> str:
-    """Return an option as the command line spells it: ``--beam-size``."""
-    return f"--{name.replace('_', '-')}"
-
-
 # --- values --------------------------------------------------------------------------------------
 
 
@@ -311,21 +306,3 @@ def _read(field: OptionField, text: str, *, entry: bool = False) -> Any:
     except (ValueError, KeyError):
         pass
     raise argparse.ArgumentTypeError(f"is {text!r}; use {field.allowed_entry}")
-
-
-# --- checks of several commands ------------------------------------------------------------------
-
-
-def flags_given(options: Any, *names: str) -> list[str]:
-    """Return the flags of those options in ``names`` that do not have their defaults."""
-    return [flag(name) for name in changed(options) if name in names]
-
-
-def refuse(options: Any, names: Iterable[str], why: str) -> None:
-    """Raise an error for the first of these options that was set.
-
-    Raises:
-        ConfigError: One of the options was set; ``why`` ends the message.
-    """
-    for name in flags_given(options, *names):
-        raise ConfigError(f"{name} {why}")

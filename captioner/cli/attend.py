@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Interval
 
 from captioner.caption import END_NAME, Caption
-from captioner.cli.arguments import command, flag, flags_given, refuse
+from captioner.cli.arguments import command
 from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK
 from captioner.cli.output_files import refuse_overwrite, require_parent
@@ -33,7 +33,7 @@ from captioner.drawing.style import lacks_letters
 from captioner.errors import ConfigError, ImageError
 from captioner.messages import either, printable
 from captioner.options import METHOD_TITLES, ExplanationMethod, ModelOptions, SearchOptions
-from captioner.schema import File, ModelName, Shown, option_fields, taken
+from captioner.schema import File, ModelName, Shown, flag, flags_given, option_fields, refuse, taken
 
 if TYPE_CHECKING:
     from captioner.evaluation.grounding import Instances

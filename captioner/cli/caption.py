@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Interval
 
 from captioner.bulk.options import CaptionRayOptions, on_ray
-from captioner.cli.arguments import command, flag, flags_given, refuse
+from captioner.cli.arguments import command
 from captioner.cli.caption_formats import CaptionFormat, FormatName, choose_format
 from captioner.cli.caption_on_ray import caption_on_ray
 from captioner.cli.console import hint, warn
@@ -25,8 +25,9 @@ from captioner.cli.output_files import new_file
 from captioner.cli.photos import STDIN, PhotoOptions, find_photos, read_names
 from captioner.cli.rows import Name, Row, Wording, make_row
 from captioner.cli.search_options import checked_search
-from captioner.cli.sidecars import PLACE, SidecarOptions, Store, choose_store
+from captioner.cli.sidecars import choose_store
 from captioner.cli.videos import read_interval, video_rows
+from captioner.data.caption_store import PLACE, SidecarOptions, Store
 from captioner.data.formats import FORMATS, VIDEO
 from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError
@@ -35,7 +36,7 @@ from captioner.files import atomic_open
 from captioner.inference.folder import fingerprints
 from captioner.messages import counted
 from captioner.options import DeviceOptions, ModelOptions, SearchOptions
-from captioner.schema import File, Shown, marked, option_fields
+from captioner.schema import File, Shown, flag, flags_given, marked, option_fields, refuse
 from captioner.version import __version__
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from captioner.cli.arguments import command, flag
+from captioner.cli.arguments import command
 from captioner.cli.console import warn_and_count
 from captioner.cli.main import FAILED, OK
 from captioner.cli.output_files import new_file
@@ -13,7 +13,7 @@ from captioner.cli.search_options import checked_search
 from captioner.errors import CaptionerError, ConfigError
 from captioner.evaluation.options import EvaluateOptions
 from captioner.options import FaithfulnessOptions, SearchOptions
-from captioner.schema import taken
+from captioner.schema import flag, taken
 
 
 @command(

@@ -91,7 +91,7 @@ def test_what_cannot_be_written_is_one_line_each(capsys) -> None:
 
     code, (_, line) = run("--in-place")  # the rows are of photos in another folder
     assert code == FAILED
-    assert "give --images" in line
+    assert "use --images" in line
     assert run()[0] == USAGE
 
 
@@ -174,7 +174,7 @@ def test_texts_of_people_are_neither_replaced_nor_removed(capsys) -> None:
     Path("holiday/a.xmp").write_bytes(set_description(None, "a dog", mark=Mark()))
     Path("holiday/a.jpg.xmp").write_bytes(set_description(None, "by me"))
     assert main(["apply", "--remove", "holiday"]) == OK
-    assert "3 captions removed; 2 texts of people kept" in capsys.readouterr().err
+    assert "3 captions removed; 2 texts by people kept" in capsys.readouterr().err
     assert Path("holiday/a.jpg").read_bytes() == mine
     assert Path("holiday/b.png").read_bytes() == original
     assert Path("holiday/sub/a.jpg").read_bytes() == other

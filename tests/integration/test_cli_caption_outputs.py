@@ -24,10 +24,10 @@ from tiny_data import noise_photos
 
 from captioner import load
 from captioner.cli import caption as caption_module
-from captioner.cli import sidecars as sidecars_module
 from captioner.cli.journal import journal_path
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE
 from captioner.cli.rows import make_row
+from captioner.data import caption_store
 from captioner.data.folders import find_images
 from captioner.data.metadata import (
     embed_description,
@@ -345,7 +345,7 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
     code, out, err = caption(album, "--sidecar", "txt")
     assert (code, out) == (USAGE, "")
     assert "b.jpg already has a caption in" in err
-    assert "give --skip-existing to keep it, or --force" in err
+    assert "use --skip-existing to keep it, or --force" in err
     assert not (album / "a.txt").exists()
 
     code, out, err = caption(album, "--sidecar", "txt", "--skip-existing")
@@ -357,7 +357,7 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
 
     os.utime(album / "a.jpg", (2**31, 2**31))  # another photo under its name
     _, _, err = caption(album, "--sidecar", "txt", "--skip-existing")
-    assert "a.jpg changed after the caption was written; give --existing replace" in err
+    assert "a.jpg changed after the caption was written; to caption" in err
 
     assert caption(album, "--sidecar", "txt", "--force")[0] == OK
     assert (album / "b.txt").read_text() != "mine"
@@ -432,7 +432,7 @@ def test_sidecars_and_a_list_in_one_run(album, tmp_path, caption) -> None:
     ids=["interrupted", "full disk"],
 )
 def test_a_run_that_ends_early_continues(error, expected, album, caption) -> None:
-    write, written = sidecars_module.atomic_write, []
+    write, written = caption_store.atomic_write, []
 
     def ends(path: Path, data: bytes | str) -> None:
         if len(written) == 2:
@@ -440,7 +440,7 @@ def test_a_run_that_ends_early_continues(error, expected, album, caption) -> Non
         written.append(path)
         write(path, data)
 
-    with patch.object(sidecars_module, "atomic_write", ends):
+    with patch.object(caption_store, "atomic_write", ends):
         code, out, err = caption(album, "--sidecar", "txt", "--batch-size", 2)
     assert (code, len(out.splitlines())) == (expected, 2)
     assert "2 captions finished; " in err
@@ -481,7 +481,7 @@ def test_photos_with_the_same_sidecar_are_refused(album, caption) -> None:
     code, _, err = caption(album, "--sidecar", "txt")
 
     assert code == USAGE
-    assert "would both get" in err
+    assert "would both use" in err
 
 
 # --- descriptions in photos ---
@@ -509,7 +509,7 @@ def test_copies_have_the_description(album, tmp_path, caption) -> None:
     (album / "more" / "a.jpg").unlink()
     code, out, err = caption(copies / "more", "--embed", album / "more", "--skip-existing")
     assert (code, out) == (OK, "")
-    assert "copied as they are" in err
+    assert "copied unchanged" in err
     original, copied = (folder / "more" / "a.jpg" for folder in (copies, album))
     assert copied.read_bytes() == original.read_bytes()
     assert copied.stat().st_mtime_ns == original.stat().st_mtime_ns

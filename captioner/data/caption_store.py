@@ -1,0 +1,457 @@
+"""Captions stored with their photo: ``--sidecar txt|xmp``, ``--embed FOLDER``, ``--in-place``.
+
+An existing caption is never replaced without permission. A photo that already has a caption is an
+error unless ``--existing`` selects another treatment. Captions that captioner wrote into XMP are
+marked, so that they can be replaced or removed without touching texts by people.
+
+Messages spell options as the command line does. `captioner.data.write_captions` translates them for
+Python.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from captioner.data.images import open_image
+from captioner.data.metadata import (
+    Found,
+    Mark,
+    find_in_sidecar,
+    remove_from_sidecar,
+    set_description,
+)
+from captioner.data.photo_metadata import (
+    NotEditableError,
+    find_in_photo,
+    require_exiftool,
+    with_description,
+    without_own_description,
+)
+from captioner.errors import ConfigError, DataError
+from captioner.files import atomic_write
+from captioner.messages import counted, first_of
+from captioner.schema import Folder, Shown, flags_given, marked, refuse
+
+_INVALID = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML does not allow. A table from an unknown source may contain them."""
+
+PLACE = "place of captions"
+"""Mark of an option that selects where captions are written."""
+
+ALSO_REMOVES = "also removes"
+"""Mark of an option that can be combined with --remove of captioner apply."""
+
+Row = dict[str, Any]
+"""``{"captions": [...]}`` of one photo, or ``{"error": message}`` if the photo failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SidecarOptions:
+    """Sidecar files and metadata."""
+
+    sidecar: Annotated[Literal["txt", "xmp"] | None, PLACE] = None
+    """Write each caption to a file next to its photo. txt: photo.txt, with the caption as text.
+    xmp: photo.xmp, with the caption as the description."""
+    embed: Annotated[Folder | None, PLACE] = None
+    """Copy the photos (JPEG, PNG, WebP, TIFF) to this folder, and write the captions into the
+    copies as descriptions (XMP, IPTC). Subfolders are kept."""
+    in_place: Annotated[bool, PLACE] = False
+    """Write the captions into the photos themselves, as descriptions (XMP, IPTC)."""
+    exiftool: Annotated[bool, ALSO_REMOVES] = False
+    """Write into HEIC, AVIF and other formats too, with the program exiftool, which must be
+    installed."""
+    sidecar_name: Literal["photo.xmp", "photo.jpg.xmp"] | None = None
+    """Choose the name of --sidecar xmp files (default: photo.jpg.xmp if that file exists, otherwise
+    photo.xmp)."""
+    existing: Literal["skip", "replace", "replace-own", "append", "prepend"] | None = None
+    """Choose what happens to photos that already have a caption (default: stop with an error).
+    skip: keep it; --embed copies the photo unchanged. replace: replace it, like --force.
+    replace-own: replace it only if captioner wrote it and nobody changed it. append, prepend: add
+    the new caption after or before it, with a comma (--sidecar txt only)."""
+    skip_existing: bool = False
+    """Keep existing captions; short for --existing skip."""
+    prefix: Annotated[str, Shown("TEXT")] = ""
+    """Begin --sidecar txt files with this text, such as a trigger word."""
+    suffix: Annotated[str, Shown("TEXT")] = ""
+    """End --sidecar txt files with this text."""
+
+
+def _ignore(message: str) -> None:
+    """Drop a message."""
+
+
+@dataclass
+class Store:
+    """A place for captions: sidecars, copies of the photos in a folder, or the photos."""
+
+    options: SidecarOptions
+    existing: str | None
+    """Treatment of existing captions, as in ``SidecarOptions``. None stops with an error."""
+    subfolders: Mapping[Path, Path] = field(default_factory=dict)
+    """The subfolder of the copies' folder for each photo. Other photos go into the folder itself.
+    """
+    machine: bool = True
+    """True if captioner generated the captions. XMP and IPTC then contain a mark of captioner."""
+    written: int = 0
+    """Number of captions written so far."""
+    warn: Callable[[str], None] = _ignore
+    """Receives messages that are not errors of a photo, such as the number of skipped photos."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder for copies of the photos, or None if no copies are made."""
+        return None if self.options.embed is None else Path(self.options.embed)
+
+    def target(self, photo: Path) -> Path:
+        """Return the file that the caption of a photo is written to.
+
+        For XMP sidecars, Lightroom, Bridge and Capture One use the name ``photo.xmp``, and
+        darktable and digiKam use ``photo.jpg.xmp``. The second name is chosen if that file exists.
+        """
+        if kind := self.options.sidecar:
+            long, name = photo.with_name(f"{photo.name}.xmp"), self.options.sidecar_name
+            use_long = _exists(long) if kind == "xmp" and name is None else name == "photo.jpg.xmp"
+            return long if use_long else photo.with_suffix(f".{kind}")
+        if self.folder is None:
+            return photo
+        return self.folder / self.subfolders.get(photo, "") / photo.name
+
+    def found(self, photo: Path) -> Found | None:
+        """Return the caption that would be replaced, or None.
+
+        Raises:
+            ConfigError: The folder for copies is the folder of the photos.
+            DataError: A caption cannot be stored there for this photo.
+        """
+        target, sidecar = self.target(photo), self.options.sidecar
+        if sidecar and target == photo:
+            raise DataError("is not a photo but a sidecar file; leave it out")
+        if target != photo:
+            _require_plain(target)
+        if sidecar == "txt":
+            return Found() if target.exists() else None
+        if sidecar:
+            there = find_in_sidecar(target.read_bytes()) if target.exists() else Found()
+            return there if there.text else None
+        if self.folder is not None and target.exists() and target.samefile(photo):
+            raise ConfigError(
+                f"--embed {self.folder} is the folder of the photos; use another folder, or "
+                "--in-place to change the originals"
+            )
+        try:
+            there = find_in_photo(photo, exiftool=self.options.exiftool)
+        except NotEditableError:
+            with open_image(photo):  # raises another error if it is not a photo
+                raise
+        if self.folder is None or not target.exists():
+            return there if there.text else None
+        return find_in_photo(target, exiftool=self.options.exiftool)
+
+    def write(
+        self, photo: Path, text: str, keywords: Sequence[str], mark: Mark | None = None
+    ) -> None:
+        """Write the caption and keywords of a photo.
+
+        Raises:
+            DataError: The photo or its sidecar cannot be edited.
+            OSError: The file cannot be read or written.
+        """
+        target, text = self.target(photo), _INVALID.sub("\ufffd", text)
+        if target != photo:
+            _require_plain(target)
+        if self.options.sidecar == "txt":
+            one_line = " ".join(text.splitlines())
+            text = self._with_other_text(", ".join([one_line, *keywords]), target)
+            atomic_write(target, f"{text}\n")
+        elif self.options.sidecar == "xmp":
+            packet = target.read_bytes() if target.exists() else None
+            atomic_write(target, set_description(packet, text, keywords, mark=mark))
+        else:
+            exiftool = self.options.exiftool
+            new = with_description(photo, text, keywords, mark, exiftool=exiftool)
+            _replace(target, photo, new)
+
+    def _with_other_text(self, text: str, target: Path) -> str:
+        """Return the new content of a text file.
+
+        It consists of the caption, the previous text if ``existing`` adds to it, the prefix and the
+        suffix. None of them is repeated if the file already has it.
+        """
+        if self.existing in ("append", "prepend") and target.exists():
+            try:
+                old = self._bare(target.read_text(encoding="utf-8-sig"))
+            except UnicodeDecodeError:
+                raise DataError("the text is not in UTF-8; convert it, or move it away") from None
+            parts = [old] if f", {text}, " in f", {old}, " else [old, text]
+            text = ", ".join(filter(None, parts if self.existing == "append" else parts[::-1]))
+        text, prefix, suffix = self._bare(text), self.options.prefix, self.options.suffix
+        if prefix:
+            text = prefix + " " * (not prefix[-1].isspace()) + text
+        if suffix:
+            text += " " * (suffix[0] not in " ,.;:!?)") + suffix
+        return text
+
+    def _bare(self, text: str) -> str:
+        """Return the text without the prefix and suffix, if it has them."""
+        prefix, suffix = (s.strip(" ,") for s in (self.options.prefix, self.options.suffix))
+        text = re.sub(rf"^{re.escape(prefix)}(?!\w)", "", text.strip(" ,\r\n"))
+        before = r"\b" if suffix[:1].isalnum() else ""
+        return re.sub(rf"{before}{re.escape(suffix)}$", "", text.strip(" ,")).strip(" ,")
+
+    def finished(self) -> str:
+        """Return a message about the captions written, if the rest can be continued later.
+
+        With an existing caption that would be replaced, a second run would start over. The message
+        is then empty.
+        """
+        again = self.written and self.existing in (None, "skip")
+        return f"{counted(self.written, 'caption')} finished" if again else ""
+
+    def write_all(
+        self,
+        photos: Iterable[Path],
+        captioned: Callable[[Sequence[Path]], Iterable[Row]],
+    ) -> Iterator[Row]:
+        """Check all photos, then write each caption as soon as it is found.
+
+        Args:
+            photos: The photos.
+            captioned: Returns the rows of the photos that need a caption, in order.
+
+        Yields:
+            The rows of the captions written, and a row with an error for each photo that failed.
+
+        Raises:
+            ConfigError: A photo has a caption and ``existing`` is None, or two photos have the same
+                target.
+        """
+        needed, existing, problems = self._check(photos)
+        problems += filter(None, (self._keep(photo, None) for photo in existing))
+        yield from ({"error": problem} for problem in problems)
+        for photo, one in zip(needed, captioned(needed), strict=True):
+            problem = ""
+            if one.get("captions"):
+                best = one["captions"][0]
+                words = [keyword["word"] for keyword in best.get("keywords", ())]
+                problem = self._keep(photo, best["text"], words, best.get("confidence"))
+                self.written += not problem
+            yield {"error": problem} if problem else one
+        where = f"copies in {self.folder}" if self.folder else "the photos"
+        if kind := self.options.sidecar:
+            where = f".{kind} files next to {where}"
+        self.warn(f"{counted(self.written, 'caption')} written to {where}")
+
+    def _check(self, photos: Iterable[Path]) -> tuple[list[Path], list[Path], list[str]]:
+        """Check every photo before any caption is written.
+
+        Returns:
+            The photos to caption, the photos with a caption to keep, and a message for each photo
+            that cannot be written to.
+        """
+        owners: dict[Path, Path] = {}
+        existing: list[Path] = []
+        problems: list[str] = []
+        for photo in photos:
+            try:
+                there = self.found(photo)
+                if there and (self.existing in (None, "skip") or self._is_other(there)):
+                    existing.append(photo)
+            except (DataError, OSError) as error:
+                problems.append(self._problem(photo, error))
+                continue
+            other = owners.setdefault(self.target(photo), photo)
+            if other is not photo:
+                xmp = self.options.sidecar == "xmp"
+                raise ConfigError(
+                    f"{other} and {photo} would both use {self.target(photo)}; caption them "
+                    "separately, or rename one" + ", or use --sidecar-name photo.jpg.xmp" * xmp
+                )
+        if existing and self.existing is None:
+            target = self.target(existing[0])
+            beside = target != existing[0] and _exists(target)
+            where = f"a caption in {target}" if beside else "a description"
+            raise ConfigError(
+                f"{first_of(existing)} already has {where}; use --skip-existing to keep it, or "
+                "--force to replace it"
+            )
+        if existing:
+            done = "copied unchanged" if self.folder else "skipped"
+            self.warn(f"{len(existing)} of {len(owners)} photos already have a caption; {done}")
+        if newer := [photo for photo in existing if self._is_older(self.target(photo), photo)]:
+            self.warn(
+                f"{first_of(newer)} changed after the caption was written; to caption these photos "
+                "again, use --existing replace"
+            )
+        kept = {*existing}
+        return [photo for photo in owners.values() if photo not in kept], existing, problems
+
+    def _is_older(self, target: Path, photo: Path) -> bool:
+        """Return whether a sidecar was written before its photo was modified."""
+        if not self.options.sidecar:
+            return False  # copies and the photos themselves have the photo's time
+        try:
+            return target.stat().st_mtime_ns < photo.stat().st_mtime_ns
+        except OSError:
+            return False
+
+    def _is_other(self, there: Found) -> bool:
+        return self.existing == "replace-own" and not there.own
+
+    def _keep(
+        self,
+        photo: Path,
+        text: str | None,
+        keywords: Sequence[str] = (),
+        confidence: float | None = None,
+    ) -> str:
+        """Write a caption, or keep the photo's own caption if ``text`` is None.
+
+        A photo that keeps its caption is copied to the folder for copies, if there is such a folder
+        and the copy does not exist.
+
+        Returns:
+            The error in one line if the photo cannot be written, otherwise an empty text. An error
+            that would stop every photo is raised.
+        """
+        try:
+            if text is not None:
+                self.write(photo, text, keywords, Mark(confidence) if self.machine else None)
+            elif self.folder is not None and not self.target(photo).exists():
+                _replace(self.target(photo), photo, photo.read_bytes())
+        except (DataError, OSError) as error:
+            return self._problem(photo, error)
+        return ""
+
+    def _problem(self, photo: Path, error: DataError | OSError) -> str:
+        """Return an error as one line that names the file."""
+        return problem_of(self.target(photo) if self.options.sidecar else photo, error, photo)
+
+
+def make_store(
+    options: SidecarOptions, *, force: bool, warn: Callable[[str], None] = _ignore
+) -> Store | None:
+    """Return the store that the options select, or None if they select no place for captions.
+
+    Args:
+        options: The options, checked one by one.
+        force: Replace existing captions.
+        warn: Receives messages that are not errors of a photo.
+
+    Raises:
+        ConfigError: Two options contradict each other, or exiftool is not installed.
+    """
+    where = flags_given(options, *marked(SidecarOptions, PLACE))
+    leave = "add it, or leave this option out"
+    for kind, names in (("txt", ("prefix", "suffix")), ("xmp", ("sidecar_name",))):
+        if options.sidecar != kind:
+            refuse(options, names, f"needs --sidecar {kind}; {leave}")
+    if not where:
+        names = ("existing", "skip_existing")
+        refuse(options, names, f"needs --sidecar, --embed or --in-place; {leave}")
+        return None
+    if len(where) > 1:
+        raise ConfigError(f"{where[0]} and {where[1]} cannot be combined; use one of them")
+    if options.existing:
+        refuse(options, ("skip_existing",), "is short for --existing skip; use one of them")
+    existing = options.existing or ("skip" if options.skip_existing else None)
+    if existing in ("append", "prepend") and options.sidecar != "txt":
+        raise ConfigError(f"--existing {existing} needs --sidecar txt; use skip or replace")
+    if existing == "replace-own" and options.sidecar == "txt":
+        raise ConfigError(
+            "--existing replace-own does not work with --sidecar txt, because a text file does not "
+            "show who wrote it; use skip or replace"
+        )
+    if options.exiftool:
+        if options.sidecar:
+            raise ConfigError("--exiftool needs --embed or --in-place; leave it out")
+        require_exiftool()
+    if force and existing not in (None, "replace"):
+        raise ConfigError(f"--force and --existing {existing} contradict each other; use one")
+    return Store(options, existing or ("replace" if force else None), warn=warn)
+
+
+# --- removal --------------------------------------------------------------------------------------
+
+
+def own_places(photo: Path) -> list[Path]:
+    """Return the files that captioner may have written a photo's caption to."""
+    sidecars = (photo.with_suffix(".xmp"), photo.with_name(f"{photo.name}.xmp"))
+    # os.path: a name that is too long is not an error. Links are never written through.
+    plain = (p for p in sidecars if os.path.isfile(p) and not os.path.islink(p))  # noqa: PTH113, PTH114
+    return [*plain, photo]
+
+
+def remove_own(path: Path, *, exiftool: bool) -> Found:
+    """Remove captioner's texts from a photo or an XMP sidecar, but keep texts by people.
+
+    Returns:
+        The description that the file had before.
+
+    Raises:
+        DataError: The file cannot be edited.
+        OSError: The file cannot be read or written.
+    """
+    if path.suffix == ".xmp":
+        before = path.read_bytes()
+        found, after = find_in_sidecar(before), remove_from_sidecar(before)
+        if found.own and after is None:
+            path.unlink()
+        elif found.own:
+            atomic_write(path, after or b"")
+        return found
+    try:
+        found = find_in_photo(path, exiftool=exiftool)
+    except NotEditableError:
+        return Found()
+    if found.own:
+        _replace(path, path, without_own_description(path, exiftool=exiftool))
+    return found
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def problem_of(path: Path, error: DataError | OSError, photo: Path) -> str:
+    """Return the error of one photo as one line that names the file.
+
+    An error that stops every photo, such as a full disk, is raised again.
+    """
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EROFS):
+        raise error
+    text = str(getattr(error, "strerror", None) or error)
+    return text if text.startswith(str(photo)) else f"{path}: {text}"
+
+
+def _exists(path: Path) -> bool:
+    return os.path.lexists(path)  # Path.exists raises an error for a name that is too long
+
+
+def _require_plain(path: Path) -> None:
+    """Check that the file to write is a plain file or does not exist.
+
+    A link or a pipe could lead to any other file.
+
+    Raises:
+        DataError: The file is a link, a folder, a pipe or a device.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder"}.get(stat.S_IFMT(mode))
+        raise DataError(f"is {kind or 'a device or a pipe'}, not a file; move it away")
+
+
+def _replace(target: Path, photo: Path, data: bytes) -> None:
+    """Write a photo and keep the modification time of the original, which sorts albums."""
+    before = photo.stat()
+    atomic_write(target, data)
+    os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))

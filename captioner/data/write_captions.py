@@ -1,0 +1,331 @@
+"""Writes captions into photos, copies or sidecar files, and removes them.
+
+`write_caption`, `remove_caption` and `apply` are the functions of the package for what
+``captioner caption --in-place``, ``--embed``, ``--sidecar`` and ``captioner apply`` do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from captioner.caption import Caption
+from captioner.data.caption_store import (
+    SidecarOptions,
+    Store,
+    make_store,
+    own_places,
+    problem_of,
+    remove_own,
+)
+from captioner.data.dataset import EMPTY
+from captioner.data.folders import NamedFiles, natural
+from captioner.data.formats import format_by_name
+from captioner.data.images import image_size
+from captioner.data.importers import find_source, import_captions, photo_folder
+from captioner.data.options import ColumnOptions
+from captioner.data.photo_metadata import require_exiftool
+from captioner.errors import CaptionerError, ConfigError, DataError
+from captioner.hints import unknown_option
+from captioner.messages import counted
+from captioner.schema import build_options, option_fields, taken
+
+_log = logging.getLogger(__name__)
+
+_FLAG = re.compile(
+    r"--([a-z]+(?:-[a-z]+)*)(?: (txt|xmp|skip|replace-own|replace|append|prepend|photo\.jpg\.xmp))?"
+)
+"""An option as the command line spells it, with its value if that is a choice."""
+
+
+# --- functions of the package ---------------------------------------------------------------------
+
+
+def write_caption(
+    photo: str | os.PathLike[str],
+    caption: Caption | str,
+    *,
+    keywords: Sequence[str] = (),
+    force: bool = False,
+    **options: Any,
+) -> Path | None:
+    """Write a caption into a photo, into a copy of the photo, or into a file next to it.
+
+    The file is replaced atomically, and a photo keeps its modification time. A `Caption` is marked
+    as captioner's, so that it can be replaced or removed later. A text counts as written by a
+    person.
+
+    Args:
+        photo: The path of the photo.
+        caption: The caption, with its keywords and confidence if it has them; or a text.
+        keywords: Keywords to add to those of the caption.
+        force: Replace an existing caption, whoever wrote it.
+        **options: The place, which is one of ``in_place=True``, ``embed="folder"`` for a copy, and
+            ``sidecar="xmp"`` or ``"txt"``. The other options are ``existing``, ``exiftool``,
+            ``sidecar_name``, ``prefix`` and ``suffix``; they work as on the command line.
+
+    Returns:
+        The file that was written, or None if ``existing`` kept the caption that the photo had.
+
+    Raises:
+        ConfigError: The photo already has a caption, or the options are invalid.
+        DataError: The photo cannot be read, or its format cannot hold a caption.
+        OSError: The disk is full or read-only.
+    """
+    path, row = Path(photo), _row(caption, keywords)
+    with _python_spelling():
+        store = _store(options, force=force)
+        store.machine = isinstance(caption, Caption)
+        for found in store.write_all([path], lambda needed: [row for _ in needed]):
+            if "error" in found:
+                raise DataError(found["error"])
+    return store.target(path) if store.written else None
+
+
+def remove_caption(photo: str | os.PathLike[str], *, exiftool: bool = False) -> int:
+    """Remove the captions that captioner wrote, from a photo and its XMP sidecars.
+
+    Texts that people wrote or changed are kept.
+
+    Args:
+        photo: The path of a photo, or of a folder with photos and subfolders.
+        exiftool: Edit HEIC, AVIF and other formats too, with the program exiftool.
+
+    Returns:
+        The number of captions removed.
+
+    Raises:
+        ConfigError: The program exiftool is not installed.
+        DataError: A file cannot be read or edited. The other files have been edited.
+    """
+    problems: list[str] = []
+    with _python_spelling():
+        removed = remove_captions([os.fspath(photo)], exiftool=exiftool, report=problems.append)
+        if problems:
+            raise DataError(problems[0])
+    return removed.captions
+
+
+class Applied(NamedTuple):
+    """The result of `apply`."""
+
+    written: int
+    """Number of captions written."""
+    problems: list[str]
+    """One line for each photo that is missing or could not be written."""
+
+
+def apply(
+    captions: str | os.PathLike[str],
+    *,
+    images: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    **options: Any,
+) -> Applied:
+    """Write the captions of a table into their photos, copies or sidecar files.
+
+    The texts count as written by a person. A photo that fails does not stop the rest.
+
+    Args:
+        captions: A CSV or JSON Lines file with the columns ``image`` and ``caption``.
+        images: Folder of the photos (default: the folder of the table, or the current folder).
+            Names that lead out of it are not accepted.
+        force: Replace the captions that photos have.
+        **options: The place and the other options, as in `write_caption`; also ``file_column`` and
+            ``caption_column``.
+
+    Raises:
+        ConfigError: A photo already has a caption, or the options are invalid.
+        DataError: The table cannot be read, or none of its photos exists.
+    """
+    with _python_spelling():
+        columns = build_options(ColumnOptions, taken(options, ColumnOptions))
+        store = _store(options, force=force)
+        folder = None if images is None else os.fspath(images)
+        problems = [*apply_table(store, os.fspath(captions), folder, columns)]
+    return Applied(store.written, [_in_python(problem) for problem in problems])
+
+
+def _row(caption: Caption | str, keywords: Sequence[str]) -> dict[str, Any]:
+    """Return a caption in the form that a store writes."""
+    if isinstance(caption, str):
+        data: dict[str, Any] = {"text": caption}
+    elif isinstance(caption, Caption):
+        data = caption.to_dict()
+    else:
+        raise ConfigError(
+            f"caption is {caption!r:.60}; pass the result of model.caption(photo), or a text"
+        )
+    if not data["text"].strip():
+        raise ConfigError("the caption is empty; pass a caption with words")
+    more = [{"word": word} for word in ([keywords] if isinstance(keywords, str) else keywords)]
+    return {"captions": [{**data, "keywords": [*data.get("keywords", ()), *more]}]}
+
+
+def _store(options: dict[str, Any], *, force: bool) -> Store:
+    """Return the store that the options of a function select."""
+    known = option_fields(SidecarOptions)
+    for name in options:
+        if name not in known:
+            raise unknown_option(name, known, {"folder": "embed", "inplace": "in_place"})
+    store = make_store(build_options(SidecarOptions, options), force=force, warn=_log.info)
+    if store is None:
+        raise ConfigError(
+            'no place for the caption; pass in_place=True, embed="folder" or sidecar="xmp"'
+        )
+    return store
+
+
+@contextmanager
+def _python_spelling() -> Iterator[None]:
+    """Let errors of the block spell options as Python does."""
+    try:
+        yield
+    except CaptionerError as error:
+        if (text := _in_python(str(error))) == str(error):
+            raise
+        raise type(error)(text) from error
+
+
+def _in_python(message: str) -> str:
+    """Return a message with options spelled as in Python: ``sidecar="xmp"``."""
+    switches = {n for n, f in option_fields(SidecarOptions).items() if f.kind is bool} | {"force"}
+
+    def spelled(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        if found[2]:
+            return f'{name}="{found[2]}"'
+        return f"{name}=True" if name in switches else name
+
+    return _FLAG.sub(spelled, message)
+
+
+# --- several photos -------------------------------------------------------------------------------
+
+
+def apply_table(
+    store: Store, table: str, images: str | None, columns: ColumnOptions
+) -> Iterator[str]:
+    """Write every caption of a table whose photo exists.
+
+    Args:
+        store: The place for the captions.
+        table: A CSV or JSON Lines file. Of several captions of a photo, the first is written.
+        images: Folder of the photos; None selects the folder of the table or the current folder.
+        columns: Names of the columns.
+
+    Yields:
+        One line for each photo that is missing or could not be written.
+
+    Raises:
+        ConfigError: A photo already has a caption.
+        DataError: The table cannot be read, or none of its photos exists.
+    """
+    captions = _read(table, columns, store.warn)
+    folder = photo_folder(find_source(table), images, columns)
+    photos, problems = _find(captions, folder)
+    if not photos:
+        advice = "use --images with the folder that their names are relative to"
+        raise DataError(f"{table}: none of its photos can be used ({problems[0]}); {advice}")
+    yield from (f"{table}: {problem}" for problem in problems)
+    # A person may have chosen the texts, so they are not marked as captioner's.
+    store.machine = False
+    store.subfolders = {photo: photo.relative_to(folder).parent for photo in photos}
+    found = store.write_all(
+        photos, lambda needed: ({"captions": [{"text": photos[photo]}]} for photo in needed)
+    )
+    yield from (one["error"] for one in found if "error" in one)
+
+
+class Removed(NamedTuple):
+    """The result of `remove_captions`."""
+
+    captions: int
+    """Number of captions by captioner that were removed."""
+    kept: int
+    """Number of texts by people that were kept."""
+    failed: int
+    """Number of files that could not be read or written."""
+
+
+def remove_captions(
+    names: Iterable[str], *, exiftool: bool, report: Callable[[str], None]
+) -> Removed:
+    """Remove captioner's captions from photos and from the photos of folders.
+
+    Args:
+        names: Photos, and folders with their subfolders.
+        exiftool: Edit HEIC, AVIF and other formats too, with the program exiftool.
+        report: Receives one line for each file that cannot be read or written.
+    """
+    if exiftool:
+        require_exiftool()
+    removed = kept = failed = 0
+    for path in (path for photo in _photos(names) for path in own_places(photo)):
+        try:
+            found = remove_own(path, exiftool=exiftool)
+        except (DataError, OSError) as error:
+            report(problem_of(path, error, path))
+            failed += 1
+            continue
+        removed += found.own
+        kept += bool(found.text) and not found.own
+    return Removed(removed, kept, failed)
+
+
+def _photos(names: Iterable[str]) -> Iterator[Path]:
+    """Yield photos in the order given, replacing a folder by its photos and subfolders."""
+    for name in names:
+        if not Path(name).is_dir():
+            yield Path(name)
+        for parent, folders, files in os.walk(name):
+            folders.sort(key=natural)
+            photos = (
+                Path(parent, one) for one in sorted(files, key=natural) if format_by_name(one)
+            )
+            yield from (photo for photo in photos if photo.is_file())
+
+
+def _find(captions: Mapping[str, str], folder: Path) -> tuple[dict[Path, str], list[str]]:
+    """Return the captions by photo of a folder, and a message for each name without a photo.
+
+    The table may come from an unknown source, so only images below the folder count as photos.
+    """
+    files, photos, problems = NamedFiles(folder), dict[Path, str](), []
+    for name, text in captions.items():
+        try:
+            photo = files.find_below(_inside(name, folder))
+            image_size(photo)
+        except DataError as error:
+            reason = str(error)
+            own = reason.startswith(str(folder))
+            problems.append(reason if own else f"{name!r} {reason}; use photos below {folder}")
+            continue
+        photos.setdefault(photo, text)
+    return photos, problems
+
+
+def _inside(name: str, folder: Path) -> str:
+    """Return a name without the folder that it begins with. Other names are returned unchanged."""
+    if name.startswith(("/", "..")):
+        for top in (str(folder), os.path.abspath(folder)):  # noqa: PTH100 - keeps links
+            if name.startswith(f"{top.rstrip('/')}/"):
+                return name[len(top.rstrip("/")) + 1 :]
+    return name
+
+
+def _read(table: str, columns: ColumnOptions, warn: Callable[[str], None]) -> dict[str, str]:
+    """Return the first caption of each photo. Photos without a caption are counted in a warning."""
+    photos = import_captions(table, columns=columns)
+    captions = {str(p.path): p.captions[0].strip() for p in photos if p.captions}
+    found = {name: text for name, text in captions.items() if text.lower() not in EMPTY}
+    if left := len(photos) - len(found):
+        warn(f"{table}: left out {counted(left, 'photo')} without a caption")
+    if not found:
+        raise DataError(f"{table} has no captions; fill in its caption column")
+    return found

@@ -1,0 +1,132 @@
+"""``captioner.write_caption``, ``remove_caption`` and ``apply``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import captioner
+from captioner.caption import Caption
+from captioner.data.images import open_image
+from captioner.data.metadata import find_embedded, find_in_sidecar
+from captioner.errors import ConfigError, DataError
+
+TIME = 1_600_000_000_000_000_000
+
+
+def dog() -> Caption:
+    one = np.zeros(2, np.float32)
+    maps = np.full((2, 1, 1), 1, np.float32)
+    return Caption(("a", "dog"), one, maps, one, -1.5, confidence=0.75)
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "a.jpg"
+    Image.new("RGB", (32, 24), "red").save(path)
+    os.utime(path, ns=(TIME, TIME))
+    return path
+
+
+def test_a_caption_is_written_into_the_photo_and_removed_again(photo: Path) -> None:
+    before = photo.read_bytes()
+
+    assert captioner.write_caption(photo, dog(), in_place=True, keywords=["pet"]) == photo
+
+    found = find_embedded(photo.read_bytes())
+    assert (found.text, found.own, [*found.keywords]) == ("a dog", True, ["pet"])
+    assert photo.stat().st_mtime_ns == TIME
+    assert captioner.remove_caption(photo) == 1
+    assert find_embedded(photo.read_bytes()).text == ""
+    assert (photo.stat().st_mtime_ns, open_image(photo).size) == (TIME, (32, 24))
+    assert len(photo.read_bytes()) <= len(before) + 100
+    assert captioner.remove_caption(photo) == 0
+
+
+def test_a_text_is_by_a_person_and_stays(photo: Path) -> None:
+    captioner.write_caption(str(photo), "Rex in the garden", in_place=True)
+
+    assert not find_embedded(photo.read_bytes()).own
+    with pytest.raises(ConfigError) as caught:
+        captioner.write_caption(photo, dog(), in_place=True)
+    assert str(caught.value) == (
+        f'{photo} already has a description; use skip_existing=True to keep it, or force=True to '
+        "replace it"
+    )  # fmt: skip
+    for kept in ({"existing": "skip"}, {"existing": "replace-own"}, {"skip_existing": True}):
+        assert captioner.write_caption(photo, dog(), in_place=True, **kept) is None
+    assert captioner.remove_caption(photo) == 0
+    assert find_embedded(photo.read_bytes()).text == "Rex in the garden"
+    assert captioner.write_caption(photo, dog(), in_place=True, force=True) == photo
+    assert find_embedded(photo.read_bytes()).text == "a dog"
+
+
+def test_copies_and_sidecars_leave_the_photo_alone(photo: Path, tmp_path: Path) -> None:
+    before = photo.read_bytes()
+
+    copy = captioner.write_caption(photo, dog(), embed=tmp_path / "out")
+    xmp = captioner.write_caption(photo, dog(), sidecar="xmp")
+    txt = captioner.write_caption(photo, dog(), sidecar="txt", prefix="photo:")
+
+    assert (copy, xmp, txt) == (tmp_path / "out/a.jpg", tmp_path / "a.xmp", tmp_path / "a.txt")
+    assert find_embedded(Path(str(copy)).read_bytes()).own
+    assert find_in_sidecar(Path(str(xmp)).read_bytes()).own
+    assert Path(str(txt)).read_text() == "photo: a dog\n"
+    assert photo.read_bytes() == before
+    assert captioner.remove_caption(photo) == 1  # the sidecar; text files have no marks
+    assert not (tmp_path / "a.xmp").exists()
+
+
+@pytest.mark.parametrize(
+    ("caption", "options", "message"),
+    [
+        (dog(), {}, 'pass in_place=True, embed="folder" or sidecar="xmp"'),
+        (dog(), {"folder": "x"}, "unknown option folder; did you mean embed?"),
+        (dog(), {"sidecar": "json"}, "sidecar is 'json'; "),
+        (dog(), {"in_place": True, "sidecar": "txt"}, "sidecar and in_place=True cannot be comb"),
+        (dog(), {"in_place": True, "prefix": "x"}, 'prefix needs sidecar="txt"; '),
+        (dog(), {"in_place": True, "existing": "append"}, 'existing="append" needs sidecar="txt"'),
+        (["a dog"], {"in_place": True}, "caption is ['a dog']; pass the result of model.caption"),
+        (" ", {"in_place": True}, "the caption is empty"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    photo: Path, caption: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        captioner.write_caption(photo, caption, **options)
+    assert message in str(caught.value)
+    assert "--" not in str(caught.value)
+
+
+def test_a_photo_that_cannot_be_edited_names_the_python_options(tmp_path: Path) -> None:
+    photo = tmp_path / "a.gif"
+    Image.new("RGB", (8, 8)).save(photo)
+    with pytest.raises(DataError, match=r'a\.gif: .*sidecar="xmp".*exiftool=True'):
+        captioner.write_caption(photo, dog(), in_place=True)
+    with pytest.raises(DataError, match=r"none\.jpg: No such file"):
+        captioner.write_caption(tmp_path / "none.jpg", dog(), in_place=True)
+    with pytest.raises(DataError, match=r"none\.jpg: No such file"):
+        captioner.remove_caption(tmp_path / "none.jpg")
+
+
+def test_apply_writes_a_table(photo: Path, tmp_path: Path) -> None:
+    table = tmp_path / "captions.csv"
+    table.write_text("image,caption\na.jpg,Rex\nmissing.jpg,Lost\n")
+
+    applied = captioner.apply(table, in_place=True)
+
+    assert applied.written == 1
+    assert [*map(str, applied.problems)] == [
+        f"{table}: 'missing.jpg' does not exist; use photos below {tmp_path}"
+    ]
+    assert find_embedded(photo.read_bytes())[:1] == ("Rex",)
+    assert not find_embedded(photo.read_bytes()).own
+    with pytest.raises(ConfigError, match="force=True"):
+        captioner.apply(table, in_place=True)
+    assert captioner.apply(table, images=tmp_path, in_place=True, force=True).written == 1
