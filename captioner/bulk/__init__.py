@@ -1,1 +1,1 @@
-"""Jobs too large for one run: inputs divided into parts, and parts processed exactly once."""
+"""Jobs for millions of photos, divided into parts that are each processed exactly once."""

@@ -1,6 +1,6 @@
-"""Captioning on a Ray cluster: many machines, or the cores and GPUs of one.
+"""Captioning on a Ray cluster of many machines, or on the cores and GPUs of one machine.
 
-In a pipeline of your own, `Captions` is a callable class for ``Dataset.map_batches``:
+To caption photos in your own Ray pipeline, pass the class `Captions` to ``Dataset.map_batches``:
 
     photos = ray.data.read_binary_files("s3://bucket/photos", include_paths=True)
     captioned = photos.map_batches(
@@ -11,23 +11,24 @@ In a pipeline of your own, `Captions` is a callable class for ``Dataset.map_batc
     )
     captioned.write_parquet("s3://bucket/captions")
 
-`WritePart` is the task of ``captioner caption --engine ray``: the workers of
-`captioner.bulk.cluster` caption one part at a time and write it before they take the next.
+``captioner caption --engine ray`` uses the task `WritePart`. Each worker of
+`captioner.bulk.cluster` captions one part at a time, and writes it before it starts the next part.
 
-The output of that command is a folder of numbered parts, each written completely or not at all.
+The command writes a folder of numbered parts. A part is either complete or does not exist.
 
-    FOLDER/_job.json         written first: the settings
-    FOLDER/_parts.jsonl.gz   the parts: the photos of each, or its rows of a file
+    FOLDER/_job.json         the settings; written first
+    FOLDER/_parts.jsonl.gz   the photos of each part, or its rows of a file
     FOLDER/part-00000.jsonl  one row per photo of part 0, with captions or an error
-    FOLDER/_done.json        written last: number of photos, and of those that failed
+    FOLDER/_done.json        the number of photos and of failed photos; written last
 
-Readers of a folder of Parquet files skip names that begin with an underscore.
+The underscore hides a file from programs that read a folder of Parquet files.
 
-A part is renamed into place on a disk, and put in one request into object storage; both are atomic.
-What a part holds is fixed by ``_parts.jsonl.gz``, so a part that exists is finished, and one that
-is computed twice, after a worker or the driver was killed, replaces itself. The result has each
-photo exactly once. Photos that are new when a job is continued become further parts. On a disk, a
-second driver is refused.
+On a disk, a part is written under another name and then renamed. In object storage, it is written
+in one request. Both are atomic. ``_parts.jsonl.gz`` fixes the photos of every part, so a part that
+exists is finished. If a worker or the driver is killed, a part may be computed twice, and then it
+replaces itself. So the result contains each photo exactly once.
+
+When a job continues, new photos become further parts. On a disk, a lock stops a second driver.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ Row = dict[str, Any]
 
 
 class Captions:
-    """Captions batches of photos; for ``Dataset.map_batches``.
+    """A callable that captions batches of photos, to be passed to ``Dataset.map_batches``.
 
-    The columns of a batch are kept, except the photos themselves; these are added:
+    It removes the column of photos from a batch, keeps the other columns, and adds these:
 
-        image     name, unless the batch has names under another column
-        caption   the best caption; null if the photo failed
+        image     name of the photo, unless the batch already has a column of names
+        caption   the best caption, or null if the photo failed
         captions  all captions: text, words, log_prob, log_probs
-        error     why the photo failed; null if it did not
+        error     why the photo failed, or null
     """
 
     def __init__(
@@ -86,10 +87,16 @@ class Captions:
         batch_size: int = 32,
         **search: Any,
     ) -> None:
-        """Load the model (see ``captioner.load``), once per actor.
+        """Load the model once per Ray actor, as ``captioner.load`` does.
 
-        ``column`` has the photos: bytes, paths or arrays; ``names``, which need not exist, their
-        names for error messages. ``search`` are fields of ``SearchOptions`` to change.
+        Args:
+            folders: The model, or several models that caption together.
+            column: Column of the photos: bytes, paths or arrays.
+            names: Column of the photos' names for error messages. It need not exist.
+            device: See ``captioner.load``.
+            precision: See ``captioner.load``.
+            batch_size: Number of photos that are encoded together.
+            search: Fields of ``SearchOptions`` to change.
         """
         self.model = load(*folders, device=device, precision=precision)
         self.column, self.names = column, names
@@ -97,7 +104,7 @@ class Captions:
         self.model.options(**search)  # an error before the first batch
 
     def __call__(self, batch: dict[str, Any]) -> Any:
-        """A ``pyarrow.Table`` of a batch: columns as NumPy arrays, Ray's default."""
+        """Caption a batch, a NumPy array for each column, and return a ``pyarrow.Table``."""
         import pyarrow as pa
 
         photos = list(batch[self.column])
@@ -121,14 +128,14 @@ class Captions:
 
 
 def row(name: str, result: Result) -> Row:
-    """A photo's captions, or its error, as JSON data."""
+    """Return a photo's captions, or its error, as JSON data."""
     if result.error is not None:
         return {"image": name, "error": str(result.error)}
     return {"image": name, "captions": [caption.to_dict() for caption in result.captions]}
 
 
 def encode_rows(rows: Sequence[Row], format: str) -> bytes:  # noqa: A002
-    """The bytes of a part."""
+    """Encode rows as the content of a part file."""
     if format == "jsonl":
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         # Names that are not valid Unicode become JSON's own escapes.
@@ -144,7 +151,7 @@ def encode_rows(rows: Sequence[Row], format: str) -> bytes:  # noqa: A002
 
 
 def decode_rows(data: bytes, format: str) -> list[Row]:  # noqa: A002
-    """The rows of a part."""
+    """Decode the rows from the content of a part file."""
     if format == "jsonl":
         return [json.loads(line) for line in data.split(b"\n") if line]
     import pyarrow.parquet as pq
@@ -154,7 +161,7 @@ def decode_rows(data: bytes, format: str) -> list[Row]:  # noqa: A002
 
 
 def row_schema() -> Any:
-    """The columns of a Parquet part: ``image``, ``captions``, ``error``."""
+    """Return the Arrow schema of a part, with the columns ``image``, ``captions`` and ``error``."""
     import pyarrow as pa
 
     text, numbers = pa.string(), pa.list_(pa.float64())
@@ -182,14 +189,14 @@ def row_schema() -> Any:
 
 
 class Output(NamedTuple):
-    """A folder on a disk or in object storage."""
+    """The output folder of a job, on a disk or in object storage."""
 
     url: str
     format: str
-    """Of the parts: ``jsonl`` or ``parquet``."""
+    """File format of the parts: ``jsonl`` or ``parquet``."""
 
     def part_name(self, number: int) -> str:
-        """File name of a part."""
+        """Return the file name of a part."""
         return f"part-{number:05d}.{self.format}"
 
     def _files(self) -> Any:
@@ -197,12 +204,12 @@ class Output(NamedTuple):
         return DirFileSystem(folder, fs)
 
     def local_folder(self) -> Path | None:
-        """The folder's path; None for object storage."""
+        """Return the folder's path, or None for object storage."""
         files = self._files()
         return Path(files.path) if isinstance(files.fs, LocalFileSystem) else None
 
     def read(self, name: str) -> bytes | None:
-        """Content of a file; None if it does not exist."""
+        """Return the content of a file, or None if it does not exist."""
         with suppress(FileNotFoundError):
             data: bytes = self._files().cat_file(name)
             return data
@@ -216,13 +223,13 @@ class Output(NamedTuple):
             self._files().pipe_file(name, data)
 
     def parts(self) -> list[str]:
-        """Names of the finished parts."""
+        """Return the file names of the finished parts."""
         with suppress(FileNotFoundError):
             return list(filter(_PART.fullmatch, self._files().ls("", detail=False)))
         return []
 
     def clear(self) -> None:
-        """Remove a job; ``_job.json`` last, so that an interruption leaves what can be resumed."""
+        """Remove a job. ``_job.json`` is removed last, so that an interruption can be resumed."""
         for name in [DONE, *self.parts(), PARTS, JOB]:
             self.remove(name)
 
@@ -242,19 +249,23 @@ def open_job(
     resume: bool,
     force: bool,
 ) -> Iterator[list[Part]]:
-    """Start a job, or continue one, which may be complete if its inputs have grown.
+    """Start a job, or continue an interrupted or complete job, and lock its folder.
 
-    ``parts`` divide the inputs, with ``size`` photos each. ``settings`` are all that the captions
-    depend on besides the photos, by option.
+    Args:
+        output: Folder of the job.
+        parts: The inputs, divided into parts.
+        settings: Everything that the captions depend on besides the photos, by option.
+        size: Number of photos in a part.
+        resume: Continue the job that is in the folder, if any, and add new photos.
+        force: Remove the job that is in the folder.
 
     Yields:
-        The parts of the job. A job that is continued keeps its parts, and parts of new photos
-        follow.
+        The parts of the job. A continued job keeps its parts, followed by parts of new photos.
 
     Raises:
-        ConfigError: The folder has a job, and neither ``resume`` nor ``force`` (to remove it) was
-            given; or the job had other settings, or one of its files has changed.
-        DataError: Another process works on it.
+        ConfigError: The folder contains a job, but ``resume`` and ``force`` are both False; or the
+            job had other settings; or one of its files has changed.
+        DataError: Another process is working on the job.
     """
     folder = output.local_folder()
     if folder is not None:
@@ -268,8 +279,8 @@ def open_job(
             check_same(output.url, json.loads(before), now)
         elif before or done:
             raise ConfigError(
-                f"{output.url} has {counted(len(done), 'finished part')} of a job; give --resume "
-                "to continue it, --force to start over, or another folder"
+                f"{output.url} has {counted(len(done), 'finished part')} of a job; add --resume "
+                "to continue it or --force to start over, or choose another folder"
             )
         known = output.read(PARTS) if resume and before and not force else None
         old = [] if known is None else _decode_parts(known)
@@ -282,10 +293,15 @@ def open_job(
 
 
 def grown(old: Sequence[Part], inputs: Iterable[Part], size: int) -> list[Part]:
-    """Return the parts of a job, followed by parts of the photos and files that are new.
+    """Return the parts of a job, followed by parts of the inputs that are new.
+
+    Args:
+        old: The parts of the job.
+        inputs: All inputs, divided into parts.
+        size: Number of photos in a part.
 
     Raises:
-        ConfigError: A Parquet or tar file of the job has changed its size.
+        ConfigError: The size of a Parquet or tar file of the job has changed.
     """
     photos = {name for part in old if part.kind == "photos" for name in part.names}
     files = {part.names[0]: part.bytes for part in old if part.kind != "photos"}
@@ -316,29 +332,29 @@ def _decode_parts(data: bytes) -> list[Part]:
 
 
 class Finished(NamedTuple):
-    """A part that was written."""
+    """A finished part, with its number of photos and of failed photos."""
 
     part: int
     photos: int
     failed: int
     error: str
-    """The first failed photo's message; empty if there is none."""
+    """Message of the first failed photo, or "" if no photo failed."""
 
 
 @dataclass
 class WritePart:
-    """The task that captions a part of a job."""
+    """The task that captions one part of a job and writes it."""
 
     output: Output
     model: ModelOptions
-    """What each worker loads: folders that all machines can read, or names of the hub. Batches
-    never span two parts."""
+    """The models that each worker loads: folders that all machines can read, or names on the hub.
+    A batch never contains photos of two parts."""
     fingerprints: list[str]
-    """Of the models here."""
+    """Fingerprints of the models on the machine that starts the job."""
     search: SearchOptions
 
     def __call__(self, part: Part) -> Finished:
-        """Caption a part and write it, unless it is there."""
+        """Caption a part and write it, unless it is already finished."""
         name, output = self.output.part_name(part.number), self.output
         held = output.read(name)
         rows = self._rows(part) if held is None else decode_rows(held, output.format)
@@ -355,11 +371,15 @@ class WritePart:
 
     @cached_property
     def captioner(self) -> Captioner:
-        """The model, checked to be the driver's."""
+        """The model, loaded at first use and compared with the driver's model.
+
+        Raises:
+            DataError: This machine has a different model.
+        """
         model = self.model
         if fingerprints(model.model) != self.fingerprints:
             raise DataError(
                 f"{socket.gethostname()} has another model than the machine that started the job; "
-                "install the same captioner, and give models in a shared folder"
+                "install the same captioner, and put models into a shared folder"
             )
         return load(*model.model, device=model.device, precision=model.precision)

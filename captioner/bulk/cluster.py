@@ -1,7 +1,8 @@
-"""Tasks on a Ray cluster that process the items of a job, whatever is killed.
+"""Run the items of a job on a Ray cluster, even if processes of it are killed.
 
-Ray gives an item whose process died to another one; after `RETRIES` deaths the job fails. Ray is
-imported when it is known whether it may listen to other machines.
+If a process dies, Ray passes its item to another process. After `RETRIES` deaths on one item, the
+job fails. Ray is imported inside functions, because `cluster` first has to decide whether Ray may
+listen to other machines.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from captioner.memory import keep_freed_memory
 from captioner.messages import first_line
 
 RETRIES = 20
-"""How often an item is given to another process after its process died; then the job fails."""
+"""How often an item is passed to another process after its process died, before the job fails."""
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -34,11 +35,18 @@ def run_on_cluster(
     *,
     ordered: bool = False,
 ) -> Iterator[Outcome]:
-    """Yield the results of a task for items, on the connected cluster.
+    """Run a task for every item on the connected cluster, and yield the results.
 
-    Each process keeps its copy of the task, with what it has loaded. A CaptionerError or OSError of
-    the task ends the job, as a DataError, and so does a process that dies too often. ``ordered``
-    results are in the order of the items, not as they are finished.
+    Each process keeps its copy of the task, including the model that the task has loaded.
+
+    Args:
+        task: A callable that can be pickled.
+        items: The arguments of its calls.
+        workers: Number of processes, and the processors of each.
+        ordered: Yield results in the order of the items, not in the order in which they finish.
+
+    Raises:
+        DataError: The task raised a CaptionerError or OSError, or processes died too often.
     """
     import ray
     from ray import cloudpickle
@@ -57,7 +65,8 @@ def run_on_cluster(
     submitted = yielded = 0
     try:
         while yielded < len(items):
-            # At most twice as many as run: the others wait for the one that is next in order.
+            # With ``ordered``, finished items wait for the next one in order. So no more than twice
+            # as many items as processes are submitted ahead of it.
             while len(running) < count and submitted < min(len(items), yielded + 2 * count):
                 running[remote.remote(*given, items[submitted])] = submitted
                 submitted += 1
@@ -72,17 +81,17 @@ def run_on_cluster(
     except ray.exceptions.RayError as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         if isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.NodeDiedError):
-            reason = f"a worker died again and again; the limit per part is {RETRIES}"
+            reason = f"workers died more than {RETRIES} times on one part"
         raise DataError(
-            f"the Ray job failed ({reason}); what is finished is kept: check the machines' memory, "
-            "then continue the job"
+            f"the Ray job failed ({reason}); check the machines' memory, then continue the job, "
+            "which keeps all finished parts"
         ) from error
 
 
 def _process(task: bytes, folder: str, item: Any) -> tuple[Any, str]:
-    """In a process of the cluster: the result of an item, or what went wrong.
+    """Return the result of an item, or an error message. Runs in a process of the cluster.
 
-    An exception would arrive as a traceback through Ray.
+    It returns errors as text, because Ray would turn an exception into a traceback.
     """
     try:
         return _loaded(task, folder)(item), ""
@@ -94,7 +103,7 @@ def _process(task: bytes, folder: str, item: Any) -> tuple[Any, str]:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(task: bytes, folder: str) -> Callable[[Any], Any]:
-    """The task of this process, which Ray gives one item after another."""
+    """Load the task of this process once. Ray calls it for one item after another."""
     keep_freed_memory(threads=True)  # as the command line does
     if Path(folder).is_dir():
         os.chdir(folder)
@@ -105,7 +114,7 @@ def _loaded(task: bytes, folder: str) -> Callable[[Any], Any]:
 
 
 def _room(workers: RayOptions) -> int:
-    """How many processes the cluster has room for; at least 1."""
+    """Return the number of processes that the cluster has room for, at least 1."""
     import ray
 
     held, needed = ray.cluster_resources(), {"CPU": workers.worker_cpus, "GPU": workers.worker_gpus}
@@ -121,12 +130,13 @@ def cluster(options: RayOptions) -> Iterator[None]:
         DataError: There is no cluster at this address.
     """
     address = options.ray_address or os.environ.get("RAY_ADDRESS") or "local"
-    # As the plain command; Ray's default (15) starves beside other processes.
+    # The same priority as the plain command. With Ray's default niceness, 15, workers get hardly
+    # any processor time when other programs are busy.
     os.environ.setdefault("RAY_worker_niceness", "0")
     settings: dict[str, Any] = {}
     if address == "local":
-        # Ray has no authentication. This variable, meant for systems whose firewall asks, makes it
-        # listen on 127.0.0.1 only; it is read when Ray is imported.
+        # Ray has no authentication, so it must listen on 127.0.0.1 only. This variable, meant for
+        # systems with a firewall dialog, has that effect. Ray reads it when it is imported.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         wanted = math.ceil((options.workers or 0) * options.worker_cpus)
         settings = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, wanted)}
@@ -136,8 +146,8 @@ def cluster(options: RayOptions) -> Iterator[None]:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False, **settings)
     except (ConnectionError, ValueError, TimeoutError) as error:
         raise DataError(
-            f"--ray-address is {address}: no connection ({first_line(error)}); start a cluster "
-            "with ray start --head, or leave the option out for this machine"
+            f"--ray-address {address} cannot be reached ({first_line(error)}); start a cluster "
+            "with ray start --head, or leave the option out to use this machine"
         ) from error
     try:
         yield

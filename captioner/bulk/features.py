@@ -1,8 +1,8 @@
-"""Computes features on a Ray cluster; the driver alone writes them.
+"""Compute features on a Ray cluster. Only the driver writes them.
 
-Workers read photos from their paths, encode them in the batches of a single process, and return the
-rows, which the driver writes in order. So the folder is that of ``captioner prepare features``
-without Ray at every moment: complete or interrupted, byte for byte.
+Workers read photos from their paths, encode them in the same batches as a single process would, and
+return the rows. The driver writes them in order. So at every moment, also after an interruption,
+the folder is byte for byte the same as with ``captioner prepare features`` without Ray.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from captioner.options import TrainConfig
 from captioner.training.setup import open_feature_encoder
 
 PART_PHOTOS = 256
+"""Photos that a worker encodes at a time, rounded up to whole batches."""
 
 
 @dataclass
 class EncodePhotos:
-    """The task."""
+    """The task that encodes photos on a worker."""
 
     config: TrainConfig
     fingerprint: dict[str, str]
@@ -42,20 +43,24 @@ class EncodePhotos:
     batch_size: int
 
     def __call__(self, item: tuple[list[Path], int]) -> list[list[EncodedPhoto]]:
-        """Encode photos, and so many of them flipped."""
+        """Encode the photos of an item, and the given number of them flipped too."""
         paths, flipped = item
         return list(encode_photos(paths, self.encoder, self.batch_size, flipped))
 
     @cached_property
     def encoder(self) -> FeatureEncoder:
-        """The encoder, checked to be the driver's."""
+        """The encoder, loaded at first use and compared with the driver's encoder.
+
+        Raises:
+            DataError: This machine has a different encoder.
+        """
         dtype = self.fingerprint["dtype"]
         encoder = open_feature_encoder(self.config, dtype=dtype, device=self.device)
         if other := difference(encoder.fingerprint, self.fingerprint):
             raise DataError(
                 f"{socket.gethostname()} has another encoder than the machine that started the "
-                f"job ({other}); install the same captioner and timm, and give weights in a shared "
-                "folder"
+                f"job ({other}); install the same captioner and timm, and put the weights into "
+                "a shared folder"
             )
         return encoder
 
@@ -63,10 +68,9 @@ class EncodePhotos:
 def ray_blocks(
     writer: FeatureWriter, config: TrainConfig, workers: RayOptions, *, device: str, batch_size: int
 ) -> Callable[[int], Blocks]:
-    """What ``FeatureWriter.write`` takes: the blocks, computed on the connected cluster.
+    """Return a function for ``FeatureWriter.write`` that computes blocks on the cluster.
 
-    Workers use the precision of the writer's encoder. The photos that each takes at a time are
-    whole batches.
+    Workers use the precision of the writer's encoder. Each of them takes whole batches of photos.
     """
     key = writer.encoder.fingerprint
     training = replace(config.training, precision=cast(Precision, key["precision"]))

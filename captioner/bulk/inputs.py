@@ -1,11 +1,12 @@
-"""The photos of a bulk job, divided into numbered parts; local disk and object storage.
+"""Divide the photos of a bulk job into numbered parts, and read them from disk or object storage.
 
-The same inputs always give the same parts, so a part can be recomputed by any worker at any time:
+The same inputs are always divided into the same parts, so any worker can compute a part again at
+any time. There are three kinds of parts:
 
-    photos      consecutive names, ``size`` to a part
-    parquet     consecutive rows of one file, ``size`` to a part: image bytes, paths or URLs, or
+    photos      consecutive names, ``size`` per part
+    parquet     consecutive rows of one file, ``size`` per part: image bytes, paths or URLs, or
                 Hugging Face's ``{"bytes", "path"}``
-    tar         one WebDataset shard, whatever it holds
+    tar         one WebDataset shard of any size
 
 Names may be URLs that fsspec opens (``s3://``, ``gs://``, ...). Credentials and endpoints come from
 the environment, as for the cloud's own tools.
@@ -35,33 +36,33 @@ from captioner.files import unreadable
 from captioner.messages import counted, first_line
 
 STORAGE = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hdfs")
-"""Protocols of URLs in Parquet files."""
+"""Protocols of URLs that are allowed in Parquet files."""
 READERS = 8
-"""Photos of object storage that are downloaded at the same time."""
+"""Number of photos that are downloaded from object storage at the same time."""
 
 Kind = Literal["photos", "parquet", "tar"]
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one output file holds."""
+    """The photos whose captions are written to one output file."""
 
     number: int
     kind: Kind
     names: tuple[str, ...]
-    """The photos; or the one Parquet or tar file."""
+    """Names of the photos, or the name of one Parquet or tar file."""
     bytes: int | None = None
-    """Size of the Parquet or tar file."""
+    """Size of the Parquet or tar file, in bytes."""
     start: int = 0
-    """First row of a Parquet file."""
+    """First row of the part in a Parquet file."""
     stop: int = 0
-    """After the last row."""
+    """First row after the part in a Parquet file."""
     image_column: str = ""
     key_column: str | None = None
 
     @property
     def photos(self) -> int | None:
-        """Number of photos; None for a tar file, which has no index."""
+        """Number of photos, or None for a tar file, which has no index."""
         if self.kind == "photos":
             return len(self.names)
         return self.stop - self.start if self.kind == "parquet" else None
@@ -75,12 +76,17 @@ def divide(
     image_column: str | None = None,
     key_column: str | None = None,
 ) -> list[Part]:
-    """Divide photos, Parquet and tar files, folders of these, and patterns; paths or URLs.
+    """Divide the inputs of a job into parts.
 
-    ``size`` photos or rows are a part. For columns see ``CaptionRayOptions``.
+    Args:
+        inputs: Paths, URLs or patterns of photos, Parquet files, tar files and folders of these.
+        size: Number of photos or rows in a part.
+        recursive: Also search subfolders.
+        image_column: See ``CaptionRayOptions``.
+        key_column: See ``CaptionRayOptions``.
 
     Raises:
-        ConfigError: A Parquet file has no such column, or several could be meant.
+        ConfigError: A Parquet file does not have the column, or several columns could have photos.
         DataError: A folder has no photos, or a Parquet or tar file cannot be read.
     """
     parts: list[Part] = []
@@ -107,7 +113,7 @@ def divide(
 
 
 def is_local(name: str) -> bool:
-    """Whether a name is a path, not a URL."""
+    """Return whether a name is a local path (not a URL)."""
     return "://" not in name
 
 
@@ -120,7 +126,7 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def _kind(name: str) -> Kind | None:
-    """What a file is by its name; None: not an input."""
+    """Return the kind of a file by its name, or None if it is not an input."""
     if name.lower().endswith((".parquet", ".tar")):
         return "tar" if name.lower().endswith(".tar") else "parquet"
     kind = format_by_name(name)
@@ -128,17 +134,17 @@ def _kind(name: str) -> Kind | None:
 
 
 def _find(inputs: Iterable[str], recursive: bool) -> Iterator[str]:
-    """The files of the inputs, in their order; those of folders in natural order."""
+    """Yield the files of the inputs in order. Files of a folder are in natural order."""
     for given in inputs:
         for name in _expand(given):
             if not is_local(name) and _kind(name) is not None:
-                yield name  # without a request for each of a long list
+                yield name  # a request for each name in a long list would take too long
                 continue
             with _readable(name):
                 fs, path = url_to_fs(name)
                 folder = fs.isdir(path)
                 if not (folder or is_local(name) or fs.exists(path)):
-                    raise DataError(f"{name}: no such file or folder; check the bucket and path")
+                    raise DataError(f"{name} does not exist; check the bucket and path")
                 found = fs.find(path, maxdepth=None if recursive else 1) if folder else []
             if not folder:
                 yield name
@@ -147,13 +153,13 @@ def _find(inputs: Iterable[str], recursive: bool) -> Iterator[str]:
             usable = [one for one in inside if _kind(one) is not None and "/." not in one]
             usable = without_twins(usable)
             if not usable:
-                subfolders = "" if recursive else "; subfolders are not searched"
-                raise DataError(f"{name}: no photos, Parquet or tar files{subfolders}")
+                remedy = "check the path" if recursive else "add --recursive to search subfolders"
+                raise DataError(f"{name} has no photos, Parquet or tar files; {remedy}")
             yield from (name.rstrip("/") + one for one in sorted(usable, key=natural))
 
 
 def _expand(name: str) -> list[str]:
-    """The names that match a pattern; a name that is none is returned as it is."""
+    """Return the names that match a pattern. A plain name is returned unchanged."""
     if not glob.has_magic(name) or (is_local(name) and os.path.lexists(name)):
         return [name]
     if is_local(name):
@@ -163,16 +169,16 @@ def _expand(name: str) -> list[str]:
             fs, path = url_to_fs(name)
             found = [fs.unstrip_protocol(one) for one in fs.glob(path)]
     if not found:
-        raise DataError(f"{name}: no file matches this pattern; check it and the folder")
+        raise DataError(f"{name} matches no file; check the pattern and the folder")
     return sorted(found, key=natural)
 
 
 _NAMES = ("path", "image", "image_path", "file_name", "filename", "file", "url", "uri")
-"""Usual names of columns with paths."""
+"""Usual names of columns with the paths of photos."""
 
 
 def _inspect_parquet(name: str, image: str | None, key: str | None) -> tuple[int, str]:
-    """Number of rows, and the column of the photos."""
+    """Return the number of rows of a Parquet file, and the column of the photos."""
     import pyarrow.parquet as pq
     from pyarrow import types
 
@@ -190,14 +196,16 @@ def _inspect_parquet(name: str, image: str | None, key: str | None) -> tuple[int
     choices = (image, " of bytes or text", with_bytes + with_names), (key, "", schema.names)
     for column, kind, columns in choices:
         if column is not None and column not in columns:
-            raise ConfigError(f"{name} has no column {column}{kind}; it has {', '.join(columns)}")
+            raise ConfigError(
+                f"{name} has no column {column}{kind}; choose one of {', '.join(columns)}"
+            )
     if image is not None:
         return rows, image
     found = with_bytes or [column for column in _NAMES if column in with_names]
     if len(found) != 1:
         which = f"could be {' or '.join(found)}" if found else "is not known"
         raise ConfigError(
-            f"{name}: the column of the photos {which}; give --image-column, one of "
+            f"{name}: the column of the photos {which}; set --image-column to one of "
             f"{', '.join(schema.names)}"
         )
     return rows, found[0]
@@ -207,26 +215,26 @@ def _inspect_parquet(name: str, image: str | None, key: str | None) -> tuple[int
 
 
 Photo = tuple[str, Any]
-"""Its name in the output, and what ``Captioner.stream`` reads."""
+"""The name of a photo in the output, and its source for ``Captioner.stream``."""
 
 
 class RemoteFile:
-    """A photo as an open binary file: its bytes, or the text of an error, which ``read`` raises."""
+    """A binary file that contains a photo, or an error message that ``read`` raises."""
 
     def __init__(self, name: str, data: bytes | str) -> None:
         self.name, self._data = name, data
 
     def read(self, size: int = -1) -> bytes:
-        """See ``IO.read``; at most once."""
+        """Return the content from the beginning. May be called once (see ``IO.read``)."""
         if isinstance(self._data, str):
             raise OSError(self._data)
         return self._data if size < 0 else self._data[:size]
 
 
 def read_part(part: Part) -> Iterator[Photo]:
-    """The photos of a part, in order; object storage is read ahead.
+    """Yield the photos of a part in order, reading ahead from object storage.
 
-    A damaged tar or Parquet file yields the photos before the damage, then one with the error.
+    For a damaged tar or Parquet file, yield the photos before the damage and then the error.
     """
     name = part.names[0]
     if part.kind == "tar":
@@ -242,7 +250,7 @@ def read_part(part: Part) -> Iterator[Photo]:
 
 
 def _open(photo: Photo) -> Photo:
-    """A photo whose source is a path, URL or bytes."""
+    """Download a photo if its source is a URL, and return it. Bytes become a file."""
     name, source = photo
     if source is None:
         return name, RemoteFile(name, "no image in this row")
@@ -258,23 +266,30 @@ def _open(photo: Photo) -> Photo:
 
 
 def _checked(name: str) -> str | RemoteFile:
-    """A path or URL in a table, which may be a stranger's: what fetches nothing unexpected."""
+    """Return a path or URL from a table, or an error if it is not allowed.
+
+    A table may come from a stranger. Its names must not make this program read files outside the
+    current folder or request web addresses.
+    """
     protocol = "" if is_local(name) else name.partition("://")[0]
     if is_local(name) and ".." in PurePath(name).parts:
-        problem = "a path in a table may not contain .."
+        problem = "a path in a table contains .., which is not allowed"
     elif "::" in name or (protocol and protocol not in STORAGE):
-        problem = f"a table may name paths and object storage ({', '.join(STORAGE)}), no other URLs"
+        problem = f"a URL in a table is not in object storage ({', '.join(STORAGE)})"
     else:
         return name
-    return RemoteFile(name, f"{problem}; give --from-file a list of the photos instead")
+    return RemoteFile(name, f"{problem}; pass a list of the photos with --from-file instead")
 
 
 def _read_tar(name: str) -> Iterator[Photo]:
-    """The first photo of each sample; consecutive files up to the first dot are one sample."""
+    """Yield the first photo of each sample in a tar file.
+
+    Consecutive files whose names are equal up to the first dot are one sample.
+    """
     last, blocks = None, 0
 
     class Member(tarfile.TarInfo):
-        """Counts the blocks that should be a member's header and are damaged."""
+        """A member of a tar file. Reading its header counts damaged blocks."""
 
         @classmethod
         def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
@@ -282,12 +297,13 @@ def _read_tar(name: str) -> Iterator[Photo]:
             try:
                 return super().frombuf(buf, encoding, errors)
             except tarfile.HeaderError:
-                blocks += any(buf)  # zeros are the end of an archive
+                blocks += any(buf)  # a block of zeros marks the end of an archive
                 raise
 
     with (
         fsspec.open(name, "rb") as file,
-        # Blocks are skipped until the next member; the next of several archives is read too.
+        # ignore_zeros: continue after damaged blocks, and after the end of an archive that is
+        # followed by another one.
         tarfile.open(fileobj=file, mode="r|", ignore_zeros=True, tarinfo=Member) as tar,
     ):
         for member in chain(tar, [None]):
@@ -299,7 +315,7 @@ def _read_tar(name: str) -> Iterator[Photo]:
                 return
             folder, _, base = member.name.rpartition("/")
             sample = (folder, base.partition(".")[0])
-            # No link: its target would be in what was read before.
+            # Links are skipped, because their targets are earlier in the stream.
             content = tar.extractfile(member) if member.isfile() else None
             if content is None or sample == last or format_by_name(member.name) is None:
                 continue
@@ -309,7 +325,7 @@ def _read_tar(name: str) -> Iterator[Photo]:
 
 
 def _read_parquet(part: Part) -> Iterator[Photo]:
-    """Name and source of each row; only the row groups that hold the part are read."""
+    """Yield the name and source of each row of a part. Only the row groups of the part are read."""
     import pyarrow.parquet as pq
 
     [file_name], key = part.names, part.key_column

@@ -1,4 +1,4 @@
-"""Options of work on a Ray cluster: captioning, and the features of photos."""
+"""Options for captioning photos and computing features on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ class RayOptions:
     """Millions of photos."""
 
     engine: Literal["plain", "ray"] = "plain"
-    """ray: run on a Ray cluster, or with several processes of this machine. Captioning then reads
-    photos, folders, Parquet files, WebDataset tars and object storage (s3://...), and writes
-    numbered parts to the folder -o; features are those of the plain engine, read from a shared
-    disk."""
+    """Choose how to run. plain: in this process. ray: on a Ray cluster, or in several processes of
+    this machine. With ray, captioning also reads Parquet files, WebDataset tars and object storage
+    (s3://...), and writes numbered parts to the folder -o. Features are the same with both; ray
+    reads the photos from a disk that all machines share."""
     part_photos: Positive | None = None
-    """Photos per part (default: 1000, of features 256); a tar file is always one part, and parts of
-    features are whole batches."""
+    """Divide the photos into parts of this size (default: 1000, or 256 for features). A tar file is
+    always one part, and parts of features are rounded up to whole batches."""
     workers: Positive | None = None
-    """Number of processes (default: as many as fit)."""
+    """Run this number of processes (default: as many as the cluster has room for)."""
     worker_cpus: Share = 1.0
-    """CPUs per worker."""
+    """Reserve this number of CPUs for each process."""
     worker_gpus: Share = 0.0
-    """GPUs per worker; 0.5: two workers share one."""
+    """Reserve this number of GPUs for each process. With 0.5, two processes share a GPU."""
     ray_address: Annotated[str, Shown("HOST:PORT")] | None = None
-    """Cluster to join, or auto (default: RAY_ADDRESS, or this machine)."""
+    """Join the cluster at this address, or the cluster that Ray finds by itself (auto). Default:
+    the variable RAY_ADDRESS, or a new cluster on this machine."""
 
     def worker_device(self, device: str) -> str:
-        """The device of workers: not ``auto`` on a GPU that is for others."""
+        """Return the device of workers: "auto" means the CPU unless they have reserved a GPU."""
         return "cpu" if device == "auto" and not self.worker_gpus else device
 
 
@@ -47,26 +48,28 @@ class CaptionRayOptions(RayOptions):
     """Parquet files of photos (--engine ray)."""
 
     image_column: str | None = None
-    """Parquet column that contains the photos as bytes, paths or URLs (default: detected)."""
+    """Read the photos from this Parquet column, as bytes, paths or URLs (default: detected)."""
     key_column: str | None = None
-    """Parquet column that contains the photos' names for the output (default: the path, or file and
-    row number)."""
+    """Read the photos' names for the output from this Parquet column (default: the photo's path, or
+    the Parquet file and row number)."""
 
 
 def on_ray(options: RayOptions) -> bool:
     """Return whether the engine is ray.
 
     Raises:
-        ConfigError: Ray is not installed, a worker has no processor, or an option of Ray is given
-            without it.
+        ConfigError: Ray is not installed; workers have neither a CPU nor a GPU; or an option for
+            Ray is set, but the engine is plain.
     """
     if options.engine == "plain":
         of_ray = option_fields(CaptionRayOptions)
         for name in changed(options):
             if name in of_ray:
-                raise ConfigError(f"{name} is for engine ray; add it, or leave this option out")
+                raise ConfigError(
+                    f"{name} needs engine ray; set engine to ray, or leave {name} out"
+                )
         return False
     if not (options.worker_cpus or options.worker_gpus):
-        raise ConfigError("worker_cpus is 0; give 1 or more, or worker_gpus")
+        raise ConfigError("worker_cpus and worker_gpus are 0; set one of them to 1 or more")
     require_extra("ray", "engine ray")
     return True

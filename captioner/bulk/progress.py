@@ -1,4 +1,4 @@
-"""Progress lines of a bulk job, once a minute, for a log without a progress bar."""
+"""Report the progress of a bulk job once a minute, for logs, which show no progress bar."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from threading import Event, Thread
 from captioner.messages import counted
 
 EVERY = 60.0
-"""Seconds between two lines."""
+"""Seconds between two reports."""
 
 
 class Log:
-    """Prints progress from a thread of its own, as a part may take longer than a minute.
+    """A context manager that reports progress from a thread of its own.
 
-    A context manager; it prints nothing if standard error is a terminal, which has a bar.
+    It needs a thread because one part may take longer than a minute. It reports nothing if standard
+    error is a terminal, where a progress bar is shown instead.
     """
 
     def __init__(self, parts: int, finished: int, say: Callable[[str], None]) -> None:
-        """Take the number of parts, and how many of them an earlier run has finished."""
+        """Set the number of parts, how many an earlier run finished, and the report function."""
         self.parts, self._earlier, self._say = parts, finished, say
         self.done = self.photos = self.failed = 0
         self._new = self._new_photos = 0
@@ -29,7 +30,7 @@ class Log:
         self._thread = Thread(target=self._run, daemon=True)
 
     def add(self, photos: int, failed: int, *, new: bool) -> None:
-        """Count a part; ``new``: it was captioned now, and not read from an earlier run."""
+        """Count a finished part. ``new``: it was captioned in this run, not in an earlier one."""
         self.done += 1
         self.photos += photos
         self.failed += failed
@@ -38,7 +39,7 @@ class Log:
             self._new_photos += photos
 
     def line(self) -> str:
-        """Parts, photos per second, failures, and the time that is left."""
+        """Return a report of parts, photos per second, failures and the time left."""
         seconds = max(time.monotonic() - self._started, 1e-9)
         rate = self._new_photos / seconds
         left = "unknown"

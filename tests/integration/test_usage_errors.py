@@ -51,7 +51,7 @@ LINES = [
     ("caption a.mp4 --every 1s -o x.vtt --num-captions 2", "vtt writes one caption per photo"),
     ("caption a.mp4 -o x.vtt", "vtt is for videos; add --every 5s"),
     # Ray.
-    ("caption PHOTOS --workers 2", "workers is for engine ray; add it, or leave this option"),
+    ("caption PHOTOS --workers 2", "workers needs engine ray; set engine to ray"),
     ("caption PHOTOS --format parquet -o x", "parquet"),
     (
         "caption PHOTOS --engine ray -o x.jsonl",
@@ -62,7 +62,7 @@ LINES = [
         "--engine ray cannot write csv; set --format jsonl or parquet",
     ),
     ("caption PHOTOS --engine ray -o x --sidecar txt", "--sidecar cannot be combined with --engi"),
-    ("caption no*.tar --engine ray -o x", "no file matches this pattern"),
+    ("caption no*.tar --engine ray -o x", "no*.tar matches no file"),
     # Pictures.
     ("attend PHOTO -o x.mp4", "cannot write .mp4; use a figure (.png, .jpg, .jpeg, .svg"),
     ("attend PHOTO -o x.gif --only dog --columns 2", "--only, --columns"),

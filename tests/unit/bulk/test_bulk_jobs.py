@@ -49,9 +49,9 @@ def test_folders_lists_and_patterns(tmp_path, monkeypatch) -> None:
         ["p/sub/1.png"],
     ]
     assert names(divide(["p/*.jpg", "gone.jpg"], size=9)) == [["p/2.jpg", "p/10.jpg", "gone.jpg"]]
-    with pytest.raises(DataError, match="no photos, Parquet or tar files; subfolders are not"):
+    with pytest.raises(DataError, match="no photos, Parquet or tar files; add --recursive"):
         divide([str(tmp_path)], size=1)
-    with pytest.raises(DataError, match="memory://nobucket/photos/: no such file or folder; check"):
+    with pytest.raises(DataError, match="memory://nobucket/photos/ does not exist; check"):
         divide(["memory://nobucket/photos/"], size=1)
 
 
@@ -80,14 +80,14 @@ def test_columns_of_parquet(tmp_path) -> None:
 
     hugging_face = write([{"image": {"bytes": b"x", "path": "x.jpg"}, "label": 1}])
     assert names(divide([hugging_face], size=9)) == [[f"{hugging_face}/0"]]
-    with pytest.raises(ConfigError, match="no column label of bytes or text; it has image"):
+    with pytest.raises(ConfigError, match="no column label of bytes or text; choose one of image"):
         divide([hugging_face], size=9, image_column="label")
     paths = write([{"file_name": "x.jpg", "text": "a dog"}])
     assert names(divide([paths], size=9)) == [["x.jpg"]]
     two = write([{"left": b"x", "right": b"y"}])
-    with pytest.raises(ConfigError, match="could be left or right; give --image-column"):
+    with pytest.raises(ConfigError, match="could be left or right; set --image-column"):
         divide([two], size=9)
-    with pytest.raises(ConfigError, match="no column middle of bytes or text; it has left, right"):
+    with pytest.raises(ConfigError, match="no column middle of bytes or text; choose one of left"):
         divide([two], size=9, image_column="middle")
     Path(two).write_bytes(b"no parquet")
     with pytest.raises(DataError, match="cannot be read"):
@@ -105,7 +105,7 @@ def test_tables_fetch_nothing_that_was_not_asked_for(tmp_path) -> None:
 
     assert [name for name, _ in photos] == refused
     for _, photo in photos:
-        with pytest.raises(OSError, match=r"a (path in a )?table may .*; give --from-file a list"):
+        with pytest.raises(OSError, match=r"a (path|URL) in a table .*; pass a list of the photos"):
             photo.read()
     assert good == ("photos/x.jpg", "photos/x.jpg")
 
@@ -189,7 +189,7 @@ def test_a_second_driver_and_a_changed_job_are_refused(tmp_path) -> None:
             pass
     with start():
         assert output.parts() == ["part-00000.jsonl"]
-    with pytest.raises(ConfigError, match="1 finished part of a job; give --resume"), start(False):
+    with pytest.raises(ConfigError, match="1 finished part of a job; add --resume"), start(False):
         pass
     with pytest.raises(ConfigError, match="cannot resume"), start(x=4):
         pass
