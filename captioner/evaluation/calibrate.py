@@ -1,4 +1,7 @@
-"""``captioner calibrate``: caption photos with references or judgements, fit, and report."""
+"""Calibrate a model: caption photos that people have captioned or judged, fit, and report.
+
+This is the work of ``captioner calibrate``. `fit_confidence` contains the statistics.
+"""
 
 from __future__ import annotations
 
@@ -57,19 +60,21 @@ from captioner.text.tokenizer import caption_tokens
 T = TypeVar("T")
 
 GRADES = {"right": 1.0, "partly": 0.5, "wrong": 0.0}
-"""Grades of a judged caption: nothing in it is false; the main thing is right; neither."""
+"""Scores by grade of a judged caption. right: nothing in it is false. partly: the main thing is
+right. wrong: all other captions."""
 
 MIN_PHOTOS = 100
-"""Fewest photos to calibrate with: from fewer, probabilities cannot be estimated."""
+"""Minimum number of photos to calibrate with. Fewer are not enough to estimate probabilities."""
 
 PHOTOS, GREY_PHOTOS = 4000, 1000
-"""Photos that other images are told from, and how many of them also count in black and white."""
+"""Number of photos that are compared with other kinds of images, and how many of these photos are
+also used in black and white."""
 
 _KEPT = (
     "photos", "right", "score", "auroc", "auroc_wrong", "calibration_error",
     "calibration_error_interval", "calibration_error_by_chance",
 )  # fmt: skip
-"""The figures that are stored with a model."""
+"""Names of the figures that are stored with a model."""
 
 
 def calibrate(
@@ -77,21 +82,25 @@ def calibrate(
 ) -> tuple[Calibrator, dict[str, Any]]:
     """Fit the truth of words and the confidence of captions of one model, and cross-validate both.
 
-    ``changes`` are to its search options. ``on_error`` is called with the error of a photo that
-    cannot be read; the others go on.
+    Args:
+        model: The model to calibrate.
+        given: The options of ``captioner calibrate``.
+        changes: Search options that differ from the model's own.
+        on_error: Called with the error of each photo that cannot be read. The other photos are
+            used.
 
     Returns:
         The calibrator, fitted to all photos, and the report of the cross-validation.
 
     Raises:
         ConfigError: The model cannot be calibrated.
-        DataError: The photos do not suffice, or a file cannot be used.
+        DataError: There are too few photos, or a file cannot be used.
     """
     work = _Work(model, given, model.options(**changes), on_error)
     examples, annotated, images = work.examples, work.annotated, work.other_kinds()
     truth = fit_truth(annotated)
     if truth is None and given.judged and not given.annotations and model.stored.calibrator:
-        truth = model.stored.calibrator.truth  # which judgements do not change
+        truth = model.stored.calibrator.truth  # judgements of captions do not change it
     recipe = Recipe(
         search_key(work.options),
         None if given.judged else given.threshold,
@@ -107,7 +116,7 @@ def calibrate(
 
 
 def stored_figures(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the figures of `measure_groups` to store, without undefined ones."""
+    """Return the figures of `measure_groups` that are stored with a model, if they are defined."""
     return {
         group: {name: np.round(part[name], 4).tolist() for name in _KEPT if part[name] is not None}
         for group, part in groups.items()
@@ -117,13 +126,16 @@ def stored_figures(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
 def check(
     model: Captioner, given: CalibrateOptions, changes: Mapping[str, Any], on_error: OnError
 ) -> dict[str, Any]:
-    """Measure the confidence that a calibrated model has on these photos; see `calibrate`."""
+    """Measure the confidence of a calibrated model on photos, without changing the model.
+
+    For the arguments and errors, see `calibrate`.
+    """
     options, calibrator = model.options(**changes), model.stored.calibrator
     reason = model.no_confidence(options)
     if calibrator is None or reason is not None:
-        raise ConfigError(f"there is no confidence to check: {reason}")
+        raise ConfigError(f"the model has no confidence to check: {reason}")
     if calibrator.threshold is None and not given.judged:
-        raise ConfigError("the confidence was fitted to judgements; give captions with judged")
+        raise ConfigError("the confidence was fitted to judgements; pass judgements with judged")
     work = _Work(model, given, options, on_error)
     if missing := {task.style for task in work.tasks} - calibrator.intercepts.keys():
         raise ConfigError(f"the model is not calibrated for style {missing.pop()}; calibrate it")
@@ -139,15 +151,20 @@ def read_judgements(
 ) -> dict[str, dict[tuple[str, str], float]]:
     """Read tables of judged captions with the columns image, caption, grade and perhaps style.
 
-    The grade is right, partly or wrong: 1, 0.5 or 0; of several judgements of a caption the mean
-    counts. Rows with an empty grade are skipped. With ``neutral``, words for people are replaced as
-    in `neutral_caption`, and captions with no ``errors`` but *person* become right.
+    The grades right, partly and wrong become the scores 1, 0.5 and 0. If a caption has several
+    judgements, its score is their mean. Rows with an empty grade are skipped.
+
+    Args:
+        files: The tables.
+        default_style: Style of rows without a style.
+        neutral: Replace words for people as in `neutral_caption`. A caption whose only error, in
+            the column errors, is "person" then becomes right.
 
     Returns:
-        By style, the grade of each file name and caption.
+        By style, the score of each pair of file name and caption.
 
     Raises:
-        DataError: A file cannot be read, or lacks a column; or a grade is another.
+        DataError: A file cannot be read; a column is missing; or a grade has another value.
     """
     grades: dict[str, dict[tuple[str, str], list[float]]] = {}
     for path in files:
@@ -158,8 +175,8 @@ def read_judgements(
                 grade, image, text = GRADES[row["grade"]], row["image"], row["caption"]
             except KeyError as error:
                 raise DataError(
-                    f"{where}: {error} is missing or no grade; give the columns image, "
-                    f"caption and grade ({', '.join(GRADES)})"
+                    f"{where}: {error} is a missing column or an unknown grade; use the columns "
+                    f"image, caption and grade, and the grades {', '.join(GRADES)}"
                 ) from error
             if neutral:
                 text = neutral_caption(text)
@@ -181,7 +198,16 @@ def photo_batches(
     batch_size: int = 32,
     change: Callable[[Image.Image], Image.Image] = lambda image: image,
 ) -> Iterator[tuple[list[Example], list[Prepared]]]:
-    """Yield the photos that can be read, changed, in batches, with a progress bar of this name."""
+    """Yield batches of photos and their prepared pixels, with a progress bar.
+
+    Args:
+        model: The model that prepares the pixels.
+        photos: The photos to read.
+        on_error: Called with the error of each photo that cannot be read and is left out.
+        name: Label of the progress bar.
+        batch_size: Number of photos in a batch.
+        change: Applied to each photo before it is prepared.
+    """
 
     def read(photo: Example) -> Prepared:
         return model.prepare(change(open_image(photo.path)))
@@ -206,21 +232,22 @@ def grey(image: Image.Image) -> Image.Image:
 
 
 class _Task(NamedTuple):
-    """Photos to measure the confidence or truth on."""
+    """A group of photos on which confidence or truth is measured."""
 
     group: str
-    """Their name in the report."""
+    """Name of the group in the report."""
     style: str
     photos: Sequence[Example]
     score: Callable[[Example, str], float | None]
-    """The score of a caption of one of them, see ``ScoredCaption``; None: it was not judged."""
+    """Function that scores a caption of a photo (see ``ScoredCaption``), or returns None if nobody
+    has judged the caption."""
     objects: Mapping[int, Collection[str]] = {}
-    """The annotated objects of photos, by their ids."""
+    """Annotated objects by the id of the photo."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A model, and the photos to measure its confidence on."""
+    """One run of a calibration: the model, its options, and the photos of all groups."""
 
     model: Captioner
     given: CalibrateOptions
@@ -228,25 +255,25 @@ class _Work:
     on_error: OnError
 
     def __post_init__(self) -> None:
-        """Check what can be checked before photos are captioned."""
+        """Check the styles, options and number of photos before any photo is captioned."""
         for task in (*self.tasks, *self.captioned):
             self.model.stored.vocabulary.start(task.style)  # raises if the model does not know it
         if temperature := self.options.temperature:
             raise ConfigError(
-                f"temperature is {temperature}; confidence is for the best caption of a search, so "
-                "omit it"
+                f"temperature is {temperature}, but only captions found without sampling have a "
+                "confidence; leave temperature out"
             )
         for tasks in filter(None, (self.tasks, self.captioned)):
             total = sum(len(task.photos) for task in tasks)
             if total < MIN_PHOTOS:
                 raise DataError(
-                    f"{total} photos with captions are too few to calibrate; give {MIN_PHOTOS} or "
-                    "more"
+                    f"{total} photos with captions are too few to calibrate; add photos until "
+                    f"there are {MIN_PHOTOS} or more"
                 )
 
     @cached_property
     def tasks(self) -> list[_Task]:
-        """The photos to measure the confidence on: the judged ones by style, or all captioned."""
+        """The groups on which confidence is measured: judged photos by style, or all captioned."""
         given, default = self.given, self.default_style
 
         def judged(style: str, grades: Mapping[tuple[str, str], float]) -> _Task:
@@ -262,8 +289,8 @@ class _Work:
             return [judged(style, grades) for style, grades in found.items()]
         if (frequencies := model_frequencies(self.model)) is None:
             raise ConfigError(
-                f"the model has no {FREQUENCIES}, which decide whether a caption is right; add it "
-                "with: captioner prepare frequencies CAPTIONS.json -o MODEL"
+                f"the model has no {FREQUENCIES}, which is needed to decide whether a caption is "
+                "right; add it with: captioner prepare frequencies CAPTIONS.json -o MODEL"
             )
 
         def score(photo: Example, text: str) -> float:
@@ -276,11 +303,11 @@ class _Work:
 
     @cached_property
     def captioned(self) -> list[_Task]:
-        """The photos of each annotations file."""
+        """A group of photos for each annotations file."""
         given = self.given
         styles = given.styles or [self.default_style] * len(given.annotations)
         stems = [Path(path).stem for path in given.annotations]
-        # By style, if each file has its own: annotation files often have the same name.
+        # Annotation files often have the same name, so they are named by style if styles differ.
         groups = next(
             (names for names in (given.styles, stems) if names and len({*names}) == len(names)),
             given.annotations,
@@ -293,17 +320,17 @@ class _Work:
 
     @property
     def default_style(self) -> str:
-        """The style of photos without one."""
+        """The style of photos for which no style is set."""
         return self.options.style or next(iter(self.model.stored.vocabulary.styles), "")
 
     @cached_property
     def examples(self) -> list[ScoredCaption]:
-        """The captions of all photos that can be read; the judged ones that have a judgement."""
+        """The captions of all readable photos, or only the judged captions if there are any."""
         return self._examples(self.tasks)
 
     @cached_property
     def annotated(self) -> list[ScoredCaption]:
-        """The captions of the photos with references."""
+        """The captions of all readable photos that have reference captions."""
         if not self.given.judged:
             return self.examples
         return self._examples(self.captioned) if self.captioned else []
@@ -320,11 +347,14 @@ class _Work:
             if (score := task.score(photo, seen.text)) is not None
         ]  # fmt: skip
         if not examples:
-            raise DataError("no photo could be captioned; give photos that can be read")
+            raise DataError(
+                "no photo could be captioned, or no caption has a judgement; check the photos and "
+                "judgements"
+            )
         return examples
 
     def other_kinds(self) -> dict[str, list[Observation]]:
-        """The captions of images that are not photos, by kind."""
+        """Caption the images that are not photos, and return the observations by kind."""
         if self.given.other_images is None:
             return {}
         found: dict[str, list[Observation]] = {}
@@ -334,13 +364,19 @@ class _Work:
                 found[folder.name] = seen
         if len(found) < 2:
             raise DataError(
-                f"{self.given.other_images} has {counted(len(found), 'folder')} with images; give "
-                "a folder with a folder for each of two kinds or more"
+                f"{self.given.other_images} has {counted(len(found), 'folder')} with images; add a "
+                "folder for each of two or more kinds"
             )
         return found
 
     def kinds(self, images: Mapping[str, Sequence[Observation]]) -> Kinds:
-        """Tell images that are not photos from the captioned photos and others in their folders."""
+        """Fit a reading that separates other kinds of images from photos.
+
+        The photos are the captioned photos, and further photos in their folders.
+
+        Args:
+            images: Observations of images that are not photos, by kind.
+        """
         own = {one.photo: [one.seen.photo] for one in (*self.examples, *self.annotated)}
         listed = (path for folder in self.given.images for path in sorted(Path(folder).iterdir()))
         more = [one for one in listed if format_by_name(one.name) and str(one) not in own]
@@ -359,7 +395,7 @@ class _Work:
     def _observed(
         self, photos: Sequence[Example], name: str, style: str
     ) -> Iterator[tuple[Example, Observation]]:
-        """The photos that can be read, with their captions."""
+        """Yield the photos that can be read, with their captions."""
         options = replace(self.options, style=style)
         return self._each(photos, name, lambda some: self.model.observe_batch(some, options))
 
@@ -370,13 +406,13 @@ class _Work:
         call: Callable[[list[Prepared]], Iterable[T]],
         change: Callable[[Image.Image], Image.Image] = lambda image: image,
     ) -> Iterator[tuple[Example, T]]:
-        """The photos that can be read, with what a function of batches of them returns."""
+        """Call a function on batches of photos, and yield each readable photo with its result."""
         how: Any = {"batch_size": self.given.batch_size, "change": change}
         for batch, prepared in photo_batches(self.model, photos, self.on_error, name, **how):
             yield from zip(batch, call(prepared), strict=True)
 
     def report(self, judged: Judged, truths: Sequence[WordTruth | None]) -> dict[str, Any]:
-        """Describe what was measured on all photos and, with references, on their words."""
+        """Return the report: figures of captions and, if there are references, of their words."""
         report: dict[str, Any] = {
             "right": "nothing in the caption is false, as people judge"
             if self.given.judged
@@ -399,7 +435,7 @@ def _uncaptioned(paths: Iterable[Path]) -> list[Example]:
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """The report as text."""
+    """Format the report as text."""
     heads = (
         "", "captions", "right", "score", "AUROC right", "wrong", "calibration error (95%)",
         "by chance",
@@ -435,10 +471,10 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def diagram(report: Mapping[str, Any]) -> Figure:
-    """Draw the report of `calibrate`, calibrated where it is on the diagonal.
+    """Draw the report of `calibrate` as reliability diagrams.
 
-    A panel for each group of photos has the share of right captions by confidence; for words and
-    phrases, the share of true ones by their truth.
+    Each group of photos has a panel with the share of right captions by confidence. Two more panels
+    have the share of true words and phrases by truth. Points on the diagonal are calibrated.
     """
     import captioner.drawing.backend  # noqa: F401 (before matplotlib)
 

@@ -1,8 +1,8 @@
 """Fit the truth of words and the confidence of captions, and measure how well they are calibrated.
 
-A probability is calibrated if, of the captions (or words) with probability p, the share p is right.
-Reports come from cross-validation: every photo is judged by a model that was fitted without it,
-including the ranges of the features.
+A probability is calibrated if a share p of all captions (or words) with probability p is right.
+Reports come from cross-validation: the confidence of every caption is computed by a model that was
+fitted without its photo. The ranges of the features are fitted without it too.
 
 Notation: N photos, F features, D size of a photo's vector, T words, R resamples.
 
@@ -35,69 +35,73 @@ BINS = 10
 """Bins of equal width for the calibration error and the diagram, as in Guo et al."""
 
 FOLDS = 10
+"""Number of parts that the photos are divided into for cross-validation."""
 
 JUDGED_RIGHT = 1.0
-"""The least mean judgement of a caption that is right: everybody finds it so."""
+"""Minimum mean judgement of a right caption: everybody found it right."""
 
 WRONG = 0.25
-"""The highest score of a caption that counts as wrong as a whole, in reports."""
+"""Maximum score of a caption that counts as wrong in reports."""
 
 RANGE = (0.005, 0.995)
-"""Quantiles of each feature that limit its range."""
+"""Quantiles to which each feature is clipped."""
 
 FAMILIAR = (0.95, 0.999)
-"""Shares of photos that are familiar, and that have a confidence, by their log-odds of not being a
-photo in a fit without them. The confidence falls to 0 between these quantiles."""
+"""Two quantiles of the photos' log-odds of not being a photo, each in a fit without the photo. An
+image up to the first quantile is familiar and keeps its full confidence. From there, the confidence
+falls to 0 at the second quantile."""
 
 PENALTY, TRUTH_PENALTY, KINDS_PENALTY = 20.0, 1.0, 60.0
-"""Weights of the squared weights, next to the sum of log-losses: of the standardized features of
-captions, of the inputs of `WordTruth`, and of the standardized vectors of photos."""
+"""Factors of the penalty on squared weights, which is added to the sum of log-losses. They apply to
+the standardized features of captions, to the inputs of `WordTruth`, and to the standardized vectors
+of photos."""
 
 
 class ScoredCaption(NamedTuple):
-    """A caption that was scored."""
+    """A caption of the model with its score and the truth of its words."""
 
     seen: Observation
     style: str
     group: str
     """Name of its data set, for the report."""
     score: float
-    """CIDEr-D under the model's document frequencies, 1.0 is 100 points; or a judgement, 1.0 if
-    nothing is false."""
+    """A judgement (1.0 if nothing is false), or CIDEr-D under the model's document frequencies (1.0
+    is 100 points)."""
     photo: str
-    """Examples of one photo are in the same fold."""
+    """Identifier of the photo. Captions of one photo are in the same fold."""
     true: _Floats
-    """Whether each word is true, see `true_words`, (T,); all NaN if this is not known."""
+    """1 or 0 for each word, (T,), see `true_words`; all NaN without reference captions."""
 
 
 class Kinds(NamedTuple):
-    """A linear reading that tells photos from other images, and what it read."""
+    """A linear classifier that separates other images from photos, and its results."""
 
     weights: NDArray[np.float32]
     """See ``Calibrator.kinds``."""
     familiar: tuple[float, float]
     """See ``Calibrator.familiar``."""
     unseen: Mapping[str, _Floats]
-    """By kind, the familiarity of its images in a fit without the kind."""
+    """Familiarity of the images of each kind, in a fit without the kind."""
     auroc: Mapping[str, float | None]
-    """By kind, how often one of its images is stranger than a photo, in a fit without both."""
+    """Probability that an image of the kind is stranger than a photo, in a fit without both."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a calibrator needs besides examples."""
+    """The settings and fitted parts of a calibrator that do not come from scored captions."""
 
     search: Mapping[str, Any]
     """See ``Calibrator.search``."""
     threshold: float | None
     """See ``Calibrator.threshold``."""
     truth: WordTruth | None = None
-    """See ``Calibrator.truth``. All folds share it: thousands of words outweigh a fold's."""
+    """See ``Calibrator.truth``. All folds share it, because it is fitted to so many words that the
+    words of one fold hardly change it."""
     kinds: Kinds | None = None
 
     @property
     def least(self) -> float:
-        """The score from which a caption is right."""
+        """The minimum score of a right caption."""
         return JUDGED_RIGHT if self.threshold is None else self.threshold
 
 
@@ -116,7 +120,7 @@ class Judged(NamedTuple):
         return (self.scores >= self.threshold).astype(np.float64)
 
     def take(self, rows: NDArray[Any]) -> Judged:
-        """Some of the captions, selected as in NumPy."""
+        """Return the captions in these rows, selected as by a NumPy index."""
         return Judged(self.confidences[rows], self.scores[rows], self.threshold)
 
 
@@ -126,10 +130,10 @@ class Judged(NamedTuple):
 def true_words(
     words: Sequence[str], references: Sequence[str], objects: Collection[str] = ()
 ) -> _Floats:
-    """Return whether each word of a caption is true, 1 or 0, (T,), NaN for function words.
+    """Return 1 for each true word of a caption, 0 for false words, NaN for function words, (T,).
 
-    A word is true if a reference has its stem, or if it names an annotated object. A person is
-    whom a reference calls man or woman, but not the other way round.
+    A word is true if a reference contains its stem, or if it names an annotated object. "Person" is
+    true if a reference says man or woman, but "man" is not true if a reference says person.
 
     Args:
         words: Lower-case tokens of the caption.
@@ -154,7 +158,7 @@ def true_words(
 
 
 def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
-    """Fit the truth of words, or return None if no word has a row in the model's reading."""
+    """Fit the truth of words, or return None if the model's reading contains none of them."""
     known = [(one.seen, _is_known(one), one.true) for one in examples]
     rows, log_probs, z, true = (
         np.concatenate([np.zeros(0), *parts]).astype(np.float64)
@@ -179,7 +183,7 @@ def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
     search_scale, search_shift, search_bias = fitted()
     if min(scale, search_scale) <= 0:
         raise DataError(
-            "the model's reading does not tell true words from false ones; give more photos with "
+            "the model's reading does not separate true words from false words; add photos with "
             "several captions each, or fit the reading again"
         )
     return WordTruth(
@@ -189,7 +193,7 @@ def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
 
 
 def cross_truth(examples: Sequence[ScoredCaption]) -> list[WordTruth | None]:
-    """Return for each example a truth of words that was fitted without its photo."""
+    """Return, for each example, a truth of words that was fitted without the example's photo."""
     found: list[WordTruth | None] = [None] * len(examples)
     for others, own in _folds(examples):
         truth = fit_truth([examples[i] for i in others])
@@ -201,13 +205,17 @@ def cross_truth(examples: Sequence[ScoredCaption]) -> list[WordTruth | None]:
 def measure_truth(
     examples: Sequence[ScoredCaption], truths: Sequence[WordTruth | None]
 ) -> dict[str, dict[str, Any]]:
-    """Measure how well the truth of words and phrases is calibrated, each by its own fit.
+    """Measure how well the truth of words and phrases is calibrated.
+
+    Args:
+        examples: The captions.
+        truths: The truth of words to use for each caption, or None.
 
     Returns:
-        For ``words`` and ``phrases`` their ``count``; ``true``, the share of true ones; ``auroc``,
-        the probability that a true one has a higher truth than a false one;
+        Figures of ``words`` and ``phrases``: their ``count``; ``true``, the share of them that is
+        true; ``auroc``, the probability that a true one has a higher truth than a false one;
         ``calibration_error``; and ``bins`` with ``count``, the mean ``truth`` and the share
-        ``true``. Empty if nothing is known of any word.
+        ``true``. Empty if all of ``truths`` are None.
     """
     if not any(truths):
         return {}
@@ -235,7 +243,7 @@ def measure_truth(
 
 
 def _is_known(one: ScoredCaption) -> NDArray[np.bool_]:
-    """Return which words have a truth and are known to be true or false, (T,)."""
+    """Return a mask of the content words that are known to be true or false, (T,)."""
     known: NDArray[np.bool_] = ~np.isnan(one.true) & (one.seen.rows != FUNCTION_WORD)
     return known
 
@@ -247,7 +255,7 @@ def _truths(one: ScoredCaption, truth: WordTruth | None) -> _Floats:
 def _phrases(
     examples: Sequence[ScoredCaption], truths: Sequence[WordTruth | None]
 ) -> tuple[_Floats, _Floats]:
-    """The truth of each phrase with known words, (P,), and whether all of them are true."""
+    """Return the truth of each phrase with known words, (P,), and 1 if all of them are true."""
     found = []
     for one, truth in zip(examples, truths, strict=True):
         of_words, known = _truths(one, truth), _is_known(one)
@@ -264,14 +272,14 @@ def _phrases(
 def fit_kinds(
     photos: Sequence[NDArray[np.float32]], kinds: Mapping[str, NDArray[np.float32]]
 ) -> Kinds:
-    """Fit a linear reading that tells photos from other images.
+    """Fit a linear classifier that separates other images from photos.
 
-    The log-odds of every image are compared in a fit without its kind, those of a photo in one
-    without the photo, or fewer photos would be familiar than ``FAMILIAR`` says.
+    The log-odds of an image come from a fit without its kind. The log-odds of a photo come from a
+    fit without the photo; otherwise fewer unseen photos would be familiar than `FAMILIAR` says.
 
     Args:
-        photos: The vectors of each photo and its variants, (n, D).
-        kinds: By kind, the vectors of images that are not photos, (M, D).
+        photos: Vectors of each photo and its variants, (n, D).
+        kinds: Vectors of the images of each kind, (M, D).
     """
     fold = np.random.default_rng(0).permutation(len(photos)) % len(kinds)
     odds: dict[str, tuple[_Floats, _Floats]] = {}
@@ -296,7 +304,7 @@ def fit_kinds(
 
 
 def _tell_apart(photos: NDArray[np.float32], others: NDArray[np.float32]) -> _Floats:
-    """Fit the weights of vectors, and an intercept, (D + 1,), for the log-odds of ``others``."""
+    """Fit weights and an intercept, (D + 1,), for the log-odds that a vector is in ``others``."""
     mean, scale = photos.mean(axis=0), photos.std(axis=0) + 1e-6
     inputs = (np.concatenate([photos, others]) - mean) / scale
     labels = np.repeat([0.0, 1.0], [len(photos), len(others)])
@@ -310,11 +318,17 @@ def _tell_apart(photos: NDArray[np.float32], others: NDArray[np.float32]) -> _Fl
 def measure_kinds(
     calibrator: Calibrator, kinds: Kinds, seen: Mapping[str, Sequence[Observation]], style: str
 ) -> dict[str, dict[str, Any]]:
-    """Measure how well each kind of images is told from photos by a fit to the other kinds.
+    """Measure how well a fit to the other kinds separates each kind of images from photos.
+
+    Args:
+        calibrator: The fitted calibrator.
+        kinds: The fitted classifier and its results.
+        seen: Observations of the captions of each kind.
+        style: Style of the captions.
 
     Returns:
-        By kind the number of ``images``; ``auroc``, see ``Kinds``; ``confidence``, the mean of
-        their captions; and the share with a confidence ``below_0.2``.
+        For each kind, the number of ``images``; ``auroc``, see ``Kinds``; ``confidence``, the mean
+        confidence of their captions; and ``below_0.2``, the share with a confidence below 0.2.
     """
     of_captions, report = replace(calibrator, kinds=None), {}
     for name, images in seen.items():
@@ -332,7 +346,7 @@ def measure_kinds(
 
 
 def fit(examples: Sequence[ScoredCaption], recipe: Recipe) -> Calibrator:
-    """Fit a calibrator."""
+    """Fit the confidence of captions to scored captions, and return a calibrator."""
     found = np.array([features(one.seen, recipe.truth) for one in examples])
     lowest, highest = np.quantile(found, RANGE, axis=0)
     limited = np.clip(found, lowest, highest)
@@ -360,7 +374,7 @@ def fit(examples: Sequence[ScoredCaption], recipe: Recipe) -> Calibrator:
 
 
 def cross_validate(examples: Sequence[ScoredCaption], recipe: Recipe) -> Judged:
-    """Confidence of every example from a calibrator that was fitted without its photo.
+    """Compute the confidence of every example by a calibrator fitted without its photo.
 
     Raises:
         DataError: Nearly all captions are right, or nearly all wrong.
@@ -373,7 +387,7 @@ def cross_validate(examples: Sequence[ScoredCaption], recipe: Recipe) -> Judged:
         rule = f"have a CIDEr-D of {recipe.threshold} or more" if recipe.threshold else "are right"
         raise DataError(
             f"{right} of {count} captions {rule}; at least 10 must be right and 10 wrong"
-            + (": give another threshold" if recipe.threshold else "")
+            + (", so set another threshold" if recipe.threshold else "")
         )
     for others, own in _folds(examples):
         calibrator = fit([examples[i] for i in others], recipe)
@@ -383,7 +397,7 @@ def cross_validate(examples: Sequence[ScoredCaption], recipe: Recipe) -> Judged:
 
 
 def _folds(examples: Sequence[ScoredCaption]) -> Iterator[tuple[list[int], list[int]]]:
-    """Split the examples by photo: the indices to fit to, and those to judge."""
+    """Yield the folds of a cross-validation by photo: indices to fit to, indices to measure."""
     photos = dict.fromkeys(one.photo for one in examples)
     folds = np.random.default_rng(0).permutation(len(photos)) % FOLDS
     of_photo = dict(zip(photos, folds, strict=True))
@@ -393,14 +407,14 @@ def _folds(examples: Sequence[ScoredCaption]) -> Iterator[tuple[list[int], list[
 
 
 def logistic_regression(inputs: _Floats, labels: _Floats, penalties: _Floats) -> _Floats:
-    """Weights that minimize the log-loss by Newton's method.
+    """Fit a logistic regression: minimize the penalized log-loss by Newton's method.
 
         sum_n log(1 + exp(-s_n w . x_n)) + sum_i penalty_i w_i^2 / 2,    s_n = 2 label_n - 1
 
     Args:
         inputs: (N, F).
         labels: 0 or 1, (N,).
-        penalties: All above 0, (F,), which keeps the minimum finite and unique.
+        penalties: Factors above 0, (F,). They keep the minimum finite and unique.
 
     Returns:
         The weights, (F,).
@@ -430,17 +444,17 @@ def logistic_regression(inputs: _Floats, labels: _Floats, penalties: _Floats) ->
 
 
 def _bins(judged: Judged) -> NDArray[np.intp]:
-    """The bin of each caption, (N,)."""
+    """Return the bin of each caption, (N,)."""
     bins: NDArray[np.intp] = np.minimum((judged.confidences * BINS).astype(np.intp), BINS - 1)
     return bins
 
 
 def reliability(judged: Judged) -> list[dict[str, Any]]:
-    """The bins that hold captions, from low to high confidence.
+    """Measure each bin that contains captions, from low to high confidence.
 
     Returns:
-        Of each bin the number of ``photos``, the mean ``confidence`` and the share that is
-        ``right``.
+        For each bin, the number of ``photos``, the mean ``confidence`` and the share of captions
+        that is ``right``.
     """
     bins = _bins(judged)
     return [
@@ -454,7 +468,10 @@ def reliability(judged: Judged) -> list[dict[str, Any]]:
 
 
 def auroc(high: _Floats, low: _Floats) -> float | None:
-    """Probability that one of ``high`` is above one of ``low``; None if there are none."""
+    """Return the probability that a random value of ``high`` exceeds a random value of ``low``.
+
+    Equal values count half. None if either is empty.
+    """
     if not (len(high) and len(low)):
         return None
     low = np.sort(low)
@@ -463,7 +480,7 @@ def auroc(high: _Floats, low: _Floats) -> float | None:
 
 
 def calibration_error(judged: Judged) -> float:
-    """Expected calibration error, 0 to 1.
+    """Return the expected calibration error, 0 to 1.
 
     sum_b n_b / N |mean confidence_b - share right_b|
     """
@@ -472,9 +489,9 @@ def calibration_error(judged: Judged) -> float:
 
 
 def error_by_chance(judged: Judged, draws: int = 1000) -> float:
-    """Mean calibration error of a perfectly calibrated confidence on as many photos.
+    """Return the mean calibration error of a perfectly calibrated confidence on as many captions.
 
-    Above 0, because the share of right captions in a bin varies by chance.
+    It is above 0, because the share of right captions in a bin varies by chance.
     """
     p = judged.confidences
     lucky = (np.random.default_rng(0).random((draws, len(p))) < p).astype(np.float64)
@@ -482,13 +499,15 @@ def error_by_chance(judged: Judged, draws: int = 1000) -> float:
 
 
 def measure(judged: Judged) -> dict[str, Any]:
-    """Calibration, with a 95% bootstrap interval over photos, and order.
+    """Measure how well confidence is calibrated, and how well it orders captions.
 
     Returns:
-        ``photos``; ``right``, the share of right captions; ``score``, their mean;
-        ``calibration_error``, its ``interval`` and what it would be ``by_chance``;
-        ``auroc``, the probability that a right caption has a higher confidence than another, and
-        ``auroc_wrong``, that one whose score is at most ``WRONG`` has a lower one; ``bins``.
+        ``photos``, their number; ``right``, the share of right captions; ``score``, the mean score;
+        ``calibration_error``; ``calibration_error_interval``, its 95% bootstrap interval over
+        photos; ``calibration_error_by_chance``, see `error_by_chance`; ``auroc``, the probability
+        that a right caption has a higher confidence than a caption that is not right;
+        ``auroc_wrong``, the probability that a caption with a score of at most `WRONG` has a lower
+        confidence than the others; and ``bins``, see `reliability`.
     """
     count = len(judged.scores)
     times = resample_weights(count, RESAMPLES)
@@ -508,7 +527,7 @@ def measure(judged: Judged) -> dict[str, Any]:
 
 
 def measure_groups(judged: Judged, groups: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`measure` of each group of photos, and of ``all`` if there are several."""
+    """Apply `measure` to each group of photos, and to ``all`` if there are several groups."""
     parts = {name: judged.take(np.array(groups) == name) for name in dict.fromkeys(groups)}
     if len(parts) > 1:
         parts["all"] = judged
