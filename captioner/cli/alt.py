@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AltOptions(ModelOptions):
-    """Suggest alternative texts for the images of a static site that have none.
+    """Suggest alternative texts for the images of a static site that lack one.
 
     The command writes a table and a page for review. A person corrects the texts and marks them as
     reviewed. With --apply, the command then writes the reviewed texts into the site's pages.
@@ -37,7 +37,7 @@ class AltOptions(ModelOptions):
     apply: File | None = None
     """Write the reviewed texts of this table into the site's pages."""
     empty: bool = False
-    """Also suggest texts for images with alt="". Generators write it for Markdown images without a
+    """Also suggest texts for images with alt="", as generators write for Markdown images without
     text. By default, such an image is listed only if it is all that a link or button contains."""
     url: Annotated[str, Shown("URL")] | None = None
     """Set the address of the site folder, for pages that name their images by it, such as
@@ -98,10 +98,10 @@ def _summarize(found: AltTexts, empty: bool) -> None:
         verb = "image has" if count == 1 else "images have"
         warn(
             f'{count:,} {verb} alt="", which marks decorative images; generators also write it '
-            "for Markdown images without a text; to list them, add --empty"
+            "for Markdown images without text; to list them, add --empty"
         )
     if not found.images:
-        print("every image has an alternative text")
+        print("no image lacks an alternative text")
 
 
 def _apply(site: str, table: Path) -> int:

@@ -58,7 +58,7 @@
     const box = element("input", { type: "checkbox", autocomplete: "off", onchange: change });
     for (const one of [field, box]) one.setAttribute("aria-describedby", state.id);
     const sure = confidence && `, ${percent(Number(confidence))} likely to be right`;
-    const empty = before === "empty" && 'has alt="" in the page: decorative, or Markdown without a text';
+    const empty = before === "empty" && 'has alt="" in the page: decorative, or Markdown without text';
     const lines = [image || tag, link, empty, note].filter(Boolean);
     const places = group.map(({ page, line }) => `${page}:${line}`).join(", ");
     const texts = element("div", {},
