@@ -110,7 +110,7 @@ LINES = [
     ("export MODEL -o new --int8", "--int8 and --calibration need each other"),
     ("export MODEL -o new --onnxruntime-web ort.tgz", "--onnxruntime-web is for --web"),
     ("serve --root-path captioner", "root_path is 'captioner'; use a path such as /captio"),
-    ("serve --api-key-file missing", "api-key-file missing: No such file"),
+    ("serve --api-key-file missing", "api-key-file missing cannot be read (No such file"),
     # Training.
     ("train PHOTOS", "is a folder, not a config file; to train on its photos, add"),
     ("train mine.yml", "mine.yml does not exist; give a YAML config file"),
