@@ -1,4 +1,4 @@
-"""Options of data sets in other formats, which become COCO captions files."""
+"""Options of data sets in other formats, which are converted to COCO captions files."""
 
 from __future__ import annotations
 
@@ -17,36 +17,39 @@ class ColumnOptions:
     """Columns of a CSV or JSON Lines file."""
 
     file_column: Annotated[str, Shown("NAME")] | None = None
-    """Column with the file names, relative to the folder with the photos (default: file, filename,
-    file_name, image, image_name or path)."""
+    """Read the file names from this column. They are relative to the folder with the photos
+    (default: file, filename, file_name, image, image_name or path)."""
     caption_column: Annotated[str, Shown("NAME")] | None = None
-    """Column with the captions (default: caption, text, sentence or comment)."""
+    """Read the captions from this column (default: caption, text, sentence or comment)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions(ColumnOptions):
     """Convert captions from another format to COCO captions files.
 
-    One per split: captions_train.json, captions_val.json, captions_test.json.
+    The command writes one file per split: captions_train.json, captions_val.json and
+    captions_test.json.
     """
 
     source: Annotated[str, Shown(positional=True)]
-    """File or folder with the captions."""
+    """Convert this file or folder with captions."""
     output: Annotated[str, Shown("FOLDER", ("-o", "--output"))]
-    """Folder for the COCO files."""
+    """Write the COCO captions files to this folder."""
     layout: Layout = "auto"
-    """Format of the source; auto detects it."""
+    """Set the format of the source. auto: detect it."""
     images: Folder | None = None
-    """Folder with the photos, to leave out captions of missing photos and to record the sizes of
-    the others."""
+    """Look for the photos in this folder, to leave out captions of missing photos and to record the
+    sizes of all other photos."""
     val: float = 0.1
-    """Fraction of the training photos for validation, if the source has no validation photos."""
+    """Use this fraction of the training photos for validation, if the source has no validation
+    photos."""
     test: float = 0.0
-    """Fraction of the training photos for testing, if it has neither."""
+    """Use this fraction of the training photos for testing, if the source has no validation and no
+    test photos."""
     seed: int = 0
-    """Random seed of the split."""
+    """Set the random seed of the split."""
     first_id: int = 1
-    """First image id for photos without ids; files that are trained on together must not share
-    ids."""
+    """Number photos without ids from this image id on. Files that are trained on together must not
+    share ids."""
     force: bool = False
     """Overwrite existing files."""

@@ -20,20 +20,20 @@ ON_AXES = "on axes"
 
 @dataclass(frozen=True, kw_only=True)
 class DrawingOptions(Checked):
-    """Options of every picture."""
+    """Options of all pictures."""
 
     panel_size: Annotated[int, Ge(0), Untrusted(request=1280), ON_AXES] = 640
-    """Longest side of a photo in pixels; larger photos are scaled down, those below 160 pixels up
-    (0: never scale)."""
+    """Scale photos so that their longer side has at most this many pixels. Photos below 160 pixels
+    are enlarged to 160. 0: never scale."""
     smooth: Annotated[bool, Shown(hidden=True), ON_AXES] = True
-    """Interpolate the maps; false shows regions as blocks."""
+    """Interpolate the maps. false: show regions as blocks."""
     scale: Literal["word", "common"] = "word"
-    """Scale of the maps: word, each on its own, with the share of its strongest tenth beside it
-    (focus), or common, one for all words and captions, for comparing them."""
+    """Choose the scale of the maps. word: a separate scale for each word, shown with the share of
+    its strongest tenth (focus). common: one scale for all words and captions, to compare them."""
     colormap: Colormap = "photo"
-    """Colours of the maps: photo dims the photo where there is no attention; the others add a
-    heatmap, perceptually uniform with increasing luminance. All are readable in greyscale and by
-    colour-blind readers."""
+    """Choose the colours of the maps. photo: dim the photo where the model did not look. All
+    others: add a heatmap whose brightness increases evenly. All maps are readable in greyscale and
+    by colour-blind people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,31 +42,31 @@ class FigureOptions(DrawingOptions):
 
     only: Annotated[list[str], ON_AXES] = field(default_factory=list)
     """Draw only these words: a word ("dog"), consecutive words ("brown dog"), a position counted
-    from 1 ("3") or a range ("2-4"). Several words make one panel. With several captions, each must
-    be found in at least one."""
+    from 1 ("3") or a range ("2-4"). Several words share one panel. With several captions, at least
+    one caption must contain each of them."""
     content_words: Annotated[bool, ON_AXES] = False
-    """Draw only the content words: leave out the panels of words such as a, of, on, with and is."""
+    """Draw only content words: leave out the panels of words such as a, of, on, with and is."""
     plain: bool = False
     """Draw only the sentence and the maps of its words, without numbers, legend and left-out words,
-    such as for a slide."""
+    for example for a slide."""
     combine: Combine = "mean"
-    """How to combine the maps of several words: mean, or max per region, which is not
-    renormalized."""
+    """Choose how the maps of several words are combined. mean: their mean. max: the maximum of each
+    region, which is not renormalized."""
     coverage: bool = False
-    """Add a panel with the mean of all words' maps (the coverage divided by the number of words, so
-    that it shares the colour scale)."""
+    """Add a panel with the mean of all words' maps. This is the coverage divided by the number of
+    words, so that it shares the colour scale."""
     alternatives: Annotated[int, Ge(0)] = 0
-    """Number of most probable words to show below each word."""
+    """Show this many of the most probable words below each word."""
     columns: Annotated[int, Ge(1), Untrusted(request=50)] | None = None
-    """Panels per row of a caption; none: as many as leave room for text of 6 points at this width.
-    """
+    """Draw this many panels per row of a caption (default: as many as leave room for text of 6
+    points at this width)."""
     width: Annotated[float, Interval(ge=1, le=100)] = 6.5
-    """Width in inches where the figure is printed, such as that of the text of a paper: the size of
-    .svg and .pdf, and the resolution noted in .png and .jpg. Text is laid out for it."""
+    """Lay out the figure for this printed width in inches, such as the width of a paper's text. It
+    sets the size of .svg and .pdf, and the resolution noted in .png and .jpg."""
     dpi: Annotated[int, Ge(1)] = 300
-    """Largest resolution of the photos in .svg and .pdf, in pixels per inch."""
+    """Limit the resolution of photos in .svg and .pdf to this, in pixels per inch."""
     theme: Literal["light", "dark"] = "light"
-    """Background of the figure."""
+    """Choose the background of the figure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +74,12 @@ class AnimationOptions(DrawingOptions):
     """Options of animations."""
 
     seconds_per_word: Annotated[float, Interval(ge=0.05, le=60)] = 1.0
-    """Duration of a word, including the transition to it."""
+    """Show each word for this many seconds, including the transition to it."""
     panel_size: Annotated[int, Ge(0), Untrusted(request=1280)] = 480
-    """Longest side of the photo in pixels; larger photos are scaled down, those below 160 pixels up
-    (0: never scale)."""
+    """Scale the photo so that its longer side has at most this many pixels. Photos below 160 pixels
+    are enlarged to 160. 0: never scale."""
     theme: Literal["light", "dark"] = "light"
-    """Background of the frames."""
+    """Choose the background of the frames."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +87,9 @@ class PageOptions(DrawingOptions):
     """Options of pages."""
 
     title: Annotated[str, Shown(hidden=True)] = ""
-    """Title of the page."""
+    """Set the title of the page."""
     panel_size: Annotated[int, Ge(0), Untrusted(request=1280)] = 1280
-    """Longest side of an embedded photo in pixels; larger photos are scaled down, smaller ones are
-    kept (0: never scale)."""
+    """Scale embedded photos down so that their longer side has at most this many pixels. 0: never
+    scale."""
     theme: Literal["auto", "light", "dark"] = "auto"
-    """Background; auto follows the reader's system."""
+    """Choose the background. auto: follow the reader's system."""

@@ -87,7 +87,7 @@ def _parameter(field: OptionField, bounds: Interval, *, searches: bool) -> tuple
 
     The default of a search option is None, which means the model's setting.
     """
-    text = field.help.replace(" (0: never scale)", "")  # a request may not
+    text = field.help.replace(" 0: never scale.", "")  # requests cannot set 0
     text += " Defaults to the model's setting." if searches else ""
     kind: Any = Annotated[field.kind, MaxLen(MAX_TEXT) if field.kind is str else bounds]
     if field.is_list:
