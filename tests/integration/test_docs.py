@@ -185,7 +185,7 @@ NOT_RUN = {
     r"--engine ray|s3://": "needs Ray or a bucket; test_cli_ray.py has both",
     r"--web": "downloads ONNX Runtime Web; test_export.py has a copy",
     r"COCO|data/coco|coco_val|instances_val2017": "needs COCO",
-    r"(?i)flickr8k/|configs/flickr8k|runs/dot": "needs Flickr8k",
+    r"(?i)flickr8k(/| -o)|configs/flickr8k|runs/dot": "needs Flickr8k",
     r"entities\.json": "needs Flickr30k Entities; test_cli_evaluate.py writes such a file",
     r"configs/(coco|everyday|held_out|finetune)": "trains for minutes to days; "
     "test_finetuning.py and test_cli_train.py run short trainings",
@@ -194,6 +194,8 @@ NOT_RUN = {
     r"make_other_kinds": "needs a folder of photos; test_scripts.py runs it",
     r"scripts/(benchmarks|studies|train_shipped|hold_out|fit_reading)": "takes minutes to days, or "
     "needs data sets",
+    r"--faithfulness": "takes minutes; test_cli_evaluate.py runs it with a tiny model",
+    r"alt public/ --apply": "the table has to be reviewed first; test_cli_alt.py does both",
     r"--meteor": "needs Java",
 }
 """Regular expressions of commands that the tests do not run, each with the reason."""
