@@ -194,7 +194,7 @@ NOT_RUN = {
     r"make_other_kinds": "needs a folder of photos; test_scripts.py runs it",
     r"scripts/(benchmarks|studies|train_shipped|hold_out|fit_reading)": "takes minutes to days, or "
     "needs data sets",
-    r"--faithfulness": "takes minutes; test_cli_evaluate.py runs it with a tiny model",
+    r"--faithfulness": "takes minutes; test_golden.py runs it with a tiny model",
     r"alt public/ --apply": "the table has to be reviewed first; test_cli_alt.py does both",
     r"--meteor": "needs Java",
 }
