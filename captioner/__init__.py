@@ -20,7 +20,7 @@ from captioner.version import __version__ as __version__
 if TYPE_CHECKING:
     from captioner.caption import Caption as Caption
     from captioner.caption import CropBox as CropBox
-    from captioner.data.write_captions import apply as apply
+    from captioner.data.write_captions import apply_captions as apply_captions
     from captioner.data.write_captions import remove_caption as remove_caption
     from captioner.data.write_captions import write_caption as write_caption
     from captioner.drawing.animation import animate as animate
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "captioner.caption": ("Caption", "CropBox"),
-    "captioner.data.write_captions": ("apply", "remove_caption", "write_caption"),
+    "captioner.data.write_captions": ("apply_captions", "remove_caption", "write_caption"),
     "captioner.drawing.animation": ("animate",),
     "captioner.drawing.archive": ("MapArchive",),
     "captioner.drawing.figure": ("overlay",),

@@ -1,6 +1,6 @@
 """A caption: its words with their log-probabilities and attention maps.
 
-Plain NumPy, so that it can be drawn and stored without torch.
+Everything is plain NumPy, so that captions can be drawn and stored without torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONJUNCTIONS = ("and", "or")
 
 
 class CropBox(NamedTuple):
-    """The part of a photo that the encoder saw, as fractions of its width and height."""
+    """The part of a photo that the encoder saw, as fractions of the photo's width and height."""
 
     left: float = 0.0
     top: float = 0.0
@@ -40,32 +40,32 @@ class Alternative(NamedTuple):
     """A candidate word at a position of a caption."""
 
     word: str
-    """As in the vocabulary, or ``END_NAME``."""
+    """The word as in the vocabulary, or ``END_NAME``."""
     log_prob: float
-    """Natural log-probability given the previous words."""
+    """Natural log-probability of the word after the previous words."""
 
 
 END_NAME = "<end>"
-"""Name of the end token in alternatives."""
+"""Name of the end token among the alternatives."""
 
 DOUBTFUL = 0.25
-"""Words with a lower probability are doubtful if a caption has no truth: with the shipped model,
-fewer than half of them occur in a reference caption (docs/confidence.md)."""
+"""Probability below which a word is doubtful, in captions without truth. With the shipped model,
+fewer than half of these words occur in a reference caption (docs/confidence.md)."""
 
 DOUBTFUL_TRUTH = 0.5
-"""Content words with a lower truth are doubtful: they are more likely false than true."""
+"""Truth below which a content word is doubtful, because it is more likely false than true."""
 
 
 class Keyword(NamedTuple):
-    """A word for a thing in the photo."""
+    """A keyword: a word for a thing in the photo."""
 
     word: str
     probability: float
-    """Calibrated, 0 to 1, that the captions of five people have it."""
+    """Calibrated probability, 0 to 1, that the word occurs in the captions by five people."""
     map: NDArray[np.float32] | None = None
-    """Log-odds of each region, (Gh, Gw). The odds of the photo are the mean of the odds of its
-    regions, before the probability is lowered for images that are not photos. None: not received
-    from a server."""
+    """Log-odds of each region, (Gh, Gw), or None if the keyword came from a server without its map.
+    The odds of the photo are the mean of the odds of its regions. For images that are not photos,
+    the probability is lowered afterwards."""
 
 
 class Phrase(NamedTuple):
@@ -73,15 +73,15 @@ class Phrase(NamedTuple):
 
     text: str
     truth: float
-    """The product of the truths of its content words, 0 to 1; NaN without content words."""
+    """Product of the truths of its content words, 0 to 1, or NaN if it has no content words."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LeftOut:
-    """The continuation of a caption that was not worth saying: U words, in the form of `Caption`.
+    """The continuation that the search left out of a caption: U words.
 
     The model would have continued with these words. The search ended the caption before them,
-    because they are not true enough.
+    because they are probably not true.
     """
 
     words: tuple[str, ...]
@@ -89,13 +89,13 @@ class LeftOut:
     log_probs: NDArray[np.float32]
     """Natural log-probability of each word given all words before it, (U,)."""
     alphas: NDArray[np.float32]
-    """Maps of the words, (U, Gh, Gw), by the caption's ``method``."""
+    """Maps of the words, (U, Gh, Gw), computed by the caption's ``method``."""
     gates: NDArray[np.float32]
-    """Context gates, (U,)."""
+    """Context gates of the words, (U,)."""
     truth: NDArray[np.float32]
-    """Probability that each content word is true, (U,); NaN for other words."""
+    """Probability that each content word is true, (U,). Other words have NaN."""
     pieces: tuple[str, ...] = ()
-    """The U pieces with their spaces if the caption has pieces, else empty."""
+    """The U pieces with their spaces, or empty if the caption consists of whole words."""
 
     @property
     def text(self) -> str:
@@ -108,7 +108,11 @@ class LeftOut:
         return phrases_of(self.words, self.pieces, self.truth)
 
     def to_dict(self, *, attention: bool = False) -> dict[str, Any]:
-        """Convert to values that JSON can represent; with ``attention`` also gates and maps."""
+        """Return values that JSON can represent.
+
+        Args:
+            attention: Include gates and attention maps.
+        """
         data: dict[str, Any] = {
             "text": self.text,
             "words": list(self.words),
@@ -130,44 +134,52 @@ _DRAW = "use captioner.overlay(photo, caption).show()"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Caption(Hinting):
-    """One caption of one photo: T words, attention over a grid of Gh x Gw regions."""
+    """A caption of one photo: T words, with attention over a grid of Gh x Gw regions."""
 
     words: tuple[str, ...]
-    """The T words, as in the vocabulary; of a model with a sub-word tokenizer (``data.tokenizer
-    bpe``) the T pieces, without the spaces around them."""
+    """The T words, as in the vocabulary. For a model with a sub-word tokenizer (``data.tokenizer
+    bpe``), the T pieces without the spaces around them."""
     log_probs: NDArray[np.float32]
-    """(T,) natural log-probability of each word given the previous words."""
+    """Natural log-probability of each word after the previous words, (T,)."""
     alphas: NDArray[np.float32]
-    """(T, Gh, Gw) attention for each word; every map sums to 1. With another ``method``, its maps:
-    of ``attention_gate`` they sum to the gates; of the others, to 1 (what counts against the word
-    is left out), or 0 if no region supports the word."""
+    """Attention map of each word, (T, Gh, Gw).
+
+    With the methods ``attention`` and all others but ``attention_gate``, each map sums to 1. With
+    ``attention_gate``, it sums to the word's gate. The other explanation methods leave out what
+    counts against the word. Their map is 0 if no region supports the word.
+    """
     gates: NDArray[np.float32]
-    """(T,) context gate beta, from 0 (photo ignored) to 1 (fully used). Always 1 with order
-    ``luong``, which has no gate, and 0 with attention ``fixed_at_start``, which has no context."""
+    """Context gate beta of each word, (T,), from 0 (photo ignored) to 1 (photo fully used). It is
+    always 1 with order ``luong``, which has no gate. It is always 0 with attention
+    ``fixed_at_start``, which has no context."""
     log_prob: float
     """Natural log-probability of the whole sentence, including its end token."""
     crop_box: CropBox = field(default=CropBox())
     """The part of the photo that the maps cover."""
     alternatives: tuple[tuple[Alternative, ...], ...] = ()
-    """The most probable words at each of the T positions, best first; empty unless requested."""
+    """The most probable words at each of the T positions, best first, or empty if not requested."""
     pieces: tuple[str, ...] = ()
-    """The T pieces with their spaces, which joined are the sentence; empty: whole words."""
+    """The T pieces with their spaces, which form the sentence if joined, or empty for whole words.
+    """
     geometry: Geometry | None = None
-    """Where the regions lie in the photo; None: equal cells of the crop box. See ``regions``."""
+    """Positions of the regions in the photo, or None for equal cells of the crop box. See
+    ``regions``."""
     method: str = "attention"
-    """How ``alphas`` was computed; see ``model.explanations``."""
+    """The method that computed ``alphas``; see ``model.explanations``."""
     confidence: float | None = None
-    """Calibrated probability, 0 to 1, that the caption is right (docs/confidence.md). None: not the
-    best caption of a search, search options that the model was not calibrated for, or a model that
-    was not calibrated."""
+    """Calibrated probability, 0 to 1, that the caption is right (docs/confidence.md).
+
+    It is None for all but the best caption of a search, and if the model was not calibrated for the
+    search options.
+    """
     keywords: tuple[Keyword, ...] | None = None
-    """Words for things in the photo, best first (docs/captioning.md). None: not requested, or not
-    the best caption of a search."""
+    """Words for things in the photo, best first (docs/captioning.md), or None if they were not
+    requested. Only the best caption of a search has keywords."""
     truth: NDArray[np.float32] | None = None
-    """Calibrated probability that each content word is true of the photo, (T,), 0 to 1; NaN for
-    other words. None: the model does not read photos for it."""
+    """Calibrated probability, 0 to 1, that each content word is true of the photo, (T,). Other
+    words have NaN. None if the model has no calibrated reading of the photo."""
     left_out: LeftOut | None = None
-    """The continuation that the search did not say. None: the sentence is whole."""
+    """The continuation that the search left out, or None if the sentence is complete."""
 
     hints: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("attention", "attentions", "attention_weights", "weights"), "alphas"),
@@ -188,24 +200,24 @@ class Caption(Hinting):
 
     @property
     def text(self) -> str:
-        """The sentence: of whole words, clitics joined and without a final full stop."""
+        """The sentence, without a final full stop. Clitics such as 's are attached."""
         return self.text_until(len(self.words))
 
     def text_until(self, count: int) -> str:
-        """The beginning of the sentence, up to its first ``count`` words."""
+        """Return the beginning of the sentence, up to its first ``count`` words."""
         return text_of(self.words[:count], self.pieces[:count])
 
     @property
     def regions(self) -> Geometry:
-        """Where the regions lie in the photo, as fractions of its height and width."""
+        """The positions of the regions in the photo, as fractions of its height and width."""
         return self.geometry or Geometry.even(self.alphas.shape[1:], *self.crop_box)
 
     @property
     def doubtful(self) -> tuple[int, ...]:
-        """Positions, counted from 0, of the words that may well be wrong.
+        """The positions, counted from 0, of the words that are probably wrong.
 
-        Their truth is below ``DOUBTFUL_TRUTH``. In a caption without truth, their probability is
-        below ``DOUBTFUL``.
+        These are the words with a truth below ``DOUBTFUL_TRUTH``. In a caption without truth, they
+        are the words with a probability below ``DOUBTFUL``.
         """
         if self.truth is not None:
             found = np.flatnonzero(self.truth < DOUBTFUL_TRUTH)  # NaN is not
@@ -219,9 +231,9 @@ class Caption(Hinting):
         return () if self.truth is None else phrases_of(self.words, self.pieces, self.truth)
 
     def whole(self) -> Caption:
-        """Return the caption with the left-out words appended, to draw them.
+        """Return the caption with the left-out words appended, for drawing.
 
-        ``log_prob`` and ``confidence`` remain those of the words that are said.
+        ``log_prob`` and ``confidence`` still describe the caption without these words.
         """
         rest = self.left_out
         if rest is None:
@@ -240,17 +252,19 @@ class Caption(Hinting):
         )
 
     def unsure(self, min_confidence: float) -> bool | None:
-        """Whether the confidence is below a minimum; None if there is no confidence.
+        """Return whether the confidence is below a minimum, or None without a confidence.
 
         Raises:
             ConfigError: The minimum is not from 0 to 1.
         """
         if not 0 <= min_confidence <= 1:
-            raise ConfigError(f"min_confidence is {min_confidence}; give a number from 0 to 1")
+            raise ConfigError(f"min_confidence is {min_confidence}; use a number from 0 to 1")
         return None if self.confidence is None else self.confidence < min_confidence
 
     def hedged(self, min_confidence: float) -> str:
-        """The sentence, with "perhaps" before it if it is unsure, more so below half the minimum.
+        """Return the sentence, with "perhaps" in front if the caption is unsure.
+
+        Below half the minimum, the sentence begins with "hard to tell, perhaps".
 
         Raises:
             ConfigError: The minimum is not from 0 to 1.
@@ -261,9 +275,9 @@ class Caption(Hinting):
         return f"{doubt} {self.text}"
 
     def of_keywords(self) -> Caption:
-        """The keywords that have maps in place of the words, to draw them.
+        """Return a caption that consists of the keywords with maps, for drawing.
 
-        Their maps are shares of the odds: how much each region adds to the odds of the photo.
+        Each map shows the share of every region in the odds of the photo.
         """
         kept = [(one, one.map) for one in self.keywords or () if one.map is not None]
         words = [one.word for one, _ in kept]
@@ -289,18 +303,18 @@ class Caption(Hinting):
     def to_dict(
         self, *, attention: bool = False, min_confidence: float | None = None
     ) -> dict[str, Any]:
-        """Convert to values that JSON can represent.
+        """Return values that JSON can represent, with the keys of ``--format json``.
 
         Args:
             attention: Include gates, attention maps, the crop box and the region geometry.
-            min_confidence: Include ``unsure``, see the method.
+            min_confidence: Include ``unsure``, which is true below this confidence; see the method.
 
         Returns:
-            The attributes of these names: ``text``, ``words``, ``log_prob``, ``log_probs``,
-            ``confidence`` and ``doubtful``. If the caption has them, also ``truth`` (null for words
-            without), ``phrases``, ``left_out``, ``alternatives`` and ``keywords``.
-            With attention also the ``map`` of keywords, ``gates``, ``alphas``, ``region``, which is
-            the crop box, ``geometry`` (`Geometry.to_dict`), and a ``method`` that is another.
+            The attributes ``text``, ``words``, ``log_prob``, ``log_probs``, ``confidence`` and
+            ``doubtful``. If the caption has them, also ``truth`` (null for function words),
+            ``phrases``, ``left_out``, ``alternatives`` and ``keywords``. With attention, also the
+            ``map`` of each keyword, ``gates``, ``alphas``, ``region`` (the crop box), ``geometry``
+            (see `Geometry.to_dict`) and, unless it is attention, the ``method``.
         """
         data: dict[str, Any] = {
             "text": self.text,
@@ -345,13 +359,13 @@ class Caption(Hinting):
 
 
 def _rounded(values: NDArray[np.float32], decimals: int) -> list[Any]:
-    """Nested lists of rounded numbers."""
+    """Return an array as nested lists of rounded numbers."""
     rounded: list[Any] = np.round(np.asarray(values, dtype=np.float64), decimals).tolist()
     return rounded
 
 
 def _truth_to_dict(truth: NDArray[np.float32], phrases: tuple[Phrase, ...]) -> dict[str, Any]:
-    """Convert the truth of words and phrases to JSON values: null in place of NaN."""
+    """Return the truth of words and phrases as JSON values, with null in place of NaN."""
 
     def known(value: float) -> float | None:
         return None if math.isnan(value) else round(float(value), 4)
@@ -373,10 +387,11 @@ def phrases_of(
 
 
 def phrase_spans(words: Sequence[str]) -> list[slice]:
-    """Return where the phrases of a caption are.
+    """Return the slices of a caption that are its phrases.
 
     A phrase begins at a function word that follows a content word: "a black and white cat", "is
-    sitting", "in a kitchen". Clitics and conjunctions between two content words do not begin one.
+    sitting", "in a kitchen". Clitics and conjunctions between two content words do not begin a
+    phrase.
     """
     content = content_words(words)
     starts = [
@@ -395,17 +410,17 @@ def joint_truth(truth: NDArray[np.floating[Any]]) -> float:
     """Return the probability that all content words are true: the product of their truths.
 
     Args:
-        truth: Probability that each word is true, (T,); NaN for function words.
+        truth: Probability that each word is true, (T,). Function words have NaN.
 
     Returns:
-        NaN without content words.
+        The product, or NaN without content words.
     """
     known = truth[~np.isnan(truth)]
     return float(known.prod()) if len(known) else float("nan")
 
 
 def text_of(words: tuple[str, ...], pieces: tuple[str, ...]) -> str:
-    """The sentence of words, or of pieces with their spaces if there are any."""
+    """Return the sentence of the pieces, which include spaces, or of the words without pieces."""
     return "".join(pieces).strip() if pieces else join_words(words)
 
 

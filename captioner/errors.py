@@ -10,8 +10,8 @@
     ├── ModelError         a model folder that cannot be loaded or saved
     └── CheckpointError    a training run that cannot be resumed or saved
 
-Each message is one line: what was given, what is allowed, what to do. The command line prints the
-message alone and exits with 1 or 2; ``--debug`` adds a traceback.
+Each message is one line with the problem and a remedy. The command line prints only the message and
+exits with 1 or 2. The option ``--debug`` adds a traceback.
 """
 
 
@@ -20,7 +20,7 @@ class CaptionerError(Exception):
 
 
 class ConfigError(CaptionerError):
-    """A setting is invalid, or settings conflict."""
+    """A setting is invalid, or two settings conflict."""
 
 
 class DataError(CaptionerError):
@@ -28,7 +28,7 @@ class DataError(CaptionerError):
 
 
 class ImageError(DataError):
-    """An image cannot be read; the others are not affected."""
+    """An image cannot be read. Other images are not affected."""
 
 
 class NotAnImageError(ImageError):
@@ -40,7 +40,7 @@ class LargeImageError(ImageError):
 
 
 class ProgramError(DataError):
-    """An external program (METEOR, SPICE) failed; other metrics are not affected."""
+    """An external program (METEOR, SPICE) failed. Other metrics are not affected."""
 
 
 class ModelError(CaptionerError):

@@ -16,7 +16,7 @@ EXTRAS = {
     "ray": ("ray", "pyarrow", "fsspec"),
     "video": ("av",),
 }  # fmt: skip
-"""Modules by extra. An extra that only one command needs has the command's name."""
+"""Modules of each extra. An extra that only one command needs has the name of the command."""
 
 
 def is_installed(module: str) -> bool:
@@ -31,8 +31,8 @@ def require_extra(extra: str, needed_by: str | None = None) -> None:
     """Check that the modules of an extra are installed.
 
     Args:
-        extra: Name of the extra; a name without an extra needs nothing.
-        needed_by: What needs it, for the message (default: the command with the extra's name).
+        extra: Name of the extra. Other names need nothing.
+        needed_by: The feature that needs it, for the message (default: the command of that name).
 
     Raises:
         ConfigError: A module is missing.

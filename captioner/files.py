@@ -1,9 +1,10 @@
-"""Atomic writes of files and folders, and a lock for what is written in place.
+"""Atomic writes of files and folders, and a lock for files that are written in place.
 
-A file is written beside the old one, synced to disk and renamed over it, which is atomic. A folder
-cannot be replaced by one rename: the new one is written beside the old one, the old one is renamed
-away, the new one renamed in, and the old one removed. Several processes may write the same file at
-once (the last one wins), but only one may write a folder.
+A new file is written next to the old file, synced to disk and renamed over it, which is atomic. A
+folder cannot be replaced by a single rename. Instead, the new folder is written next to the old
+folder, the old folder is renamed, the new folder takes its name, and the old folder is removed.
+Several processes may write the same file at once, and the last one wins. Only one process may write
+a folder.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from captioner.messages import first_line
 
 
 def atomic_write(path: str | Path, data: bytes | str) -> None:
-    """Write a file atomically: readers see either the old content or the new.
+    """Write a file atomically, so that readers see either the old content or the new.
 
-    Missing parent folders are created; owner, permissions and extended attributes are kept and
+    Missing parent folders are created. Owner, permissions and extended attributes are kept, and
     symbolic links are followed. Devices and pipes such as ``/dev/stdout`` are written to directly.
     Text is encoded as UTF-8 without changing line ends.
     """
@@ -35,10 +36,10 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
 
 @contextmanager
 def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
-    """Open a file for writing that replaces the old one when the block ends.
+    """Open a file for writing. It replaces the old file when the block ends.
 
-    See `atomic_write`; text is encoded as UTF-8. After an error in the block, such as an OSError,
-    the old file is unchanged and the temporary is removed.
+    Text is encoded as UTF-8; for the rest see `atomic_write`. After an error in the block, such as
+    an OSError, the old file is unchanged and the temporary file is removed.
     """
     text: Any = {} if mode == "wb" else {"encoding": "utf-8", "errors": "backslashreplace"}
     with named_after(path):
@@ -68,10 +69,13 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
 
 @contextmanager
 def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """Create a folder that replaces the old one when the block ends.
+    """Create a folder that replaces the old folder when the block ends.
 
-    Yields an empty temporary folder to write to. Missing parent folders are created. After an error
-    in the block, such as an OSError, the old folder is unchanged and the temporary is removed.
+    Missing parent folders are created. After an error in the block, such as an OSError, the old
+    folder is unchanged and the temporary folder is removed.
+
+    Yields:
+        An empty temporary folder to write to.
     """
     with named_after(path):
         target = Path(path).resolve()
@@ -99,36 +103,52 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
 
 def read_input(path: str | Path, kind: str) -> bytes:
-    """Read a file that the user named, ``a JSON file``; DataError: it cannot be read."""
+    """Read a file that the user named.
+
+    Args:
+        path: The file.
+        kind: Noun phrase for the message, such as ``a JSON file``.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
     try:
         return Path(path).read_bytes()
     except OSError as error:
         usual = {errno.ENOENT: "does not exist", errno.EISDIR: "is a folder"}
         problem = usual.get(error.errno or 0, f"cannot be read ({error.strerror})")
-        raise DataError(f"{path} {problem}; give {kind}") from error
+        raise DataError(f"{path} {problem}; use {kind}") from error
 
 
 def unreadable(name: str | Path, error: Exception) -> DataError:
-    """The error of a file or folder, maybe in object storage, that cannot be read."""
+    """Return the error for a file or folder that cannot be read, also in object storage."""
     reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
     return DataError(f"{name}: cannot be read ({reason}); check the name and your access to it")
 
 
 def require_space(folder: Path, needed: int) -> int:
-    """Free bytes on the disk of a folder, which need not exist yet; DataError: too few."""
+    """Return the free bytes on the disk of a folder, which need not exist yet.
+
+    Raises:
+        DataError: Fewer bytes are free than needed.
+    """
     path = folder.absolute()
     free = shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
     if needed > free:
         raise DataError(
             f"{folder}: {needed:,} bytes are needed, but {free:,} are free; free some space, or "
-            "give a folder on another disk"
+            "use a folder on another disk"
         )
     return free
 
 
 @contextmanager
 def write_lock(path: str | Path) -> Iterator[None]:
-    """Hold the lock of a file or folder during the block; DataError: another process has it."""
+    """Hold the lock of a file or folder during the block.
+
+    Raises:
+        DataError: Another process holds the lock.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,7 +173,7 @@ def _fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def named_after(path: str | Path) -> Iterator[None]:
-    """Make OSErrors name the caller's path instead of the temporary, or of nothing."""
+    """Make OSErrors of the block name the caller's path instead of the temporary file."""
     try:
         yield
     except OSError as error:
@@ -163,7 +183,16 @@ def named_after(path: str | Path) -> Iterator[None]:
 
 
 def check_same(name: object, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ConfigError if settings are not those of the run that is to be continued."""
+    """Check that a run to be continued has the same settings as before.
+
+    Args:
+        name: The run, for the message.
+        before: The settings of the earlier run, by option.
+        now: The present settings.
+
+    Raises:
+        ConfigError: A setting has changed.
+    """
     changed = []
     for option in {**before, **now}:
         values = before.get(option), now.get(option)
@@ -172,6 +201,6 @@ def check_same(name: object, before: Mapping[str, Any], now: Mapping[str, Any]) 
             changed.append(f"{option} was {old} and is now {new}")
     if changed:
         raise ConfigError(
-            f"cannot resume {name}: {'; '.join(changed)}; give the same options and inputs, or "
+            f"cannot resume {name}: {'; '.join(changed)}; use the same options and inputs, or "
             "start over with --force"
         )

@@ -1,14 +1,14 @@
-"""Where the regions of an attention map lie in a photo.
+"""The positions of the regions of an attention map in a photo.
 
-A convolution with symmetric padding does not centre its outputs on equal cells of its input: the
-first of ResNet's 7 regions is centred on the first of 224 pixels, not on pixel 16. Everything that
-draws or measures attention takes the positions from here:
+A convolution with symmetric padding does not centre its outputs on equal cells of its input. For
+example, the first of ResNet's 7 regions is centred on the first of 224 pixels, not on pixel 16. All
+code that draws or measures attention takes the positions from here:
 
     centre(i) = first + i * pitch             i = 0 to G - 1, per axis
     cell(i)   = the pixels nearest to centre(i), within start to stop
 
-The outer cells therefore reach to the edge of what the encoder sees. Pixels outside start to stop
-belong to no region: the encoder never sees them.
+The outer cells therefore reach the edge of the part that the encoder sees. Pixels outside start to
+stop belong to no region, because the encoder never sees them.
 """
 
 from __future__ import annotations
@@ -25,42 +25,46 @@ Array = NDArray[np.float64]
 
 
 class Axis(NamedTuple):
-    """The regions of one axis, in pixels of the encoder's input or as fractions of a photo."""
+    """The regions along one axis, in pixels of the encoder's input or as fractions of a photo."""
 
     first: float
     """Centre of the first region."""
     pitch: float
     """Distance between the centres of neighbouring regions."""
     start: float = 0.0
-    """Where the part that the encoder sees begins."""
+    """Beginning of the part that the encoder sees."""
     stop: float = 1.0
-    """Where it ends."""
+    """End of the part that the encoder sees."""
 
     @classmethod
     def even(cls, count: int, start: float = 0.0, stop: float = 1.0) -> Axis:
-        """``count`` equal cells between start and stop."""
+        """Return ``count`` equal cells between start and stop."""
         pitch = (stop - start) / max(count, 1)
         return cls(start + pitch / 2, pitch, start, stop)
 
     def mapped(self, scale: float, offset: float = 0.0) -> Axis:
-        """The same regions in other coordinates, ``scale * x + offset``."""
+        """Return the same regions in the coordinates ``scale * x + offset``."""
         first, start, stop = (scale * x + offset for x in (self.first, self.start, self.stop))
         return Axis(first, scale * self.pitch, start, stop)
 
     def centres(self, count: int) -> Array:
-        """Centres of the regions, (count,)."""
+        """Return the centres of the regions, (count,)."""
         return self.first + self.pitch * np.arange(count, dtype=np.float64)
 
     def borders(self, count: int) -> Array:
-        """Borders of the cells, (count + 1,): half way between centres, and start and stop."""
+        """Return the borders of the cells, (count + 1,).
+
+        The outer borders are start and stop. All other borders are half way between two centres.
+        """
         between = self.centres(count)[:-1] + self.pitch / 2
         borders: Array = np.concatenate([[self.start], between, [self.stop]])
         return borders.clip(self.start, self.stop)
 
     def middles(self, count: int) -> Array:
-        """The point that stands for each region, (count,).
+        """Return a point in each region that represents it, (count,).
 
-        The centre; of a region that reaches beyond start or stop, the middle of the part inside.
+        This is the centre. If a region reaches beyond start or stop, it is the middle of the part
+        inside.
         """
         centres = self.centres(count)
         low, high = centres - self.pitch / 2, centres + self.pitch / 2
@@ -70,10 +74,17 @@ class Axis(NamedTuple):
     def samples(
         self, pixels: int, count: int, *, smooth: bool
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Positions of the pixel centres of a photo among the regions; needs fractions.
+        """Return the positions of a photo's pixels among regions that are in fractions.
 
-        (pixels,) from 0 at the first centre to count - 1 at the last one, constant beyond them, or
-        the nearest region unless ``smooth``; and (pixels,) whether the encoder sees the pixel.
+        Args:
+            pixels: Number of pixels of the photo along the axis.
+            count: Number of regions.
+            smooth: Return fractional positions instead of the nearest region.
+
+        Returns:
+            The position of each pixel centre, (pixels,), from 0 at the first centre to count - 1 at
+            the last one and constant beyond them; and whether the encoder sees the pixel,
+            (pixels,).
         """
         points = (np.arange(pixels) + 0.5) / pixels
         seen = (points >= self.start) & (points < self.stop)
@@ -82,7 +93,7 @@ class Axis(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """The regions of both axes."""
+    """The regions along both axes."""
 
     y: Axis
     x: Axis
@@ -96,12 +107,16 @@ class Geometry(NamedTuple):
         right: float = 1.0,
         bottom: float = 1.0,
     ) -> Geometry:
-        """Equal cells of a grid (Gh, Gw) over a box."""
+        """Return equal cells of a grid (Gh, Gw) over a box."""
         return cls(Axis.even(grid[0], top, bottom), Axis.even(grid[1], left, right))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Geometry:
-        """From ``to_dict``; ConfigError if a number is missing or impossible."""
+        """Return the geometry that `to_dict` described.
+
+        Raises:
+            ConfigError: A number is missing or impossible.
+        """
         try:
             y, x = [Axis(*[float(data[axis][name]) for name in Axis._fields]) for axis in "yx"]
         except (KeyError, TypeError, ValueError) as error:
@@ -112,7 +127,10 @@ class Geometry(NamedTuple):
         return cls(y, x)
 
     def from_centre(self, grid: tuple[int, ...]) -> Array:
-        """Squared distance of each region from the centre, in sides of what is seen: (Gh, Gw)."""
+        """Return the squared distance of each region from the centre, (Gh, Gw).
+
+        The unit is the side of the part that the encoder sees.
+        """
         y, x = (
             (axis.middles(count) - (axis.start + axis.stop) / 2) / (axis.stop - axis.start)
             for axis, count in zip(self, grid, strict=True)
@@ -122,21 +140,28 @@ class Geometry(NamedTuple):
 
     @property
     def covers_photo(self) -> bool:
-        """Whether start to stop is the whole photo; needs fractions."""
+        """True if the regions cover the whole photo. The geometry must be in fractions."""
         return all(axis.start < 1e-6 and axis.stop > 1 - 1e-6 for axis in self)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """``x`` and ``y``, each with ``first``, ``pitch``, ``start`` and ``stop``."""
+        """Return ``x`` and ``y``, each with ``first``, ``pitch``, ``start`` and ``stop``."""
         return {
             name: {key: round(value, 6) for key, value in axis._asdict().items()}
             for name, axis in (("x", self.x), ("y", self.y))
         }
 
     def placed(self, size: float, left: float, top: float, right: float, bottom: float) -> Geometry:
-        """The regions in a photo of which a crop box became the encoder's square input.
+        """Return the regions in a photo, given the box that became the encoder's input.
 
-        The box and the result are fractions of the photo's width and height; ``size`` is the side
-        of the input, in the unit of this geometry.
+        Args:
+            size: Side of the square input, in the unit of this geometry.
+            left: Left side of the box, as a fraction of the photo's width.
+            top: Top of the box, as a fraction of the photo's height.
+            right: Right side of the box.
+            bottom: Bottom of the box.
+
+        Returns:
+            The regions as fractions of the photo's height and width.
         """
         return Geometry(
             self.y.mapped((bottom - top) / size, top), self.x.mapped((right - left) / size, left)

@@ -1,6 +1,6 @@
-"""The device and the precision that a model runs in.
+"""The device that a model runs on, and its precision.
 
-torch is imported inside functions, since the command line imports this module at startup.
+The command line imports this module at startup, so torch is imported inside functions.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import torch
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
-"""Of matrix products and convolutions; see `pick_precision`. Softmax, attention scores, losses and
-trained weights stay in float32."""
+"""Precision of matrix products and convolutions; see `pick_precision`. Softmax, attention scores,
+losses and trained weights stay in float32."""
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """Return the device of this name; ``auto`` is CUDA, else MPS (Apple), else the CPU.
+    """Return the device with this name. ``auto`` selects CUDA, otherwise MPS (Apple) or the CPU.
 
     Raises:
         ConfigError: The device is unknown or not available.
@@ -40,19 +40,22 @@ def pick_device(name: str = "auto") -> torch.device:
     except (RuntimeError, AssertionError, TypeError) as error:
         gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         known = either(["auto", "cpu", *gpus, *mps])
-        raise ConfigError(f"device {name!r} is not available; give {known}") from error
+        raise ConfigError(f"device {name!r} is not available; use {known}") from error
     return device
 
 
 def has_gpu() -> bool:
-    """Whether torch is installed and has a GPU; imports it only where a GPU's driver is found."""
+    """Return whether torch is installed and can use a GPU.
+
+    torch is imported only if the driver of a GPU is found.
+    """
     drivers = ("nvidiactl", "nvgpu", "nvhost-gpu", "kfd", "dxg")  # NVIDIA, Jetson, AMD, WSL
     possible = sys.platform != "linux" or any(Path("/dev", name).exists() for name in drivers)
     return possible and is_installed("torch") and pick_device().type != "cpu"
 
 
 def multiplies_bf16(device: torch.device) -> bool:
-    """Whether the hardware multiplies in bf16 without emulation, and faster than in float32."""
+    """Return whether the hardware multiplies in bf16 natively, and faster than in float32."""
     import torch
 
     if device.type == "cuda":
@@ -65,10 +68,11 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "tf32", "bf16", "fp16"]:
-    """Resolve ``auto``, and what makes no difference on a device.
+    """Return the precision to use on a device, for a precision that may be ``auto``.
 
-    ``auto`` is bf16 where the hardware supports it natively, fp16 on other NVIDIA GPUs with tensor
-    cores (compute capability 7.0 and 7.5), else fp32. ``tf32`` is fp32 except on NVIDIA GPUs.
+    ``auto`` selects bf16 if the hardware supports it natively, fp16 on other NVIDIA GPUs with
+    tensor cores (compute capability 7.0 and 7.5), and otherwise fp32. ``tf32`` becomes fp32 except
+    on NVIDIA GPUs.
 
     Raises:
         ConfigError: The precision is unknown.
@@ -76,7 +80,7 @@ def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "tf3
     import torch
 
     if precision not in get_args(Precision):
-        raise ConfigError(f"precision is {precision!r}; give {either(get_args(Precision))}")
+        raise ConfigError(f"precision is {precision!r}; use {either(get_args(Precision))}")
     if precision == "auto" and multiplies_bf16(device):
         return "bf16"
     if precision == "auto":  # GPUs without tensor cores can be slower in fp16
@@ -88,14 +92,14 @@ def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "tf3
 
 
 def product_type(precision: str) -> torch.dtype | None:
-    """The type of products' factors in autocast; None: float32."""
+    """Return the type to which autocast converts the factors of products, or None for float32."""
     import torch
 
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """A context that runs matrix products and convolutions in this precision."""
+    """Return a context that runs matrix products and convolutions in this precision."""
     precision = pick_precision(precision, device)
     dtype = product_type(precision)
     if dtype is None:
@@ -107,10 +111,10 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 @contextmanager
 def float32_precision(precision: str, device: torch.device) -> Iterator[None]:
-    """A context in which a GPU's float32 products and convolutions run in ``tf32`` or ``fp32``.
+    """Return a context in which a GPU runs float32 products and convolutions in tf32 or fp32.
 
-    By default, torch runs convolutions in TF32 and products in float32. Unlike `autocast`, it may
-    surround a backward pass. The settings affect the whole process.
+    By default, torch runs convolutions in TF32 and products in float32. Unlike `autocast`, the
+    context may contain a backward pass. It changes settings of the whole process.
     """
     if device.type != "cuda" or precision not in ("tf32", "fp32"):
         yield

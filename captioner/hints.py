@@ -66,6 +66,8 @@ FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("captions", "stream", "explain"), "call it on a model from captioner.load()"),
     **dict.fromkeys(("embed", "write", "save_caption", "sidecar", "write_xmp"), "write_caption"),
     **dict.fromkeys(("remove", "delete_caption"), "remove_caption"),
+    "apply": "apply_captions",
+    **dict.fromkeys(("alt", "alt_text", "alt_texts"), "suggest_alt"),
     "fit": "train",
     **dict.fromkeys(("score", "benchmark"), "evaluate"),
 }

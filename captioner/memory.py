@@ -1,6 +1,6 @@
-"""Memory of the process and the GPU: how much it takes, and a clear error if it runs out.
+"""Memory of the process and the GPU: its use, and a clear error if it is exhausted.
 
-torch is imported inside functions, since the command line imports this module at startup.
+The command line imports this module at startup, so torch is imported inside functions.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ def keep_freed_memory(*, threads: bool = False) -> None:
     """Make glibc keep freed memory instead of returning it to the system.
 
     The system zeroes each new page, which can take as long as the matrix products. The setting
-    affects the whole process, so programs call this and libraries should not. It has no effect with
-    another C library or if the user has set any ``MALLOC_...`` variable. ``threads``: if the model
-    runs in a thread; a heap per thread would ignore the setting.
+    affects the whole process, so programs should call this function and libraries should not. It
+    has no effect with another C library, or if the user has set a ``MALLOC_...`` variable.
+
+    Args:
+        threads: Use the same heap for all threads. Set this if the model runs in a thread, because
+            the separate heap of a thread would ignore the setting.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
@@ -46,7 +49,7 @@ def release_freed_memory() -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak memory so far in bytes, of the GPU or else of this process."""
+    """Return the peak memory so far in bytes, of the GPU or, on a CPU, of this process."""
     import torch
 
     if device.type == "cuda":
@@ -60,7 +63,11 @@ def peak_memory(device: torch.device) -> int:
 
 @contextmanager
 def memory_errors(advice: str) -> Iterator[None]:
-    """Raise CaptionerError with advice if the memory of the GPU or of the machine is exhausted."""
+    """Report exhausted memory of the GPU or the machine as one line with advice.
+
+    Raises:
+        CaptionerError: The block ran out of memory.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch has classes of its own for some

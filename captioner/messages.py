@@ -1,4 +1,4 @@
-"""Wording of messages: counts, lists of names, times, and text that is safe on a terminal."""
+"""Helpers for messages: counts, lists of names, times, and text that is safe on a terminal."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -36,8 +36,10 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Escape the control characters of a text, which file names may contain.
+    """Return text with its control characters escaped. File names may contain them.
 
-    With ``lines``, ends of lines are kept.
+    Args:
+        text: The text.
+        lines: Keep line ends.
     """
     return _CONTROLS.sub(lambda c: c[0] if lines and c[0] == "\n" else ascii(c[0])[1:-1], text)

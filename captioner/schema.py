@@ -1,4 +1,4 @@
-"""The schema of options: what a dataclass declares is all that any interface knows of an option.
+"""The schema of options: a dataclass field declares everything about an option.
 
     @dataclass(kw_only=True)
     class DeviceOptions(Checked):
@@ -7,10 +7,10 @@
         batch_size: Annotated[int, Ge(1)] = 32
         \"\"\"Number of photos per batch.\"\"\"
 
-The annotation gives type, bounds and choices, the docstring under the field its help. Python, YAML
-files, the command line (`captioner.cli.arguments`), HTTP and the tables of the documentation read
-them from `option_fields`. A `Checked` dataclass checks its values; `build_options` makes one from
-settings by name.
+The annotation contains the type, bounds and choices. The docstring under the field is its help.
+`option_fields` reads both for Python, YAML files, the command line (`captioner.cli.arguments`),
+HTTP and the tables of the documentation. A `Checked` dataclass checks its values. `build_options`
+makes a dataclass from settings by name.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ Options = TypeVar("Options")
 
 @dataclass(frozen=True)
 class Shown:
-    """How the command line shows a field, where its name and type are not enough."""
+    """The appearance of a field on the command line, if its name and type are not enough."""
 
     value: str = ""
     """Placeholder of the value in the help."""
     flags: tuple[str, ...] = ()
-    """Its names, such as ``("-o", "--output")``; empty: ``--`` and the field's name."""
+    """Flags of the option, such as ``("-o", "--output")``. Empty for ``--`` and the field's name.
+    """
     positional: bool = False
-    """An argument instead of an option."""
+    """True for an argument without a flag."""
     hidden: bool = False
-    """Neither: the command sets it itself."""
+    """True for a field that the command line does not show, because the command sets it."""
 
 
 @dataclass(frozen=True)
 class Untrusted:
-    """Greatest values that strangers may choose, so that their photos are captioned soon."""
+    """The greatest values of an option for input from strangers, which limit the work per photo."""
 
     request: int | str
-    """Greatest value in a request to a server, or the name of the server's option that limits it.
-    """
+    """Greatest value in a request to a server, or the name of the server's option that sets it."""
     model: int | None = None
-    """Greatest default in the folder of a model, which anyone may have made."""
+    """Greatest default in a model folder, which may come from anyone."""
 
 
 File = Annotated[str, Shown("FILE")]
@@ -71,38 +71,38 @@ ModelName = Annotated[str, Shown("MODEL")]
 
 @dataclass(frozen=True)
 class OptionField:
-    """One option of a dataclass."""
+    """One option: a field of a dataclass."""
 
     name: str
     type: Any
     """The type without its bounds and without None."""
     is_list: bool
-    """It takes several values."""
+    """True if the option takes several values."""
     kind: Any
-    """The type of one value (for a list, of one entry)."""
+    """The type of one value; for a list, the type of its entries."""
     optional: bool
-    """None is allowed too."""
+    """True if None is also allowed."""
     bounds: Interval
-    """Greatest and least value of a number, or of each number in a list."""
+    """Least and greatest value of a number, or of each number in a list."""
     choices: tuple[Any, ...]
-    """Allowed values of a ``Literal`` (or of entries of a list); empty: not restricted."""
+    """Allowed values of a ``Literal``, or of the entries of a list. Empty if not restricted."""
     default: Any
-    """None where a value is made anew for each instance, such as a list; see ``required``."""
+    """The default. For a required field it is None; see ``required``."""
     required: bool
     shown: Shown
     untrusted: Untrusted | None
     marks: tuple[Any, ...]
-    """Everything in the annotation besides the type, such as ``Role.SAMPLING``."""
+    """All entries of the annotation besides the type, such as ``Role.SAMPLING``."""
     owner: type
-    """The dataclass that declares it."""
+    """The dataclass that declares the field."""
 
     @property
     def help(self) -> str:
-        """The docstring under the field, on one line, or nothing without the source files."""
+        """The docstring under the field, on one line, or an empty text without the source files."""
         return _field_docs(self.owner).get(self.name, "")
 
     def allows(self, value: object) -> bool:
-        """Whether a value has the right type and lies within the bounds."""
+        """Return whether a value has the right type and is within the bounds."""
         if value is None:
             return self.optional
         if self.is_list:
@@ -130,7 +130,7 @@ class OptionField:
 
     @property
     def allowed_entry(self) -> str:
-        """The allowed entries of a list in words; the allowed values if it is none."""
+        """The allowed entries of a list in words. For other options, the allowed values."""
         if self.choices:
             return either(self.choices)
         if self.kind in (int, float):
@@ -143,7 +143,7 @@ _BOUNDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operat
 
 
 def allowed_numbers(kind: type, bounds: Interval) -> str:
-    """The numbers within bounds in words, such as ``an integer from 1 to 20``."""
+    """Return the numbers within bounds in words, such as ``an integer from 1 to 20``."""
     noun = "an integer" if kind is int else "a number"
     if bounds.lt == math.inf:
         noun, bounds = "a finite number", dataclasses.replace(bounds, lt=None)
@@ -159,7 +159,7 @@ def allowed_numbers(kind: type, bounds: Interval) -> str:
 
 @functools.cache
 def option_fields(options: type) -> dict[str, OptionField]:
-    """The fields of a dataclass by name, in their order."""
+    """Return the fields of a dataclass by name, in their order."""
     hints = get_type_hints(options, include_extras=True)
     owners = {
         name: base for base in reversed(options.__mro__) for name in inspect.get_annotations(base)
@@ -223,7 +223,7 @@ def marked(options: type, mark: Any) -> tuple[str, ...]:
 
 @functools.cache
 def _field_docs(owner: type) -> dict[str, str]:
-    """The docstrings under the fields of a class; its bases are not read."""
+    """Return the docstrings under the fields of a class, without those of its bases."""
     body = _classes(owner.__module__).get(owner.__qualname__, [])
     return {
         field.target.id: " ".join(text.value.value.split())
@@ -238,7 +238,7 @@ def _field_docs(owner: type) -> dict[str, str]:
 
 @functools.cache
 def _classes(module: str) -> dict[str, list[ast.stmt]]:
-    """Return the bodies of the classes of a module by name, or nothing without its source."""
+    """Return the body of each class in a module by name, or nothing without its source."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):  # of a frozen program
@@ -250,9 +250,10 @@ def _classes(module: str) -> dict[str, list[ast.stmt]]:
 
 
 class Checked:
-    """A dataclass whose fields are checked when one is made.
+    """A dataclass that checks its fields when an instance is made.
 
-    ConfigError: One has the wrong type, or is out of bounds.
+    Raises:
+        ConfigError: A field has the wrong type or is out of bounds.
     """
 
     def __post_init__(self) -> None:
@@ -264,12 +265,12 @@ class Checked:
 
 
 def taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Remove the options of a dataclass from those given, and return them."""
+    """Remove the options of a dataclass from the given options and return them."""
     return {name: given.pop(name) for name in option_fields(kind) if name in given}
 
 
 def different(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, in sections or not, that are not the default."""
+    """Return the settings that differ from the defaults, compared one by one in sections."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         default = defaults.get(name)
@@ -282,15 +283,15 @@ def different(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
 
 
 def changed(options: Any) -> list[str]:
-    """The options of a dataclass that do not have their defaults."""
+    """Return the names of the options that do not have their defaults."""
     fields = option_fields(type(options))  # type: ignore[arg-type]
     return [name for name, field in fields.items() if getattr(options, name) != field.default]
 
 
 def not_allowed(field: OptionField, value: object, section: str = "") -> ConfigError:
-    """Return the error of a value that has the wrong type, or is out of bounds."""
+    """Return the error for a value that has the wrong type or is out of bounds."""
     name = f"{section}.{field.name}" if section else field.name
-    return ConfigError(f"{name} is {value!r}; give {field.allowed}")
+    return ConfigError(f"{name} is {value!r}; use {field.allowed}")
 
 
 # --- options as the command line spells them ---------------------------------------------------
@@ -323,12 +324,12 @@ def build_options(kind: type[Options], *layers: Any) -> Options:
     """Make a dataclass of options from settings by name.
 
     Args:
-        kind: The dataclass. A field whose type is a dataclass is a section.
-        *layers: Mappings (sections are mappings in them), or instances of ``kind``; settings of a
-            later layer replace those of earlier ones.
+        kind: The dataclass. A field with a dataclass as its type is a section.
+        *layers: Mappings, with a nested mapping for each section, or instances of ``kind``.
+            Settings of a later layer replace settings of earlier layers.
 
     Raises:
-        ConfigError: A setting is unknown or invalid, or two contradict each other.
+        ConfigError: A setting is unknown or invalid, or two settings contradict each other.
     """
     fields: Any = option_fields(kind)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
@@ -345,7 +346,12 @@ def build_options(kind: type[Options], *layers: Any) -> Options:
 
 
 def _section(name: str, kind: type[Options], *layers: Any) -> Options:
-    """Make the options of a section; errors start with its name, as in ``search.beam_size``."""
+    """Make the options of a section.
+
+    Raises:
+        ConfigError: As for `build_options`, with names that begin with the section:
+            ``search.beam_size``.
+    """
     try:
         return build_options(kind, *layers)
     except ConfigError as error:
@@ -354,7 +360,9 @@ def _section(name: str, kind: type[Options], *layers: Any) -> Options:
 
 
 def checked_settings(kind: Any, given: Any, section: str = "") -> dict[str, Any]:
-    """Check settings by name one by one; paths become text, and a text a list where one is needed.
+    """Check settings by name one by one, and return them in their final types.
+
+    Paths become text. A single value becomes a list if the option takes several.
 
     Raises:
         ConfigError: A setting is unknown or invalid.
@@ -362,7 +370,7 @@ def checked_settings(kind: Any, given: Any, section: str = "") -> dict[str, Any]
     known, prefix = option_fields(kind), f"{section}." if section else ""
     given = vars(given) if dataclasses.is_dataclass(given) else given
     if not isinstance(given, Mapping | None):
-        raise ConfigError(f"{section or 'config'} is {given!r:.60}; give its settings by name")
+        raise ConfigError(f"{section or 'config'} is {given!r:.60}; pass its settings by name")
     checked: dict[str, Any] = {}
     for name, value in (given or {}).items():
         field = known.get(name)
@@ -378,17 +386,20 @@ def checked_settings(kind: Any, given: Any, section: str = "") -> dict[str, Any]
 
 
 def _suggestion(name: Any, prefix: str, known: Mapping[str, OptionField]) -> str:
-    """``; did you mean ...?``, also for a setting of a section that was given without it."""
+    """Return the end of a message about an unknown setting: ``; did you mean ...?``.
+
+    A setting whose section is missing is found in all sections.
+    """
     names = {f"{prefix}{one}" for one in known}
     for section in known.values():
         if dataclasses.is_dataclass(section.type):
             names |= {f"{section.name}.{one}" for one in option_fields(section.type)}  # type: ignore[arg-type]
     close = similar(f"{prefix}{name}", names)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; give {', '.join(known)}"
+    return f"; did you mean {' or '.join(close)}?" if close else f"; use {', '.join(known)}"
 
 
 def similar(typed: str, names: Iterable[str]) -> list[str]:
-    """The names that a user may have meant: of the same last part, or spelled much the same."""
+    """Return names that a user may have meant: with the same last part or a similar spelling."""
     last = typed.lstrip("-").rpartition(".")[2].replace("-", "_")
     parts = {name: name.lstrip("-").rpartition(".")[2].replace("-", "_") for name in sorted(names)}
     return [name for name, part in parts.items() if part == last][:3] or (

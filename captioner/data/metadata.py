@@ -8,7 +8,7 @@
 A file is edited as segments or chunks: everything else keeps its bytes, so pixels and properties of
 other programs survive. No library does that for all of them: Pillow encodes pixels again, piexif
 is not maintained and does not know XMP, and exiv2 and its bindings have the GPL. HEIC and AVIF are
-left to the program exiftool (`captioner.cli.sidecars`).
+left to the program exiftool (`captioner.data.photo_metadata`).
 
 A DataError is raised for what is damaged, too large or not in the form that photo programs write.
 """

@@ -1,6 +1,6 @@
 """Writes captions into photos, copies or sidecar files, and removes them.
 
-`write_caption`, `remove_caption` and `apply` are the functions of the package for what
+`write_caption`, `remove_caption` and `apply_captions` are the functions of the package for what
 ``captioner caption --in-place``, ``--embed``, ``--sidecar`` and ``captioner apply`` do.
 """
 
@@ -112,7 +112,7 @@ def remove_caption(photo: str | os.PathLike[str], *, exiftool: bool = False) -> 
 
 
 class Applied(NamedTuple):
-    """The result of `apply`."""
+    """The result of `apply_captions`."""
 
     written: int
     """Number of captions written."""
@@ -120,7 +120,7 @@ class Applied(NamedTuple):
     """One line for each photo that is missing or could not be written."""
 
 
-def apply(
+def apply_captions(
     captions: str | os.PathLike[str],
     *,
     images: str | os.PathLike[str] | None = None,

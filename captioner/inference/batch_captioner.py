@@ -1,4 +1,4 @@
-"""A loaded model that captions batches of photos which are already read.
+"""A loaded model that captions batches of photos in memory.
 
 `inference.captioner.Captioner` adds reading photos, folders and the hub. Programs that read and
 batch photos themselves, such as the server and the evaluation, call the methods here.
@@ -40,19 +40,19 @@ if TYPE_CHECKING:  # the engine and the model import torch
 
 
 class _Encoded(NamedTuple):
-    """Encoded photos."""
+    """Encoded photos of a batch."""
 
     memories: Sequence[Any]
     crop_boxes: Sequence[CropBox]
     seeds: Sequence[int]
     reading: Reading | None
-    """The first model's; None: it has none."""
+    """The first model's reading of the photos, or None if the model has no reading."""
     grids: Sequence[Any] = ()
-    """For a method that needs the weights."""
+    """Features for explanation methods that need the weights."""
 
 
 class BatchCaptioner(Portable):
-    """A loaded model, or an ensemble of several; see `Captioner`."""
+    """A loaded model, or an ensemble of several models; see `Captioner`."""
 
     def __init__(
         self,
@@ -67,26 +67,33 @@ class BatchCaptioner(Portable):
             if not isinstance(model, StoredModel):
                 raise ConfigError(f"a model is {model!r:.60}; use captioner.load(folder)")
         self.stored = models[0]
-        """The (first) model as stored: network in float32, vocabulary, search options."""
+        """The first model as stored: network in float32, vocabulary and search options."""
         self._opened = models, device, precision
         self.ensemble = open_models(*self._opened)
         self.engine = self.ensemble.engines[0]
         self.device = self.engine.device
-        """Where the models run."""
+        """The device that the models run on."""
         self.precision = self.engine.precision
-        """In use: fp32, tf32, bf16, fp16 or int8."""
+        """The precision in use: fp32, tf32, bf16, fp16 or int8."""
         self._torch: Self | None = None
 
     @property
     def model(self) -> CaptionModel:
-        """The (first) network, as it runs in torch; ConfigError: no weights, or no torch."""
+        """The network of the first model, as torch runs it.
+
+        Raises:
+            ConfigError: The model has no weights, or torch is not installed.
+        """
         own: CaptionModel | None = getattr(self.engine, "model", None)
         return self.stored.model if own is None else own
 
     def in_torch(self) -> Self:
-        """The model run by torch, in float32 unless it is so already, for what needs its weights.
+        """Return the model run by torch in float32, for features that need its weights.
 
-        ConfigError: it has no weights, torch is not installed, or there are several models.
+        A model that torch runs already is returned unchanged.
+
+        Raises:
+            ConfigError: The model has no weights, torch is not installed, or this is an ensemble.
         """
         if hasattr(self.engine, "model"):
             return self
@@ -98,32 +105,44 @@ class BatchCaptioner(Portable):
         return self._torch
 
     def options(self, **changes: Any) -> SearchOptions:
-        """The model's search options with some of them changed; ConfigError: one is invalid."""
+        """Return the model's search options with some of them changed.
+
+        Raises:
+            ConfigError: An option is unknown or invalid.
+        """
         return self.stored.search.changed(**changes)
 
     def known_words(self, text: str) -> list[str]:
-        """The words of a text as in the vocabulary; ConfigError: it has others, or none."""
+        """Return the words of a text, spelled as in the vocabulary.
+
+        Raises:
+            ConfigError: The text is empty or has words outside the vocabulary.
+        """
         return self.stored.vocabulary.known_words(text)
 
     def check_method(self, method: object) -> None:
-        """Raise ConfigError if the model does not support a method of explanation."""
+        """Check that the model supports an explanation method.
+
+        Raises:
+            ConfigError: The method is unknown, or the model does not support it.
+        """
         check_method(method)
         if method not in ATTENTION_METHODS:
             if len(self.ensemble.engines) > 1:
                 raise ConfigError(
-                    f"method {method} needs a single model, not an ensemble; give attention or "
+                    f"method {method} needs a single model, not an ensemble; use attention or "
                     "attention_gate, or one model"
                 )
             self.stored.require_weights(f"method {method}")
 
     def no_confidence(self, options: SearchOptions) -> str | None:
-        """Why captions found with these options have no confidence; None: they have one."""
+        """Return why captions found with these options have no confidence, or None."""
         if len(self.ensemble.engines) > 1:
             return "an ensemble of models is not calibrated; use a single model"
         return no_confidence(self.stored.calibrator, options, self.stored.vocabulary.styles)
 
     def prepare(self, image: Image.Image) -> Prepared:
-        """Resize an image from ``data.images.open_image``, RGB and upright, for the encoders."""
+        """Prepare an image for the encoders. It must be RGB and upright, as from ``open_image``."""
         return self.ensemble.prepare(image)
 
     def caption_batch(
@@ -135,9 +154,15 @@ class BatchCaptioner(Portable):
         method: ExplanationMethod = "attention",
         check: Callable[[], None] = lambda: None,
     ) -> list[list[Caption]]:
-        """The captions of each photo from ``prepare``, best first; at least one. See ``stream``.
+        """Return the captions of each photo, best first, at least one per photo.
 
-        ``check`` is called before the maps of each caption, and may raise to stop.
+        Args:
+            photos: Photos from ``prepare``.
+            options: The search options, from ``options``.
+            alternatives: As in ``stream``.
+            method: As in ``stream``.
+            check: Called before the maps of each caption are computed. It may raise an error to
+                stop.
 
         Raises:
             ConfigError: A word in the options is unknown, or no caption satisfies the options.
@@ -154,10 +179,16 @@ class BatchCaptioner(Portable):
         options: SearchOptions,
         seeds: Sequence[int] | None = None,
     ) -> list[list[Caption]]:
-        """``caption_batch`` from cached features, (B, L, D), of a ``FeatureCache``.
+        """Return the captions of photos whose features are cached, as ``caption_batch`` does.
 
-        A photo's seed is of random sampling; without seeds it is its index. ConfigError: there are
-        several models.
+        Args:
+            features: Features of a ``FeatureCache``, (B, L, D).
+            crop_boxes: The part of each photo that the encoder saw.
+            options: The search options.
+            seeds: Seed of each photo for random sampling (default: its index).
+
+        Raises:
+            ConfigError: This is an ensemble.
         """
         if len(self.ensemble.engines) > 1:
             raise ConfigError("cached features belong to one encoder; use a single model")
@@ -177,7 +208,7 @@ class BatchCaptioner(Portable):
         method: ExplanationMethod = "attention",
         style: str | None = None,
     ) -> list[Caption]:
-        """`explain` for photos from ``prepare``, each with the words of a caption."""
+        """Explain a caption of each photo from ``prepare``; see ``explain``."""
         self._check(method, alternatives)
         vocabulary = self.stored.vocabulary
         captions = [vocabulary.encode(words) for words in sentences]
@@ -195,12 +226,12 @@ class BatchCaptioner(Portable):
     def observe_batch(
         self, photos: Sequence[Prepared], options: SearchOptions
     ) -> list[Observation]:
-        """What is known of the best caption of every photo, from which confidence is computed."""
+        """Return the inputs of the confidence model for the best caption of each photo."""
         encoded = self._encode(photos)
         return self._observations(encoded, self._find(encoded, options))
 
     def photo_vectors(self, photos: Sequence[Prepared]) -> NDArray[np.float32]:
-        """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
+        """Return the mean feature of each photo's regions, as the decoder uses them, (B, D)."""
         return self.engine.summary(self._encode(photos).memories[0])
 
     def _check(
@@ -212,11 +243,11 @@ class BatchCaptioner(Portable):
         if options is not None and options.certainty and self._truth is None:
             raise ConfigError(
                 f"certainty is {options.certainty}, but the model has no calibrated reading of the "
-                "photo; give 0, or fit it with scripts/fit_reading.py and captioner calibrate"
+                "photo; use 0, or fit it with scripts/fit_reading.py and captioner calibrate"
             )
         if type(alternatives) is not int or alternatives < 0:
             raise ConfigError(
-                f"alternatives is {alternatives!r}; give a whole number, 0 (none) or more"
+                f"alternatives is {alternatives!r}; use a whole number, 0 (none) or more"
             )
 
     def _encode(
@@ -265,7 +296,7 @@ class BatchCaptioner(Portable):
         options: SearchOptions,
         method: ExplanationMethod,
     ) -> None:
-        """Add to the best caption of each photo the words that the search did not say."""
+        """Add to each photo's best caption the words that the search left out."""
         best = [hypotheses[0].tokens for hypotheses in found]
         rest = self.ensemble.continuations(encoded.memories, best, options, self.stored.vocabulary)
         rows = [row for row, one in enumerate(rest) if one is not None]
@@ -310,7 +341,7 @@ class BatchCaptioner(Portable):
                 group[column] = replace(one, alternatives=tuple(found))
 
     def _keywords(self, encoded: _Encoded, options: SearchOptions) -> Iterator[tuple[Keyword, ...]]:
-        """The keywords of photos; those of the first model."""
+        """Yield the keywords of each photo, from the first model."""
         read, reading, calibrator = self.stored.reading, encoded.reading, self.stored.calibrator
         assert read is not None  # checked
         assert reading is not None
@@ -334,7 +365,7 @@ class BatchCaptioner(Portable):
         )
 
     def _worth(self, encoded: _Encoded) -> Worth | None:
-        """Return how true each word is of the photos; None without a calibrated reading."""
+        """Return how true each word is of the photos, or None without a calibrated reading."""
         if (truth := self._truth) is None or encoded.reading is None:
             return None
         truths = np.stack([truth.search_truths(z) for z in encoded.reading.words])
@@ -360,7 +391,7 @@ class BatchCaptioner(Portable):
     def _observations(
         self, encoded: _Encoded, found: Sequence[Sequence[Hypothesis]]
     ) -> list[Observation]:
-        """Collect what is known of each photo's best caption."""
+        """Return the inputs of the confidence model for each photo's best caption."""
         vocabulary = self.stored.vocabulary
         photos = self.engine.summary(encoded.memories[0])
         z = np.zeros((len(photos), 0)) if encoded.reading is None else encoded.reading.words
@@ -381,7 +412,7 @@ class BatchCaptioner(Portable):
         method: ExplanationMethod,
         check: Callable[[], None] = lambda: None,
     ) -> list[list[Caption]]:
-        """The captions of photos with their maps."""
+        """Return the captions of the photos with their maps."""
         engine, vocabulary = self.engine, self.stored.vocabulary
         exact: Any = None if method in ATTENTION_METHODS else self.in_torch().engine
 
@@ -421,7 +452,7 @@ class BatchCaptioner(Portable):
 
 
 def _joined(caption: Hypothesis, rest: Hypothesis) -> Hypothesis:
-    """Return a caption with its continuation."""
+    """Return a caption joined with its continuation."""
     log_probs, alphas, gates = (
         np.concatenate([getattr(one, name) for one in (caption, rest)])
         for name in ("token_log_probs", "alphas", "gates")

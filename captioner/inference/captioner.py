@@ -86,7 +86,7 @@ def load(
         raise unknown_option(next(iter(unknown)), known, LOAD_OPTIONS)
     for folder in folders:
         if not isinstance(folder, str | Path):
-            raise ConfigError(f"a model is {folder!r:.60}; give each folder by its own path")
+            raise ConfigError(f"a model is {folder!r:.60}; pass each folder as its own argument")
     models = [load_model(folder, revision) for folder in folders or (SHIPPED_MODEL,)]
     return Captioner(*models, device=device, precision=precision)
 
@@ -300,9 +300,9 @@ class Captioner(BatchCaptioner, Hinting):
         self._check(method, alternatives, options)
         texts = [self.known_words(text) for text in words]
         if texts and (refused := sorted(search.keys() - {"style"})):
-            raise ConfigError(f"words are given, so there is no search; omit {refused[0]}")
+            raise ConfigError(f"words replace the search; leave out {refused[0]}")
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size!r}; give an integer >= 1")
+            raise ConfigError(f"batch_size is {batch_size!r}; use an integer >= 1")
         folder = _several(photos) if isinstance(photos, str | os.PathLike) else None
         one_photo = folder is None and is_photo(photos)
         several = cast("Iterable[Photo]", [photos] if one_photo else folder or photos)

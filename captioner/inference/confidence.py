@@ -1,16 +1,16 @@
 """Confidence: the calibrated probability that nothing in a caption is false.
 
-It is fitted to judged captions. Without judgements, a caption counts as right if its CIDEr-D
-against reference captions, under the model's own document frequencies, is at least a threshold (0.5
-by default). A logistic model estimates the probability from what is known without either:
+A logistic model estimates it from the caption and the photo alone:
 
     confidence = familiarity sigmoid(intercept + sum_i weight_i (x_i - mean_i) / scale_i)
 
-``FEATURES`` lists the x; each style has its own intercept. Each x is limited to its range on the
+``FEATURES`` lists the x. Each style has its own intercept. Each x is limited to its range on the
 photos that the model was fitted to, so that nothing is extrapolated. The familiarity is 1 for
 photos and falls to 0 for images that do not look like photos; see ``Calibrator.familiarity``.
 
-The model is fitted by ``captioner.evaluation.fit_confidence`` and stored in the model folder, as
+``captioner.evaluation.fit_confidence`` fits the model to judged captions. Without judgements, a
+caption counts as right if its CIDEr-D against reference captions reaches a threshold (default:
+0.5). The document frequencies are the model's own. The result is stored in the model folder as
 ``confidence.safetensors``. This module needs no torch.
 
 Notation: F features, D size of a photo's vector, T words, S stems of the reading.
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 3
 
 FEATURES = ("mean_log_prob", "least_true", "all_true")
-"""Log-probability per token, the end included; log-odds of the word that is least probably true;
-sum of the logarithms of the truths of all words. The last two are 0 without content words, and for
-a model without a reading."""
+"""The features: log-probability per token, end included; log-odds of the word that is least
+probably true; sum of the logarithms of the truths of all words. The last two are 0 without content
+words, and for a model without a reading."""
 
 
 class Observation(NamedTuple):
-    """Everything that is known of a caption without references."""
+    """A caption of a photo with all inputs of the confidence model."""
 
     text: str
     words: tuple[str, ...]
@@ -56,14 +56,14 @@ class Observation(NamedTuple):
     found: Hypothesis
     """The caption as the search found it."""
     photo: NDArray[np.float32]
-    """Mean of the features of the photo's regions, as the decoder uses them, (D,)."""
+    """Mean feature of the photo's regions, as the decoder uses them, (D,)."""
     rows: NDArray[np.int64]
-    """The row of each word in the reading, see ``truth``, (T,)."""
+    """Row of each word in the reading, (T,); see ``truth``."""
     z: NDArray[np.float32]
-    """The reading's log-odds that the photo shows each stem, (S,)."""
+    """Log-odds that the photo shows each stem, from the reading, (S,)."""
 
     def log_odds(self, truth: WordTruth | None) -> NDArray[np.float64]:
-        """Return the log-odds that each word is true, (T,), NaN for function words."""
+        """Return the log-odds that each word is true, (T,). Function words have NaN."""
         if truth is None:
             return np.full(len(self.rows), np.nan)
         return truth.log_odds(self.rows, self.found.token_log_probs, self.z)
@@ -71,43 +71,47 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibrator:
-    """A fitted confidence model, with everything that it needs."""
+    """A fitted confidence model with all its numbers."""
 
     weights: NDArray[np.float64]
-    """(F,)."""
+    """Weight of each feature, (F,)."""
     mean: NDArray[np.float64]
-    """(F,)."""
+    """Mean of each feature, (F,)."""
     scale: NDArray[np.float64]
-    """(F,)."""
+    """Scale of each feature, (F,)."""
     lowest: NDArray[np.float64]
-    """Features are limited to the range from here, (F,)."""
+    """Least value of each feature; smaller values are raised to it, (F,)."""
     highest: NDArray[np.float64]
-    """Features are limited to the range up to here, (F,)."""
+    """Greatest value of each feature; larger values are lowered to it, (F,)."""
     intercepts: Mapping[str, float]
-    """By style; of a model without styles, of ``""``."""
+    """Intercept of each style. A model without styles has one for ``""``."""
     truth: WordTruth | None = None
-    """None: the model has no reading, or its truth was not fitted."""
+    """The fitted truth of words, or None without a reading or before truth was fitted."""
     kinds: NDArray[np.float32] | None = None
-    """Weights of a photo's vector, and an intercept, (D + 1,): the log-odds that an image is not a
-    photo. None: all images count as photos."""
+    """Weights of a photo's vector and an intercept, (D + 1,), or None if all images count as
+    photos. They compute the log-odds that an image is not a photo."""
     familiar: tuple[float, float] = (0.0, 1.0)
-    """Images are familiar up to the first of these log-odds, and do not have a confidence from the
-    second on."""
+    """Two limits of these log-odds. Up to the first, an image is familiar. From the second on, it
+    has no confidence."""
     search: Mapping[str, Any] = field(default_factory=dict)
-    """The search options that it was fitted for, see `search_key`."""
+    """The search options that the model was fitted for; see `search_key`."""
     threshold: float | None = 0.5
-    """CIDEr-D from which a caption counts as right; None: fitted to judgements."""
+    """CIDEr-D from which a caption counts as right, or None if fitted to judgements."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """Cross-validated figures, for people to read."""
 
     def confidence(self, seen: Observation, style: str) -> float:
-        """Return the confidence of a caption in one of the styles of ``intercepts``, 0 to 1."""
+        """Return the confidence of a caption, 0 to 1, in one of the styles of ``intercepts``."""
         limited = np.clip(features(seen, self.truth), self.lowest, self.highest)
         sum_ = float(self.weights @ ((limited - self.mean) / self.scale)) + self.intercepts[style]
         return sigmoid(sum_) * self.familiarity(seen.photo)
 
     def familiarity(self, photo: NDArray[np.float32]) -> float:
-        """Return 1 for an image that looks like a photo, by its vector, (D,), falling to 0."""
+        """Return how much an image looks like a photo, from 1 down to 0.
+
+        Args:
+            photo: The vector of the image, (D,).
+        """
         if self.kinds is None:
             return 1.0
         start, end = self.familiar
@@ -115,7 +119,7 @@ class Calibrator:
         return min(max((end - strangeness) / (end - start), 0.0), 1.0)
 
     def to_bytes(self) -> bytes:
-        """Return the content of the file: ``kinds``, and the rest as JSON in its header."""
+        """Return the content of the file: ``kinds`` as an array, the rest as JSON in the header."""
         header = {
             "format_version": FORMAT_VERSION,
             **{
@@ -130,7 +134,7 @@ class Calibrator:
 
 _OF_FEATURES = ("weights", "mean", "scale", "lowest", "highest")
 _PLAIN = ("intercepts", "familiar", "search", "threshold", "report")
-"""Fields of ``Calibrator`` in the header: with a number for each feature, and as they are."""
+"""Fields of ``Calibrator`` in the header: those with a number per feature, and all others."""
 
 
 def features(seen: Observation, truth: WordTruth | None) -> NDArray[np.float64]:
@@ -148,17 +152,17 @@ def features(seen: Observation, truth: WordTruth | None) -> NDArray[np.float64]:
 
 
 def sigmoid(value: float) -> float:
-    """1 / (1 + exp(-value)), without overflow."""
+    """Return 1 / (1 + exp(-value)) without overflow."""
     return float(np.exp(-np.logaddexp(0.0, -value)))
 
 
 def search_key(options: SearchOptions) -> dict[str, Any]:
-    """Return the search options that a confidence depends on, as JSON has them.
+    """Return the search options that a confidence depends on, in the form of JSON.
 
-    Options of sampling are left out because sampled captions have no confidence; those marked
-    ``ANY_CONFIDENCE`` because they do not change the best caption of a beam search, have an
-    intercept (``style``), or leave the confidence nearly as good (``neutral``, see
-    docs/confidence.md).
+    Options of sampling are left out, because sampled captions have no confidence. Options marked
+    ``ANY_CONFIDENCE`` are left out for one of three reasons. They do not change the best caption of
+    a beam search, they have their own intercept (``style``), or they leave the confidence nearly as
+    good (``neutral``, see docs/confidence.md).
     """
     left_out = {
         *marked(SearchOptions, Role.ANY_CONFIDENCE),
@@ -174,7 +178,7 @@ def search_key(options: SearchOptions) -> dict[str, Any]:
 def no_confidence(
     calibrator: Calibrator | None, options: SearchOptions, styles: Sequence[str]
 ) -> str | None:
-    """Why captions of a model with these styles have no confidence; None: they have one."""
+    """Return why captions of a model with these styles have no confidence, or None."""
     if calibrator is None:
         return "the model is not calibrated; run captioner calibrate"
     given, fitted = search_key(options), calibrator.search
@@ -205,10 +209,10 @@ def _shown(value: Any) -> str:
 def read_calibrator(folder: Path) -> Calibrator | None:
     """Read the calibrator of a model folder, or return None if the model is not calibrated.
 
-    A file that an earlier release wrote in another format counts as none.
+    A file in the format of an earlier version is ignored.
 
     Raises:
-        ModelError: The file is damaged, or of a later release.
+        ModelError: The file is damaged or was written by a later version.
     """
     path = folder / CONFIDENCE
     if not path.is_file():
@@ -233,7 +237,7 @@ def read_arrays(
     """Read a file's JSON header and arrays.
 
     Raises:
-        ModelError: The file is damaged or of a version after this one, or the block fails.
+        ModelError: The file is damaged or was written by a later version, or the block fails.
     """
     try:
         with safe_open(path, framework="numpy") as file:

@@ -32,7 +32,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not path.is_dir():
         kind = "is a file" if path.exists() else "does not exist"
         raise ModelError(
-            f"the model folder {path} {kind}; give a folder with {CONFIG} and {WEIGHTS}, or "
+            f"the model folder {path} {kind}; use a folder with {CONFIG} and {WEIGHTS}, or "
             "hf:user/name for a model of the Hugging Face hub"
         )
     _require(path, CONFIG)
@@ -61,7 +61,7 @@ def _require(path: Path, *names: str) -> None:
 
 
 def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
-    """Read a model's default search options and its vocabulary; for errors see `read_config`."""
+    """Read a model's default search options and its vocabulary. For errors see `read_config`."""
     path = find_model(folder)
     config = read_config(path)
     with config_errors(path):
@@ -69,7 +69,7 @@ def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
-    """What training that starts from a model inherits, as settings of ``TrainConfig``."""
+    """Return the settings that a fine-tuning run takes over from a model, as in ``TrainConfig``."""
     path = find_model(folder)
     config = read_config(path)
     with config_errors(path):
@@ -82,7 +82,11 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
 
 
 def search_of(config: dict[str, Any]) -> SearchOptions:
-    """The model's default search; ConfigError: it would hardly end."""
+    """Return the model's default search options.
+
+    Raises:
+        ConfigError: The defaults would let a search run almost without end.
+    """
     given = {name: value for name, value in config["search"].items() if name not in REMOVED_SEARCH}
     search = SearchOptions(**given)
     for name, option in option_fields(SearchOptions).items():
@@ -93,7 +97,11 @@ def search_of(config: dict[str, Any]) -> SearchOptions:
 
 
 def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
-    """The vocabulary of a model folder; ModelError: its sub-word tokenizer cannot be used."""
+    """Return the vocabulary of a model folder.
+
+    Raises:
+        ModelError: The sub-word tokenizer cannot be used.
+    """
     words, styles = config["vocabulary"], config.get("styles", ())
     "".join(words).encode()  # raises an error for half of a surrogate pair
     if config.get("tokenizer", "words") == "words":
@@ -111,7 +119,11 @@ def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
 
 @contextmanager
 def config_errors(folder: Path) -> Iterator[None]:
-    """Raise ModelError if the config lacks an entry that the block reads, or has a wrong one."""
+    """Report a missing or wrong entry of the config as one line.
+
+    Raises:
+        ModelError: The block reads an entry that is missing or has a wrong value.
+    """
     try:
         yield
     except ModelError:

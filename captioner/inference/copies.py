@@ -1,8 +1,8 @@
-"""Copies of a loaded model: in memory, and in other processes.
+"""Copies of a loaded model, in memory and in other processes.
 
-The sessions of ONNX Runtime cannot be pickled, and weights would be slow to send. A pickled model
-therefore consists of the names of its folders, its device and its precision. It is loaded once per
-process, however often a pool sends it.
+Sessions of ONNX Runtime cannot be pickled, and weights would be slow to send. A pickled model
+therefore consists of the names of its folders, its device and its precision. Each process loads it
+only once, even if a pool sends it many times.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Portable:
     """Copying and pickling of a loaded model."""
 
     _opened: tuple[Sequence[StoredModel], str, Precision]
-    """The arguments that it was made with: models, device, precision."""
+    """The arguments that the model was made with: models, device and precision."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folders, the device and the precision.
 
         Raises:
-            ConfigError: A model was never saved, or was changed in memory since it was read.
+            ConfigError: A model was never saved, or was changed in memory after it was read.
             ModelError: A folder does not exist any more.
         """
         models, device, precision = self._opened
@@ -56,19 +56,19 @@ class Portable:
 def _load(
     kind: Any, folders: Sequence[Path], times: object, device: str, precision: Precision
 ) -> Any:
-    """Load models into an object of a class, or return the same one while no file changes."""
+    """Load models into an object of a class, or return the loaded object if no file has changed."""
     del times
     return kind(*map(load_model, folders), device=device, precision=precision)
 
 
 def _times(folders: Sequence[Path]) -> tuple[int, ...]:
-    """The modification times of the files of models, in nanoseconds."""
+    """Return the modification times of the models' files, in nanoseconds."""
     files = (folder / name for folder in folders for name in MODEL_FILES)
     return tuple(file.stat().st_mtime_ns for file in files if file.is_file())
 
 
 def _unchanged_folder(model: StoredModel) -> Path:
-    """Return the absolute path of the folder that a model can be read from again."""
+    """Return the absolute path of the folder from which a model can be read again."""
     advice = "save it with model.save(FOLDER) and use captioner.load(FOLDER), which can be pickled"
     if model.folder is None:
         raise ConfigError(f"the model cannot be pickled, as it is in memory only; {advice}")
@@ -86,7 +86,7 @@ def _unchanged_folder(model: StoredModel) -> Path:
 
 
 def _same(one: StoredModel, other: StoredModel) -> bool:
-    """Return whether two models are equal, as far as both were read."""
+    """Return whether the parts that both models have read are equal."""
 
     def parts(model: StoredModel) -> list[object]:
         return [

@@ -1,7 +1,7 @@
 """Inference with one model or an ensemble: from photos to hypotheses, in batches.
 
 An ``Engine`` runs one model: ``TorchEngine`` with torch, ``OnnxEngine`` with ONNX Runtime. This
-module knows neither and does not import torch.
+module depends on neither of them and does not import torch.
 """
 
 from __future__ import annotations
@@ -29,35 +29,38 @@ from captioner.search.worth import Worth
 from captioner.text.vocabulary import END, PAD, Vocabulary
 
 ATTENTION_METHODS = ("attention", "attention_gate")
-"""Methods of explanation that need no more than what the decoder gives with each word."""
+"""Explanation methods that need only the output of the decoder for each word."""
 
 
 class Prepared(NamedTuple):
-    """A photo ready for the encoders."""
+    """A photo that is ready for the encoders."""
 
     pixels: tuple[NDArray[np.uint8], ...]
-    """(H, W, 3) for every model."""
+    """Pixels for every model, each (H, W, 3)."""
     crop_box: CropBox
     """The part of the photo that the first model sees."""
 
     @property
     def seed(self) -> int:
-        """Of random sampling: the same photo has the same captions, whatever its batch."""
+        """Seed for random sampling, derived from the pixels.
+
+        A photo therefore gets the same captions in every batch.
+        """
         return zlib.crc32(self.pixels[0].tobytes())
 
 
 class CaptionScores(NamedTuple):
-    """Teacher-forced results of given captions: T steps, V words, L regions."""
+    """Teacher-forced results of captions: T steps, V words, L regions."""
 
     log_probs: Array
-    """(B, R, T, V)."""
+    """Log-probability of every word at each step, (B, R, T, V)."""
     alphas: Array
-    """(B, R, T, L)."""
+    """Attention weights, (B, R, T, L)."""
     gates: Array
-    """(B, R, T)."""
+    """Context gates, (B, R, T)."""
 
     def hypothesis(self, row: int, tokens: list[int]) -> Hypothesis:
-        """The first caption of a photo, as a search would return it; of NumPy arrays."""
+        """Return the first caption of a photo in the form of a search result, as NumPy arrays."""
         length = len(tokens)
         log_probs = self.log_probs[row, 0, np.arange(length + 1), [*tokens, END]]
         return Hypothesis(
@@ -71,52 +74,56 @@ class CaptionScores(NamedTuple):
 
 
 class Engine(Protocol):
-    """Runs one model. Its arrays are of its own library, on its own device."""
+    """An engine that runs one model. Its arrays belong to its own library and device."""
 
     name: str
-    """The encoder's name."""
+    """Name of the encoder."""
     preprocessing: Preprocessing
     grid: tuple[int, int]
     geometry: Geometry
     device: Any
     precision: str
-    """``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``int8``."""
+    """Precision in use: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``int8``."""
 
     def running(self) -> AbstractContextManager[object]:
-        """The context in which the other methods, and the search, are called."""
+        """Return the context in which the search and the other methods must be called."""
 
     def encode(self, pixels: NDArray[np.uint8]) -> Any:
-        """The features of photos (B, H, W, 3): their grids, an opaque object."""
+        """Encode photos (B, H, W, 3) to features, returned as opaque grids."""
 
     def memory(self, grids: Any) -> Any:
-        """What the decoder needs of photos: their memory, an opaque object."""
+        """Precompute the decoder's per-photo inputs, returned as an opaque memory."""
 
     def read(self, grids: Any) -> Reading | None:
-        """Return the reading of photos, or None if the model does not have one."""
+        """Return the reading of the photos, or None if the model has no reading."""
 
     def summary(self, memory: Any) -> NDArray[np.float32]:
-        """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
+        """Return the mean feature of each photo's regions, as the decoder uses them, (B, D)."""
 
     def stepper(self, memory: Any, start: int) -> Any:
-        """A new ``Stepper`` for the search, from the start token."""
+        """Return a new ``Stepper`` for the search, which begins at the start token."""
 
     def score(self, memory: Any, tokens: NDArray[np.int64]) -> CaptionScores:
-        """Score given captions: start token, words, then padding, (B, R, T)."""
+        """Score captions as token ids, (B, R, T): start token, words, then padding."""
 
 
 def _average(
     parts: Sequence[CaptionScores | Advance], *, one_grid: bool
 ) -> tuple[Array, Array, Array]:
-    """Mean probabilities, and mean attention and gates, or those of the first; see `Ensemble`."""
+    """Return the mean of the probabilities, and of attention and gates if the grids agree.
+
+    Otherwise, attention and gates are the first member's; see `Ensemble`.
+    """
     log_probs, *maps = zip(*parts, strict=True)
     alphas, gates = (mean(each if one_grid else each[:1]) for each in maps)
     return mean_probability(log_probs), alphas, gates
 
 
 class EnsembleStepper:
-    """New steppers of the same vocabulary and photos, stepped together; see `Ensemble`.
+    """Steppers of several models that step together; see `Ensemble`.
 
-    ``one_grid``: region l is the same part of the photo for every member.
+    The steppers must be new and share vocabulary and photos. If ``one_grid`` is true, region l is
+    the same part of the photo for every model.
     """
 
     def __init__(self, members: Sequence[Stepper], *, one_grid: bool) -> None:
@@ -147,10 +154,10 @@ class EnsembleStepper:
 
 
 class Ensemble:
-    """One model or several of the same vocabulary, ready for inference.
+    """One or several models with the same vocabulary, ready for inference.
 
     Word probabilities are averaged. Attention is averaged if all models see a photo through the
-    same grid; otherwise it is the first model's.
+    same grid. Otherwise the attention of the first model is used.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
@@ -159,11 +166,11 @@ class Ensemble:
 
     @property
     def image_size(self) -> int:
-        """Height and width of the largest encoder input (pixels)."""
+        """Height and width of the largest encoder input, in pixels."""
         return max(engine.preprocessing.image_size for engine in self.engines)
 
     def prepare(self, image: Image.Image) -> Prepared:
-        """Resize an RGB image for every model; models with the same input share the pixels."""
+        """Resize an RGB image for every model. Models with the same input share the pixels."""
         kinds = {
             pixel_format(engine.preprocessing): engine.preprocessing for engine in self.engines
         }
@@ -172,7 +179,7 @@ class Ensemble:
         return Prepared(pixels, self.engines[0].preprocessing.crop_box(*image.size))
 
     def encode(self, photos: Sequence[Prepared]) -> list[Any]:
-        """Encode photos: the grids of features of every model."""
+        """Encode photos, and return the grids of every model."""
         with self.engines[0].running():
             return [
                 engine.encode(np.stack([photo.pixels[number] for photo in photos]))
@@ -180,12 +187,12 @@ class Ensemble:
             ]
 
     def memories(self, grids: Sequence[Any]) -> list[Any]:
-        """What the decoders need of encoded photos: one memory per model."""
+        """Return the decoder's per-photo inputs, one memory per model."""
         with self.engines[0].running():
             return [engine.memory(grid) for engine, grid in zip(self.engines, grids, strict=True)]
 
     def read(self, grids: Sequence[Any]) -> Reading | None:
-        """Return the first model's reading of encoded photos; see ``Engine.read``."""
+        """Return the first model's reading of the encoded photos; see ``Engine.read``."""
         with self.engines[0].running():
             return self.engines[0].read(grids[0])
 
@@ -197,9 +204,10 @@ class Ensemble:
         seeds: Sequence[int],
         worth: Worth | None = None,
     ) -> list[list[Hypothesis]]:
-        """Search for captions, see ``search.search``.
+        """Search for captions; see ``search.search``.
 
-        ConfigError: a word in the options is unknown, or no caption satisfies the options.
+        Raises:
+            ConfigError: A word in the options is unknown, or no caption satisfies the options.
         """
         words, start = encode_search_words(options, vocabulary), vocabulary.start(options.style)
         with self.engines[0].running():
@@ -207,7 +215,7 @@ class Ensemble:
         if not all(found):
             raise ConfigError(
                 "no caption satisfies the search options; lower min_length or block_ngrams, or "
-                "give fewer forced_words or banned_words"
+                "use fewer forced_words or banned_words"
             )
         return found
 
@@ -218,7 +226,7 @@ class Ensemble:
         options: SearchOptions,
         vocabulary: Vocabulary,
     ) -> list[Hypothesis | None]:
-        """Continue a caption of each photo, see ``left_out.continuations``."""
+        """Continue a caption of each photo; see ``left_out.continuations``."""
         words, start = encode_search_words(options, vocabulary), vocabulary.start(options.style)
         with self.engines[0].running():
             return continuations(self._stepper(memories, start), captions, options, words)
@@ -233,7 +241,7 @@ class Ensemble:
     def score(
         self, memories: Sequence[Any], captions: Sequence[Sequence[list[int]]], start: int
     ) -> CaptionScores:
-        """Score the captions of each photo, given as token ids; NumPy arrays."""
+        """Score the captions of each photo, passed as token ids. The results are NumPy arrays."""
         count = max(len(group) for group in captions)
         longest = max(len(tokens) for group in captions for tokens in group)
         inputs = np.full((len(captions), count, longest + 1), PAD, dtype=np.int64)
@@ -249,12 +257,15 @@ class Ensemble:
 
 
 def pixel_format(preprocessing: Preprocessing) -> tuple[object, ...]:
-    """What decides the pixels that a model needs; it normalizes them itself."""
+    """Return the properties of a model's input that determine its pixels."""
     return preprocessing.image_size, preprocessing.resize, preprocessing.channel_order
 
 
 def _same_view(one: Engine, other: Engine) -> bool:
-    """Whether region l is the same part of every photo for both models, within 0.1 of a region."""
+    """Return whether two models see every photo through the same grid.
+
+    Region l must be the same part of the photo for both, within 0.1 of a region.
+    """
     if (one.grid, one.preprocessing.resize) != (other.grid, other.preprocessing.resize):
         return False
     mine, theirs = (  # (2, 2) first and pitch of each axis, in sides of the input

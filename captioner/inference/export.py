@@ -1,4 +1,4 @@
-"""Exports a model: writes it as two ONNX graphs, which ``onnx_engine`` runs, and compares them."""
+"""Exports a model as two ONNX graphs, which ``onnx_engine`` runs, and compares the results."""
 
 from __future__ import annotations
 
@@ -48,28 +48,29 @@ from captioner.model.efficientnet_lite import fold_norms
 from captioner.text.vocabulary import END, NEVER_GENERATED, SPECIAL_NAMES, START
 
 OPSET = 18
-"""ONNX operator set: the first that torch's exporter writes; onnxruntime has read it since 1.14,
-onnxruntime-web too."""
+"""ONNX operator set: the lowest that torch's exporter writes. onnxruntime has supported it since
+1.14, and so does onnxruntime-web."""
 
 MEMORY = ("values", "keys")
 EXAMPLES = 2
-"""Photos and beams of the example inputs; 1 would be taken as a constant."""
+"""Number of photos and of beams in the example inputs. 1 would be exported as a constant."""
 TOLERANCE = 1e-4
-"""Largest difference of a log-probability (nats) between torch and ONNX Runtime."""
+"""Largest allowed difference of a log-probability between torch and ONNX Runtime, in nats."""
 
 COMPARED = 100
-"""Calibration photos whose captions are compared with float32's."""
+"""Number of calibration photos with captions that are compared with float32's."""
 
 
 class Exported(NamedTuple):
-    """What was written."""
+    """The result of an export."""
 
     sizes: dict[str, float]
-    """Megabytes by file name."""
+    """Megabytes of each file, by name."""
     difference: float
-    """Largest difference to torch in float32, see ``largest_difference``."""
+    """Largest difference from torch in float32; see ``largest_difference``."""
     equal: tuple[int, int] | None
-    """8-bit: of how many calibration photos the caption is that of float32; None: float32."""
+    """Number of calibration photos with the same caption in 8 bits and float32, and number of
+    photos compared. None for a float32 export."""
 
 
 def export(
@@ -83,9 +84,10 @@ def export(
 
     Args:
         folder: Model or run folder.
-        output: Folder to write, or to replace once the new one is complete; may be the same.
-        calibration: Photos to quantize the model to 8 bits with; none: float32.
-        weights: Keep the model folder's weights and card beside the graphs.
+        output: Folder to write. An existing folder is replaced when the new one is complete. It may
+            be ``folder`` itself.
+        calibration: Photos for quantizing the model to 8 bits, or None for float32.
+        weights: Keep the model folder's weights and card next to the graphs.
 
     Raises:
         ModelError: The model cannot be loaded, or the graphs compute something else.
@@ -117,7 +119,7 @@ def export(
 
 
 def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) -> tuple[int, int]:
-    """Make an exported folder 8-bit; see ``Exported.equal``."""
+    """Quantize an exported folder to 8 bits; for the result see ``Exported.equal``."""
     model = Captioner(load_model(folder), device="cpu")
     compared = photos[:COMPARED]
     options = model.options(num_captions=1)
@@ -131,7 +133,7 @@ def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) 
 
 
 def _exported_config(folder: Path, stored: StoredModel) -> dict[str, Any]:
-    """The config of a model folder, unknown entries included, with what the graphs need."""
+    """Return the config of a model folder, with unknown entries and entries for the graphs."""
     vocabulary = stored.vocabulary
     tokens = {  # for programs without captioner's source, such as a web page
         "start": vocabulary.start(),
@@ -146,15 +148,16 @@ def _exported_config(folder: Path, stored: StoredModel) -> dict[str, Any]:
 
 
 def digest(path: Path) -> str:
-    """A short hash of a weights file."""
+    """Return a short hash of a weights file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def largest_difference(model: CaptionModel, folder: Path) -> float:
-    """Largest difference of a log-probability, attention weight or log-odds, on random photos.
+    """Return the largest difference between torch and the graphs on random photos.
 
-    Random words are fed, so that a difference in the state would add up. Log-odds above 1 are
-    compared by their relative difference.
+    Log-probabilities, attention weights and log-odds are compared. Random words are fed, so that a
+    difference in the state would add up. Log-odds above 1 are compared by their relative
+    difference.
     """
     engines = (TorchEngine(model, "cpu", "fp32"), OnnxEngine(load_model(folder), "cpu", "auto"))
     rng = np.random.default_rng(0)
@@ -178,7 +181,7 @@ def largest_difference(model: CaptionModel, folder: Path) -> float:
 
 
 def encode(model: CaptionModel, pixels: Tensor) -> dict[str, Tensor]:
-    """From pixels (B, H, W, 3) the initial state, the memory, summary and reading, by name."""
+    """Return the initial state, memory, summary and reading of photos (B, H, W, 3), by name."""
     features = model.encode(pixels)
     memory = model.decoder.memory(features)
     state = model.decoder.start(memory)
@@ -191,7 +194,7 @@ def encode(model: CaptionModel, pixels: Tensor) -> dict[str, Tensor]:
 
 
 def decode(decoder: Decoder, tokens: Tensor, **given: Tensor) -> dict[str, Tensor]:
-    """One step, results by name, from the tokens (B, K), the state and the memory."""
+    """Return the results of one step by name, from tokens (B, K), state and memory."""
     state = State(given["hidden"], given["cell"], given.get("fed"))
     # The summary only sets the initial state, which the encoder's graph computes.
     memory = Memory(given["values"], given["keys"], given["hidden"], None)
@@ -208,7 +211,7 @@ def decode(decoder: Decoder, tokens: Tensor, **given: Tensor) -> dict[str, Tenso
 
 
 class Graph(nn.Module):
-    """A function of a module with inputs and outputs by position, as the exporter needs them."""
+    """A module with inputs and outputs by position, as the exporter needs them."""
 
     def __init__(
         self, function: Callable[..., dict[str, Tensor]], module: nn.Module, inputs: list[str]
@@ -218,16 +221,17 @@ class Graph(nn.Module):
         self.outputs: list[str] = []
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The results that ``outputs`` names."""
+        """Return the results that ``outputs`` names."""
         results = self.function(self.module, **dict(zip(self.inputs, tensors, strict=True)))
         return tuple(results[name] for name in self.outputs)
 
 
 @torch.no_grad()
 def write_graphs(model: CaptionModel, attention: str, encoder: Path, decoder: Path) -> None:
-    """Write both graphs of a model in eval mode, in float32; its batch norms are folded in place.
+    """Write both graphs of a model in eval mode, in float32. Its batch norms are folded in place.
 
-    ConfigError: the encoder or the attention has an operation that ONNX cannot express.
+    Raises:
+        ConfigError: The encoder or the attention has an operation that ONNX cannot express.
     """
     fold_norms(model.encoder)
     size = model.preprocessing.image_size
@@ -286,7 +290,7 @@ def _write(graph: Graph, inputs: Mapping[str, Tensor], path: Path, what: str) ->
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the progress and warnings of torch's exporter and of the quantizer."""
+    """Silence progress and warnings of torch's exporter and of the quantizer."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

@@ -1,4 +1,4 @@
-"""Find the folder that the name of a model means."""
+"""Finds the folder of a model by its name."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from captioner.inference.names import (
 
 
 def find_model(folder: str | Path, revision: str | None = None, **hub_options: Any) -> Path:
-    """The model folder itself, or the folder of the best model if ``folder`` is a run folder.
+    """Return the folder of a model.
 
-    ``shipped`` is the model that is included in the package, unless there is such a folder.
-    ``hf:user/name@revision`` is a model of the Hugging Face hub; it is downloaded by ``hub.fetch``.
+    For a run folder, this is the folder of its best model. The name ``shipped`` refers to the model
+    in the package, unless a folder of that name exists. ``hf:user/name@revision`` refers to a model
+    on the Hugging Face hub, which ``hub.fetch`` downloads.
 
     Raises:
-        ConfigError: A name of the hub is invalid, or a revision is given for a folder.
+        ConfigError: A name on the hub is invalid, or a revision was passed for a local folder.
         ModelError: The run has no best model yet, or the model cannot be downloaded.
     """
     if hub.is_hub_name(folder):

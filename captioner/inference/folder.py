@@ -1,4 +1,4 @@
-"""Model folders: read and write them.
+"""Reading and writing of model folders.
 
     config.json                     architecture, preprocessing, vocabulary, region geometry, search
                                     defaults, training data and scores; if the model has a reading,
@@ -14,9 +14,9 @@
     encoder.onnx, decoder.onnx      the network as graphs that run without torch, see
                                     ``onnx_engine``; optional
 
-A folder has weights, graphs, or both. With graphs its config has one more entry, ``exported``.
-Nothing is pickled, and folders are written atomically. torch is imported when weights are read: not
-before they are needed if there are graphs too.
+A folder has weights, graphs, or both. If it has graphs, its config has the additional entry
+``exported``. Nothing is pickled, and folders are written atomically. torch is imported when weights
+are read. A folder that also has graphs reads its weights only when they are needed.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from captioner.text.vocabulary import SPECIAL_NAMES
 
 
 def load_model(folder: str | Path, revision: str | None = None, **hub_options: Any) -> StoredModel:
-    """Read the model folder that `find_model` finds.
+    """Read the model folder that `find_model` returns for a name.
 
     Raises:
-        ModelError: A file is missing, damaged or not from captioner, or the folder was written by
-            a newer version.
+        ModelError: A file is missing, damaged or not from captioner, or the folder was written by a
+            newer version.
         ConfigError: torch is needed and not installed.
     """
     from captioner.inference.confidence import read_calibrator
@@ -99,7 +99,7 @@ def load_model(folder: str | Path, revision: str | None = None, **hub_options: A
 
 
 def fingerprint(folder: str | Path) -> str:
-    """A short hash of a model folder's config, tokenizer, weights and confidence."""
+    """Return a short hash of a model folder's config, tokenizer, weights and confidence."""
     path = find_model(folder)
     read_config(path)  # checks that the files are there
     digest = hashlib.sha256()
@@ -110,12 +110,12 @@ def fingerprint(folder: str | Path) -> str:
 
 
 def fingerprints(folders: Sequence[str | Path]) -> list[str]:
-    """Of models, or of the shipped one."""
+    """Return the fingerprints of models, or of the shipped model without names."""
     return [fingerprint(folder) for folder in folders or [SHIPPED_MODEL]]
 
 
 def save_model(folder: str | Path, stored: StoredModel) -> None:
-    """Write a model folder; an existing one is replaced once the new one is complete.
+    """Write a model folder. An existing folder is replaced when the new one is complete.
 
     Raises:
         ConfigError: The model has no weights, or torch is not installed.

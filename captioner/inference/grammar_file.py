@@ -1,4 +1,4 @@
-"""The file ``grammar.safetensors`` of a model folder: see ``search.grammar``."""
+"""The file ``grammar.safetensors`` of a model folder; see ``search.grammar``."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def grammar_bytes(grammar: Grammar) -> bytes:
 
 
 def read_grammar(folder: Path, size: int) -> Grammar | None:
-    """Read the grammar of a model folder, or return None if it does not have one.
+    """Read the grammar of a model folder, or return None if it has no grammar.
 
     Args:
         folder: The model folder.
         size: Number of tokens of its vocabulary, V.
 
     Raises:
-        ModelError: The file is damaged, of a later release or for another vocabulary.
+        ModelError: The file is damaged, from a later version or for another vocabulary.
     """
     path = folder / GRAMMAR
     if not path.is_file():

@@ -1,8 +1,8 @@
-"""Models of the Hugging Face hub: ``hf:user/name`` or ``hf:user/name@revision``.
+"""Models on the Hugging Face hub: ``hf:user/name`` or ``hf:user/name@revision``.
 
-``fetch`` downloads a config and the files it is given by name into the hub's cache, and nothing
-else; ``push`` commits files to a repository. Token, cache folder, endpoint and offline mode are
-those of huggingface_hub: HF_TOKEN (or ``hf auth login``), HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE.
+``fetch`` downloads a config and named files into the hub's cache, and nothing else. ``push``
+commits files to a repository. Token, cache folder, endpoint and offline mode are set as in
+huggingface_hub, by HF_TOKEN (or ``hf auth login``), HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
@@ -24,54 +24,55 @@ PREFIX = "hf:"
 
 _REPO = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _BAR_DELAY = 0.5
-"""Seconds before a progress bar is shown: a model from the cache needs none."""
+"""Seconds before a progress bar is shown. A model from the cache takes less."""
 
 
 class HubModel(NamedTuple):
-    """A repository of the hub."""
+    """A repository on the hub."""
 
     repo: str
-    """``user/name``"""
+    """Name of the repository: ``user/name``."""
     revision: str | None = None
-    """Branch, tag or commit; None: the main branch."""
+    """Branch, tag or commit, or None for the main branch."""
 
     def __str__(self) -> str:
         return f"{PREFIX}{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
 
 def is_hub_name(name: object) -> bool:
-    """Whether a model's name refers to the hub: it begins with ``hf:``."""
+    """Return whether a model's name refers to the hub, because it begins with ``hf:``."""
     return str(name).startswith(PREFIX)
 
 
 def parse(name: str | Path, revision: str | None = None) -> HubModel:
-    """Read ``hf:user/name`` or ``hf:user/name@revision``, with or without its prefix.
+    """Read ``hf:user/name`` or ``hf:user/name@revision``, with or without the prefix.
 
-    ConfigError: it is not such a name, or two revisions are given.
+    Raises:
+        ConfigError: The name has another form, or two revisions were passed.
     """
     repo, at, own = str(name).removeprefix(PREFIX).partition("@")
     if not _REPO.fullmatch(repo) or (at and not own):
         raise ConfigError(
-            f"{str(name)!r} is not a model of the hub; give hf:user/name or hf:user/name@revision"
+            f"{str(name)!r} is not a model of the hub; use hf:user/name or hf:user/name@revision"
         )
     if revision and own and revision != own:
-        raise ConfigError(f"{name} and revision {revision!r} contradict each other; give one")
+        raise ConfigError(f"{name} and revision {revision!r} contradict each other; use one")
     return HubModel(repo, own or revision)
 
 
 def fetch(model: HubModel, files: Sequence[str], **options: Any) -> Path:
-    """Download files of a captioner model to the cache, as far as the repository has them.
+    """Download the files of a captioner model to the cache, if the repository has them.
 
-    The config comes first, so that another kind of model is refused before its weights. The options
-    are those of ``huggingface_hub.snapshot_download``.
+    The config is downloaded first, so that another kind of model is rejected before its weights are
+    downloaded. ``options`` are passed to ``huggingface_hub.snapshot_download``.
 
     Returns:
-        The folder with the files; its name is the commit.
+        The folder with the files. Its name is the commit.
 
     Raises:
         ConfigError: huggingface_hub is not installed.
-        ModelError: There is no such repository or revision, it is of another kind of model, access
-            is denied, or the hub cannot be reached and the files are not in the cache.
+        ModelError: The repository or revision does not exist or contains another kind of model,
+            access is denied, or the hub cannot be reached and the files are not in the cache.
     """
     require_extra("hub", "the Hugging Face hub")
     import huggingface_hub
@@ -108,19 +109,24 @@ def push(
     token: str | bool | None = None,
     create_pr: bool = False,
 ) -> str:
-    """Commit files to a repository, which is created if necessary, and its branch too.
+    """Commit files to a repository and branch, which are created if necessary.
 
-    ``files`` has their content, or its path, by name, see ``card.files_to_push``; the target's
-    revision is the branch. ``private``: only its owner sees a new repository; None: the account's
-    default. ``token``: None: the stored one. ``create_pr``: open a pull request instead.
+    Args:
+        files: The content or path of each file, by name; see ``card.files_to_push``.
+        target: The repository; its revision is the branch.
+        commit_message: Message of the commit.
+        private: Create a repository that only its owner sees. None uses the account's default.
+        token: Token of the hub. None uses the stored token.
+        create_pr: Open a pull request instead of committing to the branch.
 
     Returns:
-        The address of the commit.
+        The URL of the commit.
 
     Raises:
-        ConfigError: A public repository exists and ``private`` is given, or huggingface_hub is not
-            installed.
-        ModelError: The repository holds another kind of model, or the hub refuses or is down.
+        ConfigError: The repository exists and is public, but ``private`` was set, or
+            huggingface_hub is not installed.
+        ModelError: The repository contains another kind of model, or the hub rejects the commit or
+            cannot be reached.
     """
     require_extra("hub", "the Hugging Face hub")
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -137,7 +143,7 @@ def push(
             if private and not held.private:
                 raise ConfigError(
                     f"hf:{target.repo} exists and is public; change its visibility on the hub, "
-                    "give another name, or leave private out"
+                    "use another name, or leave private out"
                 )
             if CONFIG in [sibling.rfilename for sibling in held.siblings or ()]:
                 fetch(HubModel(target.repo), [CONFIG], token=token)
@@ -156,7 +162,7 @@ def push(
 
 @contextmanager
 def _errors(model: HubModel) -> Iterator[None]:
-    """Put huggingface_hub's errors on one line, and silence its warnings of each retry."""
+    """Report huggingface_hub's errors as one line, and silence its warning at each retry."""
     from huggingface_hub import errors
 
     transport_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]  # of its HTTP library
@@ -183,7 +189,7 @@ def _errors(model: HubModel) -> Iterator[None]:
 
 
 def _delayed_bar() -> Any:
-    """huggingface_hub's progress bar, not shown for what takes less than ``_BAR_DELAY``."""
+    """A progress bar class of huggingface_hub that appears only after ``_BAR_DELAY`` seconds."""
     from huggingface_hub import utils
 
     bar: Any = utils.tqdm  # type: ignore[attr-defined]

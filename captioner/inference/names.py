@@ -13,14 +13,14 @@ ENCODER_GRAPH, DECODER_GRAPH = GRAPHS = ("encoder.onnx", "decoder.onnx")
 MODEL_FILES = (CONFIG, WEIGHTS, *GRAPHS, TOKENIZER, FREQUENCIES, CONFIDENCE, GRAMMAR, CARD)
 """All files of a model folder. Nothing else is read from it, downloaded or pushed."""
 EXPORTED = "exported"
-"""Entry of the config of a folder with graphs: opset, precision, special tokens and source, the
-digest of the weights that were exported."""
+"""Config entry of a folder with graphs: opset, precision, special tokens and ``source``, the digest
+of the exported weights."""
 
 BEST = "best"
-"""In a run folder, the folder of its best model."""
+"""Name of the folder with the best model, inside a run folder."""
 RUN_CONFIG = "config.yaml"
-"""In a run folder, its settings."""
+"""Name of the file with the settings, inside a run folder."""
 
 SHIPPED = "shipped"
-"""Name of the model that is included, the default."""
+"""Name of the model in the package, which is the default."""
 SHIPPED_MODEL = Path(__file__).parents[1] / "pretrained"

@@ -1,16 +1,16 @@
-"""Runs an exported model with ONNX Runtime, without torch.
+"""An engine that runs an exported model with ONNX Runtime, without torch.
 
-An exported folder holds, besides a model folder's ``config.json``, two graphs (docs/export.md):
+An exported folder contains a model folder's ``config.json`` and two graphs (docs/export.md):
 
     encoder.onnx    pixels -> hidden, cell [, fed], values, keys, summary
                         [, reading, reading_regions]; once per photo
     decoder.onnx    tokens, hidden, cell [, fed], values, keys
                         -> log_probs, alphas, gate, next_hidden, next_cell [, next_fed]; per word
 
-A graph lacks the inputs and outputs that its mechanism does not need, so they are handled by name:
-``STATE`` is the state, and the decoder's other inputs are the memory. Shapes are those of
-``model.decoder`` and ``model.reading``, with a dynamic number of photos and beams; pixels are
-(B, H, W, 3) bytes, since normalization is part of the graph.
+A graph lacks the inputs and outputs that its mechanism does not need, so they are accessed by name.
+``STATE`` names the state. The decoder's other inputs are the memory. Shapes are as in
+``model.decoder`` and ``model.reading``, with a dynamic number of photos and beams. Pixels are (B,
+H, W, 3) bytes, because the graph includes the normalization.
 """
 
 from __future__ import annotations
@@ -37,20 +37,25 @@ from captioner.search.search import Advance
 from captioner.text.vocabulary import END, NEVER_GENERATED
 
 STATE = ("hidden", "cell", "fed")
-"""Names of the decoder's state: inputs of a step, and with ``NEXT`` in front its outputs."""
+"""Names of the decoder's state: inputs of a step and, with the prefix ``NEXT``, its outputs."""
 NEXT = "next_"
 SUMMARY = "summary"
 READ = (READING, "reading_regions")
-"""Names of the reading's outputs, the fields of ``Reading``; a model without one lacks them."""
+"""Names of the reading's outputs and fields of ``Reading``. A model may have no reading."""
 
 Arrays = dict[str, NDArray[Any]]
 
 
 class OnnxEngine:
-    """See ``inference.Engine``; a photo's grid is what the encoder's graph returns, its memory."""
+    """An engine that runs exported graphs. Its grid and memory are both the encoder's output."""
 
     def __init__(self, stored: StoredModel, device: str, precision: str) -> None:
-        """Load the graphs; ModelError: one is damaged; ConfigError: wrong device or precision."""
+        """Load the graphs.
+
+        Raises:
+            ModelError: A graph is damaged or does not belong to the config.
+            ConfigError: The device or the precision is not available.
+        """
         folder, config = stored.folder, stored.config
         assert folder is not None
         encoder = config["encoder"]
@@ -62,7 +67,7 @@ class OnnxEngine:
         self.device: Any = "cpu"
         if precision not in ("auto", self.precision):
             raise ConfigError(
-                f"precision is {precision!r}, but {folder} was exported in {self.precision}; give "
+                f"precision is {precision!r}, but {folder} was exported in {self.precision}; use "
                 "auto, or the model folder it was exported from"
             )
         providers = _providers(device, folder)
@@ -75,7 +80,7 @@ class OnnxEngine:
             raise ModelError(f"the graphs of {folder} do not match its {CONFIG}")
 
     def _fits(self, words: int, stems: int) -> bool:
-        """Whether the graphs have the inputs and outputs of the config's model."""
+        """Return whether the graphs have the inputs and outputs of the config's model."""
         photos, made = self.encoder.get_inputs()[0], self.encoder.get_outputs()
         last = {one.name: one.shape[-1] for one in (*made, *self.decoder.get_outputs())}
         size, regions = self.preprocessing.image_size, self.grid[0] * self.grid[1]
@@ -118,7 +123,7 @@ class OnnxEngine:
         return OnnxStepper(self, memory, start)
 
     def score(self, memory: Arrays, tokens: NDArray[np.int64]) -> CaptionScores:
-        """See ``Engine.score``; step by step, as a graph holds one step."""
+        """Score captions step by step, because a graph contains one step; see ``Engine.score``."""
         stepper = OnnxStepper(self, memory, 0)
         stepper.state = {n: part.repeat(tokens.shape[1], 1) for n, part in stepper.state.items()}
         steps = [stepper.step(tokens[:, :, t]) for t in range(tokens.shape[2])]
@@ -127,7 +132,7 @@ class OnnxEngine:
 
 
 class OnnxStepper:
-    """Steps ``decoder.onnx`` over the beams of a batch of photos."""
+    """A stepper that runs ``decoder.onnx`` over the beams of a batch of photos."""
 
     xp = NUMPY
     device: Any = "cpu"
@@ -143,23 +148,23 @@ class OnnxStepper:
 
     @property
     def batch_size(self) -> int:
-        """Number of photos still searched."""
+        """Number of photos that are still searched."""
         return len(self.state["hidden"])
 
     def step(self, tokens: NDArray[np.int64]) -> Advance:
-        """Feed the last word of each beam, (B, K), and score the next."""
+        """Feed the last word of each beam, (B, K), and score the next word."""
         found = _run(self.engine.decoder, self.engine.outputs, self.inputs(tokens))
         _require_numbers(found["log_probs"][..., -1])  # of a softmax: all or none are NaN
         self.state = {name: found[NEXT + name] for name in self.state}
         return Advance(found["log_probs"], found["alphas"], found["gate"])
 
     def inputs(self, tokens: NDArray[np.int64]) -> Arrays:
-        """The inputs of the decoder's graph for these words."""
+        """Return the inputs of the decoder's graph for these words."""
         given = {"tokens": tokens, **self.state, **self.memory}
         return {name: np.ascontiguousarray(given[name]) for name in self.engine.inputs}
 
     def advance(self, tokens: NDArray[np.int64]) -> Advance:
-        """See ``Stepper.advance``; tokens of ``NEVER_GENERATED`` get -inf."""
+        """Score the next word of every beam. Tokens in ``NEVER_GENERATED`` get -inf."""
         advance = self.step(tokens)
         advance.log_probs[..., list(NEVER_GENERATED)] = -np.inf
         return advance
@@ -188,7 +193,10 @@ def _require_numbers(values: NDArray[Any]) -> None:
 
 
 def _providers(device: str, folder: Path) -> list[str]:
-    """ONNX Runtime's names of the hardware to run on; the later ones run what the first cannot."""
+    """Return ONNX Runtime's names of the hardware to run on, the preferred one first.
+
+    Operations that the first does not support run on the next.
+    """
     gpu, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
     has_gpu = gpu in onnxruntime.get_available_providers()
     if device == "cpu" or (device == "auto" and not has_gpu):
@@ -196,7 +204,7 @@ def _providers(device: str, folder: Path) -> list[str]:
     if device in ("auto", "cuda") and has_gpu:
         return [gpu, cpu]
     raise ConfigError(
-        f"device {device!r} is not available for the exported model {folder}; give auto or cpu"
+        f"device {device!r} is not available for the exported model {folder}; use auto or cpu"
         + ("" if has_gpu else " (a GPU needs pip install onnxruntime-gpu)")
     )
 

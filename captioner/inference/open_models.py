@@ -1,4 +1,4 @@
-"""Which engine runs a model: ONNX Runtime its graphs, or torch its weights."""
+"""Selects the engine that runs a model: ONNX Runtime for its graphs, or torch for its weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from captioner.inference.stored_model import StoredModel
 
 
 def open_models(models: Sequence[StoredModel], device: str, precision: Precision) -> Ensemble:
-    """Prepare models for inference; for errors see ``captioner.load``."""
+    """Prepare models for inference. For arguments and errors see ``captioner.load``."""
     for number, other in enumerate(models[1:], 2):
         if other.vocabulary != models[0].vocabulary:
             mine, theirs = (
@@ -29,7 +29,7 @@ def open_models(models: Sequence[StoredModel], device: str, precision: Precision
     if len(models) > 1 and not all(one.has_weights for one in models):
         raise ConfigError(
             "an ensemble needs models of one kind, all with weights or all exported; leave out "
-            "--precision and --device, or give the folders that the models were exported from"
+            "--precision and --device, or use the folders that the models were exported from"
         )
     for one in models:
         one.require_weights(f"precision {precision} on device {device}")
@@ -39,9 +39,9 @@ def open_models(models: Sequence[StoredModel], device: str, precision: Precision
 
 
 def runs_graphs(stored: StoredModel, device: str, precision: str) -> bool:
-    """Whether a model runs as graphs: if it has no weights, and by default on a CPU.
+    """Return whether a model runs as graphs: without weights, and by default on a CPU.
 
-    Any other choice of device or precision than ``auto`` is one of torch.
+    A device or precision other than ``auto`` selects torch, if the model has weights.
     """
     if not (stored.has_graphs and stored.has_weights):
         return stored.has_graphs

@@ -1,15 +1,15 @@
-"""Makes the graphs of an exported folder 8-bit.
+"""Quantizes the graphs of an exported folder to 8 bits.
 
-Weights are int8 with a scale for each output channel, activations uint8 in ranges seen while the
-float32 graphs caption calibration photos (static quantization): results depend neither on the
-batch nor on the processor. The embedding is int8 too; products with a vector (v in additive
-attention), softmax and layer norms stay float32. So do the sums behind the last products of the
-reading: in 8 bits, log-odds would have steps of 0.1.
+Weights become int8 with a scale per output channel. Activations become uint8, in the ranges seen
+while the float32 graphs caption calibration photos (static quantization). Results therefore depend
+neither on the batch nor on the processor. The embedding is int8 too. Three parts stay float32:
+products with a vector (v in additive attention), softmax and layer norms, and the sums after the
+last products of the reading. In 8 bits, the log-odds of the reading would have steps of 0.1.
 
-Processors with AVX2 and no VNNI (``vpmaddubsw``) add the products of two neighbouring inputs in 16
-bits, which overflow if both weights are large and of the same sign. Scales are therefore chosen so
-that such pairs add up to at most 128: 255 * 128 < 2**15. The depthwise convolutions, whose
-kernels multiply in 32 bits, use the full range.
+Processors with AVX2 but without VNNI (``vpmaddubsw``) add the products of two neighbouring inputs
+in 16 bits. The sum overflows if both weights are large and have the same sign. Scales are therefore
+chosen so that such pairs add up to at most 128: 255 * 128 < 2**15. The kernels of depthwise
+convolutions multiply in 32 bits, so these weights use the full range.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ QUANTIZED = {ENCODER_GRAPH: ["Conv", "Clip", "Add", "MatMul"], DECODER_GRAPH: ["
 """Operators that are quantized in each graph."""
 LARGEST = 127
 PAIR = 128
-"""Largest absolute value of a weight, and of the sum of two neighbours of the same sign."""
+"""Largest absolute value of a weight, and of the sum of two neighbours with the same sign."""
 
 _Array = NDArray[Any]
 
 
 def quantize_graphs(folder: Path, pixels: Sequence[NDArray[np.uint8]]) -> None:
-    """Replace the float32 graphs of an exported folder by 8-bit ones.
+    """Replace the float32 graphs of an exported folder by 8-bit graphs.
 
     Calibration photos are (H, W, 3) each, from ``Preprocessing.pixels``.
     """
@@ -81,7 +81,7 @@ def _quantize(source: Path, target: Path, inputs: Iterator[dict[str, NDArray[Any
 def _decoder_inputs(
     folder: Path, pixels: Sequence[NDArray[np.uint8]]
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """The decoder's inputs at every word of the photos' greedy captions, in every style."""
+    """Yield the decoder's inputs at each word of the photos' greedy captions, in every style."""
     stored = load_model(folder)
     engine = OnnxEngine(stored, "cpu", "auto")
     vocabulary = stored.vocabulary
@@ -98,11 +98,12 @@ def _decoder_inputs(
 
 
 def _plan(graph: Any) -> tuple[list[str], dict[str, list[dict[str, Any]]]]:
-    """What stays float32, and the scale of each output channel of the weights, for the quantizer.
+    """Plan the quantization of a graph: the nodes that stay float32, and the scales of weights.
 
-    The names of the products of two inputs (attention and values), of those with a vector, and of
-    the sums behind the last products of the reading; and by weight, of the convolutions and the
-    other products.
+    Returns:
+        The names of the nodes that stay float32: products of two inputs (attention and values),
+        products with a vector, and the sums after the last products of the reading. Then the scale
+        of each output channel for the weights of convolutions and of other products, by weight.
     """
     from onnx import numpy_helper
 
@@ -131,9 +132,9 @@ def _plan(graph: Any) -> tuple[list[str], dict[str, list[dict[str, Any]]]]:
 
 
 def _behind_products(graph: Any, outputs: Sequence[str]) -> list[str]:
-    """The names of the nodes between these outputs, if the graph has them, and the last products.
+    """Return the names of the last products before these outputs, and of the nodes in between.
 
-    They are found from the outputs backwards.
+    The graph is searched backwards from the outputs, if it has them.
     """
     makers = {name: node for node in graph.node for name in node.output}
     found, reached = [], [makers[name] for name in outputs if name in makers]
@@ -146,9 +147,9 @@ def _behind_products(graph: Any, outputs: Sequence[str]) -> list[str]:
 
 
 def channel_scales(weights: _Array, *, paired: bool) -> _Array:
-    """The smallest scale of each output channel's weights, (C, K) to (C,), that the limits allow.
+    """Return the smallest scale that the limits allow for each output channel, (C, K) to (C,).
 
-    ``paired`` limits the sums of inputs that are side by side, too.
+    With ``paired``, the sums of neighbouring inputs are limited too.
     """
     largest = np.abs(weights).max(axis=1)
     scale: _Array = np.maximum(largest, 1e-12) / LARGEST

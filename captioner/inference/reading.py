@@ -1,7 +1,7 @@
 """The words of a model's reading, and keywords: words for things in a photo, each with a map.
 
 ``model.reading`` computes the log-odds that a photo shows each stem ("dog" for dog and dogs). The
-config of a model folder has the entry ``reading``:
+config of a model folder contains the entry ``reading``:
 
     hidden     size of the hidden layer
     stems      the stem of each row, S
@@ -9,9 +9,9 @@ config of a model folder has the entry ``reading``:
     keywords   for each keyword the phrases that count as it, each by its stems: "couch": ["couch",
                "sofa"], "hot dog": ["hot dog", "hotdog"]
 
-The odds of a keyword are the sum of the odds of its phrases, and a phrase is as probable as its
-least probable stem. The odds of one stem are the mean of the odds of the regions, see
-``model.reading``, so a map shows exactly what each region adds. This module needs no torch.
+The odds of a keyword are the sum of the odds of its phrases. A phrase is as probable as its least
+probable stem. The odds of a stem are the mean of the odds of the regions (see ``model.reading``),
+so a map shows exactly what each region adds. This module needs no torch.
 
 Notation: B photos, L = Gh x Gw regions, S stems, V tokens of the vocabulary.
 """
@@ -34,21 +34,22 @@ from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD
 from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary, content_words
 
 READING = "reading"
-"""Entry of a model's config; and the graph's output with the log-odds, see ``onnx_engine``."""
+"""Entry of a model's config, and name of the graph's output with the log-odds; see ``onnx_engine``.
+"""
 
 MIN_PROBABILITY = 0.3
-"""Words that are less probable are not keywords."""
+"""Least probability of a keyword."""
 LEAST_ODDS = float(np.log(MIN_PROBABILITY / (1 - MIN_PROBABILITY)))
 
 NO_KEYWORDS = "does not have keywords; fit its reading with scripts/fit_reading.py"
-"""Why ``SearchOptions.keywords`` is an error, after the model."""
+"""The end of the message that a model has no keywords."""
 
 _Array = NDArray[np.float32]
 _Phrases = tuple[tuple[str, ...], ...]
 
 
 class Reading(NamedTuple):
-    """The reading of some photos."""
+    """The reading of a batch of photos."""
 
     words: _Array
     """Log-odds that a photo shows each stem, (B, S)."""
@@ -74,7 +75,7 @@ class ReadingWords:
         vocabulary: Vocabulary,
         keywords: Mapping[str, _Phrases] | None = None,
     ) -> ReadingWords:
-        """Look up the words of a vocabulary. Pieces of words do not have rows."""
+        """Look up the words of a vocabulary. Pieces of words have no rows."""
         from captioner.text.content import stem  # captioning does not need the stemmer
 
         numbers = {one: row for row, one in enumerate(stems)}
@@ -85,10 +86,12 @@ class ReadingWords:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ReadingWords | None:
-        """Read the entry of a model's config, or return None if it does not have one.
+        """Read the entry of a model's config, or return None if the model has no reading.
 
         Raises:
-            KeyError, TypeError, ValueError: The entry is damaged or does not fit the vocabulary.
+            KeyError: A part of the entry is missing.
+            TypeError: A part has the wrong type.
+            ValueError: The entry does not fit the vocabulary.
         """
         if (entry := config.get(READING)) is None:
             return None
@@ -114,7 +117,7 @@ class ReadingWords:
         return cls(stems, rows, keywords)
 
     def as_config(self, hidden: int) -> dict[str, Any]:
-        """Return the entry of a model's config for a reading of this hidden size."""
+        """Return the entry of a model's config for a reading with this hidden size."""
         keywords = {
             word: [" ".join(phrase) for phrase in phrases]
             for word, phrases in self.keywords.items()
@@ -128,7 +131,7 @@ class ReadingWords:
         return np.where((rows == FUNCTION_WORD) & is_content, UNKNOWN_WORD, rows)
 
     def of_tokens(self, words: _Array) -> _Array:
-        """Log-odds of every token of the vocabulary, (B, V), from those of the stems, (B, S).
+        """Return the log-odds of every token, (B, V), from the log-odds of the stems, (B, S).
 
         Tokens without a row, such as function words, get NaN.
         """
@@ -145,17 +148,17 @@ class ReadingWords:
         neutral: bool = False,
         familiarity: float = 1.0,
     ) -> tuple[Keyword, ...]:
-        """Return the most probable keywords of a photo, at most ``count``, best first.
+        """Return the most probable keywords of a photo, best first.
 
-        A keyword is left out if it is part of the phrase that speaks most for another one: "dog"
-        beside "hot dog".
+        A keyword is left out if it is part of the most probable phrase of another keyword, such as
+        "dog" next to "hot dog".
 
         Args:
             words: Log-odds of the stems, (S,).
             regions: Maps of the stems, (Gh, Gw, S).
-            count: Maximum number.
-            neutral: Whether men and women are persons, see ``SearchOptions.neutral``.
-            familiarity: Factor of the probabilities, see ``Calibrator.familiarity``.
+            count: Maximum number of keywords.
+            neutral: Use person for men and women; see ``SearchOptions.neutral``.
+            familiarity: Factor of the probabilities; see ``Calibrator.familiarity``.
         """
         keywords = self._neutral if neutral else self._plain
         odds = words[keywords.rows].min(axis=1)  # of each phrase
@@ -180,7 +183,7 @@ class ReadingWords:
 
     @cached_property
     def _neutral(self) -> _Keywords:
-        """Keywords without sex and age: a person is whom people call man or woman."""
+        """Return keywords without sex and age, so that men and women count as persons."""
         merged: dict[str, _Phrases] = {}
         for word, phrases in self.keywords.items():
             name = NEUTRAL_WORDS.get(word, word)
@@ -193,13 +196,13 @@ class _Keywords(NamedTuple):
 
     words: tuple[str, ...]
     rows: NDArray[np.intp]
-    """The rows of the stems of each phrase, (P, longest); shorter phrases repeat the last one."""
+    """Rows of the stems of each phrase, (P, longest). Shorter phrases repeat the last row."""
     starts: NDArray[np.intp]
-    """The first phrase of each keyword, (K,)."""
+    """Index of the first phrase of each keyword, (K,)."""
 
     @classmethod
     def of(cls, stems: Sequence[str], keywords: Mapping[str, _Phrases]) -> _Keywords:
-        """Look up the stems."""
+        """Look up the rows of the stems."""
         numbers = {stem: row for row, stem in enumerate(stems)}
         phrases = [phrase for some in keywords.values() for phrase in some]
         longest = max(map(len, phrases))
@@ -209,12 +212,15 @@ class _Keywords(NamedTuple):
         return cls(tuple(keywords), rows, np.cumsum([0, *counts[:-1]]))
 
     def phrases(self, number: int) -> slice:
-        """The phrases of a keyword."""
+        """Return the phrases of a keyword."""
         ends = [*self.starts[1:], len(self.rows)]
         return slice(self.starts[number], ends[number])
 
     def map_of(self, number: int, regions: _Array) -> _Array:
-        """Log-odds of a keyword in each region, (Gh, Gw), from those of the stems, (Gh, Gw, S)."""
+        """Return the log-odds of a keyword in each region, (Gh, Gw).
+
+        ``regions`` are the log-odds of the stems, (Gh, Gw, S).
+        """
         each = regions[..., self.rows[self.phrases(number)]].min(axis=-1)  # (Gh, Gw, phrases)
         total: _Array = np.logaddexp.reduce(each, axis=-1)
         return total

@@ -26,7 +26,7 @@ class StoredModel:
     """The contents of a model folder."""
 
     network: CaptionModel | None
-    """In float32 and eval mode, on the CPU; None: not read yet, or only exported."""
+    """The network in float32 and eval mode on the CPU, or None if not read yet or only exported."""
     decoder: DecoderConfig
     vocabulary: Vocabulary
     search: SearchOptions = field(default_factory=SearchOptions)
@@ -34,32 +34,36 @@ class StoredModel:
     info: dict[str, Any] = field(default_factory=dict)
     """Training data and scores, for people to read."""
     frequencies: bytes | None = None
-    """Contents of the document frequency file, see ``captioner.evaluation``; or None."""
+    """Contents of the document frequency file, or None; see ``captioner.evaluation``."""
     calibrator: Calibrator | None = None
-    """Estimates the confidence of captions; None: the model was not calibrated."""
+    """The model that estimates the confidence of captions, or None if it was not calibrated."""
     reading: ReadingWords | None = None
-    """The words that the network's reading of a photo has rows for; None: it has no reading."""
+    """The words that the reading of a photo has rows for, or None without a reading."""
     grammar: Grammar | None = None
-    """Where captions may end, and which words agree; None: only the decoder knows."""
+    """Rules for endings and agreement of captions, or None if only the decoder decides."""
     folder: Path | None = None
-    """The folder that it was read from; None: a new model."""
+    """The folder that the model was read from, or None for a new model."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The folder's config, as it was read."""
 
     @property
     def has_graphs(self) -> bool:
-        """Whether its folder has the exported network."""
+        """True if the folder contains the exported network."""
         return EXPORTED in self.config
 
     @property
     def has_weights(self) -> bool:
-        """Whether there is more than graphs."""
+        """True if the model has weights, not only graphs."""
         if self.network is not None or self.folder is None:
             return True
         return (self.folder / WEIGHTS).is_file()
 
     def require_weights(self, use: str = "this") -> None:
-        """Raise ConfigError if there are graphs only, or torch is not installed."""
+        """Check that the model can run in torch.
+
+        Raises:
+            ConfigError: The model has only graphs, or torch is not installed.
+        """
         if not self.has_weights:
             raise ConfigError(
                 f"{self.folder} is exported; {use} needs the model folder that it was exported from"
@@ -69,7 +73,12 @@ class StoredModel:
 
     @property
     def model(self) -> CaptionModel:
-        """The network; ConfigError: see `require_weights`; ModelError: its weights are damaged."""
+        """The network. It is read when it is first needed.
+
+        Raises:
+            ConfigError: As in `require_weights`.
+            ModelError: The weights are damaged.
+        """
         self.require_weights()
         if self.network is None:
             from captioner.inference.weights import read_network

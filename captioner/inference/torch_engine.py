@@ -1,4 +1,4 @@
-"""Runs a model with torch: encodes photos, and steps its decoder for the search."""
+"""An engine that runs a model with torch: it encodes photos and steps the decoder."""
 
 from __future__ import annotations
 
@@ -35,14 +35,18 @@ from captioner.search.search import Advance
 from captioner.text.vocabulary import END, NEVER_GENERATED, START
 
 ENCODED_TOGETHER = 8
-"""Photos that a CPU encodes at a time, whatever the batch: more need more memory."""
+"""Number of photos that a CPU encodes at a time, in batches of any size. More need more memory."""
 
 
 class TorchEngine:
-    """See ``inference.Engine``; grids are features, (B, L, D)."""
+    """An engine that runs a model with torch. Its grids are features, (B, L, D)."""
 
     def __init__(self, model: CaptionModel, device: str, precision: Precision) -> None:
-        """Copy a model to a device; ConfigError: it, or the precision, is not available."""
+        """Copy a model to a device.
+
+        Raises:
+            ConfigError: The device or the precision is not available.
+        """
         self.device = pick_device(device)
         self.precision: str = pick_precision(precision, self.device)
         self.geometry = model.geometry  # computed before the copy, which cannot be differentiated
@@ -66,7 +70,7 @@ class TorchEngine:
         return torch.cat([self.model.encode(part) for part in parts])
 
     def encode_features(self, features: Tensor) -> Tensor:
-        """The grids of cached features, (B, L, D)."""
+        """Return the grids of cached features, (B, L, D)."""
         return self.model.to_features(upload(features, self.device))
 
     def memory(self, grids: Tensor) -> Memory:
@@ -98,9 +102,10 @@ class TorchEngine:
     def relevance(
         self, method: ExplanationMethod, grid: Tensor, start: int, tokens: list[int]
     ) -> NDArray[np.float32]:
-        """Relevance of the regions of a photo's grid (L, D) for a caption's words, in nats, (T, L).
+        """Return the relevance of each region for each word of a caption, in nats, (T, L).
 
-        See ``model.explanations``; not of the attention methods.
+        The grid of the photo is (L, D). For the methods see ``model.explanations``; the attention
+        methods need no call of this.
         """
         # The caller may be in inference mode, whose tensors have no gradients.
         with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
@@ -110,7 +115,7 @@ class TorchEngine:
 
     @cached_property
     def exact_decoder(self) -> Decoder:
-        """The decoder in float32: less would round away the effect of a region."""
+        """The decoder in float32. Lower precision would round away the effect of a region."""
         decoder = self.model.decoder
         weight = decoder.word_output.weight
         if weight.dtype == torch.float32 and not weight.is_inference():
@@ -120,10 +125,10 @@ class TorchEngine:
 
 
 def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -> CaptionModel:
-    """A copy optimized for inference; the original keeps its float32 weights.
+    """Return a copy optimized for inference. The original keeps its float32 weights.
 
-    Weights that both need are shared. For bf16 and fp16 the weights of products are converted once:
-    without gradients, autocast would convert them again at every word.
+    The copy shares weights that need no change. For bf16 and fp16, the weights of products are
+    converted once. Without gradients, autocast would convert them again at every word.
     """
     shared: dict[int, Any] = {
         id(part): nn.Parameter(part.detach(), requires_grad=False) for part in model.parameters()
@@ -140,17 +145,17 @@ def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -
 
 
 class DecoderStepper:
-    """Steps a decoder over the beams of a batch of photos.
+    """A stepper that runs a decoder over the beams of a batch of photos.
 
-    Features and their projection are stored once per photo, not per beam. Nothing is recorded for
-    gradients.
+    Features and their projection are stored once per photo, not once per beam. Nothing is recorded
+    for gradients.
     """
 
     xp: Any = array_api_compat.torch
     end_token = END
 
     def __init__(self, decoder: Decoder, memory: Memory, start_token: int | Tensor = START) -> None:
-        """Start with one beam per photo; the start token is one for all, or one per photo, (B,)."""
+        """Start with one beam per photo. The start token is shared, or one per photo, (B,)."""
         self.start_token = start_token
         self.decoder, self.memory = decoder, memory
         with torch.no_grad():
@@ -159,12 +164,12 @@ class DecoderStepper:
 
     @property
     def batch_size(self) -> int:
-        """Number of photos still searched."""
+        """Number of photos that are still searched."""
         return self.memory.summary.shape[0]
 
     @torch.no_grad()
     def advance(self, tokens: Tensor) -> Advance:
-        """Score the next word of every beam; tokens of ``NEVER_GENERATED`` get -inf."""
+        """Score the next word of every beam. Tokens in ``NEVER_GENERATED`` get -inf."""
         embedded, word_inputs = self.decoder.words(tokens)  # (B, K, E), (B, K, 4N)
         step = self.decoder.step(word_inputs, self.state, self.memory)
         self.state = step.state

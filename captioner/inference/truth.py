@@ -2,11 +2,11 @@
 
     truth = sigmoid(scale z + log_prob_weight log p + bias)
 
-z is the log-odds that the photo shows the word's stem, from the model's reading of the photo, and p
-is the decoder's probability of the word. A content word without a row in the reading has z =
-``unknown``. ``captioner.evaluation.fit_confidence`` fits the numbers to generated captions: a word
-is true if a reference caption has its stem, or if the object that it names is annotated. The
-numbers are stored in ``confidence.safetensors``. This module needs no torch.
+z is the log-odds that the photo shows the word's stem, from the model's reading of the photo. p is
+the decoder's probability of the word. For a content word without a row in the reading, z is
+``unknown``. ``captioner.evaluation.fit_confidence`` fits the numbers to generated captions. There,
+a word counts as true if a reference caption has its stem, or if the object that it names is
+annotated. The numbers are stored in ``confidence.safetensors``. This module needs no torch.
 
 Notation: T words of a caption, S stems of the reading.
 """
@@ -32,7 +32,7 @@ class WordTruth:
     bias: float
     unknown: float
     search_scale: float
-    """Used instead of ``scale`` inside the search, where log p is left out."""
+    """Replacement for ``scale`` inside the search, where log p is left out."""
     search_bias: float
     search_unknown: float
 
@@ -52,26 +52,26 @@ class WordTruth:
         return odds
 
     def truths(self, rows: _Rows, log_probs: _Floats, z: _Floats) -> NDArray[np.float32]:
-        """Return the probability that each word is true, (T,); see ``log_odds``."""
+        """Return the probability that each word is true, (T,); for arguments see ``log_odds``."""
         return probabilities(self.log_odds(rows, log_probs, z)).astype(np.float32)
 
     def search_truths(self, z: _Floats) -> NDArray[np.float32]:
-        """Return the probability that each stem is true, whatever the decoder's probability.
+        """Return the probability that each stem is true, without the decoder's probability.
 
         Returns:
-            An array for rows as its indices, (S + 2,): its last two values are those of the
-            constants above.
+            An array that is indexed by rows, (S + 2,). Its last two values belong to the constants
+            above.
         """
         z = _with_constants(z, self.search_unknown)
         return probabilities(self.search_scale * z + self.search_bias).astype(np.float32)
 
 
 def _with_constants(z: _Floats, unknown: float) -> NDArray[np.float64]:
-    """Append values that ``UNKNOWN_WORD`` and ``FUNCTION_WORD`` index, as counted from the end."""
+    """Append the values that ``UNKNOWN_WORD`` and ``FUNCTION_WORD`` select as indices."""
     return np.concatenate([np.asarray(z, np.float64), [unknown, np.nan]])
 
 
 def probabilities(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1 / (1 + exp(-log_odds)), without overflow, NaN for NaN."""
+    """Return 1 / (1 + exp(-log_odds)) without overflow. NaN stays NaN."""
     result: NDArray[np.float64] = (1 + np.tanh(log_odds / 2)) / 2
     return result

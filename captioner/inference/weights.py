@@ -1,4 +1,4 @@
-"""The network of a model folder in torch: built as its config says, with weights from its file."""
+"""The network of a model folder in torch, built from its config and its weights file."""
 
 from __future__ import annotations
 
@@ -26,16 +26,19 @@ from captioner.options import DecoderConfig
 from captioner.text.vocabulary import Vocabulary
 
 _RANDOM = {"kaiming_uniform_", "uniform_", "normal_", "erfinv_"}
-"""The slow functions that initialize a tensor in place, of torch.nn.init and Tensor."""
+"""Slow functions of torch.nn.init and Tensor that initialize a tensor in place."""
 
 
 def to_bytes(model: CaptionModel) -> bytes:
-    """The content of a weights file."""
+    """Return the content of a weights file."""
     return save(unshared({n: to_float16(tensor) for n, tensor in model.state_dict().items()}))
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, each in its own memory, which those of a module used twice share."""
+    """Return the tensors on the CPU, each in its own memory.
+
+    Without this, the tensors of a module that is used twice would share memory.
+    """
     places: set[int] = set()
     found = {}
     for name, tensor in tensors.items():
@@ -53,7 +56,7 @@ def to_float16(tensor: Tensor) -> Tensor:
 
 
 def required_packages(model: CaptionModel, decoder: DecoderConfig) -> dict[str, Any]:
-    """Entry ``requires`` of a config: packages of a scorer or encoder that is not built in."""
+    """Return the config entry ``requires``: the packages of scorers and encoders not built in."""
     records = ENCODERS.provider(model.encoder.name), SCORERS.provider(decoder.attention)
     required = [record for record in records if record is not None]
     return {"requires": required} if required else {}
@@ -66,7 +69,7 @@ def read_network(
     vocabulary: Vocabulary,
     reading: ReadingWords | None,
 ) -> CaptionModel:
-    """Build the network of a model's config in eval mode and read its weights file, as float32.
+    """Build the network of a model's config in eval mode, and read its weights as float32.
 
     Raises:
         ModelError: The file does not fit the config, or a scorer or encoder is not available.
@@ -108,11 +111,12 @@ def read_network(
 
 
 class _WithoutInitialWeights(TorchFunctionMode):
-    """Leave the parameters of new layers as they are in memory, in this thread only.
+    """A context that leaves the parameters of new layers uninitialized, in this thread only.
 
     Random weights take longer than captioning a photo, and the weights of the file replace them.
     Only parameters are skipped, since the file may lack buffers. A mode of torch belongs to its
-    thread; replacing functions of torch.nn.init would leave layers of other threads uninitialized.
+    thread. If functions of torch.nn.init were replaced instead, layers of other threads would stay
+    uninitialized.
     """
 
     def __torch_function__(

@@ -134,7 +134,7 @@ def test_another_kind_of_model_is_refused_before_its_weights(hub):
     [
         ("caption", "hf:me/none", "hf:me/none does not exist, or is private; check the name, or"),
         ("caption", "hf:me/pets@v9", "hf:me/pets@v9: Invalid rev id: v9"),
-        ("caption", "hf:pets", "'hf:pets' is not a model of the hub; give hf:user/name or hf:"),
+        ("caption", "hf:pets", "'hf:pets' is not a model of the hub; use hf:user/name or hf:"),
         ("push --private", "hf:me/pets", "hf:me/pets exists and is public"),
         ("push", "hf:me/bert", "hf:me/bert is not a captioner model"),
     ],

@@ -72,7 +72,7 @@ def test_faithfulness_has_options_of_its_own(tiny) -> None:
         ({"results": {74: 5}}, "5 is not text"),
         ({"results": [{"image_id": 7.5, "caption": "a"}]}, "7.5 is not a whole number"),
         ({"results": [1]}, "not a COCO results file"),
-        ({"annotations": {}}, "annotations is {}; give text"),
+        ({"annotations": {}}, "annotations is {}; use text"),
         ({"metoer": True}, "unknown option metoer; did you mean meteor?"),
     ],
 )

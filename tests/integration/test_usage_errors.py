@@ -113,9 +113,9 @@ LINES = [
     ("serve --api-key-file missing", "api-key-file missing cannot be read (No such file"),
     # Training.
     ("train PHOTOS", "is a folder, not a config file; to train on its photos, add"),
-    ("train mine.yml", "mine.yml does not exist; give a YAML config file"),
+    ("train mine.yml", "mine.yml does not exist; use a YAML config file"),
     ("train --data PHOTOS", "is a folder without captions"),
-    ("train --data none.csv", "none.csv does not exist; give the file with the captions"),
+    ("train --data none.csv", "none.csv does not exist; use the file with the captions"),
     ("train --images PHOTOS", "images needs captions; give captions too"),
 ]
 

@@ -50,7 +50,7 @@ def test_precision(device: torch.device, precision: str, expected: str):
 
 
 def test_unknown_precision():
-    with pytest.raises(ConfigError, match=r"^precision is 'half'; give auto, fp32, tf32, bf16 or"):
+    with pytest.raises(ConfigError, match=r"^precision is 'half'; use auto, fp32, tf32, bf16 or"):
         pick_precision("half", CPU)
 
 
@@ -104,6 +104,6 @@ def test_auto_prefers_the_gpu(
 
 @pytest.mark.parametrize("name", ["", "gpu", "cuda:x", "cuda:99", "tpu"])
 def test_unavailable_device(name: str):
-    with pytest.raises(ConfigError, match=rf"{name!r} is not available; give auto") as caught:
+    with pytest.raises(ConfigError, match=rf"{name!r} is not available; use auto") as caught:
         pick_device(name)
     assert "\n" not in str(caught.value)

@@ -83,9 +83,9 @@ def test_every_option_has_help_and_checks_its_values(schema) -> None:
         ({"traning": {}}, "unknown setting traning; did you mean training?"),
         ({"training": {"epoch": 3}}, "training.epoch; did you mean training.epochs?"),
         ({"epochs": 3}, "unknown setting epochs; did you mean training.epochs?"),
-        ({"training": 5}, "training is 5; give its settings by name"),
-        ({"training": {"lr": "fast"}}, "training.lr is 'fast'; give a number > 0"),
-        ({"training": {"lr": 0}}, "training.lr is 0; give a number > 0"),
+        ({"training": 5}, "training is 5; pass its settings by name"),
+        ({"training": {"lr": "fast"}}, "training.lr is 'fast'; use a number > 0"),
+        ({"training": {"lr": 0}}, "training.lr is 0; use a number > 0"),
         ({"data": {"styles": ["a"]}}, "data.styles has 1 entries, but data.train_"),
         ({"self_critical": {"cider": 0.0}}, "cider and self_critical.bleu are both 0"),
         ({"self_critical": {"samples": 1}}, "self_critical.samples is 1"),
@@ -215,10 +215,10 @@ def test_every_config_file_loads(path) -> None:
 def test_an_error_in_a_config_file_names_it(tmp_path) -> None:
     path = tmp_path / "bad.yaml"
     for text, expected in (
-        ("training: {epochs: 0}", "bad.yaml: training.epochs is 0; give an integer >= 1"),
+        ("training: {epochs: 0}", "bad.yaml: training.epochs is 0; use an integer >= 1"),
         ("training: {epoch: 0}", "bad.yaml: unknown setting training.epoch"),
         ("search: {temperature: 0.5}", "search.temperature 0.5 is for sampling, but beam_size"),
-        ("- a", "bad.yaml: config is ['a']; give its settings by name"),
+        ("- a", "bad.yaml: config is ['a']; pass its settings by name"),
         ("a: [", "bad.yaml is not valid YAML"),
     ):
         path.write_text(text)

@@ -96,7 +96,7 @@ def test_folders_are_searched_in_order(tmp_path: Path, photos: Path):
 
 def test_missing_files_and_folders(tmp_path: Path, photos: Path):
     file = put(tmp_path / "a.json", coco())
-    assert_refused(r"none\.json does not exist; give", [tmp_path / "none.json"], [photos])
+    assert_refused(r"none\.json does not exist; use", [tmp_path / "none.json"], [photos])
     assert_refused(r"the image folder .*nowhere cannot be read", [file], [tmp_path / "nowhere"])
 
 

@@ -1,4 +1,4 @@
-"""``captioner.write_caption``, ``remove_caption`` and ``apply``."""
+"""``captioner.write_caption``, ``remove_caption`` and ``apply_captions``."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_apply_writes_a_table(photo: Path, tmp_path: Path) -> None:
     table = tmp_path / "captions.csv"
     table.write_text("image,caption\na.jpg,Rex\nmissing.jpg,Lost\n")
 
-    applied = captioner.apply(table, in_place=True)
+    applied = captioner.apply_captions(table, in_place=True)
 
     assert applied.written == 1
     assert [*map(str, applied.problems)] == [
@@ -128,5 +128,5 @@ def test_apply_writes_a_table(photo: Path, tmp_path: Path) -> None:
     assert find_embedded(photo.read_bytes())[:1] == ("Rex",)
     assert not find_embedded(photo.read_bytes()).own
     with pytest.raises(ConfigError, match="force=True"):
-        captioner.apply(table, in_place=True)
-    assert captioner.apply(table, images=tmp_path, in_place=True, force=True).written == 1
+        captioner.apply_captions(table, in_place=True)
+    assert captioner.apply_captions(table, images=tmp_path, in_place=True, force=True).written == 1

@@ -199,7 +199,7 @@ def test_folders_of_both_kinds_are_refused_together(pair) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"precision": "bf16"}, "precision is 'bf16', but .* was exported in fp32; give auto"),
+        ({"precision": "bf16"}, "precision is 'bf16', but .* was exported in fp32; use auto"),
         ({"device": "cuda:7"}, "device 'cuda:7' is not available for the exported model"),
     ],
 )

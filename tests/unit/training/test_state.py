@@ -208,7 +208,7 @@ def test_all_differences_are_named_in_one_line(configure: Any):
         check_same("state", held, resume_settings(setup))
     assert str(caught.value) == (
         "cannot resume state: encoder.image_size was 48 and is now 256; decoder.attention was "
-        "additive and is now scaled_dot; give the same options and inputs, or start over with "
+        "additive and is now scaled_dot; use the same options and inputs, or start over with "
         "--force"
     )
 
@@ -218,7 +218,7 @@ def test_other_captions_are_refused(configure: Any):
     held = resume_settings(setup)
     for part in ("train", "val"):
         other = dataclasses.replace(setup, **{part: getattr(setup, part)[:-1]})
-        with pytest.raises(ConfigError, match=r"captions was \w+ and is now \w+; give"):
+        with pytest.raises(ConfigError, match=r"captions was \w+ and is now \w+; use"):
             check_same("state", held, resume_settings(other))
 
 
@@ -228,7 +228,7 @@ def test_another_model_to_read_again_is_refused(configure: Any, first_stage: str
     held = resume_settings(setup)
     weights = tmp_path / "first" / "model.safetensors"
     save_file({"other": np.zeros(2)}, weights)
-    with pytest.raises(ConfigError, match=r"models was \w+ and is now \w+; give"):
+    with pytest.raises(ConfigError, match=r"models was \w+ and is now \w+; use"):
         check_same("state", held, resume_settings(setup))
 
 
