@@ -71,13 +71,13 @@ class DeviceOptions(Checked):
     """Device, precision and batch size."""
 
     device: str = "auto"
-    """Run the model on this device: auto, cpu, cuda, cuda:1, mps, ... auto: a GPU if there is one
-    that PyTorch supports, otherwise the CPU."""
+    """Run the model on this device: auto, cpu, cuda, cuda:1, mps, ... With auto, it is a GPU that
+    PyTorch supports, otherwise the CPU."""
     precision: Precision = "auto"
-    """Compute in this precision. fp32: float32. tf32, bf16, fp16: faster and less exact; tf32 needs
-    an NVIDIA GPU from Ampere on. auto: on a CPU, the ONNX graphs of the model in 8 bits or float32,
-    if it has graphs, as the shipped model does; otherwise the fastest precision that the hardware
-    supports natively."""
+    """Compute in this precision. fp32: float32. tf32, bf16 and fp16: faster and less exact (tf32
+    needs an NVIDIA GPU from Ampere on). auto: on a CPU, the model's ONNX graphs in 8 bits or
+    float32, if it has graphs, as the shipped model does. Otherwise, auto is the fastest precision
+    that the hardware supports natively."""
     batch_size: Positive = 32
     """Process this many photos at a time."""
 
@@ -531,8 +531,9 @@ class TrainingConfig(Checked):
     """Validate and save a moving average of the weights instead of the weights, with this decay per
     step. 0: no averaging."""
     initial_share: Fraction = 0.0
-    """Mix this share of the weights of init_from (after sharpen_attention) into the weights that
-    are validated and saved, so that the model keeps what it knew (Wortsman et al. 2022)."""
+    """Mix this share of the weights of init_from into the weights that are validated and saved, so
+    that the model keeps what it knew (Wortsman et al. 2022). The share is taken after
+    sharpen_attention."""
     precision: Annotated[Precision, MAY_CHANGE] = "auto"
     """Train in this precision. auto: bf16 or fp16 if the hardware supports it natively, otherwise
     fp32."""

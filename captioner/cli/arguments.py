@@ -147,7 +147,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
     # --- options ---------------------------------------------------------------------------------
 
     def _add(self, options: type) -> None:
-        """Add an option for each field of a dataclass; remember the names of its settings."""
+        """Add an option for each field of a dataclass, and keep the names of its settings."""
         for name, field in option_fields(options).items():
             if dataclasses.is_dataclass(field.type):
                 fields = option_fields(field.type)  # type: ignore[arg-type]

@@ -190,7 +190,7 @@ FORMATS: dict[str, CaptionFormat] = {
 
 
 def choose_format(given: str | None, target: Path | None) -> CaptionFormat:
-    """Return the format set by ``--format``, otherwise that of the output file, otherwise text.
+    """Return the format of ``--format``, or by the output file's extension, or text.
 
     Raises:
         ConfigError: The extension is unknown, or belongs to a different format than ``--format``.

@@ -18,7 +18,7 @@ videos also have ``start`` and ``end`` in seconds. Rows kept from an existing fi
 
 
 class Wording(NamedTuple):
-    """How captions are written, and which are unsure: options of ``captioner caption``."""
+    """Options of ``captioner caption`` for the text of captions, and for unsure captions."""
 
     min_confidence: float | None = None
     """Confidence below which a caption is unsure, 0 to 1, or None if no caption is unsure."""

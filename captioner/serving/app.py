@@ -82,7 +82,10 @@ ENDPOINTS: list[Endpoint] = []
 def endpoint(
     path: str, summary: str, media_type: str, *options: type, policy: str | None = None
 ) -> Callable[[Render], Render]:
-    """Register the decorated function as an endpoint that renders responses; see `Endpoint`."""
+    """Register the decorated function as an endpoint. The function renders responses.
+
+    The arguments are the fields of `Endpoint`.
+    """
 
     def add(render: Render) -> Render:
         ENDPOINTS.append(Endpoint(path, summary, media_type, options, policy, render))

@@ -164,7 +164,10 @@ class BulkResponse(Response):
             await waiting.put(None)
 
     async def _caption(self, number: int, upload: Upload, decoded: asyncio.Event) -> bytes:
-        """Return the result of a photo; set ``decoded`` when the photo may queue for the model."""
+        """Return the result of a photo as a line of JSON.
+
+        The event ``decoded`` is set when the photo may queue for the model.
+        """
         service, wanted = self._service, self._wanted
         head: dict[str, Any] = {"index": number} | ({"name": upload.name} if upload.name else {})
         try:

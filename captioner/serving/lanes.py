@@ -49,7 +49,7 @@ class Job:
     future: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
     def check(self) -> None:
-        """Stop long work whose result is no longer wanted.
+        """Stop long work if its result is not wanted any more.
 
         Raises:
             AbandonedError: The client has gone, or the deadline has passed.

@@ -51,7 +51,7 @@ class KeywordResult(BaseModel):
 
 
 class PhraseResult(BaseModel):
-    """A phrase of a caption, and the probability that it is true; null without content words."""
+    """A phrase of a caption, and the probability that it is true (null without content words)."""
 
     text: str
     truth: float | None

@@ -36,8 +36,8 @@ stored.</p>"""
 def index_page(limits: Limits, model: Captioner) -> str:
     """Return the served page, with its styles and scripts inline.
 
-    The page uploads photos that are at least twice as large as the model's input on each side, if
-    the original is, and never beyond the server's limits.
+    The page makes large photos smaller before it uploads them, but keeps at least twice the sides
+    of the model's input. It uploads no photo beyond the server's limits.
     """
     methods = []
     for method in METHOD_TITLES:

@@ -86,7 +86,13 @@ class ProtocolRequest(NamedTuple):
 
 
 def read_fields(data: dict[str, Any], streams: bool) -> ProtocolRequest:
-    """Return the request in a JSON object; ``streams`` is the default of ``stream``."""
+    """Return the request in a JSON object.
+
+    Args:
+        data: The JSON object.
+        streams: Default of the field ``stream``. Raises:
+        RequestError: A field is not supported, or the photos are malformed.
+    """
     data = {name: value for name, value in data.items() if value is not None}
     for name, harmless in _UNSUPPORTED.items():
         if name in data and data[name] not in harmless:

@@ -85,7 +85,7 @@ def query_model(limits: Limits, *options: type) -> type[BaseModel]:
 def _parameter(field: OptionField, bounds: Interval, *, searches: bool) -> tuple[Any, Any]:
     """Return the type and the pydantic field of an option.
 
-    The default of a search option is None, which means the model's setting.
+    The default of a search option is None, meaning the setting of the model.
     """
     text = field.help.replace(" 0: never scale.", "")  # requests cannot set 0
     text += " Defaults to the model's setting." if searches else ""
@@ -99,7 +99,7 @@ def _parameter(field: OptionField, bounds: Interval, *, searches: bool) -> tuple
 
 
 def _split(separator: str, given: Any) -> Any:
-    """Split a string, or a list of strings, into words; return any other value unchanged."""
+    """Split a string, or a list of strings, into words, and return any other value unchanged."""
     texts = [given] if isinstance(given, str) else given
     if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
         words = (word.strip() for text in texts for word in re.split(separator, text))
@@ -129,7 +129,7 @@ def with_fields(query: BaseModel, fields: dict[str, Any]) -> BaseModel:
 
 
 def _read(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
-    """Check options, each of which is a list of values."""
+    """Check the options and return them. Each option comes as a list of values."""
     if (count := sum(len(v) if isinstance(v, list) else 1 for v in given.values())) > MAX_OPTIONS:
         message = f"the request has {count} options; send at most {MAX_OPTIONS}"
         raise RequestError(422, "options", message)
@@ -267,7 +267,7 @@ def read_body(request: Request, limits: Limits, options: Options, *, several: bo
 
 
 async def read_photo(request: Request, limits: Limits, options: Options) -> Upload:
-    """Read the only photo of a body; see `read_body`."""
+    """Read the only photo of a body, in the same way as `read_body`."""
     photos = [photo async for photo in read_body(request, limits, options, several=False)]
     if len(photos) > 1:
         raise RequestError(422, "fields", f"the form has several photos; {_SEVERAL}")

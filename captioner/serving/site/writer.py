@@ -86,9 +86,14 @@ class Site(NamedTuple):
 
 
 def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, bytes]) -> Site:
-    """Write the site of an exported folder; ``runtime`` comes from ``runtime_files``.
+    """Write the site of an exported folder.
 
     An existing output folder is replaced once the new one is complete.
+
+    Args:
+        folder: The exported folder.
+        output: The folder to write.
+        runtime: Files of onnxruntime-web by name, from ``runtime_files``.
     """
     model = load_model(folder)
     assert model.folder is not None
