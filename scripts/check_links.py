@@ -21,7 +21,7 @@ LOCAL = ("http://127.0.0.1", "http://localhost")
 
 
 def links() -> dict[str, set[str]]:
-    """Pages by the links that they contain."""
+    """Return the external links, each with the pages that contain it."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for page in (page for pattern in PAGES for page in ROOT.glob(pattern)):
         for link in URL.findall(page.read_text("utf-8")):
@@ -31,20 +31,20 @@ def links() -> dict[str, set[str]]:
 
 
 def problem(link: str) -> str | None:
-    """Request a link; return the problem, or None."""
+    """Request a link, and return the problem with it, or None if it works."""
     request = urllib.request.Request(link, method="HEAD", headers={"User-Agent": "Mozilla/5.0"})
     try:
         with urllib.request.urlopen(request, timeout=30):
             return None
     except urllib.error.HTTPError as error:
-        # The page exists but refuses programs (403, 429) or HEAD requests (405).
+        # The page exists, but its server rejects programs (403, 429) or HEAD requests (405).
         return None if error.code in (403, 405, 429) else f"HTTP {error.code}"
     except (urllib.error.URLError, TimeoutError) as error:
         return str(getattr(error, "reason", error))
 
 
 def main() -> int:
-    """Print the broken links, with the pages that they are on."""
+    """Print the broken links, each with the pages that contain it."""
     failures = [(link, pages, problem(link)) for link, pages in links().items()]
     for link, pages, failure in failures:
         if failure:

@@ -1,16 +1,18 @@
-"""Compare three sources of keywords: the reading of the photo, samples, the caption alone.
+"""Compare keywords from the reading of the photo, from sampled captions, and from one caption.
 
     python scripts/compare_keywords.py --annotations COCO/captions_val.json --images COCO/val \
         --annotations data/flickr8k/captions_val.json --images FLICKR8K/images \
         --instances COCO128/annotations/instances.json --instance-photos COCO128/images \
         --labels COCO/captions_train.json --label-photos COCO/train
 
-Words are the keywords of the model; one is right if a reference caption of the photo has it.
-Samples: the share of 64 sampled captions that have a word, calibrated on one half of the photos for
-the other half, by one scale and one shift for all words. With instance masks, words that name a
-category of COCO are compared with what is annotated, and their maps with the masks. With labels
-(``"labels"`` of an image: numbers of COCO's categories 1 to 19), the words that name one of these
-on 2,000 photos with one caption.
+A keyword is right if a reference caption of the photo contains it. The score of a keyword from
+samples is the share of 64 sampled captions that contain it. These scores are calibrated by one
+scale and one shift for all words, fitted on one half of the photos and applied to the other half.
+
+--instances adds a comparison with instance masks: keywords that name a category of COCO are
+compared with the annotated categories, and their maps with the masks. --labels adds a comparison on
+2,000 photos with one caption. It uses the entry ``"labels"`` of each image, which lists numbers of
+COCO's categories 1 to 19.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ from captioner.inference.captioner import Captioner
 from captioner.inference.reading import MIN_PROBABILITY
 
 SAMPLES = 64
+"""Number of captions that are sampled for each photo."""
 LABELLED = 2000
-"""Photos with labels."""
+"""Number of photos with labels that are compared."""
 CATEGORIES = {
     1: "person", 2: "bicycle", 3: "car", 4: "motorcycle", 5: "airplane", 6: "bus", 7: "train",
     8: "truck", 9: "boat", 10: "traffic light", 11: "fire hydrant", 13: "stop sign",
@@ -57,7 +60,7 @@ Labels = NDArray[np.bool_]
 
 
 def main() -> None:
-    """Print the tables."""
+    """Compare the keywords on each set of photos and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--annotations", action="append", default=[])
     parser.add_argument("--images", action="append", default=[])
@@ -82,14 +85,14 @@ def of_groups(mentioned: Sequence[Set[str]], groups: Sequence[Set[str]]) -> Labe
 
 
 def platt(odds: Floats, labels: Labels) -> tuple[float, float]:
-    """Return the scale and shift with which log-odds, (N, K), are calibrated."""
+    """Return the scale and shift that calibrate log-odds, (N, K)."""
     inputs = np.stack([odds.ravel(), np.ones(odds.size)], axis=1)
     scale, shift = logistic_regression(inputs, labels.ravel().astype(float), np.full(2, 1e-6))
     return float(scale), float(shift)
 
 
 def cross_calibrated(odds: Floats, labels: Labels) -> Floats:
-    """Probabilities, (N, K): each half of the photos with the scale and shift of the other."""
+    """Return probabilities, (N, K), each half of the photos calibrated on the other half."""
     half = np.random.default_rng(0).permutation(len(odds)) % 2
     probabilities = np.zeros(odds.shape)
     for part in (0, 1):
@@ -99,13 +102,17 @@ def cross_calibrated(odds: Floats, labels: Labels) -> Floats:
 
 
 def measure(probabilities: Floats, labels: Labels) -> dict[str, float]:
-    """How good probabilities of words are, (N, K).
+    """Measure the quality of keywords.
+
+    Args:
+        probabilities: Probability of each word for each photo, (N, K).
+        labels: Whether the word is right for the photo, (N, K).
 
     Returns:
-        ``photos`` and ``words``; ``mean_average_precision`` of the words that count for 10 photos
-        or more; ``precision`` and ``recall`` of the keywords of ``MIN_PROBABILITY`` or more, their
-        number per photo, ``keywords``, and ``calibration_error``; ``precision_at_8`` and
-        ``recall_at_8`` of the eight most probable words.
+        ``photos`` and ``words``, their numbers; ``mean_average_precision`` of the words that are
+        right for 10 photos or more; ``keywords``, the number per photo with a probability of
+        ``MIN_PROBABILITY`` or more, and their ``precision``, ``recall`` and ``calibration_error``;
+        ``precision_at_8`` and ``recall_at_8`` of the eight most probable words.
     """
     common = np.flatnonzero(labels.sum(axis=0) >= 10)
     kept = probabilities >= MIN_PROBABILITY
@@ -128,14 +135,14 @@ def measure(probabilities: Floats, labels: Labels) -> dict[str, float]:
 
 
 def average_precision(scores: Floats, labels: Labels) -> float:
-    """Mean, over the photos that a word counts for, of the precision down to each of them."""
+    """Return the average precision of one word: rank the photos, take the precision at each hit."""
     ranked = labels[np.argsort(-scores, kind="stable")]
     hits = ranked.cumsum() / np.arange(1, len(ranked) + 1)
     return float(hits[ranked].mean())
 
 
 def compare(model: Captioner, annotations: str, images: str) -> None:
-    """Print the figures of each source on photos with references."""
+    """Print the figures of each source of keywords on photos with reference captions."""
     words = model.stored.reading
     assert words is not None
     table, rows = read_words(WORDS), {word: row for row, word in enumerate(words.keywords)}
@@ -196,7 +203,7 @@ def compare(model: Captioner, annotations: str, images: str) -> None:
 
 
 def compare_with_masks(model: Captioner, instances: str, folder: str) -> None:
-    """Print precision and recall of the categories named, and how maps agree with masks."""
+    """Print precision and recall of named categories, and the agreement of maps with masks."""
     known = read_instances(Path(instances))
     ids = {Path(one["file_name"]).name: image_id for image_id, one in known.images.items()}
     photos = [path for path in sorted(Path(folder).iterdir()) if path.name in ids]
@@ -215,7 +222,7 @@ def compare_with_masks(model: Captioner, instances: str, folder: str) -> None:
 
 
 def compare_with_labels(model: Captioner, labels: str, folder: Path) -> None:
-    """Print precision and recall of COCO's first categories on photos with labels."""
+    """Print precision and recall of COCO's categories 1 to 19 on photos with labels."""
     content = json.loads(Path(labels).read_text(encoding="utf-8"))
     counts = Counter(one["image_id"] for one in content["annotations"])
     images = [one for one in content["images"] if one.get("labels") and counts[one["id"]] == 1]
@@ -231,10 +238,15 @@ def compare_categories(
     annotated: Mapping[int, Set[str]],
     known: Set[str] | None = None,
 ) -> dict[str, dict[int, Caption]]:
-    """Print precision and recall of the ``known`` categories that captions and keywords name.
+    """Print precision and recall of the categories that captions and keywords name.
+
+    Args:
+        captions: A caption for each photo.
+        annotated: The categories that are annotated in each photo.
+        known: The only categories that count, or None if all count.
 
     Returns:
-        The captions, and the keywords as captions.
+        The captions as ``caption``, and their keywords in the form of captions as ``keywords``.
     """
     words = {image_id: _apart(one.of_keywords()) for image_id, one in captions.items()}
     groups = {"caption": dict(captions), "keywords": words}
@@ -251,7 +263,7 @@ def compare_categories(
 
 
 def _apart(keywords: Caption) -> Caption:
-    """Keywords with a comma after each, so that two of them are not one name ("toilet", "bowl")."""
+    """Return keywords with a comma after each, so that "toilet" and "bowl" are not one name."""
     words = [part for word in keywords.words for part in (word.replace(" ", "-"), ",")]
     twice = {name: np.repeat(getattr(keywords, name), 2, axis=0) for name in ("alphas", "gates")}
     return replace(keywords, words=tuple(words), **twice)

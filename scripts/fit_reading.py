@@ -1,19 +1,21 @@
-"""Fit a model's reading of photos to captions, and count the grammar of the captions.
+"""Train a model's reading of photos, and count the grammar of its training captions.
 
     python scripts/fit_reading.py runs/mine --train captions_train.json --val captions_val.json \
         --images photos/ [--words FILE] --features FOLDER -o mine_read/
 
-The encoder and the decoder stay as they are. The network of ``model.reading`` learns in two stages:
+The encoder and the decoder do not change. The network of ``model.reading`` is trained in two stages
+to predict, for each word:
 
-    1   all training photos: the share of a photo's captions that have each word
-    2   photos with five captions or more: whether one of them has the word
+    1   on all training photos: the share of a photo's captions that contain the word
+    2   on photos with five or more captions: whether any of them contains the word
 
-so the probability of a word is the probability that one of five people says it. Annotated objects
-were tried as further truths of the second stage: captions then name more things that nobody says.
-``captioner calibrate`` makes truths of the probabilities. The photos of --val are not trained on,
-and the keywords are measured on those of them that have five captions. --features is a folder for
-the encoder's features, 256 kB a photo for the shipped encoder; an interrupted run continues with
-the photos that it lacks.
+So the probability of a word is the probability that at least one of five people says it.
+``captioner calibrate`` then turns the probabilities into truths. Annotated objects were also tried
+as true words in the second stage, but captions then name more things that nobody mentions.
+
+The photos of --val are not used for training. The keywords are measured on the photos of --val with
+five or more captions. --features is a folder for the encoder's features. They take 256 kB per photo
+for the shipped encoder. An interrupted run continues with the photos that have no features yet.
 
 Source of the method: see ``model.reading``. Notation: N photos, S stems, K keywords.
 """
@@ -60,20 +62,20 @@ WORDS = Path(__file__).with_name("keywords.txt")
 """The default list of keywords."""
 
 FIVE = 5
-"""Captions from which a word that none of them has is taken for false."""
+"""Minimum number of captions from which a word counts as false if none of them contains it."""
 BATCH = 32
-"""Photos that are encoded together."""
+"""Number of photos that are encoded together."""
 
 
 class Stage(NamedTuple):
-    """How long and how fast the reading learns."""
+    """The settings of one training stage."""
 
     epochs: float
     batch: int
     rate: float
     """Peak learning rate."""
     regions: float
-    """Share of the regions of a photo that a step looks at, chosen anew for every batch."""
+    """Share of the regions that a step uses. They are chosen at random for each batch."""
 
 
 STAGES = Stage(2, 128, 1e-3, 0.5), Stage(5, 64, 5e-4, 1.0)
@@ -82,20 +84,20 @@ CLIP_NORM = 5.0
 
 
 class Counted(NamedTuple):
-    """What captions say about N photos."""
+    """The words in the captions of N photos."""
 
     counts: NDArray[np.uint8]
-    """Captions of each photo with each stem, (N, S)."""
+    """Number of captions of each photo that contain each stem, (N, S)."""
     captions: NDArray[np.uint8]
-    """Captions of each photo, (N,)."""
+    """Number of captions of each photo, (N,)."""
 
 
 def main() -> None:
-    """Encode, fit, report and store."""
+    """Encode the photos, train the reading, report its quality and save the model."""
     options = _parse()
     stored = load_model(options.model)
     if stored.reading is not None and not options.force:
-        raise ConfigError(f"{options.model} has a reading; give --force to fit a new one")
+        raise ConfigError(f"{options.model} already has a reading; add --force to replace it")
     table = read_words(options.words)
     photos = read_dataset([*options.train, *options.val], options.images)
     held = {one.image_id for one in read_dataset(options.val, options.images)}
@@ -111,7 +113,7 @@ def main() -> None:
     judged = [one for one in photos if one.image_id in held and len(one.captions) >= FIVE]
     if judged:
         print(report(stored, judged, cache, table))
-    stored.config = {}  # without graphs, which lack the reading
+    stored.config = {}  # leave out the graphs, because they do not contain the new reading
     save_model(options.output, stored)
     print(f"saved as {options.output}")
 
@@ -130,7 +132,7 @@ def _parse() -> argparse.Namespace:
 
 
 def encode(model: CaptionModel, photos: Sequence[Example], folder: str) -> FeatureCache:
-    """Encode the photos that a folder of features lacks; the errors of photos are printed."""
+    """Encode the photos that are not in a folder of features yet, and print errors of photos."""
     preprocessing = model.preprocessing
     key = feature_fingerprint(model.encoder, preprocessing, dtype="float16", precision="fp32")
     run = torch.inference_mode()(model.encode)
@@ -144,11 +146,11 @@ def encode(model: CaptionModel, photos: Sequence[Example], folder: str) -> Featu
     return FeatureCache(folder, key)
 
 
-# --- what is said ---------------------------------------------------------------------------------
+# --- words in captions ----------------------------------------------------------------------------
 
 
 def read_words(path: Path) -> Phrases:
-    """Read a list of words: a keyword per line, then others that count as it.
+    """Read a list of keywords. Each line has a keyword and then the words that count as it.
 
     Raises:
         ConfigError: The file cannot be read, or a word is in two lines.
@@ -169,9 +171,10 @@ def read_words(path: Path) -> Phrases:
 
 
 def keywords_of(table: Phrases, stems: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """Return the phrases that count as each keyword, by their stems, as far as a reading has them.
+    """Return, for each keyword, the phrases that count as it, as tuples of stems.
 
-    A keyword without its own word is left out.
+    Phrases with a stem that the reading does not contain are left out, and so are keywords without
+    any phrase.
     """
     known, found = set(stems), dict[str, dict[tuple[str, ...], None]]()
     for phrase, keyword in table.items():
@@ -182,7 +185,7 @@ def keywords_of(table: Phrases, stems: Sequence[str]) -> dict[str, tuple[tuple[s
 
 
 def count(photos: Sequence[Example], stems: Sequence[str]) -> Counted:
-    """Count what the captions say about photos."""
+    """Count in how many captions of each photo each stem occurs."""
     columns = {one: column for column, one in enumerate(stems)}
     counts = np.zeros((len(photos), len(stems)), np.uint8)
     for row, photo in enumerate(photos):
@@ -194,7 +197,7 @@ def count(photos: Sequence[Example], stems: Sequence[str]) -> Counted:
 
 
 def grammar_of(photos: Sequence[Example], vocabulary: Vocabulary) -> Grammar | None:
-    """Count the grammar of the captions; None for a vocabulary of pieces of words."""
+    """Count the grammar of the captions, or return None if tokens are parts of words."""
     if vocabulary.subwords is not None:
         return None
     texts = (caption_tokens(text) for photo in photos for text in photo.captions)
@@ -209,14 +212,14 @@ def fit(
     photos: Sequence[Example],
     cache: FeatureCache,
 ) -> None:
-    """Train the reading of a model; see the top of this file."""
+    """Train the reading of a model in two stages (see the top of this file)."""
     assert stored.reading is not None
     said = count(photos, stored.reading.stems)
     captions = torch.from_numpy(said.captions).float()
     counts = torch.from_numpy(said.counts)
 
     def shares(log_odds: Tensor, rows: Tensor) -> Tensor:
-        # More captions say more about a photo, but they agree with each other.
+        # A photo with n captions has the weight sqrt(n), not n: its captions repeat each other.
         weights = captions[rows] ** -0.5
         weighted = counts[rows] * weights.unsqueeze(1)
         return reading_loss(log_odds, weighted, captions[rows] * weights)
@@ -227,7 +230,7 @@ def fit(
     ids = [photo.image_id for photo in photos]
     five = torch.from_numpy(np.flatnonzero(said.captions >= FIVE))
     if not len(five):
-        raise DataError(f"no training photo has {FIVE} captions; give photos that have")
+        raise DataError(f"no training photo has {FIVE} captions; add photos with {FIVE} captions")
     _train(stored.model, cache, ids, torch.arange(len(ids)), stage=STAGES[0], loss=shares)
     _train(stored.model, cache, ids, five, stage=STAGES[1], loss=truth)
 
@@ -241,7 +244,7 @@ def _train(
     stage: Stage,
     loss: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Train the reading for a stage on some of the photos, given by their indices."""
+    """Train the reading for one stage on the photos with these indices (``rows``)."""
     reading = model.reading
     assert reading is not None
     reading.train()
@@ -269,7 +272,7 @@ def _train(
 
 
 def _batches(rows: Tensor, size: int, steps: int) -> Iterator[Tensor]:
-    """Batches of rows in random order, each row once per epoch."""
+    """Yield batches of rows in random order, each row once per epoch."""
     order = rows[:0]
     for _ in range(steps):
         while len(order) < min(size, len(rows)):
@@ -286,7 +289,7 @@ def _features(cache: FeatureCache, ids: Sequence[int], rows: Tensor) -> Tensor:
 
 
 def mentions(captions: Sequence[str], table: Phrases) -> set[str]:
-    """Return the keywords that captions of a photo have."""
+    """Return the keywords that the captions of a photo contain."""
     names = (name for text in captions for name in find_names(caption_tokens(text), table))
     return {name.category for name in names}
 
@@ -294,7 +297,7 @@ def mentions(captions: Sequence[str], table: Phrases) -> set[str]:
 def report(
     stored: StoredModel, photos: Sequence[Example], cache: FeatureCache, table: Phrases
 ) -> str:
-    """Measure the keywords on photos: one is right if a caption of the photo has it."""
+    """Measure the keywords: a keyword is right if a caption of the photo contains it."""
     model, words = stored.model, stored.reading
     assert model.reading is not None
     assert words is not None

@@ -2,9 +2,9 @@
 
     python scripts/hold_out.py COCO/captions_train.json FOLDER [--photos 400] [--train 16000]
 
-Writes FOLDER/held.json and FOLDER/train.json, COCO captions files without a photo in common. The
-selection depends on ids and numbers of captions alone. The shipped model's validation photos have
-lost their aspect ratio; these have not.
+The script writes two COCO captions files without a common photo: FOLDER/held.json and
+FOLDER/train.json. The selection depends only on the ids and on the number of captions of each
+photo. These photos have kept their aspect ratio, unlike the shipped model's validation photos.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from pathlib import Path
 
 from captioner.files import atomic_write
 
-REFERENCES = 5  # captions of a photo that is held out, or more
+REFERENCES = 5
+"""Minimum number of captions of a photo that is held out."""
 
 
 def main() -> None:
-    """Write both files."""
+    """Select the photos and write both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("annotations", type=Path, help="COCO captions file")
-    parser.add_argument("folder", type=Path, help="where to write")
-    parser.add_argument("--photos", type=int, default=400, help="number to hold out")
-    parser.add_argument("--train", type=int, default=16_000, help="number to train on")
+    parser.add_argument("folder", type=Path, help="folder for the two files")
+    parser.add_argument("--photos", type=int, default=400, help="number of photos to hold out")
+    parser.add_argument("--train", type=int, default=16_000, help="number of photos to train on")
     given = parser.parse_args()
     content = json.loads(given.annotations.read_text(encoding="utf-8"))
     captions = Counter(annotation["image_id"] for annotation in content["annotations"])

@@ -1,4 +1,4 @@
-"""Measures what a person has to go through: to read, to choose from, and to follow.
+"""Measure how much a person has to read, choose and follow in this project.
 
     python scripts/journeys.py                       # the whole table
     python scripts/journeys.py calls words           # some of its rows
@@ -7,14 +7,14 @@
 calls: calls of functions of the package while `captioner caption PHOTO` runs, imports included.
     Python 3.12 and later count fewer, because they inline list comprehensions.
 words: words in the files that a reader of the model goes through, as `wc -w` counts them.
-options: distinct options of all commands. An option that has several spellings, such as -o and
-    --output or --neutral and --no-neutral, counts once. So does a setting of training that is an
-    option of other commands: `search.beam_size` and `--beam-size` are one field of one dataclass.
-unused: training settings that no config, script or page names, without the search options.
+options: distinct options of all commands. An option with several spellings, such as -o and
+    --output or --neutral and --no-neutral, counts once. A training setting that is also an option
+    of other commands counts once too: `search.beam_size` and `--beam-size` are the same field.
+unused: training settings that no config, script or page mentions. Search options do not count.
 lists: tuples, lists, sets and dictionaries in the package that repeat names of options.
 
-The script knows a checkout by its files and its command line only, so that it also measures
-checkouts in which functions have other names.
+The script uses only the files and the command line of a checkout. So it can also measure older
+checkouts, in which functions have other names.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from typing import Any, get_type_hints
 ROOT = Path(__file__).parents[1]
 PHOTO = "assets/examples/chelsea.jpg"
 SCHEMA = ("schema.py", "option_fields.py")
-"""Names of the file that describes options, in the package; the first that exists counts."""
+"""Possible names of the file that describes options. The first that exists is used."""
 TRAIN_CONFIG = ("captioner.options", "captioner.training.options")
-"""Modules that may have the settings of a training run; the first that does counts."""
+"""Modules that may contain the settings of a training run. The first that does is used."""
 READERS_PATH = (
     ("model/attention.py",),
     ("model/decoder.py",),
@@ -50,11 +50,11 @@ READERS_PATH = (
     ("training/optim.py", "training/optimizer.py"),
     ("training/loop.py",),
 )
-"""Files for a reader of the model, in the package; of several names, the first that exists."""
+"""Files that a reader of the model goes through, each with its possible names in the package."""
 
 
 def main() -> None:
-    """Print the measures, each taken in a fresh process that imports the tree's package."""
+    """Print the measures. Each is taken in a new process that imports the package of the tree."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -68,7 +68,7 @@ def main() -> None:
         print(json.dumps(MEASURES[options.fresh](package)))
         return
     if unknown := set(options.measures) - set(MEASURES):
-        parser.error(f"unknown measure {', '.join(unknown)}; give {', '.join(MEASURES)}")
+        parser.error(f"{', '.join(unknown)} is not a measure; use {', '.join(MEASURES)}")
     for name in options.measures or MEASURES:
         if name == "words":
             figure, details = words(package, options.files)
@@ -91,8 +91,8 @@ def in_fresh_process(measure: str, tree: Path) -> Any:
 def calls(package: Path) -> tuple[int, str]:
     """Count calls of package functions while `captioner caption` runs.
 
-    Bodies of modules and classes count too, as do resumed generators: a reader who steps through
-    the run enters them.
+    Bodies of modules and classes and resumed generators count too, because a reader who steps
+    through the run enters them.
     """
     counts: Counter[str] = Counter()
 
@@ -100,7 +100,8 @@ def calls(package: Path) -> tuple[int, str]:
         if event == "call":
             counts[frame.f_code.co_filename] += 1
 
-    sys.setprofile(count)  # of this thread: others wait for it, and how often differs between runs
+    # Only this thread: other threads wait for it, a varying number of times.
+    sys.setprofile(count)
     from captioner.cli.main import main as run
 
     code = run(["caption", PHOTO])
@@ -112,7 +113,7 @@ def calls(package: Path) -> tuple[int, str]:
 
 
 def words(package: Path, files: list[str] | None = None) -> tuple[int, str]:
-    """Count the words of the reader's path, or of other files."""
+    """Count the words in the files of `READERS_PATH`, or in other files."""
     paths = [first_of(package, names) for names in READERS_PATH]
     paths = [package / file for file in files] if files else paths
     counts = {path.stem: len(path.read_text(encoding="utf-8").split()) for path in paths}
@@ -120,10 +121,10 @@ def words(package: Path, files: list[str] | None = None) -> tuple[int, str]:
 
 
 def options(_: Path) -> tuple[int, str]:
-    """Count distinct options: those with dashes, and training settings without.
+    """Count distinct options: options with dashes, and training settings.
 
-    A section of training settings counts once with the options of other commands if all of its
-    fields are options there: then both are made from one dataclass.
+    If all fields of a section of training settings are also options of other commands, both come
+    from one dataclass and are counted once.
     """
     spellings = [names for command in commands() for names in options_of(command)]
     dashed = {main_name(names) for names in spellings}
@@ -142,7 +143,7 @@ def options(_: Path) -> tuple[int, str]:
 
 
 def unused(package: Path) -> tuple[int, str]:
-    """Count the training settings that nothing names."""
+    """Count the training settings that no config, script or page mentions."""
     tree = package.parent
     settings = [name for name in training_settings() if not name.startswith("search.")]
     recipes = [*tree.glob("configs/*.yaml"), *tree.glob("scripts/**/*")]
@@ -156,7 +157,7 @@ def unused(package: Path) -> tuple[int, str]:
 
 
 def lists(package: Path) -> tuple[int, str]:
-    """Count collections of strings, at least 3 of them and most of them fields of one dataclass."""
+    """Count collections that have at least 3 fields of one dataclass, which are most of them."""
     sources = {path: ast.parse(path.read_bytes()) for path in sorted(package.rglob("*.py"))}
     declared = option_names(sources.values())
     found: dict[str, list[str]] = {"search options": [], "other options": []}
@@ -184,7 +185,7 @@ MEASURES: dict[str, Callable[..., tuple[int, str]]] = {
 
 
 def first_of(package: Path, names: tuple[str, ...]) -> Path:
-    """Return the first of these files that exists; the last if none does."""
+    """Return the first of these files that exists, or the last file if none exists."""
     paths = [package / name for name in names]
     return next((path for path in paths if path.exists()), paths[-1])
 
@@ -200,12 +201,12 @@ def printed(argv: list[str]) -> str:
 
 
 def commands() -> list[str]:
-    """Return the names of all commands, from the help."""
+    """Return the names of all commands, as `captioner --help` lists them."""
     return re.findall(r"^  captioner (\w+(?: \w+)?)  +\w", printed(["--help"]), re.MULTILINE)
 
 
 def main_name(spellings: Sequence[str]) -> str:
-    """Return the name of an option: its first long spelling, without dashes."""
+    """Return the name of an option, which is its first long spelling without dashes."""
     name = next((one for one in spellings if one.startswith("--")), spellings[0])
     return name.lstrip("-").replace("-", "_")
 
@@ -252,7 +253,7 @@ def settings_of(kind: Any, section: str = "") -> Iterator[str]:
 
 
 def named_settings(paths: Iterable[Path], settings: list[str]) -> Iterator[str]:
-    """Yield the settings that these files name, as ``training.lr`` or in the blocks of YAML."""
+    """Yield the settings that these files mention, as ``training.lr`` or in a block of YAML."""
     import yaml
 
     for path in paths:
@@ -263,7 +264,7 @@ def named_settings(paths: Iterable[Path], settings: list[str]) -> Iterator[str]:
         for block in blocks:
             yield from flat(yaml.safe_load(block))
         for name in settings:
-            spelled = re.escape(name).replace("_", "[-_]")  # on command lines, with dashes
+            spelled = re.escape(name).replace("_", "[-_]")  # command lines use dashes
             if re.search(rf"(?<![\w.]){spelled}\b", text):
                 yield name
 
@@ -301,10 +302,10 @@ def option_names(sources: Iterable[ast.Module]) -> dict[str, set[str]]:
 
 
 def collections_of_strings(source: ast.Module) -> Iterator[tuple[int, set[str]]]:
-    """Yield the line and the strings of each tuple, list, set and dictionary that is written out.
+    """Yield the line and the strings of each literal tuple, list, set and dictionary.
 
-    Parts that are unpacked into another collection, such as ``*("a", "b")``, belong to it. An
-    annotation such as ``Literal["a", "b"]`` does not count.
+    A collection that is unpacked into another one, such as ``*("a", "b")``, counts as part of the
+    other one. An annotation such as ``Literal["a", "b"]`` does not count.
     """
     inner: set[int] = set()
 

@@ -1,10 +1,10 @@
-"""Write the tables of options in docs/ from the dataclasses that declare the options.
+"""Update the tables of options in docs/ from the dataclasses that declare the options.
 
     python scripts/option_tables.py
 
-A table is written between the lines ``<!-- options: captioner.options.SearchOptions -->`` and
-``<!-- end of options -->``. Search options also get a column with the values of the shipped model,
-because every model has its own.
+Each table is written between the lines ``<!-- options: captioner.options.SearchOptions -->`` and
+``<!-- end of options -->``. The table of search options has another column with the values of the
+shipped model, because every model has its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _cell(text: str) -> str:
 
 
 def with_tables(page: str) -> str:
-    """Return a page with all its tables replaced."""
+    """Return a page with all of its tables updated."""
     return TABLE.sub(lambda found: f"{found[1]}\n{table(found[2])}\n{found[3]}", page)
 
 
