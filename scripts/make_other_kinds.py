@@ -1,11 +1,11 @@
-"""Make images that are not everyday photos, in a folder for each kind, for ``captioner calibrate``.
+"""Make images that are not photos, in a folder for each kind, for ``captioner calibrate``.
 
     pip install fontawesomefree playwright      # and Chromium, and an emoji font
     python scripts/make_other_kinds.py PHOTOS FOLDER [--count 100]
 
-Pages, screenshots, icons, emoji, logos and diagrams are rendered by Chromium, charts by matplotlib;
-scans, drawings, and very blurred and very dark photos are made from pages and from PHOTOS. The same
-arguments give the same images, for the same versions of these programs.
+Pages, screenshots, icons, emoji, logos and diagrams are rendered by Chromium, and charts by
+matplotlib. Scans are made from pages. Drawings, very blurred photos and very dark photos are made
+from PHOTOS. With the same versions of these programs, the same arguments produce the same images.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _colour(r: random.Random, lowest: int = 0, highest: int = 255) -> str:
 
 
 def page(r: random.Random) -> str:
-    """A page of text with headings, perhaps columns and a table."""
+    """Return the markup of a page of text with headings, and sometimes with columns or tables."""
     parts = []
     for _ in range(r.randint(3, 8)):
         parts.append(f"<h2>{_text(r, r.randint(2, 6))}</h2>" * r.randint(0, 1))
@@ -66,7 +66,7 @@ def page(r: random.Random) -> str:
 
 
 def screenshot(r: random.Random) -> str:
-    """A screen: a program's window with a bar, buttons, lists and cards, light or dark."""
+    """Return the markup of a program's window with a bar, buttons and cards, light or dark."""
     ranges = ((0, 60), (180, 255)) if r.random() < 0.5 else ((225, 255), (0, 80))
     back, front, accent = (_colour(r, *each) for each in (*ranges, (30, 220)))
     button = "<button style='background:{}'>{}</button>"
@@ -85,7 +85,7 @@ def screenshot(r: random.Random) -> str:
 
 
 def icon(r: random.Random) -> str:
-    """A symbol of Font Awesome on a plain ground."""
+    """Return the markup of a symbol of Font Awesome on a plain background."""
     svg = r.choice(_symbols()).read_text()
     fill, back = _colour(r), r.choice(("white", "black", _colour(r)))
     shape = f"<div style='width:{r.randint(25, 90)}vmin; fill:{fill}'>{svg}</div>"
@@ -93,7 +93,7 @@ def icon(r: random.Random) -> str:
 
 
 def emoji(r: random.Random) -> str:
-    """One emoji, or a few."""
+    """Return the markup of one to four emoji."""
     signs = "".join(chr(r.choice(_EMOJI)) for _ in range(r.choice((1, 1, 2, 4))))
     size = r.randint(25, 80) // len(signs)
     style = f"background:{r.choice(('white', _colour(r)))}; font-size:{size}vmin"
@@ -101,7 +101,7 @@ def emoji(r: random.Random) -> str:
 
 
 def logo(r: random.Random) -> str:
-    """A name beside or below a shape."""
+    """Return the markup of a shape with a name next to it or below it."""
     radius = r.choice((0, 20, 50))
     shape = (
         f"<div style='width:{r.randint(15, 40)}vmin; height:{r.randint(15, 40)}vmin; "
@@ -117,7 +117,7 @@ def logo(r: random.Random) -> str:
 
 
 def diagram(r: random.Random) -> str:
-    """Boxes with text, joined by lines."""
+    """Return the markup of boxes with text that are joined by lines."""
     boxes = [(r.randint(0, 80), r.randint(0, 85)) for _ in range(r.randint(4, 12))]
     lines = "".join(
         f"<line x1={a + 8} y1={b + 4} x2={c + 8} y2={d + 4} stroke=black stroke-width=0.4 />"
@@ -136,7 +136,7 @@ def diagram(r: random.Random) -> str:
 
 
 def chart(r: random.Random) -> Image.Image:
-    """A line, bar, pie, scatter or histogram chart."""
+    """Draw a chart with lines, bars, points, a histogram or a pie."""
     figure = Figure(figsize=(r.uniform(3, 6), r.uniform(3, 5)), facecolor=_colour(r, 215))
     axes = figure.subplots()
     data = np.random.default_rng(r.getrandbits(32))
@@ -162,7 +162,7 @@ def chart(r: random.Random) -> Image.Image:
 
 
 def gradient(r: random.Random) -> Image.Image:
-    """Colours that change along a line or around a point."""
+    """Draw a colour gradient along a line or around a point."""
     y, x = np.mgrid[-1:1:256j, -1:1:256j]
     angle = r.uniform(0, 2 * np.pi)
     along = x * np.cos(angle) + y * np.sin(angle) if r.random() < 0.6 else np.hypot(x, y)
@@ -172,14 +172,14 @@ def gradient(r: random.Random) -> Image.Image:
 
 
 def blank(r: random.Random) -> Image.Image:
-    """One colour, perhaps with the noise of a covered lens."""
+    """Draw a plain colour, sometimes with the noise of a covered lens."""
     colour = [r.randint(0, 255)] * 3 if r.random() < 0.5 else [r.randint(0, 255) for _ in range(3)]
     grain = np.random.default_rng(r.getrandbits(32)).normal(0, r.choice((0, 2, 6)), (256, 256, 3))
     return Image.fromarray(np.clip(np.array(colour) + grain, 0, 255).astype(np.uint8))
 
 
 def noise(r: random.Random) -> Image.Image:
-    """Uniform, normal or binary noise, in colour or grey, of some grain size."""
+    """Draw uniform, normal or binary noise, in colour or grey, with a random grain size."""
     data = np.random.default_rng(r.getrandbits(32))
     side, channels = 256 // r.choice((1, 1, 2, 4, 16)), r.choice((1, 3))
     kind = r.choice(("uniform", "normal", "binary"))
@@ -194,7 +194,7 @@ def noise(r: random.Random) -> Image.Image:
 
 
 def pattern(r: random.Random) -> Image.Image:
-    """Stripes, squares, dots or rings."""
+    """Draw stripes, squares, dots or rings."""
     y, x = np.mgrid[0:256, 0:256]
     size, angle = r.randint(4, 60), r.uniform(0, np.pi)
     u, v = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
@@ -212,19 +212,19 @@ def pattern(r: random.Random) -> Image.Image:
 
 
 def blurred(photo: Image.Image, r: random.Random) -> Image.Image:
-    """So blurred that nothing can be recognized."""
+    """Return a photo that is so blurred that nothing can be recognized."""
     return photo.filter(ImageFilter.GaussianBlur(min(photo.size) / r.uniform(6, 12)))
 
 
 def dark(photo: Image.Image, r: random.Random) -> Image.Image:
-    """Hardly any light, and the noise of the sensor."""
+    """Return a photo with hardly any light, and with the noise of a sensor."""
     pixels = np.asarray(photo, np.float32) * r.uniform(0.005, 0.03)
     grain = np.random.default_rng(r.getrandbits(32)).normal(0, r.uniform(0, 3), pixels.shape)
     return Image.fromarray(np.clip(pixels + grain, 0, 255).astype(np.uint8))
 
 
 def drawing(photo: Image.Image, r: random.Random) -> Image.Image:
-    """The edges of a photo as a pencil drawing, or few flat colours."""
+    """Return a photo as a pencil drawing of its edges, or in a few flat colours."""
     if r.random() < 0.3:
         return ImageOps.posterize(photo.filter(ImageFilter.MedianFilter(7)), 1)
     grey = photo.convert("L")
@@ -234,7 +234,7 @@ def drawing(photo: Image.Image, r: random.Random) -> Image.Image:
 
 
 def scan(paper: Image.Image, r: random.Random) -> Image.Image:
-    """A page, turned a little, in the light and noise of a scanner."""
+    """Return a page as a scan: turned slightly, tinted, and with noise."""
     tint = np.array([r.randint(200, 255), r.randint(200, 255), r.randint(180, 255)])
     turned = paper.rotate(r.uniform(-6, 6), expand=True, fillcolor=(r.randint(0, 255),) * 3)
     pixels = np.asarray(turned.filter(ImageFilter.GaussianBlur(r.uniform(0, 1.2))), np.float32)
@@ -254,7 +254,7 @@ CHANGED: dict[str, Callable[[Image.Image, random.Random], Image.Image]] = {
 
 
 def images(tab: Any, photos: list[Path], count: int) -> Iterator[tuple[str, int, Image.Image]]:
-    """``count`` images of each kind: kind, number, image."""
+    """Yield ``count`` images of each kind, each as kind, number and image."""
 
     def rendered(markup: str, r: random.Random) -> Image.Image:
         tab.set_viewport_size({"width": r.randint(320, 800), "height": r.randint(320, 800)})
@@ -273,10 +273,10 @@ def images(tab: Any, photos: list[Path], count: int) -> Iterator[tuple[str, int,
 
 
 def main() -> None:
-    """Write the images."""
+    """Make the images and write them to a folder for each kind."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("photos", type=Path, help="folder of photos")
-    parser.add_argument("folder", type=Path, help="folder to write a folder of each kind to")
+    parser.add_argument("folder", type=Path, help="folder for the folders of all kinds")
     parser.add_argument("--count", type=int, default=100, help="images of each kind")
     given = parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Turn a trained model into the one that ships: model folder, scores and card.
+"""Write the folder of the model that ships, with its scores and card, from a trained model.
 
     python scripts/ship_model.py runs/everyday_sharp/best --runs runs/everyday runs/everyday_sharp \
         --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
@@ -6,12 +6,16 @@
         [--judged judged.csv] [--start captioner/pretrained] \
         [--commit COMMIT] [--failures scripts/model_failures.md]
 
-Before, scripts/fit_reading.py fits the model's reading. Stores the search options and the history
-of the runs with the model and measures it in float32 with ``captioner evaluate``: captions on the
-validation photos of both data sets, each in its own style, and attention on instance masks. Adds
-graphs in 8 bits, calibrated on photos of both training sets; then its confidence (``captioner
-calibrate``). The scores are written to config.json and, through scripts/model_card.md, to the model
-card. --to is replaced at the end.
+First run scripts/fit_reading.py, which trains the model's reading. This script then
+
+- stores the search options and the history of the training runs with the model;
+- adds graphs in 8 bits, calibrated on photos of both training sets;
+- fits the truth of words and the confidence of captions (``captioner calibrate``);
+- measures the model in float32 (``captioner evaluate``): captions on the validation photos of both
+  data sets, each in its own style, and attention on instance masks;
+- writes the scores to config.json and, through scripts/model_card.md, to the model card.
+
+The folder --to is replaced at the end.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ TEMPLATE = Path(__file__).with_name("model_card.md")
 VALIDATION = Path("data/flickr8k/captions_val.json")
 SEARCH = SearchOptions(beam_size=3, length_penalty=0.5, block_repeats=True, certainty=0.7)
 VARIED = {"temperature": 0.85, "candidates": 128}
-"""Consensus search, which the card reports beside the default one."""
+"""Search options for consensus captions, which the card reports next to the default search."""
 METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
 ATTENTION = ("correctness", "uniform", "centre", "ratio", "pointing", "pointing_centre")
 KINDS = {
@@ -55,22 +59,22 @@ KINDS = {
     "dogs": "dog dogs puppy puppies",
     "indoors": "indoors inside room kitchen bathroom bedroom office bed couch sofa desk",
 }
-"""Groups of words counted in captions."""
+"""Groups of words that are counted in captions, to measure biases."""
 STAGE = (
     "- `{run}`: {epochs} epochs, {minutes} minutes of training; best after epoch {best_epoch} "
     "(CIDEr {CIDEr:.3f} in its own validation)."
 )
 UNSEEN = "Nobody has looked at the captions of this model yet."
 PHOTOS = 100
-"""Photos of each data set that calibrate the ranges of the 8-bit activations."""
+"""Number of photos of each data set that calibrate the ranges of the 8-bit activations."""
 
 
 def main() -> None:
-    """Measure the model and write its folder with scores and card."""
+    """Export, calibrate and measure the model, then write its folder with the card."""
     options = _parse()
     stored = load_model(options.best)
     first, stages = options.start or options.runs[0] / "best", []
-    if first.is_dir():  # trained on all photos; later stages may skip some
+    if first.is_dir():  # the first stage, because later stages may not use all photos
         start = load_model(first)
         stored.frequencies, stages = start.frequencies, start.info.get("stages", [])
     stored.search = replace(SEARCH, certainty=0.0)  # until the truth of words is calibrated
@@ -114,23 +118,41 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("best", type=Path, help="model folder")
-    parser.add_argument("--runs", type=Path, nargs="+", required=True, help="its stages, in order")
-    parser.add_argument("--start", type=Path, help="shipped model that the first run continues")
-    parser.add_argument("--flickr8k", type=Path, required=True, help="folder with images/")
-    parser.add_argument("--coco", type=Path, required=True, help="train/, val/ and their captions")
-    parser.add_argument("--coco128", type=Path, required=True, help="images/ and annotations/")
-    parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
-    parser.add_argument("--other-images", type=Path, help="scripts/make_other_kinds.py's folder")
-    parser.add_argument("--judged", type=Path, nargs="+", default=[], help="judged captions")
+    parser.add_argument(
+        "--runs", type=Path, nargs="+", required=True, help="run folders of its stages, in order"
+    )
+    parser.add_argument("--start", type=Path, help="shipped model from which the first run started")
+    parser.add_argument(
+        "--flickr8k", type=Path, required=True, help="Flickr8k: folder with images/"
+    )
+    parser.add_argument(
+        "--coco", type=Path, required=True, help="COCO: folder with train/, val/ and captions files"
+    )
+    parser.add_argument(
+        "--coco128", type=Path, required=True, help="COCO128: folder with images/ and annotations/"
+    )
+    parser.add_argument(
+        "--to", type=Path, required=True, help="folder that is replaced by the new model"
+    )
+    parser.add_argument(
+        "--other-images", type=Path, help="folder written by scripts/make_other_kinds.py"
+    )
+    parser.add_argument(
+        "--judged", type=Path, nargs="+", default=[], help="tables of judged captions"
+    )
     parser.add_argument(
         "--held",
         type=Path,
         required=True,
-        help="captions.json of photos not trained on, in images/",
+        help="captions of photos that the model was not trained on, in images/ next to it",
     )
-    parser.add_argument("--objects", type=Path, help="objects that are annotated in these photos")
+    parser.add_argument(
+        "--objects", type=Path, help="objects that are annotated in the photos of --held"
+    )
     parser.add_argument("--commit", default="", help="commit at which the stages were trained")
-    parser.add_argument("--failures", type=Path, help="failures found by inspection, in Markdown")
+    parser.add_argument(
+        "--failures", type=Path, help="Markdown file with failures that people found"
+    )
     return parser.parse_args()
 
 
@@ -147,7 +169,7 @@ def _stage(run: Path) -> dict[str, Any]:
 
 
 def _measure(folder: Path, stored: StoredModel, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure a model, add the scores to its ``info``; returns the fields of the card."""
+    """Measure a model, add the scores to its ``info``, and return the fields of the card."""
     model = captioner.load(folder, precision="fp32")
     sets = {
         "coco_val": (options.coco / "captions_val.json", options.coco / "val", "coco"),
@@ -155,7 +177,7 @@ def _measure(folder: Path, stored: StoredModel, options: argparse.Namespace) -> 
     }
 
     def evaluate(**what: Any) -> Report:
-        """The report of ``captioner evaluate``, as it is written."""
+        """Return the report that ``captioner evaluate -o`` writes."""
         report: Report = json.loads(as_json(captioner.evaluate(model=model, **what)))
         return report
 
@@ -226,7 +248,7 @@ def _run(*command: object) -> None:
 
 
 def confidence_table(calibrator: Calibrator | None) -> str:
-    """The confidence section of the card."""
+    """Return the section of the card on confidence."""
     if calibrator is None:
         return "This model is not calibrated: captions have no confidence."
     meaning = (
@@ -250,15 +272,20 @@ def confidence_table(calibrator: Calibrator | None) -> str:
 
 
 def _some(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The available scores or intervals."""
+    """Return the scores or intervals that are available."""
     return {name: found[name] for name in names if name in found}
 
 
 def count_groups(report: Report, references: Mapping[int, Sequence[str]]) -> dict[str, float]:
-    """Fractions of captions with words of `KINDS`, for the model and people, and of mistakes.
+    """Return the shares of captions with words of `KINDS`, and the shares of wrong genders.
 
-    A mistake: the caption mentions a man (or boy ...) but no woman, while at least one reference
-    mentions a woman (or girl ...) and none mentions a man; and vice versa.
+    A caption has the wrong gender if it mentions a man (or boy ...) and not a woman, although at
+    least one reference mentions a woman (or girl ...) and none mentions a man; and vice versa.
+
+    Returns:
+        By name of the group, the share of captions; as ``people_...``, the share of references; as
+        ``women_as_men`` and ``men_as_women``, the shares of wrong genders among the photos where
+        they can occur; and as ``..._of``, the numbers of these photos.
     """
     captions = {row["image_id"]: set(tokenize(row["caption"])) for row in report["per_image"]}
     true = {image: [set(tokenize(text)) for text in references[image]] for image in captions}

@@ -1,12 +1,14 @@
-"""Generates the pages of the site that are not in docs/ during ``mkdocs build`` (see mkdocs.yml).
+"""Generate the pages of the site that are not in docs/, during ``mkdocs build`` (see mkdocs.yml).
+
+The generated pages are
 
 - README, changelog, contributing guide and model card, which are elsewhere in the repository;
-- executed notebooks, so that their output is always that of the current code and model;
+- the notebooks, which are executed so that they show the output of the current code and model;
 - the command reference from ``--help``, and the Python reference from docstrings;
-- source files that a page links to;
+- source files to which a page links;
 - ``llms.txt`` (https://llmstxt.org), the navigation for language models, and each page as Markdown.
 
-Pages keep relative links that work on GitHub; they are translated to links within the site.
+Pages contain relative links that work on GitHub. They are translated to links within the site.
 """
 
 from __future__ import annotations
@@ -126,13 +128,13 @@ def on_env(_: object, /, config: MkDocsConfig, files: Files) -> None:
 
 
 def repository_path(uri: str) -> str:
-    """Path in the repository of a page of the site."""
+    """Return the path in the repository of a page of the site."""
     moved = {page: source for source, page in MOVED.items()}
     return moved.get(uri, f"docs/{uri}")
 
 
 def site_path(path: str) -> str:
-    """Path in the site of a file of the repository."""
+    """Return the path in the site of a file of the repository."""
     if path in MOVED:
         return MOVED[path]
     if path.startswith("docs/"):
@@ -141,7 +143,7 @@ def site_path(path: str) -> str:
 
 
 def target(source: str, link: str) -> str | None:
-    """The file of the repository that a relative link points to, or None."""
+    """Return the file of the repository to which a relative link points, or None."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
     return path if (ROOT / path).is_file() and not path.startswith("..") else None
 
@@ -150,7 +152,7 @@ def target(source: str, link: str) -> str | None:
 
 
 def source_page(path: str, content: str) -> str:
-    """A source file as a page that is excluded from the search."""
+    """Return a source file as a page that is excluded from the search."""
     language = LANGUAGES.get(Path(path).suffix, "text")
     return (
         f"---\nsearch: {{exclude: true}}\n---\n\n# {path}\n\n"
@@ -159,7 +161,7 @@ def source_page(path: str, content: str) -> str:
 
 
 def commands() -> str:
-    """The command reference."""
+    """Return the command reference, as Markdown."""
     parts = ["# Commands", "Every command with its `--help`.", f"```text\n{_help()}```"]
     for name, summary in COMMANDS.items():
         parts += [f"## captioner {name}", f"{summary[0].upper()}{summary[1:]}."]
@@ -180,11 +182,11 @@ def _output(*words: str) -> str:
 
 
 def api() -> str:
-    """The Python reference, with every public name."""
+    """Return the Python reference, with every public name, as Markdown."""
     names = [name for section in API.values() for name in section]
     missing = set(captioner.__all__) - {"__version__"} - set(names)
     if missing:
-        raise ValueError(f"API in {__file__} lacks {', '.join(sorted(missing))}; add them")
+        raise ValueError(f"API in {__file__} does not contain {', '.join(sorted(missing))}; add it")
     parts = ["# Python API", "[Python](python.md) shows how to use it."]
     for title, section in API.items():
         parts.append(f"## {title}")
@@ -194,7 +196,7 @@ def api() -> str:
 
 @cache  # mkdocs serve rebuilds the site after every change
 def executed(notebook: str, name: str) -> tuple[str, dict[str, bytes]]:
-    """A notebook as Markdown with its output, and its images by path in the site."""
+    """Execute a notebook, and return it as Markdown and its images by path in the site."""
     parsed = nbformat.reads(notebook, as_version=4)
     # Run notebooks with this checkout and environment, activated or not.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -207,7 +209,9 @@ def executed(notebook: str, name: str) -> tuple[str, dict[str, bytes]]:
         NotebookClient(parsed, timeout=600, resources=resources).execute(env=environment)
     for output in (output for cell in parsed.cells for output in cell.get("outputs", [])):
         if output.get("name") == "stderr":
-            raise ValueError(f"docs/{name}.ipynb prints to standard error: {output.text}")
+            raise ValueError(
+                f"docs/{name}.ipynb prints to standard error; fix its cause: {output.text}"
+            )
     text, made = MarkdownExporter().from_notebook_node(
         parsed, {"unique_key": name, "output_files_dir": f"{name}_files"}
     )
@@ -216,7 +220,10 @@ def executed(notebook: str, name: str) -> tuple[str, dict[str, bytes]]:
     def describe(picture: re.Match[str]) -> str:
         alt = parsed.cells[int(picture[2])].metadata.get("alt")
         if not alt:
-            raise ValueError(f"docs/{name}.ipynb: cell {picture[2]} needs an alt in its metadata")
+            raise ValueError(
+                f"docs/{name}.ipynb has a picture without text in cell {picture[2]}; add alt to "
+                "the cell's metadata"
+            )
         return f"![{alt}]({picture[1]})"
 
     text = re.sub(rf"!\[\w+\]\(({name}_files/{name}_(\d+)_\d+\.\w+)\)", describe, text)

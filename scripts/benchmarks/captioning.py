@@ -1,12 +1,15 @@
-"""Speed, memory and start of models that run with torch, as graphs, and in 8 bits, in one run.
+"""Compare the size, start, memory and speed of models in PyTorch, as ONNX graphs and in 8 bits.
 
     python scripts/benchmarks/captioning.py shipped:fp32 shipped:bf16 small shipped \
         --photos photos/ [--count 64] [--runtime small-venv/bin/python]
 
-In every round each model captions the same files, and encodes the same prepared batches, the upper
-bound of its speed. The ratio to the first model is the median over the rounds. Cold starts are
-processes of their own, which caption one photo, or all for the last column; with --runtime,
-exported models start in the environment without torch.
+In every round, each model captions the same files. It also encodes the same prepared batches, which
+is the upper bound of its speed. The speed ratio compares a model with the first model, and is the
+median over the rounds.
+
+For the start and the peak memory, each model captions one photo in a new process. For the last
+column, a new process captions all photos. With --runtime, exported models start in an environment
+without torch.
 """
 
 from __future__ import annotations
@@ -43,16 +46,16 @@ print(*(line for line in open("/proc/self/status") if line.startswith("VmHWM")))
 sys.exit(code)
 """
 STARTS = 3
-"""Cold starts of each model, after one that fills the system's cache."""
+"""Number of cold starts of each model, after one that fills the system's file cache."""
 BATCH = 32
 
 
 def main() -> None:
-    """Print a row per model."""
+    """Measure the models and print a row for each."""
     given = parser(__doc__)
-    given.add_argument("models", nargs="+", help="folders, exported or MODEL:fp32, MODEL:bf16")
+    given.add_argument("models", nargs="+", help="exported folders, MODEL:fp32 or MODEL:bf16")
     given.add_argument("--photos", required=True, help="folder of photos")
-    given.add_argument("--count", type=int, default=64, help="photos to caption")
+    given.add_argument("--count", type=int, default=64, help="number of photos to caption")
     given.add_argument(
         "--runtime", default=sys.executable, help="Python of an environment without torch"
     )
@@ -95,25 +98,25 @@ def main() -> None:
 
 
 def parsed(name: str) -> tuple[str, Any]:
-    """A model and its precision: ``shipped:fp32``; without one it is ``auto``."""
+    """Split a name such as ``shipped:fp32`` into model and precision (by default ``auto``)."""
     model, _, precision = name.rpartition(":")
     return (model, precision) if precision in ("fp32", "bf16") else (name, "auto")
 
 
 def caption(model: Captioner, photos: Sequence[Path], texts: list[str]) -> None:
-    """Caption the files."""
+    """Caption the files, and store the captions in ``texts``."""
     found = model.stream(photos, batch_size=BATCH)
     texts[:] = [result.captions[0].text for result in found]
 
 
 def prepared(model: Captioner, photos: Sequence[Path]) -> list[list[Prepared]]:
-    """Batches of photos."""
+    """Prepare the photos for the encoder, in batches."""
     found = [model.prepare(open_image(photo)) for photo in photos]
     return [found[start : start + BATCH] for start in range(0, len(found), BATCH)]
 
 
 def encode(model: Captioner, batches: Sequence[Sequence[Prepared]]) -> None:
-    """Run the encoder alone."""
+    """Run only the encoder on prepared batches."""
     for batch in batches:
         model.ensemble.encode(batch)
 
@@ -121,7 +124,7 @@ def encode(model: Captioner, batches: Sequence[Sequence[Prepared]]) -> None:
 def cold_start(
     python: str, model: str, precision: str, processor_time: bool, photos: Sequence[Path]
 ) -> tuple[float, float]:
-    """Seconds and peak memory (MB) of a process that captions photos."""
+    """Return the seconds and peak memory (MB) of a new process that captions photos."""
     unwanted = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE") if python != sys.executable else ()
     environment = {name: value for name, value in os.environ.items() if name not in unwanted}
 

@@ -1,7 +1,8 @@
-"""Shared by the benchmarks: paired rounds, ratios, peak memory and tables.
+"""Functions that the benchmarks share: paired rounds, ratios, peak memory and tables.
 
-The jobs of a round run one after another in one process, in rotating order, so that other load on
-the machine affects all of them. Ratios are taken within a round; medians are over the rounds.
+In each round, all jobs run one after another in one process, and the order rotates. So other load
+on the machine affects all jobs alike. Ratios compare jobs of the same round, and medians are taken
+over the rounds.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ Rows = dict[str, dict[str, float | str | None]]
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """A parser for a module with this docstring."""
+    """Return a parser for a benchmark, with the first line of its docstring as the description."""
     made = argparse.ArgumentParser(description=description.splitlines()[0])
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument(
-        "--processor-time", action="store_true", help="for a busy machine; with one thread"
+        "--processor-time",
+        action="store_true",
+        help="measure processor time, for a busy machine; needs OMP_NUM_THREADS=1",
     )
     return made
 
 
 def clock(options: argparse.Namespace) -> Callable[[], float]:
-    """What `measure` reads; other programs change the processor time of all threads less."""
+    """Return the clock for `measure`. Other programs affect processor time less than real time."""
     return time.process_time if options.processor_time else time.perf_counter
 
 
@@ -43,7 +46,14 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     wait: Callable[[], object] = lambda: None,
 ) -> Times:
-    """Run the jobs in rounds, after one that warms up; ``wait`` waits for a device."""
+    """Run the jobs in rounds, and return their times.
+
+    Args:
+        jobs: Functions by name.
+        rounds: Number of rounds that are measured, after one round of warm-up.
+        clock: Function that returns the time in seconds.
+        wait: Called after each job, to wait for the results of a device.
+    """
     times: Times = {name: [] for name in jobs}
     names = list(jobs)
     for number in range(-1, rounds):
@@ -58,25 +68,28 @@ def measure(
 
 
 def ratios(times: Times, name: str, base: str) -> list[float]:
-    """Speed of a job relative to ``base`` in each round."""
+    """Return the speed of a job relative to the job ``base``, for each round."""
     return [b / a for a, b in zip(times[name], times[base], strict=True)]
 
 
 def in_child(script: str, *arguments: object) -> Any:
-    """Run a script in a separate process; return the JSON in its last line."""
+    """Run a script in a separate process, and return the JSON in the last line of its output."""
     command = [sys.executable, script, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def peak() -> float:
-    """Peak memory of this process in MB; that of getrusage is inherited from the parent."""
+    """Return the peak memory of this process in MB.
+
+    It is read from /proc, because the value of getrusage includes the memory of the parent process.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(x.split()[1]) for x in lines if x.startswith("VmHWM")) * 1024 / 1e6
 
 
 def print_table(first: str, rows: Rows) -> None:
-    """Print rows of figures as Markdown; ``first`` is the heading of their names."""
+    """Print rows of figures as a Markdown table. ``first`` is the heading of the first column."""
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     print(f"| {' | '.join([first, *columns])} |\n{'|---' * (len(columns) + 1)}|")
     for name, row in rows.items():

@@ -1,12 +1,12 @@
-"""A training step of two published captioning programs, run from a checkout of their own code.
+"""Run a training step of two published captioning programs, from checkouts of their own code.
 
     git clone https://github.com/sgrvinod/a-PyTorch-Tutorial-to-Image-Captioning
     git clone https://github.com/ruotianluo/ImageCaptioning.pytorch
 
-Each step does what the program's training loop does with a batch that is already encoded: forward,
-loss, backward, gradient clipping, Adam, and whatever else the loop computes at every step. Nothing
-of their code is changed; what a step does not need (data loading, BLEU, other models) is not
-imported.
+Each step does the same as the program's training loop for a batch that is already encoded: forward
+pass, loss, backward pass, gradient clipping, Adam, and everything else that the loop computes at
+every step. Their code is not changed. Parts that a step does not need (data loading, BLEU, other
+models) are not imported.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from captioner.text.vocabulary import END, PAD
 
 DROPOUT = 0.5
-"""The default of both programs."""
+"""The default dropout of both programs."""
 
 
 def sgrvinod_step(
     checkout: Path, sizes: list[int], features: Tensor, tokens: Tensor
 ) -> Callable[[], None]:
-    """A step of sgrvinod's tutorial (``train.py``).
+    """Return a function that runs a training step of sgrvinod's tutorial (``train.py``).
 
     Its loader returns pairs of a photo and a caption, so each caption has its own features.
 
     Args:
         checkout: Folder of the repository.
-        sizes: L, D, layers, V.
-        features: (B, L, D).
-        tokens: (B, R, T + 1): start token, words, end token, padding.
+        sizes: L, D, size of the layers, V.
+        features: Features of the photos, (B, L, D).
+        tokens: Start token, words, end token and padding, (B, R, T + 1).
     """
     module = runpy.run_path(str(checkout / "models.py"))
     _, size, layers, words = sizes
@@ -71,10 +71,10 @@ def sgrvinod_step(
 def att2in2_step(
     checkout: Path, sizes: list[int], features: Tensor, tokens: Tensor
 ) -> Callable[[], None]:
-    """A step of Att2in2 in ruotianluo's ImageCaptioning.pytorch (``tools/train.py``).
+    """Return a function that runs a training step of Att2in2 (``tools/train.py``).
 
-    Its words are numbered from 1, and 0 starts, ends and pads a caption. For the arguments see
-    `sgrvinod_step`.
+    Att2in2 is a model of ruotianluo's ImageCaptioning.pytorch. Its words are numbered from 1, and 0
+    starts, ends and pads a caption. For the arguments, see `sgrvinod_step`.
     """
     models = _att_models(checkout)
     _, size, layers, words = sizes
@@ -98,7 +98,7 @@ def att2in2_step(
         outputs = model(means, features, labels[..., :-1], everywhere)
         targets = labels[..., 1:].flatten(0, 1)[:, : outputs.shape[1]]
         kept = mask.flatten(0, 1)
-        # LanguageModelCriterion, whose module also imports the scorers of COCO.
+        # A copy of LanguageModelCriterion, because its module also imports the scorers of COCO.
         loss = (-outputs.gather(2, targets.unsqueeze(2)).squeeze(2) * kept).sum() / kept.sum()
         loss.backward()
         nn.utils.clip_grad_value_(model.parameters(), 0.1)
@@ -109,7 +109,7 @@ def att2in2_step(
 
 
 def _att_models(checkout: Path) -> types.ModuleType:
-    """``captioning.models.AttModel`` without the other models, which need further packages."""
+    """Import ``captioning.models.AttModel`` without other models, which need further packages."""
     for name in ("captioning", "captioning.models", "captioning.utils"):
         package = types.ModuleType(name)
         package.__path__ = [str(checkout / name.replace(".", "/"))]

@@ -1,11 +1,11 @@
-"""Time and peak memory of everything that grows with the number of photos.
+"""Measure time and peak memory of every stage that grows with the number of photos.
 
     python scripts/benchmarks/scale.py [--photos 113287] [--stages NAME ...]
 
-Photos are not read: the captions, five per photo, are made-up words with
-the lengths and the repetition of COCO's. Each stage reads them and runs in a process of its own.
-Its peak memory includes imports (``vocabulary`` needs torch, some hundred megabytes) and the
-captions. The seconds are processor time, which other programs change less than the elapsed time.
+Only captions are read, not photos. There are five captions per photo, of made-up words with the
+lengths and word frequencies of COCO's captions. Each stage reads them in a process of its own. Its
+peak memory includes the captions and the imports; ``vocabulary`` imports torch, which takes some
+hundred megabytes. Times are processor time, because other programs affect it less than real time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import captioner
 from captioner.data.coco import read_dataset
 from captioner.text.tokenizer import caption_tokens
 
-# Number of COCO captions by length in tokens, without start and end (3,431 of train2017).
+# Number of captions by length in tokens, without start and end, of 3,431 from COCO train2017.
 LENGTHS = {7: 29, 8: 563, 9: 754, 10: 721, 11: 518, 12: 367, 13: 185, 14: 106, 15: 60, 16: 41,
            17: 33, 18: 10, 19: 12, 20: 5, 21: 7, 22: 6, 23: 3, 24: 3, 25: 4, 26: 1}  # fmt: skip
 
@@ -36,11 +36,13 @@ FOLLOWERS = 300  # number of words that may follow a given word
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Measure the stages and print a table."""
     given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     given.add_argument("--photos", type=int, nargs="+", default=[113_287])
     given.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
-    given.add_argument("--file", type=Path, help="run the first stage only, on this captions file")
+    given.add_argument(
+        "--file", type=Path, help="run only the first of --stages, on this captions file"
+    )
     options = given.parse_args()
     if options.file:
         started = time.process_time()
@@ -60,12 +62,12 @@ def main() -> None:
 
 
 def read(path: Path) -> None:
-    """A COCO captions file to photos with their captions."""
+    """Read a COCO captions file."""
     read_dataset([path], None)
 
 
 def vocabulary(path: Path) -> None:
-    """Tokenize, count words, captions to word numbers."""
+    """Tokenize captions, count words and turn the captions into word numbers."""
     from captioner.options import DataConfig
     from captioner.training.data import encode_captions, new_vocabulary
 
@@ -75,7 +77,7 @@ def vocabulary(path: Path) -> None:
 
 
 def frequencies(path: Path) -> None:
-    """Count document frequencies, to the bytes stored with a model."""
+    """Count document frequencies, and encode them as they are stored with a model."""
     from captioner.evaluation.references import count_frequencies
 
     references = {photo.image_id: photo.captions for photo in read_dataset([path], None)}
@@ -83,7 +85,7 @@ def frequencies(path: Path) -> None:
 
 
 def rewards(path: Path) -> None:
-    """The references and their document frequencies for self-critical training."""
+    """Prepare references and document frequencies for self-critical training."""
     from captioner.evaluation.reward import CaptionReward
     from captioner.text.vocabulary import Vocabulary
 
@@ -93,7 +95,7 @@ def rewards(path: Path) -> None:
 
 
 def evaluate(path: Path) -> None:
-    """Score a caption for one photo in three, with intervals."""
+    """Score captions of a third of the photos, with intervals."""
     texts = captions(len(read_dataset([path], None)), seed=1)
     results = dict(enumerate(itertools.islice(texts, 0, None, 3 * CAPTIONS), 1))
     captioner.evaluate(annotations=path, results=results, progress=False)

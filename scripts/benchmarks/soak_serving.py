@@ -2,19 +2,21 @@
 
     python scripts/benchmarks/soak_serving.py --seconds 900 --model MODEL
 
-Starts `captioner serve` itself, restarts it by SIGTERM in the middle, and checks that
+The script starts `captioner serve`, restarts it by SIGTERM halfway, and checks that
 
-- every request gets a status that its kind allows, and every valid photo its own caption;
-- every photo that was accepted before SIGTERM got its caption, and no response that the server's
-  log reports was lost on its way to a client;
+- every request is answered with a status that its kind allows;
+- every valid photo gets its own caption;
+- every photo that was accepted before SIGTERM gets its caption;
+- every response in the server's log reaches its client;
 - resident memory and open descriptors do not grow.
 
-With ``--attackers 40``, clients of eight other addresses hold every slot they can get with bombs
-(scans, pixels, JSON of 1 to 330 MB) and costly searches and maps, while four ordinary clients send
-one photo after the other: 99 of 100 of these are answered within `ORDINARY` seconds, and the server
-never has more than `MEMORY` MiB.
+With ``--attackers 40``, clients from eight other addresses try to occupy the server with bombs
+(scans, pixels, JSON of 1 to 330 MB) and with costly searches and maps. At the same time, four
+ordinary clients send one photo after the other. The script then checks that 99 of 100 ordinary
+requests are answered within `ORDINARY` seconds, and that the server never uses more than `MEMORY`
+MiB.
 
-Prints the use of memory and the requests by kind and status. Exits with 1 if a check fails.
+It prints the memory, and the requests by kind and status. The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -50,38 +52,38 @@ from PIL import Image
 from captioner.drawing.picture_files import encoded
 
 MAX_BYTES = 200_000
-TIMEOUT = 10  # --timeout of the server, seconds
-PATIENCE = 120  # of the clients
+TIMEOUT = 10  # --timeout of the server, in seconds
+PATIENCE = 120  # seconds that a client waits for a response
 BUSY = {429, 503}
-CLOSING = "shutting down"  # in the error of a server that has got SIGTERM
+CLOSING = "shutting down"  # part of the error message after SIGTERM
 VALID = "valid"
 CLIENTS = 100
-SAMPLES = 12  # of memory and descriptors, the restart being in the middle
-GROWTH = 1.1  # largest factor by which memory may grow before the restart, and after it
-MEMORY = 2000_000_000 >> 20  # MiB of the server under attack, at most
-ORDINARY = 2.0  # seconds within which 99 of 100 ordinary requests are answered under attack
-WARM_UP = 20  # seconds of attack until ordinary clients start: torch and matplotlib are loaded
-ATTACKING = [f"127.0.1.{number}" for number in range(1, 9)]  # addresses
+SAMPLES = 12  # measurements of memory and descriptors; the restart is after half of them
+GROWTH = 1.1  # maximum factor by which memory may grow before the restart, and after it
+MEMORY = 2000_000_000 >> 20  # maximum MiB of the server under attack
+ORDINARY = 2.0  # seconds within which 99 of 100 ordinary requests must be answered under attack
+WARM_UP = 20  # seconds of attack before ordinary clients start, to load torch and matplotlib
+ATTACKING = [f"127.0.1.{number}" for number in range(1, 9)]  # addresses of the attackers
 
 
 class Request(NamedTuple):
-    """What a client sends over a new connection."""
+    """A request that a client sends over a new connection."""
 
     kind: str
     allowed: set[int]
-    """Statuses, besides those of a busy server; 0: the connection is closed without a response."""
+    """Allowed statuses in addition to `BUSY`. 0 means a closed connection without a response."""
     parts: Sequence[bytes]
     photos: Sequence[int | None] = ()
-    """Numbers of the photos in it; None for a broken one."""
+    """Numbers of the photos in the request, and None for a broken photo."""
     id: str = ""
     pause: float = 0.0
     """Seconds between the parts."""
     leaves: bool = False
-    """Disconnects before the response."""
+    """Whether the client disconnects before the response."""
 
 
 class Response(NamedTuple):
-    """A response; status 0: the connection was closed without one."""
+    """A response. Status 0 means that the connection was closed without a response."""
 
     status: int
     body: str = ""
@@ -91,7 +93,7 @@ class Response(NamedTuple):
 
 
 def photo(number: int) -> bytes:
-    """A photo whose colour depends on its number."""
+    """Return a PNG file of noise with a colour that depends on the number."""
     noise = np.random.default_rng(number).integers(256, size=(48, 64, 3), dtype=np.uint8)
     colour = np.array([number % 2, number // 2 % 2, number // 4 % 2], dtype=np.uint8)
     return encoded(Image.fromarray(noise * colour), "PNG")
@@ -101,7 +103,7 @@ PHOTOS = [photo(number) for number in range(1, 8)]
 
 
 def upload(path: str, headers: dict[str, str] | None = None, **content: Any) -> list[bytes]:
-    """Head and body of a POST request; ``content`` as for httpx."""
+    """Return the head and body of a POST request. ``content`` is passed to httpx."""
     request = httpx.Request("POST", f"http://localhost/v1/{path}", headers=headers, **content)
     lines = [b"POST %s HTTP/1.1" % request.url.raw_path]
     lines += [b"%s: %s" % header for header in request.headers.raw]
@@ -109,14 +111,14 @@ def upload(path: str, headers: dict[str, str] | None = None, **content: Any) -> 
 
 
 def upload_photo(chance: random.Random, file: bytes, request_id: str = "") -> list[bytes]:
-    """A photo in one of the forms that the server takes."""
+    """Return a request with a photo, in one of the forms that the server accepts."""
     text = base64.b64encode(file).decode()
     forms = [{"content": file}, {"files": {"image": file}}, {"json": {"image": text}}]
     return upload("captions", {"X-Request-Id": request_id}, **chance.choice(forms))
 
 
 SLOWLY = [b"x"] * (3 * TIMEOUT)
-"""Too slow with half a second between them."""
+"""Parts of a body that takes too long if they are sent half a second apart."""
 KINDS = {
     VALID: 65, "batch": 6, "overlay": 1, "corrupt": 8, "oversized": 4, "slow body": 1,
     "slow headers": 1, "wrong length": 4, "bad chunks": 4, "leaving": 5,
@@ -125,7 +127,7 @@ KINDS = {
 
 
 def request_of(kind: str, chance: random.Random) -> Request:
-    """A request of a kind."""
+    """Return a random request of a kind."""
     one, two = chance.choices(range(len(PHOTOS)), k=2)
     file, id_ = PHOTOS[one], secrets.token_hex(8)
     head, body = upload("captions", content=file)
@@ -152,13 +154,13 @@ def request_of(kind: str, chance: random.Random) -> Request:
 
 
 def mixed(chance: random.Random) -> Request:
-    """A request of any kind."""
+    """Return a random request of a random kind."""
     [kind] = chance.choices(list(KINDS), list(KINDS.values()))
     return request_of(kind, chance)
 
 
 def scans(repeats: int) -> bytes:
-    """A progressive JPEG whose last scan is repeated."""
+    """Return a progressive JPEG with its last scan repeated."""
     image = Image.new("RGB", (4000, 3000), (9, 99, 9))
     data = encoded(image, "JPEG", progressive=True, quality=30)
     start = data.rindex(b"\xff\xda")
@@ -167,7 +169,7 @@ def scans(repeats: int) -> bytes:
 
 @cache
 def bombs() -> list[bytes]:
-    """Files whose decoding would take long, or much memory."""
+    """Return files that would take long or much memory to decode."""
     sizes = ((23_900, 1000), (11_000, 10_000), (60_000, 20))
     return [scans(2000), scans(90), *(encoded(Image.new("L", size), "PNG") for size in sizes)]
 
@@ -182,7 +184,7 @@ COSTLY = [
 ]
 
 
-BODIES = {  # of JSON: beginning, what is repeated, end
+BODIES = {  # JSON bodies: beginning, repeated part, end
     "lists": (b'{"images":[', b"[],", b"[]]}"),
     "objects": (b'{"messages":[', b'{"a":0},', b"0]}"),
     "depth": (b"", b"[", b""),
@@ -197,13 +199,13 @@ PATHS = ("/v1/batch", "/v1/captions", "/api/generate", "/api/chat", "/v1/chat/co
 
 @cache
 def repeated(name: str) -> bytes:
-    """About a megabyte of a body, or the whole of what is repeated."""
+    """Return the repeated part of a body, about a megabyte of it."""
     part = BODIES[name][1]
     return part * max(1, 1_000_000 // len(part))
 
 
 def json_body(chance: random.Random) -> Request:
-    """A body of 1 to 330 MB that a parser would turn into up to 20 times as much."""
+    """Return a request of 1 to 330 MB that a parser would expand up to 20 times."""
     name = chance.choice(list(BODIES))
     start, _, end = BODIES[name]
     part = repeated(name)
@@ -217,7 +219,7 @@ def json_body(chance: random.Random) -> Request:
 
 
 def attack(chance: random.Random) -> Request:
-    """A request that costs the server as much as it lets it."""
+    """Return a request that takes as much time or memory as the server allows."""
     kind = chance.random()
     if kind < 1 / 3:
         return json_body(chance)
@@ -232,15 +234,15 @@ def attack(chance: random.Random) -> Request:
 
 
 def send(port: int, request: Request, address: str) -> Response:
-    """Send the parts over a new connection, until the response comes.
+    """Send the parts of a request over a new connection until the response arrives.
 
     Raises:
-        TimeoutError: It has not come within `PATIENCE` seconds.
+        TimeoutError: No response arrived within `PATIENCE` seconds.
     """
     with suppress(ConnectionError, HTTPException):
         server = ("127.0.0.1", port)
         with socket.create_connection(server, PATIENCE, (address, 0)) as connection:
-            with suppress(ConnectionError):  # the response may have come before
+            with suppress(ConnectionError):  # the server may respond before all parts are sent
                 for part in request.parts:
                     connection.sendall(part)
                     if select.select([connection], [], [], request.pause)[0]:
@@ -253,7 +255,7 @@ def send(port: int, request: Request, address: str) -> Response:
 
 
 class Soak:
-    """The state of the clients and what they found."""
+    """The state of all clients and the problems that they found."""
 
     def __init__(self, port: int, seconds: float) -> None:
         self.port = port
@@ -261,14 +263,14 @@ class Soak:
         self.lock = Lock()
         self.captions: dict[int, str] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
-        """Responses by kind of request and outcome."""
+        """Number of responses by kind of request and status."""
         self.wrong: Counter[str] = Counter()
         self.waited: list[float] = []
-        """Seconds that valid requests took."""
+        """Seconds that each valid request took."""
         self.received: dict[str, Response] = {}
         """The responses to requests with an id."""
         self.restarting = False
-        """Connections that the server had not accepted yet are closed without a response."""
+        """Whether the server is restarting. Then it may close connections without a response."""
 
     def client(
         self,
@@ -277,7 +279,14 @@ class Soak:
         address: str = "127.0.0.1",
         pause: float | None = None,
     ) -> None:
-        """Send requests until the end, with pauses of some seconds; None: if the server is busy."""
+        """Send requests until the end.
+
+        Args:
+            make: Function that makes a request.
+            seed: Seed of the random requests.
+            address: Address of this client.
+            pause: Seconds between requests, or None to pause only if the server is busy.
+        """
         chance = random.Random(seed)
         while self.restarting or time.monotonic() < self.end:
             request, start = make(chance), time.monotonic()
@@ -316,13 +325,13 @@ class Soak:
                 self.wrong[f"{kind}: a photo with status {result['status']}"] += 1
 
     def check_log(self, lines: list[dict[str, Any]], stopped: datetime) -> None:
-        """Compare the server's log, and the time of SIGTERM, with what the clients received."""
+        """Compare the server's log and the time of SIGTERM with the received responses."""
         for line in lines:
             response = self.received.get(line.get("id", ""))
             if response is None:
                 continue
             end = datetime.fromisoformat(line["time"])
-            begin = end - timedelta(milliseconds=line["ms"] + 1)  # it is rounded
+            begin = end - timedelta(milliseconds=line["ms"] + 1)  # "ms" is rounded
             if line["status"] != response.status:
                 both = f"status {line['status']} in the log, {response.status} received"
                 self.wrong[f"valid: {both}"] += 1
@@ -334,7 +343,7 @@ class Soak:
 
 
 class Server:
-    """A server's process, which can be started again on its port."""
+    """A server process that can be restarted on the same port."""
 
     def __init__(self, log: Path, *options: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -347,7 +356,7 @@ class Server:
         ]
 
     def start(self) -> None:
-        """Start, and wait until it listens."""
+        """Start the server and wait until it listens."""
         start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("a") as log:
             self.process = subprocess.Popen(self.command, stderr=log)
@@ -357,25 +366,25 @@ class Server:
             time.sleep(0.1)
 
     def stop(self) -> int:
-        """Send SIGTERM; the exit code."""
+        """Stop the server by SIGTERM and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(120)
 
     def peak(self) -> int:
-        """The most resident memory so far (MiB); printed too."""
+        """Print and return the peak resident memory of the server so far, in MiB."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         peak = int(status.partition("VmHWM:")[2].split()[0]) >> 10
         print(f"at most {peak:,} MiB of memory")
         return peak
 
     def usage(self) -> tuple[int, int]:
-        """Resident memory (MiB) and open descriptors."""
+        """Return the resident memory (MiB) and the number of open descriptors."""
         process = psutil.Process(self.process.pid)
         return process.memory_info().rss >> 20, process.num_fds()
 
 
 def soak_and_restart(soak: Soak, server: Server, seconds: float) -> datetime:
-    """Measure while clients run, and restart in the middle; returns the time of SIGTERM."""
+    """Measure the server while clients run, restart it halfway, and return the time of SIGTERM."""
     start, half, samples = time.monotonic(), SAMPLES // 2, []
     print("| minute | memory, MiB | descriptors |\n|---|---|---|")
     for sample in range(1, SAMPLES + 1):
@@ -391,7 +400,8 @@ def soak_and_restart(soak: Soak, server: Server, seconds: float) -> datetime:
             server.start()
             soak.restarting = False
             soak.end += time.monotonic() - began
-    # Of each process after its warm-up, which is all there is of a short soak.
+    # Compare the memory of each process after its warm-up with its memory at the end. A short soak
+    # consists of the warm-up alone.
     for first, last in ((samples[1], samples[half - 1]), (samples[half + 1], samples[-1])):
         if seconds >= 600 and last > GROWTH * first:
             soak.wrong[f"memory grew from {first} to {last} MiB"] += 1
@@ -412,7 +422,7 @@ def check_ordinary(soak: Soak) -> None:
 
 
 def main() -> None:
-    """Soak, and print what was found."""
+    """Soak the server, print the results, and exit with 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=900)
     parser.add_argument("--attackers", type=int, default=0)
@@ -446,7 +456,7 @@ def main() -> None:
             if attackers:
                 check_ordinary(soak)
                 stopped = datetime.now(timezone.utc)
-            time.sleep(2 * TIMEOUT)  # idle connections are closed
+            time.sleep(2 * TIMEOUT)  # so that the server closes idle connections
             if attackers and (peak := server.peak()) > MEMORY:
                 soak.wrong[f"the server had {peak:,} MiB"] += 1
             memory, descriptors = server.usage()

@@ -1,14 +1,15 @@
-"""Benchmark a training step of the decoder, alone or against two published programs.
+"""Benchmark a training step of the decoder, alone or compared with two published programs.
 
     python scripts/benchmarks/training_step.py [--sizes 196 2048 512 9490] [--photos 32]
         [--captions 5] [--projection] [--sgrvinod FOLDER] [--att2in2 FOLDER]
 
-A step starts from stored features (frozen encoder) and ends with an optimizer step. Caption lengths
-are those of COCO (3,431 captions of train2017), batched by length as in training.
+A step starts from stored features (frozen encoder) and ends with an optimizer step. The captions
+are as long as 3,431 captions of COCO train2017, and batches group them by length, as in training.
 
-``--sgrvinod`` and ``--att2in2`` take checkouts of two published programs (see peers.py), which get
-the same features and captions. ``--projection`` also measures our step with a projection of the
-features to the size of the layers, the shape of Att2in2. Dropout is 0.5 in all of them.
+To measure the published programs, pass checkouts of their code with ``--sgrvinod`` and
+``--att2in2`` (see peers.py). They use the same features and captions. ``--projection`` also
+measures our step with features that are projected to the size of the layers, as in Att2in2. Dropout
+is 0.5 in all programs.
 """
 
 from __future__ import annotations
@@ -37,21 +38,23 @@ from captioner.text.vocabulary import END, PAD, START
 PENALTY = 0.02
 PEERS = {"sgrvinod": sgrvinod_step, "att2in2": att2in2_step}
 BUCKET = 64
-"""Batches that are sorted by caption length together, as ``data.bucket_batches``."""
+"""Number of batches that are sorted by caption length together, as by ``data.bucket_batches``."""
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Measure the steps and print a table."""
     given = parser(__doc__)
     given.add_argument("--sizes", type=int, nargs=4, default=[196, 2048, 512, 9490],
                        help="regions, features, layers, words")  # fmt: skip
     given.add_argument("--photos", type=int, default=32)
     given.add_argument("--captions", type=int, default=5)
     given.add_argument("--precision", choices=get_args(Precision)[1:], nargs="+")
-    given.add_argument("--projection", action="store_true", help="measure projection_dim too")
+    given.add_argument(
+        "--projection", action="store_true", help="also measure the step with projection_dim"
+    )
     given.add_argument("--sgrvinod", type=Path, metavar="FOLDER", help="checkout of its code")
     given.add_argument("--att2in2", type=Path, metavar="FOLDER", help="checkout of its code")
-    given.add_argument("--only", help="peak memory of this step")
+    given.add_argument("--only", help="print only the peak memory of this step")
     options = given.parse_args()
     keep_freed_memory()  # as the command line does
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -87,7 +90,7 @@ def main() -> None:
 
 
 def captions(options: argparse.Namespace) -> Tensor:
-    """A batch of captions of random words with COCO's lengths, (B, R, T + 1)."""
+    """Return a batch of captions of random words with COCO's lengths, (B, R, T + 1)."""
     generator = torch.Generator().manual_seed(0)
     shape = (BUCKET * options.photos, options.captions)
     pool = torch.tensor([n for n, count in LENGTHS.items() for _ in range(count)])
@@ -105,11 +108,11 @@ def captions(options: argparse.Namespace) -> Tensor:
 
 
 def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Callable[[], None]:
-    """One training step of a random decoder: forward, backward, clip, optimizer."""
+    """Return a function that runs a training step: forward, backward, clipping, optimizer."""
     torch.manual_seed(0)
     regions, size, layers, words = options.sizes
     precision = name.partition(" ")[0]
-    # As CaptionModel.to_features converts stored features.
+    # The same conversion of stored features as in CaptionModel.to_features.
     features = torch.rand(options.photos, regions, size)
     features = features.to(device, product_type(precision) or torch.float32)
     tokens = captions(options)

@@ -1,14 +1,16 @@
-"""Train every attention mechanism with the same features, data, budget and seed, and compare them.
+"""Train each attention mechanism on the same features and data, and compare the mechanisms.
 
     python scripts/studies/compare_attention.py --data data/flickr8k --images FLICKR8K/images \
         --work runs/attention --out docs [--epochs 6] [--only additive dot ...] \
         [--row NAME "options of captioner train"]
 
-``--data`` is the output of ``captioner prepare dataset``. Each row is a ``captioner train`` run in
---work from features that ``captioner prepare features`` computes once (the encoder is frozen). An
-interrupted command can be repeated: finished runs are kept, an unfinished one is resumed. Scores
-and maps are those of each run's best epoch (``best/`` in its run folder). Prints the table of
-docs/attention.md and writes the figure (attention_compared.jpg) to --out.
+All mechanisms also have the same number of epochs and the same seed. ``--data`` is a folder written
+by ``captioner prepare dataset``. The encoder is frozen, so ``captioner prepare features`` computes
+its features once. Then each row of the table is a ``captioner train`` run in --work. If the command
+is interrupted, run it again: finished runs are kept, and an unfinished run is resumed.
+
+Scores and maps come from the best epoch of each run (``best/`` in its run folder). The script
+prints the table of docs/attention.md, and writes the figure attention_compared.jpg to --out.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from captioner.text.vocabulary import END
 from captioner.training.run_folder import read_rows
 
 SECOND_SEED = "additive_seed1"
-"""The first row with another seed, to measure seed noise."""
+"""The first row with a second seed, to measure how much scores vary between seeds."""
 
 MECHANISMS: dict[str, str] = {
     "additive": "",
@@ -97,7 +99,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the figure")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--only", nargs="*", choices=MECHANISMS, default=list(MECHANISMS))
-    parser.add_argument("--row", nargs=2, action="append", default=[], help="one more row")
+    parser.add_argument(
+        "--row",
+        nargs=2,
+        action="append",
+        default=[],
+        help="add a row with this name and these settings",
+    )
     options = parser.parse_args()
     mechanisms = {name: MECHANISMS[name] for name in options.only} | dict(options.row)
     val = read_dataset([options.data / "captions_val.json"], [options.images])
@@ -130,9 +138,9 @@ def main() -> None:
 
 
 def run_captioner(*arguments: str) -> None:
-    """Run a subcommand; exit with its code if it cannot run."""
+    """Run a subcommand of captioner, and exit with its code if it cannot run."""
     code = subprocess.run([sys.executable, "-m", "captioner", *arguments], check=False).returncode
-    if code not in (OK, FAILED):  # FAILED: photos were left out, or a row scores 0
+    if code not in (OK, FAILED):  # FAILED: a photo was left out, or the score of a run is 0
         sys.exit(code)
 
 
@@ -174,7 +182,7 @@ def map_statistics(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The comparison as Markdown."""
+    """Return the comparison as a Markdown table."""
     even = rows[0]["even_entropy"]
     lines = [
         "| mechanism | CIDEr | BLEU-4 | decoder, M parameters | of them attention, k "

@@ -1,16 +1,17 @@
-"""Score captioning models of the Hugging Face hub, and the shipped one, on the same photos.
+"""Score captioning models from the Hugging Face hub and the shipped model on the same photos.
 
     pip install transformers '.[torch]'
     python scripts/studies/hub_captioners.py --annotations captions_val.json --images photos/ \
         --out peers [--style coco] [--model Salesforce/blip-image-captioning-base ...]
 
-A model is a name on the hub, or a folder, that transformers loads as image-text-to-text and that
-needs no prompt: BLIP, GIT, ViT-GPT2, ... Each writes a COCO results file into --out, which is kept
-when the command is repeated, and gets a row of a Markdown table, scored by ``captioner.evaluate``.
-``captioner evaluate --results A --compare B`` compares two of the files photo by photo.
+A model is a folder or a name on the hub. transformers must be able to load it as
+image-text-to-text, and it must work without a prompt, as BLIP, GIT and ViT-GPT2 do. The captions of
+each model are written to a COCO results file in --out, which is reused if the command is repeated.
+``captioner.evaluate`` scores them, and the script prints a Markdown table with a row per model. To
+compare two of the files photo by photo, run ``captioner evaluate --results A --compare B``.
 
-Read the models' cards before comparing: the usual training data for COCO (Karpathy's split) has
-30,504 photos of val2014.
+Read the models' cards before you compare them. Many models were trained on Karpathy's split of
+COCO, which has 30,504 photos of val2014 among its training photos.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ METRICS = ("Bleu_1", "Bleu_4", "ROUGE_L", "CIDEr")
 BATCH = 16
 
 Write = Callable[[Sequence[Image.Image]], list[str]]
-"""Writes a caption for each photo."""
+"""A function that writes a caption for each photo."""
 
 
 def ours(style: str | None) -> Write:
-    """The shipped model in float32, with its own search."""
+    """Return a function that captions with the shipped model, in float32 with its own search."""
     model = captioner.load(precision="fp32")
     search = {} if style is None else {"style": style}
     return lambda photos: [caption.text for caption in model.caption(list(photos), **search)]
 
 
 def peer(name: str) -> Write:
-    """A model of the hub, by beam search with three beams, like the shipped model."""
+    """Return a function that captions with a model from the hub, with three beams as ours has."""
     import torch
     from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
@@ -72,7 +73,10 @@ def peer(name: str) -> Write:
 
 
 def results(write: Write, images: Sequence[Example]) -> list[dict[str, object]]:
-    """The content of a COCO results file; photos that cannot be read are reported and left out."""
+    """Caption the photos and return the content of a COCO results file.
+
+    Photos that cannot be read are reported and left out.
+    """
     found: list[dict[str, object]] = []
     for start in tqdm(range(0, len(images), BATCH), unit="batch"):
         photos = {}
@@ -90,13 +94,13 @@ def results(write: Write, images: Sequence[Example]) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """Write the results files, then print the table."""
+    """Write the results files and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--annotations", required=True, help="COCO captions file")
     parser.add_argument("--images", required=True, help="folder of its photos")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results files")
     parser.add_argument("--model", nargs="+", default=MODELS, help="names on the hub, or folders")
-    parser.add_argument("--style", help="of the shipped model's captions")
+    parser.add_argument("--style", help="style of the shipped model's captions")
     given = parser.parse_args()
     images = read_dataset([given.annotations], [given.images])
     given.out.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,15 @@
-"""Compare attention over text with a vector of fixed length: numbers in words to digits.
+"""Compare attention over words with a single vector, on translating number words to digits.
 
     python scripts/studies/text_attention.py --out docs [--steps 2500]
 
     six thousand two hundred eight  ->  6 2 0 8
 
-Two models train on the same generated examples and differ in one setting: one attends over the
-source, the other gets a single vector for the source at every step. Test numbers are never trained
-on. Prints the accuracy by input length, and writes to --out text_accuracy.png and
-text_alignment.png (attention of the first model for each digit).
+Two models are trained on the same generated examples and differ in one setting. The first model
+attends to the source words. The second model uses the same single vector for the whole source at
+every step. The numbers used for testing are not used for training.
+
+The script prints the accuracy by input length. It writes text_accuracy.png and text_alignment.png,
+the attention of the first model for each digit, to --out.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ TARGET = Vocabulary(list("0123456789"))
 
 
 def spell(number: int) -> list[str]:
-    """A number below 10 ** MOST_DIGITS in words."""
+    """Spell a number below 10 ** MOST_DIGITS in words."""
     words: list[str] = []
     for scale in reversed(range(len(SCALES) + 1)):
         group = number // 1000**scale % 1000
@@ -70,7 +72,10 @@ def spell(number: int) -> list[str]:
 
 
 def random_number(generator: random.Random, *, test: bool) -> int:
-    """Sample a number of 1 to MOST_DIGITS digits, uniform in length; one in ten is for tests."""
+    """Sample a number with 1 to MOST_DIGITS digits, all lengths with the same probability.
+
+    ``test``: sample from the tenth of all numbers that is used for tests only.
+    """
     while True:
         digits = generator.randint(1, MOST_DIGITS)
         number = generator.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
@@ -79,7 +84,7 @@ def random_number(generator: random.Random, *, test: bool) -> int:
 
 
 def batch_of(numbers: list[int]) -> tuple[Tensor, Tensor]:
-    """Source (B, L) and target (B, 1, T + 1) tokens."""
+    """Return the source tokens, (B, L), and target tokens, (B, 1, T + 1), of numbers."""
     sources = [torch.tensor(SOURCE.encode(spell(number))) for number in numbers]
     targets = [torch.tensor([START, *TARGET.encode(str(number)), END]) for number in numbers]
     padded = [pad_sequence(rows, True, PAD) for rows in (sources, targets)]
@@ -87,7 +92,7 @@ def batch_of(numbers: list[int]) -> tuple[Tensor, Tensor]:
 
 
 class TextModel(nn.Module):
-    """A bidirectional LSTM and one of our decoders, whose regions are words.
+    """A bidirectional LSTM as the encoder and a decoder of captioner, with words as regions.
 
         a_i = [forward h_i; backward h_i],   summary = [forward h_L; backward h_1]
 
@@ -105,7 +110,7 @@ class TextModel(nn.Module):
         self.decoder = build_decoder(config, 2 * 64, len(TARGET), MOST_WORDS)
 
     def memory(self, source: Tensor) -> Memory:
-        """Encode sources, words and then padding, (B, L), for the decoder."""
+        """Encode the source tokens, (B, L), for the decoder."""
         mask = source != PAD
         packed = pack_padded_sequence(
             self.embedding(source), mask.sum(dim=1).cpu(), batch_first=True, enforce_sorted=False
@@ -117,7 +122,7 @@ class TextModel(nn.Module):
 
 
 def train(attention: str, steps: int) -> TextModel:
-    """Train a model on random numbers."""
+    """Train a model with this kind of attention on random numbers."""
     model = TextModel(attention).train()
     config = TrainingConfig(lr=2e-3, attention_penalty=0.0, clip_norm=1.0, warmup_steps=100)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=config.weight_decay)
