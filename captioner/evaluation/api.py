@@ -81,7 +81,7 @@ def evaluate(
     )
     checked = build_options(EvaluateOptions, given)
     for name in {"device", "precision"} & {*changed(checked)} if loaded else ():
-        raise ConfigError(f"model is already loaded; omit {name}, or load the model with it")
+        raise ConfigError(f"model is already loaded; leave out {name}, or load the model with it")
     checked.check(options)
     how = faithfulness if isinstance(faithfulness, FaithfulnessOptions) else FaithfulnessOptions()
     return Evaluation(checked, options, how, loaded, captions, progress=progress).run()
@@ -328,7 +328,7 @@ class Evaluation:
 
 
 def model_frequencies(model: Captioner) -> DocumentFrequencies | None:
-    """Read the document frequencies in a model folder, or return None if it has none."""
+    """Return the document frequencies that are stored with a model, or None."""
     stored = model.stored.frequencies
     name = f"the model's {FREQUENCIES}"
     return None if stored is None else DocumentFrequencies.from_bytes(stored, name)

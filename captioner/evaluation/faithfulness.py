@@ -162,7 +162,13 @@ class _Photo:
         return np.where(seen_rows[:, None] & seen_columns, regions, -1)
 
     def filled(self, level: str, fills: Indices, masks: NDArray[np.bool_]) -> Tensor:
-        """Return the features (V, L, D) of versions with fills (V,) and masks (V, L)."""
+        """Return the features of versions, (V, L, D).
+
+        Args:
+            level: Where regions are replaced, grid or pixels.
+            fills: Fill of each version, ``MEAN`` or ``BLUR``, (V,).
+            masks: True where a region is replaced, (V, L).
+        """
         if level == "pixels":
             hidden = np.pad(masks, ((0, 0), (0, 1)))[:, self.regions, None]  # (V, H, W, 1)
             return self._encode(np.where(hidden, self.fills[fills], self.pixels))

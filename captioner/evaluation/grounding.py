@@ -189,8 +189,9 @@ class Target(NamedTuple):
     def seen(cls, labels: Array | None, caption: Caption) -> Target | str:
         """Return the target with these labels, (H, W), or the reason why it cannot be measured.
 
-        The reasons are ``absent`` (the labels are missing), ``unseen`` (the target is outside the
-        part of the photo that the model sees) and ``ignored`` (it consists of crowd regions).
+        There are three reasons. ``absent``: the labels are missing. ``unseen``: the target is
+        outside the part of the photo that the model sees. ``ignored``: the target consists of crowd
+        regions.
         """
         if labels is None:
             return "absent"
@@ -220,7 +221,7 @@ class Marked(NamedTuple):
 
 
 def measure(captions: Mapping[int, Caption], instances: Instances) -> dict[str, Any]:
-    """Measure the attention of every name in every caption on the masks of the photo.
+    """Measure how much of the attention of every name in the captions is inside the masks.
 
     Args:
         captions: Captions by image id.

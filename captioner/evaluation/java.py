@@ -75,7 +75,7 @@ def unavailable(metric: str) -> str | None:
 def meteor_counts(
     candidates: Sequence[str], references: Sequence[Sequence[str]]
 ) -> NDArray[np.float64]:
-    """Return METEOR's counts for one caption per image, (N, 23); see `METEOR_COUNTS`.
+    """Return METEOR's counts (see `METEOR_COUNTS`) for one caption per image, (N, 23).
 
     The program takes seconds to start and 2 GB of memory.
 

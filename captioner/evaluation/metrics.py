@@ -113,7 +113,7 @@ class CaptionEvaluator:
     """The references and settings that all compared systems are scored with."""
 
     references: Mapping[int, Sequence[str]]
-    """All reference captions by image id."""
+    """The reference captions of each image, by image id."""
     frequencies: DocumentFrequencies | None = None
     """Fixed document frequencies, which add the metric CIDEr_D."""
     java: Sequence[str] = ()
@@ -124,7 +124,10 @@ class CaptionEvaluator:
     """Handler of the errors of Java metrics. A metric that fails is left out from then on."""
 
     def score(self, captions: Mapping[int, str]) -> Scores:
-        """Score captions, given by image id and not tokenized, one per image.
+        """Score one caption per image.
+
+        Args:
+            captions: Captions by image id, not tokenized.
 
         Raises:
             DataError: There are no captions, or an image has no references.

@@ -57,7 +57,7 @@ from captioner.text.tokenizer import caption_tokens
 _LISTS = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
 
 CATEGORIES: dict[str, list[str]] = _LISTS["categories"]
-"""Phrases that name each category, by category."""
+"""The phrases that name each category."""
 
 OTHERS: list[str] = _LISTS["others"]
 """Phrases that contain a word of ``CATEGORIES`` but do not name a category."""

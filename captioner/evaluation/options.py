@@ -87,9 +87,9 @@ class EvaluateOptions(ModelOptions):
     """Overwrite an existing report."""
     faithfulness: bool = False
     """Measure whether attention, gradient x input, Grad-CAM and occlusion find the regions that
-    each content word depends on. Regions are deleted and inserted in their order, and the change of
-    the word's log-probability is measured. Needs --images. With --annotations, the words come from
-    the first reference caption instead of the model's caption."""
+    each content word depends on. Regions are deleted and inserted in the order of each method, and
+    the change of the word's log-probability is measured. Needs --images. With --annotations, the
+    words come from the first reference caption instead of the model's caption."""
 
     @property
     def java(self) -> list[str]:
@@ -103,13 +103,15 @@ class EvaluateOptions(ModelOptions):
             ConfigError: Two options contradict each other, or an option or a program is missing.
         """
         if (self.images is None) == (self.results is None):
+            problem = "missing" if self.images is None else "set"
             raise ConfigError(
-                "set either images (a folder of photos) or results (a file of captions)"
+                f"images and results are both {problem}; set either images (a folder of photos) or "
+                "results (a file of captions)"
             )
         if not (self.faithfulness or self.annotations or self.instances or self.phrases):
             raise ConfigError(
-                "set annotations (to score captions), instances or phrases (to measure "
-                "attention), or faithfulness"
+                "nothing to measure is set; add annotations (to score captions), instances or "
+                "phrases (to measure attention), or faithfulness"
             )
         if (wanted := search.get("num_captions", 1)) != 1:
             raise ConfigError(
@@ -152,13 +154,14 @@ class EvaluateOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(DeviceOptions):
-    """Fit a model's truth of words and confidence of captions to photos that people described.
+    """Calibrate a model on photos that people described.
 
-    The model must not have been trained on these photos. Words are compared with reference
-    captions. Captions are compared with reference captions too, or better, with people's judgements
-    (--judged). The result is stored in the model folder. The report contains cross-validated
-    calibration errors. It also shows how well the confidence separates right captions from wrong
-    ones, and how well the truth separates true words from false ones.
+    Calibration fits two probabilities: the truth of a word (the word is true of the photo) and the
+    confidence of a caption (nothing in it is false). The model must not have been trained on the
+    photos. Words are compared with reference captions. Captions are compared with reference
+    captions too, or better, with people's judgements (--judged). The result is stored in the model
+    folder. The report shows cross-validated calibration errors, and how well the probabilities
+    separate right captions from wrong captions and true words from false words.
     """
 
     model: ModelName | None = None
@@ -187,8 +190,8 @@ class CalibrateOptions(DeviceOptions):
     threshold: Annotated[float, Interval(gt=0, lt=10)] = 0.5
     """Count a caption as right from this CIDEr-D upwards (default: 0.5, which is 50 points)."""
     check: bool = False
-    """Only measure the confidence that the model already has, without fitting. The default of
-    --model is then the shipped model."""
+    """Only measure the existing confidence of the model, without fitting. --model is then optional
+    (default: the shipped model)."""
     diagram: File | None = None
     """Draw the calibration as a figure in FILE (.png, .svg or .pdf)."""
     output: _Report | None = None

@@ -80,7 +80,10 @@ class PhrasedPhoto:
         return cls(width, height, boxes, captions)
 
     def labels(self, key: str) -> Array | None:
-        """Return an array, (H, W), with 1 inside a phrase's boxes, or None if it has no boxes."""
+        """Return labels of the pixels, (H, W), or None if the phrase has no boxes.
+
+        Labels are 1 inside the boxes of the phrase and 0 elsewhere.
+        """
         if not self.boxes.get(key):
             return None
         labels = np.zeros((self.height, self.width))

@@ -135,7 +135,9 @@ class DocumentFrequencies:
 
 
 def count_frequencies(references: Mapping[int, Sequence[str]]) -> DocumentFrequencies:
-    """Count document frequencies in captions by image id. Images without captions are ignored.
+    """Count in how many images each n-gram occurs, given captions by image id.
+
+    Images without captions are ignored.
 
     Raises:
         DataError: No image has a caption.
@@ -146,7 +148,7 @@ def count_frequencies(references: Mapping[int, Sequence[str]]) -> DocumentFreque
 
 
 def count_documents(references: Collection[Iterable[Sequence[str]]]) -> DocumentFrequencies:
-    """Count document frequencies in the words of each image's references.
+    """Count in how many images each n-gram occurs, given the words of their references.
 
     Raises:
         DataError: There are no images.

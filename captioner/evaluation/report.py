@@ -318,7 +318,7 @@ def _metrics(report: Report) -> list[str]:
 
 
 def _scale(metric: str) -> int:
-    """Return the factor of a metric's value in text: 100 for points."""
+    """Return the factor by which text multiplies a metric: 100 for points, 1 for words."""
     return 1 if metric in _IN_WORDS else 100
 
 

@@ -150,7 +150,7 @@ class CaptionReward:
 def _rare_words(
     caption: Ngrams, references: Sequence[Ngrams], frequencies: DocumentFrequencies
 ) -> float:
-    """Compute R of a caption; see the module."""
+    """Compute the term R of the reward for one caption."""
     said = set().union(*(one[0] for one in references))
     weights = frequencies.weighted(dict.fromkeys(caption[0], 1))
     total = math.fsum(weight if word in said else -weight for word, weight in weights.items())

@@ -100,7 +100,7 @@ def mean(arrays: Sequence[Array]) -> Array:
 
 
 def mean_probability(log_probs: Sequence[Array]) -> Array:
-    """Return the log of the mean probability, from log-probability arrays of the same shape."""
+    """Return the log of the mean of probability arrays, which are passed as log-probabilities."""
     if len(log_probs) == 1:
         return log_probs[0]
     stacked = namespace(*log_probs).stack(list(log_probs))

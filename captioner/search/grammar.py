@@ -115,7 +115,7 @@ def absent_pairs(words: NDArray[np.float64], pairs: Counter[int]) -> set[int]:
 
 
 def wrong_articles(pairs: Counter[int], vocabulary: Vocabulary) -> set[int]:
-    """Return the pairs of an article and a word that takes the other article."""
+    """Return pairs of an article and a word that takes the other article, such as "a umbrella"."""
     size = len(vocabulary)
     articles = vocabulary.whole_words(ARTICLES)
     if len(articles) < len(ARTICLES):

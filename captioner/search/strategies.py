@@ -178,7 +178,10 @@ class ForcedWords(Strategy):
         self.end_token = end_token
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
-        """Choose the continuations of every bank. Beams are ordered by bank; see the base class."""
+        """Choose the continuations of every bank. Beams are ordered by bank.
+
+        See ``Strategy.choose``.
+        """
         del photos
         xp = namespace(totals)
         batch, _, vocabulary = totals.shape

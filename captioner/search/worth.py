@@ -9,9 +9,9 @@ truth(w) is the calibrated probability that the word is true of the photo. A wor
 more probably true than ``certainty``. Any other word loses, and must be much more probable than its
 alternatives to be chosen. Words with the same stem ("dog", "dogs") are rewarded once per caption.
 
-Captions may also end earlier than the decoder has learned to end them. At a word where human
-captions end, an ending is at least as probable as the share of them that end there. Without this
-rule, the decoder would fill the rest of its sentence with doubtful words.
+Captions may also end earlier than the decoder has learned to end them. After a word that human
+captions end with, an ending is at least as probable as it is in human captions. Without this rule,
+the decoder would fill the rest of its sentence with doubtful words.
 
 Source: word detectors in the search, Fang et al. 2015 (arXiv:1411.4952). Deviation: their detectors
 propose words to a language model; ours weigh the words of a decoder that sees the photo itself.
@@ -71,8 +71,8 @@ class Worth(NamedTuple):
     """The truth of every word for N photos, and where captions may end."""
 
     truths: NDArray[np.float32]
-    """Truth of each row of the reading, (N, R + 1). The last column is for content words that the
-    reading lacks."""
+    """Probability that the words of each row of the reading are true of the photo, (N, R + 1). The
+    last column is for content words that the reading lacks."""
     rows: NDArray[np.int64]
     """Row of each token, (V,), or ``FUNCTION_WORD`` or ``UNKNOWN_WORD``."""
     grammar: Grammar | None = None
@@ -167,10 +167,10 @@ class Rewards(NoRewards):
             self.not_ending = on_device(grammar.not_ending, xp.int64, xp, device)
 
     def widen(self, log_probs: Array, tokens: Array) -> None:
-        """Raise the probability of each wide word by that of the words it covers, in place.
+        """Add the probabilities of specific words to the wide word that covers them, in place.
 
-        A wide word keeps its own probability if the caption contains a word of its group already,
-        because "a man and a person" would be odd.
+        If the caption already contains a word of the group, the wide word keeps its own
+        probability: "a man and a person" would be odd.
         """
         xp = self.xp
         for group in self.wide if self.certainty else ():

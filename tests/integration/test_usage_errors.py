@@ -81,7 +81,7 @@ LINES = [
     ("attend PHOTO -o x.npz --only dog", "--only: not supported for an archive of maps;"),
     # Scores and confidence; no photo is captioned before.
     ("evaluate", "or results (a file of captions)"),
-    ("evaluate --results RESULTS", "set annotations"),
+    ("evaluate --results RESULTS", "nothing to measure is set; add annotations"),
     ("evaluate --images PHOTOS --instances INSTANCES --compare RESULTS", "add annotations"),
     ("evaluate --images PHOTOS --instances INSTANCES --objects none.json", "objects needs refer"),
     (
