@@ -181,8 +181,8 @@ def test_every_control_is_reached_by_tab_and_has_a_name(visit) -> None:
         "zoom in",
         "a, word 1 of 5, probability 82%",
         "play the sentence word by word",
-        "heatmap",
-        "smooth",
+        "Heatmap",
+        "Smooth",
     ):
         tab.keyboard.press("Tab")
         assert tab.evaluate(name) == expected

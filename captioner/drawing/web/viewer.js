@@ -386,7 +386,7 @@ class CaptionViewer {
     const options = Object.entries(methods).map(([value, title]) => element("option", { value }, title));
     this.chosen = element("select", { onchange: () => onMethod(this.chosen.value) }, ...options);
     this.nameMethod(this.method(0));
-    return element("label", {}, "maps ", this.chosen);
+    return element("label", {}, "Maps ", this.chosen);
   }
 
   controls(entry) {
@@ -414,10 +414,10 @@ class CaptionViewer {
       { class: "controls" },
       ...(choosable ? [this.methodSelector(entry)] : []),
       this.button,
-      element("label", {}, "heatmap ", this.opacity),
-      element("label", {}, smooth, " smooth"),
-      element("label", {}, common, " one scale for all words"),
-      element("label", { class: "by-touch" }, this.several, " select several words"),
+      element("label", {}, "Heatmap ", this.opacity),
+      element("label", {}, smooth, " Smooth"),
+      element("label", {}, common, " One scale for all words"),
+      element("label", { class: "by-touch" }, this.several, " Select several words"),
     );
   }
 
@@ -589,8 +589,8 @@ class CaptionViewer {
   showDetails(where) {
     if (where === null) {
       const how = matchMedia("(pointer: coarse)").matches
-        ? "Tap a word or slide over the words, one or several,"
-        : "Hover over a word or use the arrow keys (Shift extends the selection, Space plays)";
+        ? "Tap a word, or slide over several words,"
+        : "Hover over a word, or use the arrow keys (Shift extends the selection, Space plays),";
       const hint = `${how} to see where the model looked.`;
       this.details.replaceChildren(element("p", { class: "quiet" }, hint));
       return;
