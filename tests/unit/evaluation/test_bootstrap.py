@@ -26,7 +26,7 @@ def test_interval_ignores_nan() -> None:
 
 
 def test_interval_of_a_mean_is_the_normal_approximation() -> None:
-    """The mean lies within 1.96 standard errors in 95% of the resamples."""
+    """In 95% of the resamples, the mean is within 1.96 standard errors."""
     scores = np.random.default_rng(1).normal(size=400)
 
     low, high = interval(resample_weights(400, 2000) @ scores / 400)
@@ -52,7 +52,7 @@ def test_p_value_by_hand() -> None:
     found = compare(np.array([*range(-30, 0), *[0] * 10, *range(1, 960)], float))
 
     assert found == (pytest.approx([-5.05, 934.05]), pytest.approx(0.082), False)
-    # Never 0, and NaN is ignored.
+    # A p-value is never 0, and NaN is ignored.
     always = compare(np.array([math.nan, *[1.0] * 1000]))
     assert always == ([1, 1], pytest.approx(2 / 1001), True)
     assert type(always.significant) is bool

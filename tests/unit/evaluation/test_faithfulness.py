@@ -1,4 +1,4 @@
-"""Deletion and insertion curves against known areas, brute force and hand-made photos."""
+"""Deletion and insertion curves, compared with known areas, brute force and hand-made photos."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ GRID, REGIONS = (2, 3), 6
 
 
 def test_orders_for_an_additive_model() -> None:
-    """It sums the weights of the remaining regions; blurred ones count half.
+    """The model sums the weights of the remaining regions. Blurred regions count half.
 
-    Deleting by the true weights costs most at first; every curve is known.
+    Deletion in the order of the weights costs most at first, and every curve is known.
     """
     weights = np.array([[3.0, 0, 1, 0, 2, 0], [0, 5, 0, 0, 0, 1]])
     best = np.argsort(-weights, axis=1, kind="stable")
@@ -82,7 +82,7 @@ def test_ties_are_ordered_at_random_not_from_the_top() -> None:
 
 
 def test_centre_order_uses_the_encoders_region_positions() -> None:
-    """With off-centre regions, as from asymmetric padding, the nearest region comes first."""
+    """The region nearest to the centre comes first, also if padding shifts all regions."""
     even = Geometry.even((1, 4))
     shifted = even._replace(x=even.x._replace(first=even.x.first + even.x.pitch * 0.4))
     relevances = {method: np.zeros((1, 4)) for method in METHODS}
@@ -126,7 +126,7 @@ def test_pixels_belong_to_the_nearest_region(captioner, image) -> None:
 
 
 def test_versions_by_hand(captioner, image) -> None:
-    """Mean and blur, in features and in pixels, each against a version made by hand."""
+    """Both fills at both levels are compared with versions of the photo made by hand."""
     photo = faithfulness._Photo(captioner.ensemble, image)
     tokens = captioner.stored.vocabulary.encode(["a", "dog", "runs"])
     scorer = WordScorer(captioner.engine.exact_decoder, 1, tokens)
@@ -185,7 +185,7 @@ def test_words_are_those_of_the_generated_caption(captioner, image) -> None:
 
 
 def synthetic_result(count: int) -> dict[str, Any]:
-    """Two words per photo; Grad-CAM's curves drop by 2 nats, all others' by 1."""
+    """Return results of two words per photo. The curves of Grad-CAM drop by 2 nats, others by 1."""
     curve = np.zeros((len(CURVES), len(ORDERS), 3))
     curve[:2, :, 1:] = -1
     curve[:2, ORDERS.index("grad_cam"), 1:] = -2
@@ -220,7 +220,7 @@ def test_summary_compares_with_the_baselines() -> None:
     (row,) = (line for line in lines.splitlines() if line.startswith("Grad-CAM"))
     assert row.count("**") == 2
     (row,) = (line for line in lines.splitlines() if line.startswith("occlusion"))
-    assert "*" not in row  # significantly worse is not better
+    assert "*" not in row  # significantly worse gets no star
 
 
 def test_photos_are_sampled_evenly_and_broken_ones_reported(

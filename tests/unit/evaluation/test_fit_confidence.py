@@ -47,7 +47,7 @@ def example(log_prob: float, score: float, name: str) -> ScoredCaption:
 
 
 def examples(count: int = 200, seed: int = 0) -> list[ScoredCaption]:
-    """Captions whose probability of being right rises with their log-probability."""
+    """Make captions that are right more often if their log-probability is higher."""
     random = np.random.default_rng(seed)
     found = []
     for number in range(count):
@@ -135,7 +135,7 @@ def test_cross_validated_confidence_is_calibrated() -> None:
 
 
 def before_and_after(given: list[ScoredCaption], change) -> list[np.ndarray]:
-    """Cross-validated confidences with the last example as it is, and changed."""
+    """Return cross-validated confidences before and after a change of the last example."""
     changed = [*given[:-1], change(given[-1])]
     return [cross_validate(those, RECIPE).confidences for those in (given, changed)]
 
@@ -145,15 +145,15 @@ def with_other_score(one: ScoredCaption) -> ScoredCaption:
 
 
 def test_confidence_of_an_example_does_not_depend_on_its_own_score() -> None:
-    """Cross-validation must not leak: changing a score changes only the other examples."""
+    """Changing an example's score must not change its own cross-validated confidence."""
     before, after = before_and_after(examples(120), with_other_score)
 
     assert after[-1] == before[-1]
-    assert (after[:-1] != before[:-1]).any()  # the other folds' models were trained on it
+    assert (after[:-1] != before[:-1]).any()  # the models of the other folds were fitted to it
 
 
 def test_captions_of_one_photo_are_never_on_both_sides() -> None:
-    """Two captions of a photo, equal but for their scores: one must not teach the other."""
+    """A caption must not be used to fit the confidence of another caption of its photo."""
     given = examples(60) * 2
 
     before, after = before_and_after(given, with_other_score)
@@ -215,7 +215,7 @@ def test_images_that_are_not_photos_have_no_confidence_even_if_their_kind_was_ne
 
 
 def test_at_most_one_in_200_photos_that_were_never_seen_has_no_confidence() -> None:
-    """Also with so few photos for their size that those of the fit look more familiar."""
+    """The test has few photos for their size, so the fitted photos look more familiar."""
     random = np.random.default_rng(1)
     photos = random.normal(size=(3000, 200)).astype(np.float32)
     kinds = {name: random.normal(0.3, 1, size=(50, 200)).astype(np.float32) for name in "abcd"}
@@ -250,7 +250,7 @@ WORDS = ("a", "red", "dog", "on", "a", "sofa", "thing")  # phrases: a red dog, o
 
 
 def read(count: int, seed: int = 0) -> list[ScoredCaption]:
-    """Captions whose words are true with the probabilities of ``TRUTH``."""
+    """Make captions with words that are true with the probabilities in ``TRUTH``."""
     random, found = np.random.default_rng(seed), []
     rows = np.array([FUNCTION_WORD, 0, 1, FUNCTION_WORD, FUNCTION_WORD, 2, UNKNOWN_WORD])
     for number in range(count):

@@ -40,7 +40,7 @@ WHOLE = CropBox()
 
 
 def box(left: int, top: int, right: int, bottom: int) -> list[list[int]]:
-    """A rectangle as a polygon."""
+    """Return a rectangle as a polygon."""
     return [[left, top, right, top, right, bottom, left, bottom]]
 
 
@@ -51,14 +51,14 @@ def pixels(left: int, top: int, right: int, bottom: int) -> NDArray[np.bool_]:
 
 
 def runs(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """Uncompressed run lengths in column order, starting with zeros."""
+    """Return uncompressed run lengths in column order, which start with zeros."""
     values = mask.T.ravel().tolist()
     counts = [len([*run]) for _, run in groupby(values)]
     return {"size": list(mask.shape), "counts": [0, *counts] if values[0] else counts}
 
 
 def packed(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """Compressed run lengths as in JSON."""
+    """Return compressed run lengths, as in a JSON file."""
     from pycocotools.mask import encode
 
     code = encode(np.asfortranarray(mask, dtype=np.uint8))
@@ -78,7 +78,7 @@ def entry(category: str, shape: Any, image_id: int = 1, crowd: bool = False) -> 
 
 @pytest.fixture
 def read(tmp_path: Path):
-    """``read(*annotations)``: the objects of a file of three photos."""
+    """Return a function that reads annotations from a file with three photos."""
 
     def read(*annotations: dict[str, Any]) -> Instances:
         size = {"height": HEIGHT, "width": WIDTH}
@@ -94,7 +94,7 @@ def read(tmp_path: Path):
 
 
 def caption(text: str, maps: Any = None, gates: Any = None, crop_box: CropBox = WHOLE) -> Caption:
-    """A caption; maps are uniform by default."""
+    """Return a caption. Its maps are uniform by default."""
     words = tuple(text.split())
     alphas = np.full((len(words), *GRID), 1 / 6) if maps is None else np.asarray(maps, float)
     gates = np.ones(len(words)) if gates is None else np.asarray(gates, float)
@@ -103,7 +103,7 @@ def caption(text: str, maps: Any = None, gates: Any = None, crop_box: CropBox = 
 
 
 def spot(**shares: float) -> Array:
-    """A map with the given weights, e.g. ``spot(r0c0=0.7)``; the last region gets the rest."""
+    """Return a map with these weights, e.g. ``spot(r0c0=0.7)``. The last region gets the rest."""
     alpha = np.zeros(GRID)
     for region, share in shares.items():
         alpha[int(region[1]), int(region[3])] = share
@@ -122,7 +122,7 @@ def test_the_three_mask_formats_are_equal(read) -> None:
 
 
 def test_objects_are_merged_and_override_crowds(read) -> None:
-    """An object of two polygons, a second object, and a crowd that overlaps both."""
+    """The masks are an object of two polygons, a second object, and a crowd that overlaps both."""
     two = box(0, 0, 2, 2) + box(5, 5, 7, 7)
     crowd = runs(pixels(0, 0, 12, 3))
     instances = read(entry("dog", two), entry("dog", CELL), entry("dog", crowd, crowd=True))
@@ -158,7 +158,7 @@ def test_masks_that_cannot_be_decoded(read, shape: Any, expected: str) -> None:
 
 
 def test_run_lengths_that_end_early_are_an_error(read, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pycocotools returns uninitialized memory for them; simulated here."""
+    """For such run lengths, pycocotools returns uninitialized memory, which this test simulates."""
     held = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH)
     monkeypatch.setattr("pycocotools.mask.decode", lambda code: held)
     with pytest.raises(DataError, match=r"7 has an invalid mask \(the run lengths end before"):
@@ -167,7 +167,7 @@ def test_run_lengths_that_end_early_are_an_error(read, monkeypatch: pytest.Monke
 
 @given(st.integers(0, 10**6))
 def test_coverage_is_the_common_area_of_pixels_and_regions(seed: int) -> None:
-    """Compared with a loop over all pairs of a region and a pixel."""
+    """The result is compared with a loop over all pairs of a region and a pixel."""
     random = np.random.default_rng(seed)
     height, width = random.integers(1, 10, size=2)
     mask = random.random((height, width)) < random.random()
@@ -203,7 +203,7 @@ def test_rounding_does_not_include_an_object_beside_the_crop() -> None:
 def pixel_by_pixel(
     one: Caption, words: slice, masks: Any, crop: tuple[int, int, int, int]
 ) -> dict[str, Any] | str:
-    """What is measured of a name, from maps that are spread over the pixels of their regions."""
+    """Measure a name by spreading the attention of each region over its pixels."""
     (left, top, right, bottom), (objects, crowds) = crop, masks
     start, stop = words.start, words.stop
     tall, wide = (bottom - top) // GRID[0], (right - left) // GRID[1]
@@ -247,7 +247,7 @@ def pixel_by_pixel(
 @settings(max_examples=400)
 @given(st.integers(0, 10**6))
 def test_a_name_is_measured_as_pixel_by_pixel(seed: int) -> None:
-    """Names of one and two words at any place; maps with ties and zeros; objects, crowds, crops."""
+    """Names have one or two words. Maps have ties and zeros, and photos have crowds and crops."""
     random = np.random.default_rng(seed)
     name = ["dog"] if random.integers(2) else ["hot", "dog"]
     start = int(random.integers(3))
@@ -280,7 +280,7 @@ def test_a_name_is_measured_as_pixel_by_pixel(seed: int) -> None:
 
 
 def test_the_ratio_is_a_ratio_of_means(read) -> None:
-    """A small dog missed, a large cat found: the mean of 0 / (1/6) and 1 / (4/6) is 0.75."""
+    """A small dog is missed, a large cat found: the mean of 0 / (1/6) and 1 / (4/6) is 0.75."""
     instances = read(DOG, entry("cat", box(4, 0, 12, 8)))
     found = measure({1: caption("dog cat", [spot(), spot(r0c1=1)])}, instances)
 
@@ -304,7 +304,7 @@ def test_every_name_is_counted_once(read) -> None:
 
     counts = ("photos", "names", "measured", "absent", "unseen", "ignored")
     assert [found[key] for key in counts] == [3, 4, 1, 1, 1, 1]
-    # Too few photos for intervals, of which those without names do not count.
+    # Too few photos for intervals, because photos without names do not count.
     assert (found["photos_with_names"], set(found["intervals"].values())) == (1, {None})
 
 
@@ -319,7 +319,7 @@ def test_entropy_covers_all_words(read) -> None:
 
 
 def test_intervals_equal_a_loop_over_resampled_photos(read, monkeypatch) -> None:
-    """Photos with three names, one and none; shuffled is undefined in the second."""
+    """Photos have three names, one name or no names. In the second, ``shuffled`` is undefined."""
     monkeypatch.setattr("captioner.evaluation.bootstrap.MIN_IMAGES", 1)
     generator = np.random.default_rng(0)
     texts = {1: "a dog near a cat or a dog", 2: "cat", 3: "some grass"}

@@ -40,14 +40,14 @@ REFERENCES = [
     ["a caf\u00e9 with \u732b", "caf\u00e9"],
 ]
 
-# pycocoevalcap cannot process the last one: a lone surrogate.
+# pycocoevalcap cannot process the last caption, which has a lone surrogate.
 COMMON = 7
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_java() is None, reason="no java")
 def test_equals_pycocoevalcap_and_unusual_text_does_not_mix_up_scores() -> None:
-    """Single captions, and sets of them with some, only and no perfect captions."""
+    """The sets are single captions, and captions of which some, all or none are perfect."""
     from pycocoevalcap.meteor.meteor import Meteor
 
     every = meteor_counts(CANDIDATES, REFERENCES)
@@ -86,7 +86,7 @@ def put_java(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Path
     ],
 )
 def test_a_failing_java(script, output, tmp_path: Path, monkeypatch) -> None:
-    """The error is the first line of stderr; nothing hangs."""
+    """The error message is the first line of stderr, and nothing hangs."""
     put_java(tmp_path, script, monkeypatch)
 
     with pytest.raises(ProgramError) as caught:
@@ -108,7 +108,7 @@ def test_spice_needs_an_old_java(version, allowed, tmp_path: Path, monkeypatch) 
 
 
 def run_spice(monkeypatch: pytest.MonkeyPatch, result) -> np.ndarray:
-    """Scores of a Spice that returns or raises ``result``."""
+    """Score captions with a fake Spice that returns or raises ``result``."""
 
     class Spice:
         def __init__(self) -> None:

@@ -38,7 +38,7 @@ def score(candidates: dict[int, str], references: dict[int, list[str]], **settin
 
 
 def scored(truth: dict[int, list[str]], result: dict[int, list[str]]) -> dict[str, tuple]:
-    """pycocoevalcap's scores of tokens, joined by spaces: of all images, and of each."""
+    """Score tokens, joined by spaces, with pycocoevalcap: all images together, and each image."""
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
@@ -125,7 +125,7 @@ def test_meteor_and_spice_are_scored_on_request(monkeypatch: pytest.MonkeyPatch)
     found = evaluator.score(CANDIDATES)
 
     ((candidates, references),) = calls
-    assert candidates[0] == "two men ride their bikes"  # image 3, the first in order
+    assert candidates[0] == "two men ride their bikes"  # image 3 has the lowest id
     assert references[0][2] == "two riders"
     assert [found.images[i]["SPICE"] for i in (3, 7, 12)] == [0.1, 0.2, 0.3]
     assert np.isnan(found.images[5]["SPICE"])

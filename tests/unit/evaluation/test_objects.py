@@ -93,7 +93,7 @@ OF_SOME = [phrase for phrase in _PHRASES if set(phrase) <= set(SOME)]
 
 @given(st.lists(st.sampled_from(SOME), max_size=10))
 def test_the_longest_phrase_from_the_left_wins(words: list[str]) -> None:
-    """Compared with a search that tries every phrase at every position."""
+    """The result is compared with a search that tries every phrase at every position."""
     expected, start = [], 0
     while start < len(words):
         here = [p for p in OF_SOME if tuple(words[start : start + len(p)]) == p]

@@ -1,6 +1,7 @@
-"""Attention to phrases: known answers for a model that attends as told, and invalid files.
+"""Attention on phrases: known answers for a model that attends as told, and invalid files.
 
-Boxes belong to a photo of 12 x 8 pixels, whose copy is squashed; a region is 4 x 4 of them.
+Boxes are in pixels of a photo of 12 x 8 pixels, and a region is 4 x 4 of these pixels. The copy of
+the photo that the model sees is squashed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ UNIFORM = np.full(GRID, 1 / 6)
 
 
 class Told:
-    """A model with the maps of ``MAPS``; other words have a uniform map."""
+    """A model with the maps in ``MAPS``. All other words have a uniform map."""
 
     def __init__(self) -> None:
         words = ("a", "black", "dog", "'s", "runs", "in", "the", "snow", "it")
@@ -80,7 +81,7 @@ def test_phrases_by_hand(tmp_path: Path) -> None:
         "correctness": (0.75, 0.5),
         "uniform": (1.5 / 6, 3 / 6),
         "pointing": (1, 0.5),
-        "pointing_uniform": (1 / 6, 3 / 6),  # the middle of the second region is beside the box
+        "pointing_uniform": (1 / 6, 3 / 6),  # the middle of the second region is outside the box
         "pointing_centre": (0, 1),
     }
     for key, values in by_hand.items():

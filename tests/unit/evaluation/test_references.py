@@ -37,7 +37,7 @@ def has_words(truth: dict[int, list[Tokens]]) -> bool:
 
 
 def scored(truth, candidates, frequencies: DocumentFrequencies) -> list[float]:
-    """CIDEr-D of one caption of each image."""
+    """Compute CIDEr-D of one caption per image."""
     return [
         cider_d([ngrams(split(candidates[i]))], [ngrams(split(t)) for t in texts], frequencies)[0]
         for i, texts in truth.items()
@@ -72,7 +72,7 @@ def test_equals_pycocoevalcap_with_frozen_frequencies(truth, frozen, data) -> No
 
 @given(truth=TRUTH.filter(has_words), data=st.data())
 def test_frequencies_are_those_of_a_counter(truth, data) -> None:
-    """And those of a single image change no score."""
+    """N-grams of a single image are left out, which does not change scores."""
     every: Counter[str] = Counter()
     for captions in truth.values():
         texts = [split(tokens) for tokens in captions]

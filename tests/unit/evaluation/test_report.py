@@ -40,7 +40,7 @@ class Captions(NamedTuple):
 
 
 def make_captions(count: int, seed: int = 0) -> Captions:
-    """Every caption of an image is the same random sentence, with some words replaced."""
+    """Make captions: every image has a random sentence, and its captions replace some words."""
     chance = random.Random(seed)
     sentences = [chance.choices(WORDS, k=chance.randint(4, 7)) for _ in range(count)]
 
@@ -109,7 +109,7 @@ def test_cider_of_fewer_than_100_images_is_noisy(images, documents, expected) ->
 def test_a_clearly_better_system_is_significantly_better() -> None:
     found = difference(FEW.good, FEW.poor, evaluator(frequencies=FREQUENCIES))["metrics"]
 
-    length = found.pop("length")  # that of the sentences
+    length = found.pop("length")  # both systems keep the length of the sentences
     assert (length["difference"], length["significant"]) == (0, False)
     for name, one in found.items():
         low, high = one["interval"]
@@ -169,7 +169,7 @@ def strict_json(text: str) -> object:
 
 
 def test_ids_and_captions_as_others_write_them(tmp_path: Path) -> None:
-    """Ids as text and as 1.0; a caption that is null is one without words."""
+    """Ids may be text or 1.0. A caption that is null has no words."""
     file = tmp_path / "results.json"
     entries = [("1", "a dog"), (2.0, None), (3, "")]
     file.write_text(json.dumps([{"image_id": i, "caption": text} for i, text in entries]))

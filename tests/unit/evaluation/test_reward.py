@@ -54,7 +54,7 @@ def test_rewards_equal_pycocoevalcap(count_end, truth, data) -> None:
 
 @pytest.mark.parametrize("special", range(PAD, UNKNOWN + 1))
 def test_a_special_token_matches_nothing(special) -> None:
-    """Neither an unknown word, nor the text ``<unk>``, nor the end."""
+    """It matches neither an unknown word, nor the text ``<unk>``, nor the end of a sentence."""
     truth = {1: [["cat"], ["<pad>"], ["<start>"], ["<end>"], ["<unk>"]], 2: [["dog"]]}
     reward = rewards(truth, bleu=1)
 
@@ -62,7 +62,7 @@ def test_a_special_token_matches_nothing(special) -> None:
 
 
 def test_rare_words_that_a_reference_says_are_rewarded_and_others_penalized() -> None:
-    """By ln(3 / df) / ln 3: 0 for "a", which all photos have, 1 for what at most one has."""
+    """A word counts ln(3 / df) / ln 3: "a", in all photos, counts 0. Words in one photo count 1."""
     truth = {1: [["a", "dog"], ["dog", "runs"]], 2: [["a", "cat", "runs"]], 3: [["a", "grass"]]}
     reward = rewards(truth, cider=0, bleu=1, rare_words=0.5)
     usual = rewards(truth, cider=0, bleu=1)

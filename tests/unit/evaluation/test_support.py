@@ -1,4 +1,4 @@
-"""Content words of captions that references have, on a small set by hand."""
+"""Metrics of support, compared with answers worked out by hand on a small set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search accepts torch tensors and NumPy arrays; its tests run with both."""
+"""Fixtures that run the tests of the search with torch tensors and with NumPy arrays."""
 
 from __future__ import annotations
 

@@ -21,9 +21,10 @@ CAPTIONS = st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_siz
 
 @pytest.mark.parametrize(("share", "first"), [(0.9, 0), (1.1, 3)])
 def test_rare_words_add_the_mean_and_the_highest_rarity(share, first) -> None:
-    """Two captions that agree with themselves only, in unigrams and bigrams: 10 / 4 * 2.
+    """Two captions agree only with themselves, in unigrams and bigrams, which scores 10 / 4 * 2.
 
-    With weights of 3/5 and 2/5 the first is ahead by 1. The other is rarer by (2 + 3) - (1 + 1).
+    With weights of 3/5 and 2/5, the first caption is ahead by 1. The second is rarer by
+    (2 + 3) - (1 + 1).
     """
     captions, rarity = [[0, 1]] * 3 + [[2, 3]] * 2, (1.0, 1.0, 1.0, 3.0)
 
@@ -50,7 +51,7 @@ def test_the_best_score_does_not_depend_on_order_or_scale(captions, random, scal
 
 
 def scores_of(captions, weights, rarity) -> list[float]:
-    """The formula, word by word."""
+    """Compute the formula of the docstring word by word."""
 
     def vector(tokens: list[int], size: int) -> dict[tuple[int, ...], float]:
         grams = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]

@@ -70,7 +70,7 @@ RARITY = np.log(np.array([3.7, 3.7, 4.7, 5.7, 6.7]))
 
 
 def reweighted(table: Table, strength: float, rarity: np.ndarray) -> Table:
-    """The table that a search with ``rare_words`` sees, normalized in float64."""
+    """Return the table that a search with ``rare_words`` uses, normalized in float64."""
 
     def reweighted_table(prefix: Prefix) -> np.ndarray:
         scores = table(prefix).astype(np.float64) + strength * rarity

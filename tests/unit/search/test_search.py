@@ -1,4 +1,4 @@
-"""Searches against reference searches; batching and ties."""
+"""Searches compared with reference searches, batching and ties."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ REFERENCES = {
 @settings(max_examples=50)
 @given(data=st.data(), seed=st.integers(0, 10_000))
 def test_wide_beams_equal_brute_force(kind, data, seed) -> None:
-    """All sentences that two words allow, under any rules."""
+    """Compare all sentences that two words allow, under any rules."""
     options, tokens = data.draw(tasks(3, (kind,)))
     task = Task(dataclasses.replace(options, beam_size=2**7), tokens)
     tables = [random_table(seed, 3), random_table(seed, 3, 0.3)]
@@ -159,7 +159,7 @@ def test_every_strategy_returns_complete_sentences_on_ties(options, tokens) -> N
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 @pytest.mark.parametrize("first", [1, 2])
 def test_equal_score_never_returns_an_unfinished_sentence(penalty, first) -> None:
-    # Words 1 and 2 tie. After one of them the end is certain; after the other, word 1 is, forever.
+    # Words 1 and 2 tie. After one of them, the end is certain. After the other, word 1 is certain.
     sure = prefix_table({(): (0, 0.5, 0.5), (first,): (1, 0, 0)}, (0, 1, 0))
     options = SearchOptions(beam_size=2, max_length=5, length_penalty=penalty)
 
@@ -169,7 +169,7 @@ def test_equal_score_never_returns_an_unfinished_sentence(penalty, first) -> Non
 
 
 def test_a_longer_sentence_may_still_overtake_an_ended_one() -> None:
-    # The empty sentence has the better rank until the other one, which is then certain, is longer.
+    # The empty sentence ranks better until the other sentence, certain from there on, is longer.
     table = prefix_table({(): (0.6, 0.4), (1,): (0, 1), (1, 1): (0, 1)}, (1, 0))
     options = SearchOptions(beam_size=2, max_length=6, length_penalty=1.0)
 

@@ -60,7 +60,7 @@ def javascript_search(
     worth: Worth | None = None,
     caption: list[int] | None = None,
 ) -> list[Any]:
-    """The captions of a table; with ``caption`` its continuation, if there is one."""
+    """Return the captions of a table, or the continuation of ``caption`` if it is passed."""
     size = len(table(()))
     words = range(1, size)
     prefixes: list[Prefix] = [
@@ -166,7 +166,7 @@ def test_other_tables_are_searched_as_in_python(javascript, options, words) -> N
 
 
 def random_worth(seed: int, size: int, *, grammar: bool, wide: bool) -> Worth:
-    """Of words whose last two share a stem; tokens 0 and 1 are not content words."""
+    """Return random truths. The last two words share a stem, and 0 and 1 are function words."""
     rng = np.random.default_rng(seed)
     truths = rng.random((1, 4)).astype(np.float32)
     rows = np.array([FUNCTION_WORD, FUNCTION_WORD, UNKNOWN_WORD, 0, 1, 2, 2])[:size]

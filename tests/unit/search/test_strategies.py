@@ -31,7 +31,7 @@ def sample(table, count: int, **given: object) -> list[Hypothesis]:
 
 
 def assert_sampled_from(found: list[Hypothesis], expected: dict[Sentence, float]) -> None:
-    """Pearson's chi-squared test; sampling is seeded, so it never fails by chance."""
+    """Apply Pearson's chi-squared test. Sampling is seeded, so it cannot fail by chance."""
     counts = Counter((tuple(h.tokens), h.ended) for h in found)
     probabilities = {(s.words, s.ended): probability for s, probability in expected.items()}
     assert sum(probabilities.values()) == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""Rewards for true words against a reference in plain Python; grammar; words left out."""
+"""Rewards compared with a reference in plain Python, the grammar, and words left out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def grammar(
 
 
 def score(table, caption, truths, rules: Grammar | None, certainty: float) -> float:
-    """The score of a caption, which ends unless it has the maximum length of 4 tokens."""
+    """Compute the score of a caption, which ends unless it has the maximum length of 4 tokens."""
     weight, least = (w.WEIGHT, certainty) if certainty else (w.WHOLE_WEIGHT, w.WHOLE_CERTAINTY)
     total, said = 0.0, set()
     if certainty and not caption:
@@ -96,7 +96,7 @@ def test_a_wide_beam_finds_the_best_score_of_all_captions(seed: int, certainty: 
     found = search(TableStepper(tables), options, worth=Worth(truths, ROWS, rules))
 
     for table, of_photo, (best, *_) in zip(tables, truths, found, strict=True):
-        # Row -2 is the last column.
+        # Row -2 (UNKNOWN_WORD) is the last column.
         known = {0: of_photo[0], 1: of_photo[1], UNKNOWN_WORD: of_photo[2]}
         captions = [
             words for length in range(5) for words in product(range(1, SIZE), repeat=length)
@@ -118,7 +118,7 @@ def test_the_log_probability_of_a_caption_stays_the_decoders() -> None:
 
 
 def test_a_wide_word_has_the_probability_of_the_words_that_it_covers() -> None:
-    """Neither CAT nor DOG is true enough; ODD stands for both."""
+    """CAT and DOG are not true enough, and ODD covers both."""
     table = prefix_table({(): (0.01, 0.01, 0.44, 0.01, 0.44, 0.09)}, (0.99, *[0.002] * 5))
     truths = np.array([[0.6, 0.6, 0.99]], np.float32)
     options = SearchOptions(beam_size=3, certainty=0.55)

@@ -1,7 +1,7 @@
-"""The tokenizer against stored and, if Java is installed, fresh output of the CoreNLP jar.
+"""The tokenizer compared with stored output of the CoreNLP jar, and with the jar if Java exists.
 
-``tests/fixtures/ptb_tokens.json`` has made-up difficult sentences with the jar's tokens; its note
-says how they were made. No captions of a data set are stored here.
+``tests/fixtures/ptb_tokens.json`` has difficult sentences, which were made up, with the jar's
+tokens. Its note explains how they were made. No captions of a data set are stored here.
 """
 
 from __future__ import annotations
