@@ -1,1 +1,1 @@
-"""Encoder, attention, decoder, and the model they make."""
+"""The neural network: encoder, attention and decoder, and the model that joins them."""

@@ -1,20 +1,22 @@
-"""Attention: compare each region of a photo with the decoder's state, and average the features.
+"""Soft attention over the regions of a photo.
+
+At every word, a score compares each region with the decoder's hidden state. The softmax of the
+scores gives the attention weights, and the weighted mean of the features is the context:
 
     e_i    = v^T tanh(W_a a_i + W_h h + b)     score of region i: how well it matches the state h
     alpha  = softmax(e)                        how much the next word looks at each region
-    z      = sum_i alpha_i a_i                 context, which the decoder reads
+    z      = sum_i alpha_i a_i                 context, the input of the decoder
 
-In the code, a are the features or values, h is the query, e are the scores, and W_a a_i + b are the
-keys.
+In the code, the features a are also called values, h is the query, and W_a a_i + b are the keys.
 
-A `Scorer` computes the first line and an `Attention` computes the other two. ``memory`` runs once
-per photo and computes everything that depends on the photo alone, such as W_a a_i + b. ``forward``
-runs at every word. All captions of a photo share its memory by broadcasting.
+A `Scorer` computes the first line. An `Attention` computes the other two: its ``memory`` runs once
+per photo and precomputes everything that depends on the photo alone, such as the keys. Its
+``forward`` runs once per word. All captions of a photo share its memory by broadcasting.
 
-``attention_variants`` has other scores and mechanisms, and ``hard_attention`` picks one region.
+Other scores and mechanisms are in ``attention_variants``, and ``hard_attention`` picks one region.
 
-Notation: B photos, R captions (or beams) per photo, L regions, D feature size, N size of the hidden
-state (the query), A attention size.
+Notation: B photos, R captions (or beams) per photo, L regions.
+D feature size, N hidden size (the size of the query), A attention size.
 """
 
 from __future__ import annotations
@@ -29,17 +31,17 @@ class Sizes(NamedTuple):
     """The sizes that a scorer needs to create its weights."""
 
     features: int
-    """D."""
+    """Feature size, D."""
     query: int
-    """N."""
+    """Hidden size, N."""
     attention: int
-    """A, ``decoder.attention_dim``."""
+    """Attention size, A: the setting ``decoder.attention_dim``."""
     regions: int
-    """Maximum number of regions, L. Only the location score needs it."""
+    """Largest number of regions, L. Only the location score needs it."""
 
 
 class Scorer(nn.Module):
-    """Base class of the scores. To add one, subclass it and see docs/attention.md."""
+    """Base class for scores. docs/attention.md shows how to add your own."""
 
     equal_sizes = False
     """Whether query and features must have the same size."""
@@ -49,11 +51,19 @@ class Scorer(nn.Module):
         self.sizes = sizes
 
     def keys(self, features: Tensor) -> Tensor:
-        """Project the features once per photo, (B, L, D) to (B, L, ...), float32."""
+        """Project the features once per photo: (B, L, D) to keys (B, L, ...), float32."""
         return widen(features)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Return the scores (B, R, L), float32, from query (B, R, N) and keys (B, L, ...)."""
+        """Score every region against the query.
+
+        Args:
+            query: Hidden states, (B, R, N).
+            keys: Projected features, (B, L, ...).
+
+        Returns:
+            The scores, (B, R, L), float32.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no method forward(query, keys)")
 
 
@@ -78,30 +88,30 @@ class AdditiveScorer(Scorer):
         return widen(self.key(features))
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Return the scores (B, R, L) from query (B, R, N) and keys (B, L, A)."""
+        """Score every region: query (B, R, N) and keys (B, L, A) to (B, R, L)."""
         return self.compare(self.query(query), keys)
 
     def compare(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Return v^T tanh(k_i + q), (B, R, L), from projected queries (B, R, A) and keys."""
+        """Compute v^T tanh(k_i + q) from projected queries (B, R, A) and keys: (B, R, L)."""
         with torch.autocast(query.device.type, enabled=False):  # in float32
             mixed = torch.tanh(widen(query).unsqueeze(2) + keys.unsqueeze(1))  # (B, R, L, A)
             return mixed @ widen(self.energy.weight).flatten()
 
 
 class Memory(NamedTuple):
-    """The part of attention that depends on the photo alone, shared by all its captions."""
+    """The results that depend on the photo alone, shared by all captions of the photo."""
 
     values: Tensor
-    """(B, L, D), averaged to the context. Some mechanisms define another shape."""
+    """The features that are averaged to the context, (B, L, D). Shapes vary by mechanism."""
     keys: Tensor
-    """(B, L, ...), input of the scorer. Some mechanisms define another shape."""
+    """The scorer's input, (B, L, ...). Shapes vary by mechanism."""
     summary: Tensor
-    """(B, 1, D), the photo as one vector, for the decoder's first state."""
+    """The photo as one vector, (B, 1, D), for the decoder's first state."""
     mask: Tensor | None
-    """(B, L), True at real regions; None if all regions are real, as in the encoder's grids."""
+    """True at real regions, (B, L). None means that all regions are real, as in encoder grids."""
 
     def select(self, rows: Tensor | slice) -> Memory:
-        """Select photos by a slice or by row indices (B',)."""
+        """Return the memory of some photos, chosen by a slice or by row indices."""
         return Memory(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
 
@@ -109,25 +119,31 @@ class AttentionOutput(NamedTuple):
     """The result of attention for one word."""
 
     context: Tensor
-    """(B, R, D)."""
+    """Weighted mean of the features, (B, R, D)."""
     alphas: Tensor
-    """(B, R, L), float32. Rows sum to 1 and are 0 at masked regions."""
+    """Attention weights, (B, R, L), float32. They sum to 1 and are 0 at masked regions."""
     chosen: Tensor | None = None
-    """(B, R), the region that hard attention chose; None for soft attention."""
+    """Index of the region that hard attention chose, (B, R), or None for soft attention."""
 
 
 class Attention(nn.Module):
-    """Base class of the mechanisms."""
+    """Base class for attention mechanisms."""
 
     reads_regions = True
-    """Whether the features of the regions are used, or only their number, as in ``fixed``."""
+    """True if the mechanism uses the regions' features, False if only their number (``fixed``)."""
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """Compute the memory once per photo, from features (B, L, D); see `Memory`."""
+        """Compute the memory of photos once, before the first word.
+
+        Args:
+            features: Features of the regions, (B, L, D).
+            summary: The photo as one vector, (B, 1, D).
+            mask: True at real regions, (B, L), or None if all are real.
+        """
         raise NotImplementedError
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """Attend to the photos with the decoder's hidden state, (B, R, N), at every word."""
+        """Attend to the photos before one word, with the decoder's hidden state (B, R, N)."""
         raise NotImplementedError
 
 
@@ -144,18 +160,18 @@ class SoftAttention(Attention):
         self.scorer = scorer
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """Keep the features as values and the scorer's keys."""
+        """Keep the features as values, and compute the scorer's keys."""
         return Memory(features, self.scorer.keys(features), summary, mask)
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """Return context and alphas for the query, (B, R, N)."""
+        """Return the context and the alphas for the query, (B, R, N)."""
         alphas = softmax(self.scorer(query, memory.keys), memory.mask)
         context = alphas.to(memory.values.dtype) @ memory.values
         return AttentionOutput(context, alphas)
 
 
 def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Turn scores (..., R, L) into alphas, which are 0 where the mask (..., L) is False."""
+    """Turn scores (..., R, L) into alphas. They are 0 where the mask (..., L) is False."""
     scores = widen(scores)
     if mask is not None:
         scores = scores.masked_fill(~mask.unsqueeze(-2), -torch.inf)
@@ -170,7 +186,7 @@ def masked_mean(features: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Convert half precision to float32, as bf16 would round away small differences of scores.
+    """Convert half precision to float32, because bf16 rounds away small differences of scores.
 
     Tensors in float32 and float64 are returned unchanged.
     """

@@ -1,4 +1,4 @@
-"""Other attention than `AdditiveScorer`'s: scores, several heads, and one map for all words.
+"""Alternatives to additive soft attention: other scores, several heads, one map for all words.
 
 Notation: as in ``attention``.
 """
@@ -24,7 +24,7 @@ from captioner.model.attention import (
 
 
 def dot_products(query: Tensor, keys: Tensor) -> Tensor:
-    """q^T k_i without autocast: (..., R, N) and (..., L, N) to (..., R, L)."""
+    """Compute q^T k_i without autocast: (..., R, N) and (..., L, N) to (..., R, L)."""
     with torch.autocast(query.device.type, enabled=False):
         return torch.matmul(widen(query), keys.transpose(-1, -2))
 
@@ -34,8 +34,9 @@ class ConcatScorer(AdditiveScorer):
 
         e_i = v^T tanh(W [q; a_i])
 
-    Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, "concat". Deviation: none; W is
-    applied in two halves, so that the features' half is computed once per photo.
+    W is applied in two halves, so that the half for the features is computed once per photo.
+
+    Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, "concat". Deviation: none.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -44,11 +45,11 @@ class ConcatScorer(AdditiveScorer):
         self.energy = nn.Linear(sizes.attention, 1, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:
-        """The features' half of W [q; a_i], (B, L, A)."""
+        """Compute the features' half of W [q; a_i], (B, L, A)."""
         return widen(nn.functional.linear(features, self.mix.weight[:, self.sizes.query :]))
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Scores (B, R, L) from query (B, R, N) and keys (B, L, A)."""
+        """Score every region: query (B, R, N) and keys (B, L, A) to (B, R, L)."""
         half = nn.functional.linear(query, self.mix.weight[:, : self.sizes.query])
         return self.compare(half, keys)
 
@@ -64,7 +65,7 @@ class DotScorer(Scorer):
     equal_sizes = True
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Scores (B, R, L) from query (B, R, D) and keys (B, L, D)."""
+        """Score every region: query (B, R, D) and keys (B, L, D) to (B, R, L)."""
         return dot_products(query, keys)
 
 
@@ -73,17 +74,18 @@ class ScaledDotScorer(DotScorer):
 
         e_i = q^T a_i / sqrt(D)
 
-    Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1. Deviation: none; the features are
-    both keys and values. ``multi_head`` adds the projections of section 3.2.2.
+    The features are both keys and values. `MultiHeadAttention` adds projections.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1. Deviation: none.
     """
 
     def keys(self, features: Tensor) -> Tensor:
-        """a_i / sqrt(D), (B, L, D)."""
+        """Compute a_i / sqrt(D), (B, L, D)."""
         return widen(features) / math.sqrt(self.sizes.features)
 
 
 class GeneralScorer(Scorer):
-    """General (bilinear) attention scores: query and features may differ in size.
+    """General (bilinear) attention scores. Query and features may differ in size.
 
         e_i = q^T W a_i
 
@@ -95,7 +97,7 @@ class GeneralScorer(Scorer):
         self.key = nn.Linear(sizes.features, sizes.query, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:
-        """W a_i, (B, L, N)."""
+        """Compute W a_i, (B, L, N)."""
         return widen(self.key(features))
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -108,9 +110,11 @@ class LocationScorer(Scorer):
 
         e = W q,   W has one row per region
 
-    Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, equation 8. With fewer regions than
-    rows the first rows are used, as in the paper for short sentences. Deviation: more regions than
-    rows are an error; the paper ignores the rest of a long sentence.
+    If a photo has fewer regions than W has rows, the first rows are used, as in the paper for short
+    sentences.
+
+    Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, equation 8.
+    Deviation: More regions than rows are an error. The paper ignores the end of a long sentence.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -118,11 +122,11 @@ class LocationScorer(Scorer):
         self.place = nn.Linear(sizes.query, sizes.regions, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:
-        """An empty tensor that carries the number of regions only, (B, L, 0)."""
+        """Return an empty tensor, (B, L, 0), that only carries the number of regions."""
         return widen(features[..., :0])
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Scores (B, R, L) from query (B, R, N) and keys (B, L, 0)."""
+        """Score every region: query (B, R, N) and keys (B, L, 0) to (B, R, L)."""
         scores: Tensor = widen(self.place(query))[..., : keys.shape[1]]
         return scores
 
@@ -132,8 +136,10 @@ class MultiHeadAttention(Attention):
 
         head_h = softmax(W_q^h q . W_k^h a_i / sqrt(d)) W_v^h a_i,   z = W_o [head_1; head_2; ...]
 
-    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2; d = A / heads. Deviation: none.
-    The returned alphas are the mean over the heads. Memory: keys and values are (B, heads, L, d).
+    The alphas that ``forward`` returns are the mean over the heads. In the memory, keys and values
+    have the shape (B, heads, L, d) with d = A / heads.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2. Deviation: none.
     """
 
     def __init__(self, sizes: Sizes, heads: int) -> None:
@@ -159,14 +165,14 @@ class MultiHeadAttention(Attention):
         return AttentionOutput(context, alphas.mean(dim=1))
 
     def _by_head(self, tensor: Tensor) -> Tensor:
-        """(B, n, A) to (B, heads, n, d)."""
+        """Split the last axis into heads: (B, n, A) to (B, heads, n, d)."""
         return tensor.view(*tensor.shape[:2], self.heads, -1).transpose(1, 2)
 
 
 class OneMap(Attention):
     """One context and one map for all words, computed once per photo.
 
-    ``Memory.values`` is the context, (B, 1, D), and ``Memory.keys`` the alphas, (B, 1, L).
+    ``Memory.values`` is the context, (B, 1, D), and ``Memory.keys`` are the alphas, (B, 1, L).
     """
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
@@ -182,8 +188,8 @@ class FixedVector(OneMap):
 
         z = summary,   alpha_i = 1 / L
 
-    Source: Cho et al. 2014 (arXiv:1406.1078), whose decoder gets the same vector at every step.
-    Deviation: the summary of a photo is its mean feature, not the last state of a recurrent
+    Source: Cho et al. 2014 (arXiv:1406.1078): their decoder reads the same vector at every step.
+    Deviation: The summary of a photo is its mean feature, not the last state of a recurrent
     encoder.
     """
 
@@ -196,14 +202,17 @@ class FixedVector(OneMap):
 
 
 class PhotoAttention(OneMap):
-    """Attention whose query is the photo itself.
+    """Attention that takes its query from the photo instead of the decoder.
 
         self   q_i = a_i              each region is scored against its own features
         mean   q   = sum_i a_i / L    all regions are scored against the mean feature
 
-    Source: the scorer's; with ``self`` and the additive scorer, Lin et al. 2017
-    (arXiv:1703.03130), equation 5. Deviation: with ``self`` both matrices of the scorer are applied
-    to a_i and act as their sum, and there is one map. Queries and features have the same size.
+    Queries and features have the same size.
+
+    Source: ``self`` with the additive scorer: Lin et al. 2017 (arXiv:1703.03130), equation 5. For
+    other combinations, see the scorer.
+    Deviation: With ``self``, both matrices of the scorer are applied to a_i and act as their sum.
+    One map is computed, not several.
     """
 
     def __init__(self, scorer: Scorer, query: str) -> None:
@@ -213,7 +222,7 @@ class PhotoAttention(OneMap):
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
         """See ``Attention.memory``."""
         keys = self.scorer.keys(features)  # (B, L, ...)
-        if self.source == "self":  # score each region as a photo of one region
+        if self.source == "self":  # score each region as if it were a photo with one region
             regions, own = features.flatten(0, 1).unsqueeze(1), keys.flatten(0, 1).unsqueeze(1)
             scores = self.scorer(regions, own).view(features.shape[0], 1, -1)  # (B, 1, L)
         else:
@@ -230,5 +239,5 @@ BUILT_IN: dict[str, type[Scorer]] = {
     "location": LocationScorer,
     "scaled_dot": ScaledDotScorer,
 }
-"""The scorers by their ``decoder.attention`` value. A new one needs its class and an entry here,
-its equation in tests/unit/model/test_attention.py, and a row in docs/attention.md."""
+"""The built-in scorers by their ``decoder.attention`` value. To add one, write its class and add an
+entry here, its equation in tests/unit/model/test_attention.py and a row in docs/attention.md."""

@@ -1,4 +1,4 @@
-"""The LSTM decoder, which attends to the photo before it writes each word of a caption.
+"""LSTM decoder: generates a caption word by word and attends to the photo before each word.
 
 At step t, y is the previous word, and (h', c') is the previous state of the LSTM:
 
@@ -7,13 +7,18 @@ At step t, y is the previous word, and (h', c') is the previous state of the LST
     h, c     = LSTM([E y; beta z], h', c')
     logits   = L_o tanh(E y + L_h h + L_z beta z)     deep output
 
-``step`` computes the first three lines; training, search, explanation and export share it.
-``readout`` computes the last line, which training runs once for all words. ``decoder_variants``
-has these lines in another order, and ``build.build_decoder`` chooses.
+``step`` computes the first three lines. Training, search, explanation and export all call it.
+``readout`` computes the last line. It is separate, so that training can apply it once to all words.
+``decoder_variants`` has decoders that run these lines in a different order, and
+``build.build_decoder`` picks a decoder.
 
-Notation: B photos, R captions (or beams) per photo, T steps, V vocabulary, L regions, D feature
-size (after the projection, if there is one), N hidden size, E embedding size. The matrices E, L_o,
-L_h and L_z are named as in the paper.
+The word *gate* has two meanings. ``gate`` computes beta, one number per word. ``word_gates``,
+``context_gates`` and ``hidden_gates`` are three blocks of the LSTM's weight matrix. Their outputs,
+(..., 4N), are called gate inputs.
+
+Notation: B photos, R captions (or beams) per photo, T steps, L regions, V vocabulary size.
+D feature size (after the projection, if the decoder has one), N hidden size, E embedding size.
+The matrices E, L_o, L_h and L_z have the names of the paper.
 """
 
 from __future__ import annotations
@@ -32,14 +37,14 @@ class State(NamedTuple):
     """The recurrent state between two steps."""
 
     hidden: Tensor
-    """(B, R, N)."""
+    """Hidden state h, (B, R, N)."""
     cell: Tensor
-    """(B, R, N)."""
+    """Cell state c, (B, R, N)."""
     fed: Tensor | None = None
-    """(B, R, N), the attentional vector; None without input feeding (see ``LuongDecoder``)."""
+    """Attentional vector of `LuongDecoder`, (B, R, N), or None without input feeding."""
 
     def select(self, index: Any) -> State:
-        """Index every tensor."""
+        """Return the state with every tensor indexed."""
         return State(*(None if part is None else part[index] for part in self))  # type: ignore[arg-type]
 
 
@@ -48,35 +53,35 @@ class Step(NamedTuple):
 
     state: State
     outputs: tuple[Tensor, ...]
-    """Inputs of ``readout``, (B, R, ...) each."""
+    """Inputs of ``readout``, each (B, R, ...)."""
     alphas: Tensor
-    """(B, R, L), rows sum to 1."""
+    """Attention weights, (B, R, L). They sum to 1 for each caption."""
     beta: Tensor
-    """(B, R, 1), context gate, 0..1."""
+    """Context gate between 0 and 1, (B, R, 1)."""
     chosen: Tensor | None = None
-    """(B, R), the region that hard attention chose."""
+    """Index of the region that hard attention chose, (B, R), or None for soft attention."""
 
 
 class Unrolled(NamedTuple):
     """The results of all steps of teacher forcing."""
 
     embedded: Tensor
-    """(B, R, T, E)."""
+    """Embeddings of the previous words, (B, R, T, E)."""
     outputs: tuple[Tensor, ...]
-    """(B, R, T, ...) each."""
+    """Inputs of ``readout``, each (B, R, T, ...)."""
     alphas: Tensor
-    """(B, R, T, L)."""
+    """Attention weights, (B, R, T, L)."""
     betas: Tensor
-    """(B, R, T)."""
+    """Context gates, (B, R, T)."""
     chosen: Tensor | None = None
-    """(B, R, T), the regions that hard attention chose."""
+    """Regions that hard attention chose, (B, R, T), or None for soft attention."""
 
 
 class Decoder(nn.Module):
-    """Base class; subclasses implement ``add_layers``, ``step`` and ``readout``."""
+    """Base class for decoders. Subclasses implement ``add_layers``, ``step`` and ``readout``."""
 
     GATES = 4
-    """Number of parts of the recurrence's matrix: i, f, o and the candidate g. A GRU has 3."""
+    """Number of gate inputs of the LSTM: i, f, o and the candidate g. A GRU has 3."""
 
     def __init__(
         self,
@@ -86,7 +91,7 @@ class Decoder(nn.Module):
         vocabulary_size: int,
         styles: int = 0,
     ) -> None:
-        """Create the layers; ``build.build_decoder`` also creates the attention."""
+        """Create the layers. ``build.build_decoder`` also creates the attention."""
         super().__init__()
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
         self.feature_dim = config.projection_dim or feature_dim
@@ -97,8 +102,8 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(vocabulary_size + styles, embed_dim)
         self.init_hidden = nn.Linear(self.feature_dim, hidden_dim)
         self.init_cell = nn.Linear(self.feature_dim, hidden_dim)
-        # The LSTM's matrix in parts, for word, hidden state and (in a subclass) context. The
-        # word's part needs no state, so training applies it to all steps at once.
+        # The LSTM's matrix in blocks: for the word, the hidden state, and in a subclass the context.
+        # The word's block does not need the state, so training applies it to all steps at once.
         self.word_gates = nn.Linear(embed_dim, self.GATES * hidden_dim)  # U_y, b
         self.hidden_gates = nn.Linear(hidden_dim, self.GATES * hidden_dim, bias=False)  # U_h
         self.gate_norms, self.cell_norm = None, None
@@ -114,7 +119,7 @@ class Decoder(nn.Module):
         return config.embed_dim
 
     def add_layers(self, config: DecoderConfig) -> None:
-        """Create the layers that only this decoder has."""
+        """Create the layers that belong to this subclass only."""
         raise NotImplementedError
 
     def memory(
@@ -123,10 +128,10 @@ class Decoder(nn.Module):
         """Compute once per photo everything that depends on the photo alone.
 
         Args:
-            features: (B, L, D).
-            mask: (B, L), True at real regions, at least one for each photo. The encoder's grids
-                need none (None); features of your own may be padded to the same L.
-            summary: The photo as one vector, (B, 1, D); by default the mean of the real regions.
+            features: Features of the regions, (B, L, D).
+            mask: True at real regions, (B, L), at least one for each photo. Features of your own
+                may be padded to the same L. Grids of the encoder need no mask (None).
+            summary: The photo as one vector, (B, 1, D). Default: the mean of the real regions.
         """
         if summary is None:
             summary = masked_mean(features, mask)
@@ -136,37 +141,37 @@ class Decoder(nn.Module):
         return self.attention.memory(features, summary, mask)
 
     def start(self, memory: Memory, captions: int = 1) -> State:
-        """Compute the initial state from the summary, (B, captions, N) each."""
+        """Compute the initial state from the summary. Each tensor is (B, captions, N)."""
         hidden = torch.tanh(widen(self.init_hidden(memory.summary)))
         cell = torch.tanh(widen(self.init_cell(memory.summary)))
         return State(hidden.expand(-1, captions, -1), cell.expand(-1, captions, -1))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embed tokens of any shape, (...,) to (..., E)."""
+        """Embed tokens of any shape: (...) to (..., E)."""
         return self.dropout(self.embedding(tokens))  # type: ignore[no-any-return]
 
     def words(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the embeddings E y of words and their gate inputs U_y E y + b.
+        """Return the embeddings E y of words, and their gate inputs U_y E y + b.
 
-        From tokens of any shape, (...,), to (..., E) and (..., 4N).
+        Tokens of any shape, (...), become (..., E) and (..., 4N).
         """
         embedded = self.embed(tokens)
         return embedded, self.word_gates(embedded)
 
     def recur(self, inputs: Tensor, state: State) -> State:
-        """Update the LSTM.
+        """Update the LSTM's state.
 
             i, f, g, o = inputs + U_h h,   inputs = U_y E y + b + U_z beta z
             c = sigmoid(f) c + sigmoid(i) tanh(g)
             h = sigmoid(o) tanh(c)
 
         Source: Hochreiter and Schmidhuber 1997 with forget gates. Layer norm: Ba et al. 2016
-        (arXiv:1607.06450), equations 20 to 22. Deviation: the sum of a gate's inputs is normalized,
-        gate by gate, and not each input separately.
+        (arXiv:1607.06450), equations 20 to 22.
+        Deviation: Layer norm is applied to the sum of each gate's inputs, not to each input.
 
         Args:
             inputs: Gate inputs from the word and the context, (B, R, 4N).
-            state: (B, R, N) each.
+            state: The state after the previous step. Each tensor is (B, R, N).
         """
         gates = widen(inputs + self.hidden_gates(state.hidden)).chunk(4, dim=-1)
         if self.gate_norms is not None:
@@ -182,23 +187,23 @@ class Decoder(nn.Module):
         Args:
             word_inputs: Gate inputs of the previous word, (B, R, 4N), from ``words``.
             state: The state after the previous step.
-            memory: The photos, (B, ...).
+            memory: The memory of the photos, (B, ...).
         """
         raise NotImplementedError
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Return logits (..., V) from the previous word's embedding and ``Step.outputs``."""
+        """Compute logits (..., V) from the previous word's embedding and ``Step.outputs``."""
         raise NotImplementedError
 
     def forward(self, memory: Memory, tokens: Tensor) -> Unrolled:
         """Run all steps with the true previous words (teacher forcing).
 
-        Results at the end token and at padding are finite, but they mean nothing.
+        Results at end tokens and at padding are finite but meaningless.
 
         Args:
-            memory: The photos, (B, ...).
-            tokens: Start token, words, and in shorter captions the end token and padding,
-                (B, R, T).
+            memory: The memory of the photos, (B, ...).
+            tokens: Start token and words, (B, R, T). In shorter captions, the end token and padding
+                follow.
         """
         tokens = upload(tokens, memory.summary.device)
         embedded, word_inputs = self.words(tokens)  # (B, R, T, E) and (B, R, T, 4N)
@@ -219,16 +224,16 @@ class Decoder(nn.Module):
 
 
 class BahdanauDecoder(Decoder):
-    """The decoder that attends with the previous state, then runs the LSTM on word and context.
+    """Decoder that attends with the previous state, then runs the LSTM on the word and the context.
 
     Source: Bahdanau et al. 2015 (arXiv:1409.0473), appendix A.2, with the gate of Xu et al. 2015
-    (arXiv:1502.03044), section 4.2.1, and its equations 1-7. Deviation: an LSTM instead of
-    Bahdanau's GRU (as Xu et al.); a tanh before L_o (as in their released code); dropout on the
-    embedding and the readout.
+    (arXiv:1502.03044), section 4.2.1, and its equations 1-7.
+    Deviation: An LSTM replaces Bahdanau's GRU, as in Xu et al. A tanh precedes L_o, as in their
+    released code. Dropout is applied to the embedding and the readout.
     """
 
     def add_layers(self, config: DecoderConfig) -> None:
-        """Create the context gate and the layers that read hidden state and context."""
+        """Create the context gate and the layers that read the hidden state and the context."""
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
         self.gate = nn.Linear(hidden_dim, 1)  # w_beta, b_beta: the context gate
         self.context_gates = nn.Linear(self.feature_dim, self.GATES * hidden_dim, bias=False)  # U_z
@@ -236,7 +241,7 @@ class BahdanauDecoder(Decoder):
         self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)  # L_z
 
     def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
-        """See ``Decoder.step``; outputs: hidden state (B, R, N), gated context (B, R, D)."""
+        """See ``Decoder.step``. The outputs are hidden state (B, R, N) and gated context (B, R, D)."""
         attended = self.attention(state.hidden, memory)
         beta = torch.sigmoid(widen(self.gate(state.hidden)))  # (B, R, 1)
         context = beta.to(attended.context.dtype) * attended.context
@@ -244,7 +249,7 @@ class BahdanauDecoder(Decoder):
         return Step(state, (state.hidden, context), attended.alphas, beta, attended.chosen)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Return L_o tanh(E y + L_h h + L_z beta z), (..., V), the deep output."""
+        """Compute the deep output L_o tanh(E y + L_h h + L_z beta z), (..., V)."""
         hidden, context = outputs
         mixed = embedded + self.hidden_output(hidden) + self.context_output(context)
         logits: Tensor = self.word_output(self.dropout(torch.tanh(mixed)))

@@ -1,4 +1,4 @@
-"""Decoders of another order than Bahdanau's.
+"""Decoders that run the steps of ``decoder`` in a different order, or without attention.
 
     Luong     run the LSTM, then attend with the new hidden state
         h, c     = LSTM([E y; f], h, c)            f: previous attentional vector (input feeding)
@@ -6,7 +6,7 @@
         f        = tanh(W_z z + W_h h)             attentional vector
         logits   = L_o f
 
-    Plain     the photo only sets the initial state (attention ``fixed_at_start``)
+    Plain     the photo sets only the initial state (attention ``fixed_at_start``)
         h, c     = LSTM(E y, h, c)
         logits   = L_o tanh(E y + L_h h)
 
@@ -24,15 +24,16 @@ from captioner.options import DecoderConfig
 
 
 class LuongDecoder(Decoder):
-    """Run the LSTM, then attend with its new hidden state.
+    """Decoder that runs the LSTM, then attends with the new hidden state.
 
-    Source: Luong et al. 2015 (arXiv:1508.04025), equations 5 and 6; input feeding, section 3.3.
-    Deviation: one LSTM layer with its initial state computed from the summary; L_o has a bias;
-    dropout on the embedding and before L_o.
+    Source: Luong et al. 2015 (arXiv:1508.04025), equations 5 and 6, and input feeding in section
+    3.3.
+    Deviation: It has one LSTM layer, and its initial state is computed from the summary. L_o has a
+    bias. Dropout is applied to the embedding and before L_o.
     """
 
     def readout_dim(self, config: DecoderConfig) -> int:
-        """Return the size of the attentional vector."""
+        """Return the size of the attentional vector, N."""
         return config.hidden_dim
 
     def add_layers(self, config: DecoderConfig) -> None:
@@ -43,14 +44,14 @@ class LuongDecoder(Decoder):
         self.context_output = nn.Linear(self.feature_dim, hidden_dim, bias=False)  # W_z
 
     def start(self, memory: Memory, captions: int = 1) -> State:
-        """Compute the initial state; the attentional vector before the first word is zero."""
+        """Compute the initial state, with an attentional vector of zeros."""
         state = super().start(memory, captions)
         return (
             state if self.fed_gates is None else state._replace(fed=torch.zeros_like(state.hidden))
         )
 
     def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
-        """See ``Decoder.step``; outputs: attentional vector (B, R, N)."""
+        """See ``Decoder.step``. The output is the attentional vector (B, R, N)."""
         if self.fed_gates is not None:
             word_inputs = word_inputs + self.fed_gates(state.fed)
         state = self.recur(word_inputs, state)
@@ -59,22 +60,23 @@ class LuongDecoder(Decoder):
         attentional = torch.tanh(widen(mixed))  # (B, R, N)
         if self.fed_gates is not None:
             state = state._replace(fed=attentional)
-        beta = torch.ones_like(attentional[..., :1])  # this order has no gate: fully open
+        beta = torch.ones_like(attentional[..., :1])  # no gate in this order, as if fully open
         return Step(state, (attentional,), attended.alphas, beta, attended.chosen)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Return logits from the attentional vector alone, (..., N) to (..., V)."""
+        """Compute logits from the attentional vector alone: (..., N) to (..., V)."""
         del embedded
         logits: Tensor = self.word_output(self.dropout(outputs[0]))
         return logits
 
 
 class PlainDecoder(Decoder):
-    """A language model initialized from the photo; no step uses a context.
+    """Language model that starts from the photo and does not use a context afterwards.
 
-    Source: Sutskever et al. 2014 (arXiv:1409.3215) for texts, Vinyals et al. 2015
-    (arXiv:1411.4555) for photos. Deviation: the photo sets the initial state instead of being the
-    first input; the readout is that of ``BahdanauDecoder`` without the context.
+    Source: Sutskever et al. 2014 (arXiv:1409.3215) for text, Vinyals et al. 2015
+    (arXiv:1411.4555) for photos.
+    Deviation: The photo sets the initial state instead of being the first input. The readout is
+    the readout of `BahdanauDecoder` without the context.
     """
 
     def add_layers(self, config: DecoderConfig) -> None:
@@ -82,14 +84,14 @@ class PlainDecoder(Decoder):
         self.hidden_output = nn.Linear(config.hidden_dim, config.embed_dim)
 
     def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
-        """See ``Decoder.step``; outputs: hidden state (B, R, N). The map is uniform, beta is 0."""
+        """See ``Decoder.step``. The output is the hidden state (B, R, N), and beta is 0."""
         alphas = self.attention(state.hidden, memory).alphas
         state = self.recur(word_inputs, state)
         beta = torch.zeros_like(state.hidden[..., :1])
         return Step(state, (state.hidden,), alphas, beta)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Return logits (..., V) from the word (..., E) and the hidden state (..., N)."""
+        """Compute logits (..., V) from the embedding (..., E) and the hidden state (..., N)."""
         mixed = torch.tanh(embedded + self.hidden_output(outputs[0]))
         logits: Tensor = self.word_output(self.dropout(mixed))
         return logits

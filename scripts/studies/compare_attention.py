@@ -185,8 +185,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Return the comparison as a Markdown table."""
     even = rows[0]["even_entropy"]
     lines = [
-        "| mechanism | CIDEr | BLEU-4 | decoder, M parameters | of them attention, k "
-        f"| map entropy, nats (even: {even:.2f}) | maps differ, 0-1 |",
+        "| mechanism | CIDEr | BLEU-4 | decoder parameters (millions) "
+        "| attention parameters (thousands) "
+        f"| map entropy (nats; uniform map: {even:.2f}) | maps differ (0 to 1) |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
