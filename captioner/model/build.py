@@ -1,8 +1,8 @@
-"""Build the attention and the decoder that a config describes.
+"""Construction of the attention and the decoder that a config describes.
 
-decoder.attention   a scorer of ``attention_variants.BUILT_IN`` or a registered one, multi_head, or
-                    no attention: fixed, fixed_at_start
-decoder.query       hidden (the hidden state); self, mean (features of the photo)
+decoder.attention   a scorer (from ``attention_variants.BUILT_IN``, or registered), multi_head,
+                    or without attention: fixed, fixed_at_start
+decoder.query       hidden (the hidden state), self or mean (features of the photo)
 decoder.selection   soft (weighted mean), hard (one sampled region)
 decoder.order       bahdanau (attend, then the LSTM), luong (the LSTM, then attend)
 """
@@ -43,13 +43,13 @@ DECODERS: dict[str, type[Decoder]] = {"bahdanau": BahdanauDecoder, "luong": Luon
 
 
 def register_scorer(name: str, scorer: type[Scorer]) -> None:
-    """Add a scorer as a value of ``decoder.attention``, in this process.
+    """Add a scorer as a value of ``decoder.attention``, for this process only.
 
-    A package that other people install declares an entry point of the group ``captioner.scorers``
-    instead, which the command line finds too; see docs/attention.md.
+    To use a scorer on the command line, or to share it, declare an entry point of the group
+    ``captioner.scorers`` in a package instead. See docs/attention.md.
 
     Raises:
-        ConfigError: The name is taken.
+        ConfigError: The name is already taken.
     """
     if name in WITHOUT_SCORER:
         raise ConfigError(f"scorer {name!r} is built in; choose another name")
@@ -57,7 +57,11 @@ def register_scorer(name: str, scorer: type[Scorer]) -> None:
 
 
 def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
-    """Build the attention that a config describes; for errors see `check_attention`."""
+    """Build the attention that a config describes.
+
+    Raises:
+        ConfigError: See `check_attention`. Or the scorer's class, sizes or result do not fit.
+    """
     check_attention(config)
     if config.attention == "multi_head":
         return MultiHeadAttention(sizes, config.heads)
@@ -84,7 +88,10 @@ def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
 
 
 def _checked(scorer_class: type[Scorer], sizes: Sizes) -> Scorer:
-    """Build a scorer; scores of another shape could mix photos unnoticed."""
+    """Build a scorer and check the shape of its scores.
+
+    Scores of a wrong shape could mix photos without an error.
+    """
     query = torch.zeros(2, 3, sizes.query)
     features = torch.zeros(2, sizes.regions, sizes.features)
     expected, kind = (2, 3, sizes.regions), scorer_class.__name__
@@ -104,7 +111,11 @@ def _checked(scorer_class: type[Scorer], sizes: Sizes) -> Scorer:
 
 
 def check_attention(config: DecoderConfig) -> None:
-    """Raise ConfigError unless the attention settings are known and compatible."""
+    """Check that the attention settings are known and compatible.
+
+    Raises:
+        ConfigError: They are not.
+    """
     name = config.attention
     if name not in WITHOUT_SCORER and name not in SCORERS:
         allowed = ", ".join([*SCORERS, *WITHOUT_SCORER])
@@ -139,10 +150,15 @@ def build_decoder(
     *,
     initialize: bool = True,
 ) -> Decoder:
-    """Build the decoder that a config describes, for D features, V words and at most L regions.
+    """Build the decoder that a config describes.
 
-    ``styles`` is the number of additional start tokens, see ``Vocabulary.start``. Weights that are
-    read from a file afterwards need not be initialized.
+    Args:
+        config: The settings of the decoder.
+        feature_dim: Size of the encoder's features, D.
+        vocabulary_size: Number of words and special tokens, V.
+        regions: Largest number of regions, L.
+        styles: Number of additional start tokens (see ``Vocabulary.start``).
+        initialize: Set initial weights. Without it, read weights from a file afterwards.
     """
     kind = PlainDecoder if config.attention == "fixed_at_start" else DECODERS[config.order]
     sizes = Sizes(
@@ -166,7 +182,8 @@ def initialize_weights(decoder: Decoder) -> None:
     nn.init.normal_(decoder.embedding.weight, std=0.5)
     for gates in decoder.hidden_gates.weight.chunk(decoder.GATES):
         nn.init.orthogonal_(gates)
-    # Open forget gates (Jozefowicz et al. 2015); a norm would cancel the bias in front of it.
+    # Open the forget gates (Jozefowicz et al. 2015). A norm would cancel a bias before it, so then
+    # the bias of the norm is set.
     if decoder.gate_norms is None:
         decoder.word_gates.bias.chunk(decoder.GATES)[1].fill_(1.0)
     else:
@@ -177,7 +194,7 @@ def initialize_weights(decoder: Decoder) -> None:
 def start_at_frequencies(decoder: Decoder, counts: Tensor) -> None:
     """Set the output bias to the log word frequencies, which saves the first training steps.
 
-    ``counts``, (V,), has the number of each token among the training targets.
+    ``counts``, (V,), contains how often each token occurs in the training targets.
     """
-    share = (counts + 1) / (counts + 1).sum()  # + 1: unseen tokens are rare, not impossible
+    share = (counts + 1) / (counts + 1).sum()  # + 1, so that unseen tokens are not impossible
     decoder.word_output.bias.copy_(share.log())

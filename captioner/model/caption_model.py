@@ -1,9 +1,9 @@
-"""Encoder, decoder and reading as the one module that is trained and saved in a model folder.
+"""The whole model as one module: encoder, decoder and reading.
 
-The reading is a small network that tells from the features how probable it is that people say each
-content word of the photo (see ``model.reading``).
+The reading is a small network that predicts from the features which content words people would use
+for the photo (see ``model.reading``).
 
-Notation: B photos, L regions, D feature size.
+Notation: B photos, L regions, D feature size, H and W pixels.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from captioner.options import DecoderConfig
 
 
 class CaptionModel(nn.Module):
-    """The whole network. It has no ``forward``: losses and search call its parts."""
+    """The network that is trained and saved. Losses and search call its parts, not ``forward``."""
 
     reading: PhotoReading | None
-    """The reading of the photo, or None if the model does not have one."""
+    """The network that reads words from a photo, or None if the model has no reading."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class CaptionModel(nn.Module):
         *,
         initialize: bool = True,
     ) -> None:
-        """Create the decoder for an encoder; see `build_decoder`."""
+        """Create the decoder for an encoder. See `build_decoder`."""
         super().__init__()
         self.preprocessing = preprocessing
         self.encoder = encoder
@@ -48,25 +48,25 @@ class CaptionModel(nn.Module):
         self.decoder = build_decoder(config, *sizes, initialize=initialize)
         self.register_module("reading", None)
         self.features_stage: str | None = None
-        """Encoder stage at which training starts, so that the frozen stages before it run once per
-        photo and their output is cached; None if the encoder's output is cached."""
+        """The encoder stage that cached features enter. The frozen stages before it need not run
+        again. None if cached features are the output of the whole encoder."""
 
     @cached_property
     def geometry(self) -> Geometry:
-        """The places of the regions in the encoder's input, in pixels."""
+        """The places of the regions in the encoder's input (pixels)."""
         return locate_regions(self.encoder, self.preprocessing.image_size)
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Encode pixels (B, H, W, 3), uint8, from ``Preprocessing.pixels`` to (B, L, D)."""
+        """Encode the bytes of ``Preprocessing.pixels``, (B, H, W, 3), to features (B, L, D)."""
         images = self.preprocessing.normalize(pixels)
         dtype = next(self.encoder.parameters(), images).dtype
         features: Tensor = self.encoder(images.to(dtype))[0]
         return features
 
     def to_features(self, images: Tensor) -> Tensor:
-        """Return features (B, L, D) from pixels (B, H, W, 3) or from cached features.
+        """Return features (B, L, D), computed from pixels (B, H, W, 3) or cached features.
 
-        Cached half-precision features are converted to the decoder's type.
+        Cached features in half precision are converted to the decoder's type.
         """
         if images.dtype == torch.uint8:
             return self.encode(images)
@@ -77,5 +77,5 @@ class CaptionModel(nn.Module):
             else next(self.decoder.parameters()).dtype
         )
         if self.features_stage is None or features.shape[-1] == self.feature_dim:
-            return features  # the encoder's output: no stage's input has as many channels
+            return features  # output of the whole encoder: no stage has as many input channels
         return self.encoder.run_from(features, self.features_stage)[0]

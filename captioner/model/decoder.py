@@ -102,7 +102,7 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(vocabulary_size + styles, embed_dim)
         self.init_hidden = nn.Linear(self.feature_dim, hidden_dim)
         self.init_cell = nn.Linear(self.feature_dim, hidden_dim)
-        # The LSTM's matrix in blocks: for the word, the hidden state, and in a subclass the context.
+        # The LSTM's matrix in blocks, for word, hidden state and (in a subclass) context.
         # The word's block does not need the state, so training applies it to all steps at once.
         self.word_gates = nn.Linear(embed_dim, self.GATES * hidden_dim)  # U_y, b
         self.hidden_gates = nn.Linear(hidden_dim, self.GATES * hidden_dim, bias=False)  # U_h
@@ -241,7 +241,7 @@ class BahdanauDecoder(Decoder):
         self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)  # L_z
 
     def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
-        """See ``Decoder.step``. The outputs are hidden state (B, R, N) and gated context (B, R, D)."""
+        """See ``Decoder.step``. Outputs: hidden state (B, R, N) and gated context (B, R, D)."""
         attended = self.attention(state.hidden, memory)
         beta = torch.sigmoid(widen(self.gate(state.hidden)))  # (B, R, 1)
         context = beta.to(attended.context.dtype) * attended.context

@@ -1,13 +1,13 @@
 """EfficientNet-Lite, the encoder of the shipped model, without its pooling.
 
-The same networks as timm's, with the same parameter names. They are reimplemented because importing
-timm and torchvision takes longer than captioning a photo.
+The networks and their parameter names are the same as in timm. They are implemented here because
+importing timm and torchvision takes longer than captioning a photo.
 
 Source: Tan and Le 2019 (arXiv:1905.11946), table 1, with the changes of the authors' Lite code
-(tensorflow/tpu, models/official/efficientnet/lite): no squeeze-and-excitation, ReLU6 instead of
-swish; stem, head and the depth of the first and last stages are not scaled.
+(tensorflow/tpu, models/official/efficientnet/lite). Squeeze-and-excitation is left out, and ReLU6
+replaces swish. Stem, head and the depth of the first and last stages are not scaled.
 
-Shapes: (B, 3, H, W) -> (B, 1280, H / 32, W / 32), both rounded up.
+Shapes: (B, 3, H, W) to (B, 1280, H / 32, W / 32), both rounded up.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ STEM, HEAD = 32, 1280
 SCALES = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2), 3: (1.2, 1.4), 4: (1.4, 1.8)}
 """Width and depth factors of sizes 0 to 4."""
 
-EPS = 1e-3  # TensorFlow's
+EPS = 1e-3  # as in TensorFlow
 
 # Normalization of timm's weights, for pixels in 0..1.
 TIMM_MEAN = TIMM_STD = (0.5,) * 3
 
 
 def lite_size(name: str) -> int | None:
-    """The EfficientNet-Lite size in an encoder's name; None: another network."""
+    """Return the EfficientNet-Lite size in an encoder's name, or None for a different network."""
     match = re.fullmatch(r"timm/tf_efficientnet_lite([0-4])", name)
     return int(match[1]) if match else None
 
 
 class EfficientNetLite(nn.Module):
-    """The convolutional part of one size, 0 to 4; parameters are named as in timm."""
+    """The convolutional part of an EfficientNet-Lite of one size, 0 to 4."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class EfficientNetLite(nn.Module):
         stages, width = [], STEM
         for number, (count, kernel, first_stride, channels) in enumerate(STAGES):
             out = _round_to_eight(wider * channels)
-            ends = number in (0, len(STAGES) - 1)  # their depth is not scaled
+            ends = number in (0, len(STAGES) - 1)  # the depth of these stages is not scaled
             blocks = []
             for block in range(count if ends else math.ceil(deeper * count)):
                 expansion = EXPANSION if number else 1
@@ -73,7 +73,7 @@ class EfficientNetLite(nn.Module):
         self.bn2 = _norm(HEAD)
 
     def output_size(self, image_size: int) -> tuple[int, tuple[int, int]]:
-        """Feature size and grid for square photos."""
+        """Return the feature size and the grid for square photos of a size (pixels)."""
         side = math.ceil(image_size / 32)
         return HEAD, (side, side)
 
@@ -97,9 +97,9 @@ class EfficientNetLite(nn.Module):
 
 @torch.no_grad()
 def fold_norms(network: nn.Module) -> None:
-    """Fold the norms of an EfficientNet-Lite into its convolutions; a no-op for other networks.
+    """Fold the norms of an EfficientNet-Lite into its convolutions, for inference only.
 
-    For inference only: the weights can no longer be saved, cached or trained.
+    Afterwards, the weights can no longer be saved, cached or trained. Other networks do not change.
     """
     for module in list(network.modules()):
         names = [name for name, _ in module.named_children()]
@@ -113,10 +113,11 @@ def fold_norms(network: nn.Module) -> None:
 
 
 def recompute_blocks(network: nn.Module) -> None:
-    """Compute the activations inside of blocks again in the backward pass.
+    """Save memory: recompute the activations inside of blocks in the backward pass.
 
-    They are up to six times as wide as the blocks' inputs, which are kept. Call it after the
-    parameters to train are chosen: blocks with none of them in or before them keep nothing.
+    The activations are up to six times as wide as the blocks' inputs. Only the inputs are kept.
+    Call it after the parameters to train are chosen, because blocks before the first of them keep
+    nothing anyway.
 
     Raises:
         ConfigError: The network is not an EfficientNet-Lite.
@@ -133,7 +134,7 @@ def recompute_blocks(network: nn.Module) -> None:
 
 
 class Block(nn.Module):
-    """Inverted residual: expansion (if above 1), depthwise convolution, projection.
+    """Inverted residual block: expansion (if above 1), depthwise convolution, projection.
 
     Source: Sandler et al. 2018 (arXiv:1801.04381), section 3.3.
     """
@@ -151,12 +152,12 @@ class Block(nn.Module):
             self.conv_dw, self.bn1 = depthwise, _norm(inner)
             self.conv_pw, self.bn2 = Convolution(inner, out, 1), _norm(out)
         self.recomputed = False
-        """See `recompute_blocks`."""
+        """True after `recompute_blocks`."""
         self.expands = expansion > 1
         self.skips = stride == 1 and width == out
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, width, H, W) to (B, out, H / stride, W / stride)."""
+        """Run the block: (B, width, H, W) to (B, out, H / stride, W / stride)."""
         if not (self.recomputed and torch.is_grad_enabled()):
             return self.run(features)
         recorded: Tensor = checkpoint(
@@ -165,7 +166,7 @@ class Block(nn.Module):
         return recorded
 
     def run(self, features: Tensor) -> Tensor:
-        """Compute ``forward``."""
+        """Run the block, with its activations kept for the backward pass."""
         added = features if self.skips else None
         if not self.expands:
             inner = self.conv_dw.layer(self.bn1, features, relu6=True)
@@ -176,7 +177,7 @@ class Block(nn.Module):
 
 
 class Convolution(nn.Conv2d):
-    """A convolution with an odd kernel and TensorFlow's ``SAME`` padding, initialized as there."""
+    """Convolution with an odd kernel and with TensorFlow's ``SAME`` padding and initialization."""
 
     def __init__(
         self, width: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1
@@ -187,16 +188,16 @@ class Convolution(nn.Conv2d):
         nn.init.normal_(self.weight, std=math.sqrt(2 / fan_out))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """(B, C, H, W) to (B, C', H / stride, W / stride), both rounded up."""
+        """Run the convolution: (B, C, H, W) to (B, C', H / stride, W / stride), rounded up."""
         return self.convolve(input, self.weight, self.bias)
 
     def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Run the convolution with other weights of the same shape."""
+        """Run the convolution with the given weights, which have the shape of its own."""
         padded, stride, padding = self.pad(features), self.stride[0], int(self.padding[0])
         return nn.functional.conv2d(padded, weight, bias, stride, padding, groups=self.groups)
 
     def pad(self, features: Tensor) -> Tensor:
-        """Add the padding of TensorFlow that ``padding`` cannot express: more at the end."""
+        """Add TensorFlow's padding if ``padding`` cannot express it: more at the end."""
         (kernel, _), (stride, _) = self.kernel_size, self.stride
         if stride == 1:
             return features
@@ -214,10 +215,10 @@ class Convolution(nn.Conv2d):
         relu6: bool = False,
         added: Tensor | None = None,
     ) -> Tensor:
-        """Run the convolution and its batch norm, then a sum or a relu6.
+        """Run the convolution and its batch norm, then add ``added`` or apply relu6.
 
-        The norm is in eval mode, where it is a linear map. Folding it into the weights changes
-        results and gradients by rounding only and saves a pass over the features.
+        The norm is in eval mode, where it is a linear map. Folding it into the weights saves a pass
+        over the features, and results and gradients change by rounding only.
         """
         weight, bias = self.weight, self.bias
         if isinstance(norm, nn.BatchNorm2d):  # else `fold_norms` has folded it
@@ -233,9 +234,9 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 def _folded(convolution: Convolution, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a convolution with its norm.
+    """Return weight and bias of a convolution combined with its norm.
 
-    torch's ``fuse_conv_bn_weights`` returns new parameters, which would cut off the gradients.
+    torch's ``fuse_conv_bn_weights`` returns new parameters, and they would cut off the gradients.
     """
     assert norm.running_mean is not None
     assert norm.running_var is not None
@@ -245,6 +246,6 @@ def _folded(convolution: Convolution, norm: nn.BatchNorm2d) -> tuple[Tensor, Ten
 
 
 def _round_to_eight(channels: float) -> int:
-    """The nearest multiple of 8 that is at least 90% of ``channels``."""
+    """Return the nearest multiple of 8 that is at least 90% of ``channels``."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8

@@ -1,10 +1,10 @@
-"""The encoder, a CNN or vision transformer, which turns a photo into a grid of features.
+"""The encoder: a CNN or vision transformer that turns a photo into a grid of features.
 
-A network from ``backbones.py`` runs up to its global pooling, which would throw away where things
-are. Transformers learn position embeddings for one image size. So an encoder is built for one size,
-and weights that were trained at another size are resampled when they are loaded.
+A classification network from ``backbones`` runs up to its global pooling, so that every feature
+keeps its place in the photo. Transformers learn position embeddings for one image size. So an
+encoder is built for one size, and weights for a different size are resampled when they are loaded.
 
-Shapes: (B, 3, H, W) -> (B, L, D), L = Gh * Gw, row-major: region = row * Gw + column.
+Shapes: (B, 3, H, W) to (B, L, D) with L = Gh * Gw regions, row by row: row * Gw + column.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from captioner.model.stages import StagedEncoder
 
 
 class Encoder(StagedEncoder):
-    """A network without its pooling, always in eval mode."""
+    """An image network without its pooling. It always stays in eval mode."""
 
     def __init__(self, name: str, pretrained: bool = False, image_size: int | None = None) -> None:
         """Build the network.
 
         Args:
             name: A torchvision classification model, ``timm/NAME`` or a registered encoder.
-            pretrained: Load the library's weights (downloaded on first use).
-            image_size: Height and width of the photos (pixels), for transformers; by default the
-                size that the model was trained with.
+            pretrained: Load the library's weights, which are downloaded on first use.
+            image_size: Height and width of the photos (pixels), for transformers. Default: the size
+                that the model was trained with.
         """
         super().__init__()
         self.name, self.image_size = name, image_size
@@ -49,23 +49,23 @@ class Encoder(StagedEncoder):
         self.eval()
 
     def train(self, mode: bool = True) -> Encoder:
-        """Stay in eval mode, so that the averages of batch norm never drift."""
+        """Stay in eval mode, so that the statistics of batch norm never drift."""
         del mode
         super().train(False)
         return self
 
     def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Encode normalized photos (B, 3, H, W) to features (B, L, D) and the grid (Gh, Gw)."""
+        """Encode normalized photos (B, 3, H, W); return features (B, L, D) and grid (Gh, Gw)."""
         return self.as_grid(self.run(self.backbone, images))
 
     @torch.no_grad()
     def measure(self, image_size: int, stage: str | None = None) -> tuple[int, tuple[int, int]]:
-        """Return feature size and grid (Gh, Gw) for square photos of ``image_size`` pixels.
+        """Return the feature size and the grid (Gh, Gw) for square photos of a size (pixels).
 
-        With a ``stage`` (see `StagedEncoder`), return the sizes of its input.
+        With a ``stage`` (see `StagedEncoder`), return the sizes of the stage's input.
         """
         if stage is None and isinstance(self.backbone, EfficientNetLite):
-            return self.backbone.output_size(image_size)  # a run would take longer than loading
+            return self.backbone.output_size(image_size)  # faster than running the network
         device = next(self.parameters(), torch.empty(0)).device
         photo = torch.zeros(1, 3, image_size, image_size, device=device)
         with size_errors(self.name, image_size):
@@ -73,7 +73,7 @@ class Encoder(StagedEncoder):
         return features.shape[-1], grid
 
     def at_size(self, image_size: int) -> Encoder:
-        """Return an encoder with its position embeddings resampled for an image size (pixels).
+        """Return an encoder with position embeddings resampled to an image size (pixels).
 
         If the weights do not depend on the size, return this encoder.
         """
@@ -85,7 +85,7 @@ class Encoder(StagedEncoder):
         return resized
 
     def as_grid(self, features: Any) -> tuple[Tensor, tuple[int, int]]:
-        """Reshape a network's output to (B, L, D), and return the grid (Gh, Gw) too."""
+        """Reshape a network's output to features (B, L, D); return them and the grid (Gh, Gw)."""
         if not isinstance(features, Tensor):
             raise self._no_grid(type(features).__name__)
         if features.ndim == 3:  # a transformer's tokens: (B, prefix + L, D)
@@ -113,8 +113,8 @@ def build_encoder(name: str, weights: str, image_size: int | None = None) -> Enc
     ``default`` takes the weights from an installed package, or else downloads the library's.
 
     Raises:
-        ConfigError: They belong to another encoder or do not support the image size.
-        ModelError: They cannot be read or downloaded, or do not fit.
+        ConfigError: The weights belong to another encoder or do not support the image size.
+        ModelError: The weights cannot be read or downloaded, or do not fit.
     """
     if weights == "default":
         weights = installed_package(name) or weights

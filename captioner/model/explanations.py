@@ -1,7 +1,7 @@
-"""How much each region of the grid contributed to each word of a caption: five methods.
+"""Relevance of each region of the photo for each word of a caption, by five methods.
 
-With the grid's features a_i, attention weights alpha, gate beta and log p, the log-probability of a
-word given the words before it (nats), the relevance r_i of region i is
+a_i are the features of region i, alpha its attention weights and beta the gate. log p is the
+log-probability of a word after the words before it (nats). The relevance of region i is:
 
     attention        alpha_i                     how much the decoder attended to it
     attention_gate   beta alpha_i                how much of that reached the word
@@ -10,13 +10,16 @@ word given the words before it (nats), the relevance r_i of region i is
     occlusion        log p - log p with a_i replaced by the mean feature
 
 Gradients and occlusions follow every path from the grid to the word: the context and the scores of
-this word, those of the words before (through the hidden state), and the initial state. They start
-at the encoder's output, so the encoder does not run again.
+this word and of all earlier words (through the hidden state), and the initial state. They start at
+the encoder's output, so the encoder does not run again.
 
-Source: gradient_input: Shrikumar et al. 2016 (arXiv:1605.01713). grad_cam: Selvaraju et al. 2017
-(arXiv:1610.02391), equations 1 and 2, with the log-probability of a word as in its section on
-captioning; deviation: the weights are of one word, not of the whole caption. occlusion: Zeiler and
-Fergus 2014 (arXiv:1311.2901); deviation: features are replaced, not pixels.
+Sources:
+    gradient_input: Shrikumar et al. 2016 (arXiv:1605.01713). Deviation: none.
+    grad_cam: Selvaraju et al. 2017 (arXiv:1610.02391), equations 1 and 2, with the log-probability
+        of a word, as in its section on captioning. Deviation: The weights belong to one word, not
+        to the whole caption.
+    occlusion: Zeiler and Fergus 2014 (arXiv:1311.2901). Deviation: Features are replaced, not
+        pixels.
 
 Notation: N versions of one photo's grid, T words, L regions, D feature size.
 """
@@ -34,14 +37,14 @@ from captioner.options import ExplanationMethod
 from captioner.text.vocabulary import PAD
 
 BLOCK = 64 << 20
-"""Bytes of features that are processed together; bounds memory, whatever the grid and caption."""
+"""Bytes of features that are processed together. They limit memory for any grid and caption."""
 
 
 class WordScorer:
     """The log-probabilities of a caption's words as functions of the photo's grid."""
 
     def __init__(self, decoder: Decoder, start: int, tokens: Sequence[int]) -> None:
-        """Score a caption of T tokens, without start and end, by a decoder in eval mode."""
+        """Prepare a caption of T tokens, without start and end, and a decoder in eval mode."""
         self.decoder = decoder
         device = decoder.embedding.weight.device
         self.inputs = torch.tensor([start, *tokens[:-1]], device=device)[: len(tokens)]  # (T,)
@@ -51,7 +54,10 @@ class WordScorer:
         return len(self.targets)
 
     def every_word(self, grids: Tensor) -> Tensor:
-        """Log-probability of every word given each version of the grid, (N, L, D) to (N, T)."""
+        """Return the log-probability of every word for each version of the grid, (N, T).
+
+        ``grids`` are the versions, (N, L, D).
+        """
         tokens = self.inputs.expand(len(grids), 1, -1)
         unrolled = self.decoder(self.decoder.memory(grids), tokens)
         logits = self.decoder.readout(unrolled.embedded, *unrolled.outputs)[:, 0]  # (N, T, V)
@@ -59,10 +65,12 @@ class WordScorer:
         return log_probs.gather(2, self.targets.expand(len(grids), -1).unsqueeze(2)).squeeze(2)
 
     def one_word(self, grids: Tensor, positions: Tensor) -> Tensor:
-        """Log-probability of one word given each version of the grid, (N, L, D) to (N,).
+        """Return the log-probability of one word for each version of the grid, (N,).
 
-        The positions of the words, (N,), are in descending order: the decoder skips the steps after
-        each.
+        Args:
+            grids: Versions of the grid, (N, L, D).
+            positions: Position of the word for each version, in descending order, (N,). The decoder
+                skips the steps after it.
         """
         steps = torch.arange(len(self), device=positions.device)
         read = steps <= positions.unsqueeze(1)  # (N, T)
@@ -77,10 +85,10 @@ class WordScorer:
 
 
 def word_gradients(score: Callable[[Tensor, Tensor], Tensor], grid: Tensor, words: int) -> Tensor:
-    """Gradient of each word's log-probability by the grid (L, D): (T, L, D).
+    """Return the gradients of the words' log-probabilities by the grid (L, D): (T, L, D).
 
-    Each word gets its own copy of the grid, so that one backward pass serves many words. ``score``
-    is as ``WordScorer.one_word``.
+    Each word has its own copy of the grid, so that one backward pass serves many words. ``score``
+    is a function such as ``WordScorer.one_word``.
     """
     found: list[Tensor] = []
     positions = torch.arange(words - 1, -1, -1, device=grid.device)
@@ -92,19 +100,19 @@ def word_gradients(score: Callable[[Tensor, Tensor], Tensor], grid: Tensor, word
 
 
 def gradient_input(gradients: Tensor, grid: Tensor) -> Tensor:
-    """Sum over features of gradient times feature: (T, L, D) and (L, D) to (T, L)."""
+    """Sum gradient times feature over the features: (T, L, D) and (L, D) to (T, L)."""
     return (gradients * grid).sum(dim=-1)
 
 
 def grad_cam(gradients: Tensor, grid: Tensor) -> Tensor:
-    """Features weighted by the mean gradient of their channel, at least 0: to (T, L)."""
+    """Sum the features, weighted by the mean gradient of their channel, and clip at 0: (T, L)."""
     return (gradients.mean(dim=1) @ grid.T).relu()
 
 
 def occlusion(every_word: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
-    """Drop of each log-probability when one region of (L, D) gets the mean feature: (T, L).
+    """Return the drop of each log-probability if a region has the mean feature instead: (T, L).
 
-    ``every_word`` is as ``WordScorer.every_word``.
+    ``grid`` is (L, D), and ``every_word`` is a function such as ``WordScorer.every_word``.
     """
     drops = []
     whole = every_word(grid.unsqueeze(0))  # (1, T)
@@ -116,10 +124,14 @@ def occlusion(every_word: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
 
 
 def relevance(method: ExplanationMethod, scorer: WordScorer, grid: Tensor) -> Tensor:
-    """Relevance of every region for every word of a caption, in nats, (T, L).
+    """Return the relevance of every region for every word of a caption (nats), (T, L).
 
-    By gradient_input, grad_cam or occlusion, from the encoder's output for the photo, (L, D), in
-    float32. Negative where a region counts against the word.
+    It is negative where a region makes the word less likely.
+
+    Args:
+        method: gradient_input, grad_cam or occlusion.
+        scorer: The caption's words.
+        grid: The encoder's output for the photo, (L, D), float32.
     """
     if len(scorer) == 0:
         return grid.new_zeros(0, len(grid))
@@ -131,5 +143,5 @@ def relevance(method: ExplanationMethod, scorer: WordScorer, grid: Tensor) -> Te
 
 
 def rows_per_block(grid: Tensor) -> int:
-    """Number of versions of a grid (L, D) to process together."""
+    """Return the number of versions of a grid (L, D) to process together."""
     return max(1, BLOCK // (grid.numel() * grid.element_size()))

@@ -1,7 +1,7 @@
-"""Converts photos to encoder inputs.
+"""Conversion of photos to encoder inputs.
 
-Resizing and normalization are part of the model: weights only fit the preprocessing that they were
-trained with. A ``Preprocessing`` is therefore saved in the model folder and used everywhere.
+Resizing and normalization are part of the model, because weights fit only the preprocessing that
+they were trained with. A `Preprocessing` is therefore saved in the model folder.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ LARGEST_IMAGE = 2048
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resize, channel order, mean and standard deviation."""
+    """The settings of resizing and normalization."""
 
     image_size: int = 224
     """Height and width of the encoder's input (pixels)."""
     resize: Literal["squash", "crop"] = "crop"
-    """crop: resize the shorter side, then crop the centre; squash: resize both sides."""
+    """Method of resizing. crop: resize the shorter side, then crop the centre. squash: resize both
+    sides."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Channel means, for pixels in 0..1."""
     std: tuple[float, float, float] = IMAGENET_STD
@@ -44,7 +45,11 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Preprocessing:
-        """From the JSON of a model folder; ConfigError: its images are too large."""
+        """Build the preprocessing from the JSON of a model folder.
+
+        Raises:
+            ConfigError: The encoder's images are too large.
+        """
         tuples = {name: tuple(settings[name]) for name in ("mean", "std")}
         found = cls(**settings | tuples)
         if found.image_size > LARGEST_IMAGE:
@@ -52,7 +57,7 @@ class Preprocessing:
         return found
 
     def crop_box(self, width: int, height: int) -> CropBox:
-        """The part of a photo of this size (pixels) that the encoder receives."""
+        """Return the part that the encoder receives from a photo of this size (pixels)."""
         if self.resize == "squash":
             return CropBox()
         side = min(width, height)
@@ -62,7 +67,7 @@ class Preprocessing:
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
         """Resize one RGB photo to (H, W, 3) in the encoder's channel order, H = W = image_size.
 
-        Bytes rather than floats: a quarter of the traffic between processes.
+        The values are bytes, not floats, so that processes exchange a quarter of the data.
         """
         width, height = image.size
         left, top, right, bottom = self.crop_box(width, height)
@@ -74,14 +79,14 @@ class Preprocessing:
         return array if self.channel_order == "RGB" else array[:, :, ::-1]
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """(pixels / 255 - mean) / std, from bytes (B, H, W, 3) to (B, 3, H, W) float32.
+        """Compute (pixels / 255 - mean) / std, from bytes (B, H, W, 3) to (B, 3, H, W), float32.
 
-        Channels last in memory.
+        The channels are last in memory.
         """
-        import torch  # not at the top: exported models run without it
+        import torch  # not at the top, because exported models run without torch
 
         height, width, channels = pixels.shape[1:]
-        # Whole rows at a time, as a processor is slow on rows of three values.
+        # Process whole image rows, because processors are slow on rows of three values.
         mean, std = (
             upload((torch.tensor(part) * 255).repeat(width), pixels.device)
             for part in (self.mean, self.std)

@@ -1,19 +1,19 @@
-"""The reading of a photo: which content words it shows, and which regions say so.
+"""The reading of a photo: the content words that the photo shows, and the regions that show them.
 
-A small network looks at every region of the encoder's grid, and at their mean:
+A small network looks at every region of the encoder's grid and at the mean of the regions:
 
     h_l   = relu(W a_l + b)
-    r_lk  = w_k . h_l                                        what region l says about word k
+    r_lk  = w_k . h_l                                        evidence of region l for word k
     z_k   = log(1/L sum_l exp(r_lk)) + u_k . mean_l a_l + c_k    log-odds that the photo shows it
     m_lk  = r_lk + u_k . mean_l a_l + c_k                        the map of the word
 
-So z_k is the log of the mean of exp(m_lk). A word is a stem of ``text.content``, such as "dog" for
-dog and dogs.
+So z_k is the logarithm of the mean of exp(m_lk). Words are stems from ``text.content``. For
+example, "dog" stands for dog and dogs.
 
-Source: the word detectors of Fang et al. 2015 (arXiv:1411.4952), section 3, trained on all regions
+Source: The word detectors of Fang et al. 2015 (arXiv:1411.4952), section 3, trained on all regions
 of a photo at once (multiple-instance learning).
-Deviation: the mean of exp(r) in place of the noisy-or of probabilities, whose gradient vanishes
-once one region is sure; the term of the mean feature.
+Deviation: The mean of exp(r) replaces the noisy-or of probabilities, because the gradient of the
+noisy-or vanishes once one region is certain. The term with the mean feature is added.
 
 Notation: B photos, L regions, D feature size, H hidden size, S stems.
 """
@@ -31,11 +31,11 @@ from captioner.model.attention import widen
 HIDDEN = 384
 """Default hidden size."""
 DROPOUT = 0.2
-"""Share of the features and of the hidden units that training drops."""
+"""Share of the features, and of the hidden units, that training drops."""
 
 
 class ReadWords(NamedTuple):
-    """The reading of some photos, float32."""
+    """The network's results for some photos, float32."""
 
     words: Tensor
     """Log-odds that a photo shows each word, (B, S)."""
@@ -67,15 +67,15 @@ class PhotoReading(nn.Module):
         return self.reduce.out_features
 
     def start_at(self, shares: Tensor) -> None:
-        """Set the biases so that an untrained reading says each word in its share of photos, (S,).
+        """Set the biases so that the untrained network predicts each word's share of photos, (S,).
 
-        Without it, the first epochs would only learn how frequent words are.
+        Otherwise the first epochs would learn only how frequent words are.
         """
         with torch.no_grad():
             self.mean.bias.copy_(shares.logit())
 
     def forward(self, features: Tensor) -> ReadWords:
-        """Read photos from the encoder's features, (B, L, D), before the decoder projects them."""
+        """Read photos from the encoder's features (B, L, D), not from the decoder's projection."""
         features = self.dropout(features)
         said = widen(self.words(self.dropout(torch.relu(self.reduce(features)))))  # (B, L, S)
         whole = widen(self.mean(features.mean(dim=1, keepdim=True)))  # (B, 1, S)
@@ -84,16 +84,16 @@ class PhotoReading(nn.Module):
 
 
 def reading_loss(log_odds: Tensor, counts: Tensor, captions: Tensor) -> Tensor:
-    """Binomial cross-entropy of how many captions of each photo have each word.
+    """Compute the binomial cross-entropy of the number of captions that contain each word.
 
-        - sum over photos and words of n log C,    log C = k log p + (n - k) log(1 - p)
+        - sum over photos and words of (k log p + (n - k) log(1 - p))
 
     Args:
         log_odds: ``ReadWords.words``, (B, S).
-        counts: Captions of each photo with each word, k, (B, S).
-        captions: Captions of each photo, n, (B,); a photo with 0 does not count.
+        counts: Number k of the photo's captions that contain each word, (B, S).
+        captions: Number n of captions of each photo, (B,). Photos with 0 captions do not count.
 
     Returns:
-        The sum over photos and words, nats, a scalar.
+        The sum over photos and words (nats), a scalar.
     """
     return (captions.unsqueeze(1) * nn.functional.softplus(log_odds) - counts * log_odds).sum()

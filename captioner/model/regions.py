@@ -1,16 +1,16 @@
-"""Where the regions of an encoder lie in its input: centre, pitch and extent, per axis.
+"""Positions of an encoder's regions in its input: centre, pitch and extent along each axis.
 
 Every convolution and pooling maps positions to positions (Araujo et al. 2019, Computing Receptive
-Fields of Convolutional Neural Networks, sections 2 and 3). With kernel k, stride s, padding p in
-front and dilation d, output i is centred on input
+Fields of Convolutional Neural Networks, sections 2 and 3). With kernel k, stride s, dilation d and
+padding p before the first value, output i is centred on input
 
     s * i - p + d * (k - 1) / 2
 
-A forward pass records these layers as they are executed, so any encoder can be followed whose grid
-comes from convolutions, poolings and paddings: also TensorFlow's "same" padding, which depends on
-the size of the input, and transformers with a patch embedding. Where branches of different position
-meet (the average poolings of ResNet-D), their mean is taken. A grid that is made in another way
-(Swin's patch merging) is one of equal cells.
+A forward pass records these layers as they run. This works for every encoder that makes its grid
+with convolutions, poolings and paddings. These include TensorFlow's "same" padding, which depends
+on the input size, and transformers with a patch embedding. Where branches with different positions
+meet (the average poolings of ResNet-D), the mean position is used. If a grid is made differently
+(Swin's patch merging), its regions are assumed to be equal cells.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class _Line(NamedTuple):
     low: float
     """First pixel that any position sees."""
     high: float
-    """Last one."""
+    """Last pixel that any position sees."""
     reach: float
     """Pixels that a position sees on either side of its centre."""
 
     def layer(self, size: int, kernel: int, stride: int, padding: int, dilation: int) -> _Line:
-        """The positions of the output of a convolution or pooling."""
+        """Return the output positions of a convolution or pooling."""
         half = dilation * (kernel - 1) / 2
         first = self.first + self.pitch * (half - padding)
         reach = self.reach + self.pitch * half
@@ -56,7 +56,7 @@ class _Line(NamedTuple):
         return self._replace(first=self.first - before * self.pitch, size=size)
 
     def merged(self, other: _Line) -> _Line:
-        """The positions of the sum of two maps; of maps of different size, the finer one's."""
+        """Return the positions of the sum of two maps, or the finer positions if sizes differ."""
         if self.size != other.size or self.pitch != other.pitch:
             return self if self.size >= other.size else other
         return _Line(
@@ -70,7 +70,7 @@ class _Line(NamedTuple):
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types it partly
-    """Follows the positions of feature maps through a forward pass."""
+    """Recorder that follows the positions of feature maps through a forward pass."""
 
     def __init__(self, images: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -89,7 +89,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ty
             lines = [reduce(_Line.merged, axis) for axis in zip(*known, strict=True)]
             if (layers := _layers(func.overloadpacket.__name__, args)) is not None:
                 if args[0].shape[-2:] != tuple(line.size for line in lines):
-                    return results  # resampled before, such as by an upsampling: no longer known
+                    return results  # resampled earlier (upsampling), so positions are unknown
                 lines = [
                     line.padded(*layer) if len(layer) == 2 else line.layer(size, *layer)
                     for line, layer, size in zip(lines, layers, outputs[0].shape[-2:], strict=True)
@@ -100,9 +100,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ty
 
 
 def _layers(name: str, args: Sequence[Any]) -> list[tuple[int, ...]] | None:
-    """Kernel, stride, padding and dilation of both axes; of a padding, before and after.
+    """Return kernel, stride, padding and dilation for both axes of an operation.
 
-    None: an operation that keeps positions.
+    For a padding operation, return the padding before and after. For operations that keep
+    positions, return None.
     """
     given = list(args)
     if name == "convolution" and not given[6] and given[0].ndim == 4:
@@ -129,15 +130,15 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    """The tensors among arguments, also in lists such as torch.cat's."""
+    """Return the tensors among arguments, also from lists such as the argument of torch.cat."""
     return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 @torch.no_grad()
 def locate_regions(encoder: nn.Module, image_size: int) -> Geometry:
-    """Where the regions of an encoder lie in its input of ``image_size`` x ``image_size`` pixels.
+    """Locate the regions of an encoder in its input of ``image_size`` x ``image_size`` pixels.
 
-    In pixels from the upper left corner: the first pixel is 0 to 1.
+    Coordinates are pixels from the upper left corner. The first pixel extends from 0 to 1.
     """
     images = torch.zeros(1, 3, image_size, image_size)
     parameter = next(encoder.parameters(), images)
@@ -147,6 +148,6 @@ def locate_regions(encoder: nn.Module, image_size: int) -> Geometry:
     lines = recorder.lines.get(features)
     if lines is None or tuple(line.size for line in lines) != grid:
         return Geometry.even(grid, right=image_size, bottom=image_size)
-    # The centre of pixel 0 is 0.5; the part that is seen ends behind its last pixel.
+    # The centre of pixel 0 is at 0.5, and the visible part ends after its last pixel.
     axes = (Axis(line.first + 0.5, line.pitch, line.low, line.high + 1.0) for line in lines)
     return Geometry(*axes)

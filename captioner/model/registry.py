@@ -1,12 +1,12 @@
 """Scorers and encoders by name: built in, registered by the user, or from installed packages.
 
-A package registers its implementations by entry points, which are read when a name is not built in:
+A package registers its implementations by entry points. They are read if a name is not built in:
 
     [project.entry-points."captioner.scorers"]
     cosine = "my_package:CosineScorer"
 
-A model folder records which package an implementation comes from, so that loading the model without
-it can name what is missing. Nothing is imported because a model folder names it.
+A model folder records the package of each implementation. So if the package is missing, an error
+can name it. Loading a model folder never imports a package that only the folder names.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Implementations by name; a mapping that imports what it returns."""
+    """Mapping from names to implementations, which are imported on access."""
 
     def __init__(self, kind: str, builtin: Mapping[str, T] | None = None) -> None:
-        """Create a registry of a kind, ``scorer`` or ``encoder``; what is built in stays."""
+        """Create a registry for a kind: ``scorer`` or ``encoder``. Built-in names cannot change."""
         self.kind = kind
         self._builtin: Mapping[str, T] = builtin or {}
         self._registered: dict[str, T] = {}
 
     def register(self, name: str, implementation: T) -> None:
-        """Add an implementation under a name, unless it is taken.
+        """Add an implementation under a name.
 
-        A name may be registered again by the same definition, as when a notebook cell is run twice.
+        The same definition may be registered twice, because notebook cells are run twice.
+
+        Raises:
+            ConfigError: The name is invalid or already taken.
         """
         if not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
             raise ConfigError(
@@ -58,7 +61,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return sum(1 for _ in self)
 
     def __getitem__(self, name: str) -> T:
-        """The implementation of a name; imports its package."""
+        """Return the implementation with this name, and import its package if necessary."""
         for known in (self._builtin, self._registered):
             if name in known:
                 return known[name]
@@ -73,9 +76,10 @@ class Registry(Mapping[str, T], Generic[T]):
         return implementation
 
     def provider(self, name: str) -> dict[str, str] | None:
-        """Where an implementation comes from, for a model folder; None: it is built in.
+        """Return the origin of an implementation for a model folder, or None if it is built in.
 
-        ``kind``, ``name``, ``module``, and of an installed package ``package`` and ``version``.
+        The keys are ``kind``, ``name`` and ``module``, and for installed packages also ``package``
+        and ``version``.
         """
         if name in self._builtin or name not in self:
             return None
@@ -95,15 +99,15 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def _definition(implementation: Any) -> tuple[str, str]:
-    """Module and qualified name of a class or function."""
+    """Return the module and the qualified name of a class or function."""
     owner = implementation if hasattr(implementation, "__qualname__") else type(implementation)
     return str(owner.__module__), str(owner.__qualname__)
 
 
 def what_is_missing(record: Mapping[str, Any]) -> str:
-    """What to do if the implementation of a ``provider`` record is not available.
+    """Describe a missing implementation and its remedy, from a record of ``Registry.provider``.
 
-    The record comes from a model folder: only names from it are repeated.
+    The record comes from a model folder, so only valid names from it are repeated.
     """
     kind, name, module, package = (
         text if isinstance(text, str) and re.fullmatch(r"\w[\w.-]{0,99}", text, re.ASCII) else ""

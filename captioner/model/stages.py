@@ -1,6 +1,8 @@
-"""Stages of an encoder: fine-tuning from one on, and running an EfficientNet-Lite in two parts.
+"""Stages of an encoder: fine-tune the later ones, or run an EfficientNet-Lite in two parts.
 
-Features of the frozen part can be cached. Notation: that of ``encoder``; L', D': a stage's input.
+The output of the frozen part can be cached as features.
+
+Notation: B, L, D, H, W, Gh and Gw as in ``encoder``. A stage's input has L' positions of size D'.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from captioner.model.efficientnet_lite import EfficientNetLite
 
 
 class StagedEncoder(nn.Module):
-    """Base class of `Encoder`."""
+    """Base class of `Encoder` with everything that concerns stages."""
 
     name: str
     backbone: nn.Module
@@ -27,7 +29,7 @@ class StagedEncoder(nn.Module):
         raise NotImplementedError
 
     def stages(self) -> list[str]:
-        """Names accepted by ``finetune_from``, first layers first."""
+        """Return the names that ``finetune_from`` accepts, first layers first."""
         names: list[str] = []
         for parameter, _ in self.backbone.named_parameters():
             parts = parameter.split(".")
@@ -40,14 +42,18 @@ class StagedEncoder(nn.Module):
     def finetune_from(
         self, stage: str | None, image_size: int, *, freeze_depthwise: bool = False
     ) -> None:
-        """Make the parameters from ``stage`` on trainable and freeze the others; None: freeze all.
+        """Make the parameters from ``stage`` on trainable and freeze the others, or all for None.
 
-        Layers after the grid, which some backbones have, stay frozen: they get no gradient, which
-        distributed training would wait for. ``freeze_depthwise`` keeps depthwise convolutions and
-        their norms frozen too.
+        Some backbones have layers after the grid. These layers stay frozen, because they do not get
+        a gradient, and distributed training would wait for it.
+
+        Args:
+            stage: One of ``stages()``, or None.
+            image_size: Height and width of the photos (pixels).
+            freeze_depthwise: Keep depthwise convolutions and their norms frozen too.
 
         Raises:
-            ConfigError: There is no such stage, or it comes after the grid.
+            ConfigError: The stage does not exist or comes after the grid.
         """
         self.requires_grad_(False)
         if stage is None:
@@ -85,15 +91,17 @@ class StagedEncoder(nn.Module):
     def run_until(self, images: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
         """Encode normalized photos (B, 3, H, W) up to a stage, ``blocks.N`` of EfficientNet-Lite.
 
-        Returns the stage's input as rows (B, L', D'), and its grid.
+        Returns:
+            The stage's input as rows, (B, L', D'), and its grid.
         """
         backbone, number = self._split(stage)
         return self.as_grid(backbone.run_until(images, number))
 
     def run_from(self, features: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
-        """Run the rest of the encoder on the output (B, L', D') of ``run_until``, of square photos.
+        """Run the rest of the encoder on the output of ``run_until`` for square photos.
 
-        Returns the features (B, L, D) and the grid (Gh, Gw).
+        Returns:
+            The features, (B, L, D), and the grid, (Gh, Gw).
         """
         backbone, number = self._split(stage)
         side = math.isqrt(features.shape[1])
@@ -101,7 +109,7 @@ class StagedEncoder(nn.Module):
         return self.as_grid(backbone.run_from(maps, number))
 
     def state_until(self, stage: str) -> dict[str, Tensor]:
-        """The entries of ``state_dict()`` that ``run_until`` depends on."""
+        """Return the entries of ``state_dict()`` that ``run_until`` depends on."""
         _, number = self._split(stage)
         blocks = [f"backbone.blocks.{n}." for n in range(number)]
         before = ("backbone.conv_stem.", "backbone.bn1.", *blocks)

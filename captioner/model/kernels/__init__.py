@@ -1,15 +1,15 @@
 """Optional fast kernels. You can read the model code without them.
 
-`accelerate` puts them on a model that is built already. Each kernel is a subclass that replaces a
-method of a class of ``model`` by a faster one with the same results:
+`accelerate` adds them to a finished model. Each kernel is a subclass that replaces a method of a
+class in ``model`` by a faster method with the same results:
 
     PackedDecoder           Decoder.forward      skips the padding
     DeferredLinear          nn.Linear.forward    one product per weight and backward pass
     BlockwiseScorer         AdditiveScorer       keeps no (B, R, L, A) tensor
     FastConvolution, Block  EfficientNet-Lite    oneDNN's fused and depthwise convolutions
 
-Tests compare every kernel with the plain method, forward and backward. A kernel stays if it gains
-5% of a training step or of captioning a photo.
+Tests compare every kernel with the plain method, forward and backward. A kernel is kept if it saves
+5% of the time of a training step or of captioning a photo.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from captioner.model.kernels.word_gates import WordGates
 
 
 def accelerate(model: nn.Module, *, fixed: bool = False) -> None:
-    """Put the kernels on all decoders and encoders in a module, in place.
+    """Add the kernels to all decoders and encoders in a module, in place.
 
-    Parameters, their names and hooks stay. A second call changes nothing. Custom decoders, scorers
-    and layers are accelerated where they inherit the plain method.
+    Parameters, their names and hooks stay the same. A second call changes nothing. Custom decoders,
+    scorers and layers are accelerated if they inherit the plain method.
 
     Args:
         model: Caption model, decoder or encoder.
-        fixed: The weights, their type and their device do not change any more. A search may then
-            look up the gate inputs of words in a table.
+        fixed: The weights, their type and their device no longer change. A search may then look up
+            the gate inputs of words in a table.
     """
     for module in list(model.modules()):
         if isinstance(module, Convolution):
@@ -57,7 +57,7 @@ def accelerate(model: nn.Module, *, fixed: bool = False) -> None:
 
 
 def _put_on(module: nn.Module, kernel: type[Any], replaced: Any) -> None:
-    """Make a module an instance of a kernel too, unless its class has its own ``replaced``."""
+    """Make a module an instance of a kernel, unless its class has its own ``replaced`` method."""
     own: Any = type(module)
     if getattr(own, replaced.__name__) is replaced:
         module.__class__ = _combined(kernel, own)  # type: ignore[arg-type]
@@ -65,5 +65,5 @@ def _put_on(module: nn.Module, kernel: type[Any], replaced: Any) -> None:
 
 @cache
 def _combined(kernel: type[Any], own: type[Any]) -> type[Any]:
-    """Return a subclass of both; methods of the kernel come first."""
+    """Return a subclass of both classes, in which the methods of the kernel come first."""
     return type(f"{kernel.__name__}{own.__name__}", (kernel, own), {"__module__": own.__module__})

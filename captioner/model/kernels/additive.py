@@ -1,19 +1,22 @@
-"""The additive score and its gradient, in blocks of photos that fit the cache.
+"""Additive scores and their gradients, computed in blocks of photos that fit the cache.
 
     e_i = v^T tanh(k_i + q)
 
-The plain formula creates a tensor of B R L A values at every step, moves it to memory and back
-several times, and keeps it for the backward pass. Here nothing of that size is kept, because the
-backward pass computes it again. Exponentials are taken of keys, once for all steps, and of queries,
-but not of every pair:
+The plain formula creates a tensor of B R L A values at every step. It moves this tensor to memory
+and back several times, and keeps it for the backward pass. Here the backward pass computes it
+again, so nothing of this size is kept. Exponentials are computed for the keys, once for all steps,
+and for the queries, but not for every pair:
 
     s = 1 / (1 + exp(-2 k) exp(-2 q)),   tanh(k + q) = 2 s - 1,   its slope = 4 (s - s^2)
 
-It gains 9% (float32) to 17% (bf16) of a step with 196 regions and A = 512, 10% (float32, one core)
-with 81 regions and A = 256 as in the shipped model; of a search with 100 regions 10% (beam 3, 16
-photos) to 19% (beam 5), and a quarter with 128 samples.
+Measured savings of time:
 
-Notation: B photos, R queries (captions), L regions, A attention size; b photos at a step.
+    training step, 196 regions, A = 512             9% (float32), 17% (bf16)
+    training step, 81 regions, A = 256              10% (float32, one core)
+    search, 100 regions, 16 photos                  10% (beam 3), 19% (beam 5)
+    search, 100 regions, 128 samples                a quarter
+
+Notation: B photos, R queries (captions), L regions, A attention size, b photos at a step.
 """
 
 from __future__ import annotations
@@ -29,31 +32,32 @@ from captioner.model.attention import AdditiveScorer, widen
 from captioner.model.kernels.deferred import Steps
 
 LARGEST = 40.0
-"""Keys and queries are clamped to +-40, as float32 holds exp(80). It changes the tanh of their sum
-only if one exceeds the limit and the other, of opposite sign, is nearly as large."""
+"""Limit of the absolute values of keys and queries, because float32 can represent exp(80). Clamping
+changes the tanh of their sum only if one of them exceeds the limit and the other has the opposite
+sign and is nearly as large."""
 
 CPU_BLOCK = 4 << 20
-"""Block size on a CPU in bytes: about a core's cache. Smaller blocks cost more calls."""
+"""Block size on a CPU (bytes), about the cache of a core. Smaller blocks need more calls."""
 
 GPU_BLOCK = 512 << 20
-"""Block size on other devices in bytes: enough to keep the device busy."""
+"""Block size on other devices (bytes), large enough to keep the device busy."""
 
 
 class BlockwiseScorer(AdditiveScorer):
-    """An additive scorer that compares in blocks, in teacher forcing and in search."""
+    """Additive scorer that compares in blocks, in teacher forcing and in search."""
 
     in_pass = False
-    """Whether a pass of teacher forcing runs, with one memory for all steps."""
+    """True during a pass of teacher forcing, which has one memory for all steps."""
     shared: SharedKeys | None = None
-    """The keys of the pass, from its first step on."""
+    """The keys of the pass, set at its first step."""
 
     def begin(self, steps: Steps) -> None:
-        """Start a pass."""
+        """Start a pass of teacher forcing."""
         del steps
         self.in_pass = True
 
     def end(self) -> None:
-        """End the pass."""
+        """End the pass of teacher forcing."""
         self.in_pass, self.shared = False, None
 
     def compare(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -70,7 +74,7 @@ class BlockwiseScorer(AdditiveScorer):
 
 
 def exponentials_of_keys(keys: Tensor) -> Tensor:
-    """Return `exponentials` of keys; the tensor keeps them for the next steps of a search."""
+    """Return `exponentials` of keys, stored on the tensor for the next steps of a search."""
     found: Tensor | None = getattr(keys, "exponentials", None)
     if found is None:
         found = keys.exponentials = exponentials(keys)  # type: ignore[attr-defined]
@@ -78,22 +82,22 @@ def exponentials_of_keys(keys: Tensor) -> Tensor:
 
 
 class SharedKeys:
-    """The keys of all steps of a recurrence."""
+    """The keys that all steps of a recurrence share, and the sum of their gradients."""
 
     def __init__(self, keys: Tensor, energy: Tensor) -> None:
         self.exponentials = exponentials(keys.detach())
-        # Only its gradient matters, which is handed back from step to step: sum_r g (s - s^2).
+        # Only its gradient matters: sum_r g (s - s^2), which each step passes back to the previous.
         self.chain = keys * (4 * energy.detach())
 
     def scores(self, query: Tensor, energy: Tensor) -> Tensor:
-        """Return the scores (b, R, L) of the next step, which has the first b photos."""
+        """Return the scores (b, R, L) of the next step, for the first b photos."""
         scores: Tensor
         scores, self.chain = _Scores.apply(query, self.chain, energy, self.exponentials)
         return scores
 
 
 class _Scores(torch.autograd.Function):
-    """The scores of a step. Its backward pass adds to the gradient that the later steps summed."""
+    """Scores of a step. The backward pass adds its gradient to the sum from all later steps."""
 
     @staticmethod
     def forward(
@@ -131,14 +135,14 @@ def exponentials(x: Tensor) -> Tensor:
 
 
 def _scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-    """Score exponentials of queries (b, R, A) and keys (b, L, A) with v (A,): (b, R, L)."""
+    """Compute scores (b, R, L) from exponentials of queries (b, R, A) and of keys (b, L, A)."""
     blocks = _blocks(query, keys)
     sums = torch.cat([torch.mv(s.flatten(0, 2), energy).view(s.shape[:3]) for _, s in blocks])
     return sums.mul_(2).sub_(energy.sum())
 
 
 def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield photos and s (b, R, L, A) of each block; the next block overwrites s."""
+    """Yield the photos and s (b, R, L, A) of each block. The next block overwrites s."""
     largest = CPU_BLOCK if query.device.type == "cpu" else GPU_BLOCK
     photo = query.shape[1] * keys[0].numel() * keys.element_size()
     count = max(1, largest // max(1, photo))

@@ -1,16 +1,16 @@
-"""Convolutions that are fast on CPUs: oneDNN's fused with a sum or a clamp, and depthwise ones.
+"""Fast convolutions for CPUs: fused with a sum or a clamp by oneDNN, and depthwise.
 
-Inference on x86 processors: torch runs a convolution, a sum and a relu6 as three operations, each
-of which reads and writes all of the features; relu6 alone takes half of the time of an encoder in
-bf16. oneDNN can apply the other two to its result while it is in a register. The functions that do
-so belong to torch.compile and may change: they are tried once, and an encoder does without them if
-anything is amiss. Captioning then takes 23% less time in float32, 45% in bf16.
+Inference on x86 processors: torch runs a convolution, a sum and a relu6 as three operations. Each
+operation reads and writes all features, and in bf16 relu6 alone takes half of an encoder's time.
+oneDNN can apply the sum and the relu6 while the result is still in a register. Its functions for
+this belong to torch.compile and may change. So they are tried once, and encoders use the plain
+operations if the trial fails. Captioning takes 23% less time in float32 and 45% less in bf16.
 
-Training: oneDNN's backward pass of a depthwise convolution is many times slower than its forward
-pass for these shapes. Here the input gradient is a forward convolution of the output gradient (with
-zeros inserted for stride 2) with the flipped kernel, and the weight gradient of half precision is
-computed in float32, which is faster. Fine-tuning the last four stages of the shipped model's
-encoder takes 45% less time in bf16; in float32 it gains 1%.
+Training: for these shapes, oneDNN's backward pass of a depthwise convolution is many times slower
+than its forward pass. Here the input gradient is a forward convolution of the output gradient with
+the flipped kernel (for stride 2, zeros are inserted first). In half precision, the weight gradient
+is computed in float32, because this is faster. Fine-tuning the last four stages of the shipped
+model's encoder takes 45% less time in bf16 and 1% less in float32.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from captioner.model.efficientnet_lite import Block, Convolution
 
 INNER_BYTES = 20_000_000
-"""Size of a block's inner features for inference on a CPU. The features of the first blocks, six
-times as wide as their input, would otherwise be most of the memory that captioning needs."""
+"""Limit of a block's inner features for inference on a CPU (bytes). Inner features are six times as
+wide as the block's input. In the first blocks, they would take most of the memory of captioning."""
 
 
 class FastConvolution(Convolution):
-    """A convolution that uses `fused_convolution` and `depthwise_convolution` where they work."""
+    """Convolution that uses `fused_convolution` and `depthwise_convolution` where they work."""
 
     def layer(
         self,
@@ -59,7 +59,7 @@ class FastConvolution(Convolution):
 
 
 class FastBlock(Block):
-    """A block that encodes a few photos at a time in inference on a CPU, to bound its memory."""
+    """Block that encodes a few photos at a time on a CPU, to limit the memory of inference."""
 
     def forward(self, features: Tensor) -> Tensor:
         """See ``Block.forward``."""
@@ -85,15 +85,23 @@ def fused_convolution(
     relu6: bool = False,
     added: Tensor | None = None,
 ) -> Tensor:
-    """A convolution with TensorFlow's ``SAME`` padding, then a sum or a relu6; without gradients.
+    """Run a convolution with TensorFlow's ``SAME`` padding, then a sum or a relu6.
 
-    Features (B, C, H, W), weight (C', C / groups, k, k) with odd k, stride 1 or 2, and either
-    ``relu6`` or ``added``, (B, C', H', W').
+    It does not record gradients.
+
+    Args:
+        features: (B, C, H, W).
+        weight: (C', C / groups, k, k) with odd k.
+        bias: (C',), or None.
+        stride: 1 or 2.
+        groups: Number of groups.
+        relu6: Clamp the result to 0..6.
+        added: Features (B, C', H', W') to add to the result, instead of relu6.
     """
     around = weight.shape[-1] // 2
     if stride > 1:
-        # An even size gets one zero less at its start. A row of zeros in the kernel does the same
-        # as a padded copy of the features, and costs less.
+        # An even size needs one zero less at its start. A row of zeros in the kernel has the same
+        # effect as a padded copy of the features, and costs less.
         height, width = (1 - size % 2 for size in features.shape[2:])
         weight = nn.functional.pad(weight, (width, 0, height, 0))
     layout = [around, around], [stride, stride], [1, 1], groups
@@ -117,7 +125,7 @@ def can_fuse(features: Tensor) -> bool:
 def works(dtype: torch.dtype) -> bool:
     """Return whether `fused_convolution` works and agrees with torch's operations."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
-        return False  # elsewhere torch has other convolutions, which may be faster
+        return False  # other processors have their own convolutions, which may be faster
     with torch.inference_mode():
         features = torch.linspace(-4, 4, 2 * 16 * 8 * 8).view(2, 16, 8, 8).sin()
         weight = torch.linspace(-9, 9, 16 * 16 * 9).view(16, 16, 3, 3).cos()

@@ -1,7 +1,8 @@
-"""A table of the gate inputs of words, which replaces a product at every step of a search.
+"""Table of the gate inputs of words, which replaces a product at every step of a search.
 
-The table gains 11% of captioning photos one by one in float32 (9 to 14% in five pairs, on one
-thread of an AMD EPYC), where a product waits for its weights, and little in batches.
+If photos are captioned one by one in float32, the table saves 11% of the time (9 to 14% in five
+pairs, on one thread of an AMD EPYC), because the product would wait for its weights. In batches, it
+saves little.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from torch import Tensor, nn
 class WordGates:
     """The gate inputs of words, computed when a word of their block first occurs.
 
-    Most captions need a tenth of the vocabulary. A block is always computed whole, so that the
-    values of a word do not depend on the words that were looked up with it or before it. On other
-    devices than the CPU the whole table is computed at once, because a search for the missing
-    blocks would wait for the device.
+    Most captions need a tenth of the vocabulary. A block is always computed as a whole, so that the
+    values of a word do not depend on the words that are looked up before it or with it. On a GPU,
+    the whole table is computed at once, because finding the missing blocks would wait for the
+    device.
     """
 
     BLOCK = 64
-    """Words that are computed together."""
+    """Number of words that are computed together."""
 
     def __init__(self, embedding: nn.Embedding, layer: nn.Linear) -> None:
-        """Allocate the table for an embedding (V, E) and a layer E to 4N, which must not change."""
+        """Allocate the table. The embedding (V, E) and the layer (E to 4N) must not change."""
         self.embedding, self.layer = embedding, layer
         words = len(embedding.weight)
-        # Not touched until it is written, so that words that do not occur take no memory.
-        with torch.inference_mode(False):  # to be written in any mode
+        # The memory is not touched before it is written, so words that never occur take no memory.
+        with torch.inference_mode(False):  # so that it can be written in any mode
             self.table = layer.weight.new_empty(words, layer.out_features, requires_grad=False)
         self.missing = set(range(-(-words // self.BLOCK)))
         if self.table.device.type != "cpu":
@@ -40,7 +41,7 @@ class WordGates:
         return
 
     def look_up(self, tokens: Tensor) -> Tensor:
-        """Return the gate inputs of tokens, (...,) to (..., 4N)."""
+        """Return the gate inputs of tokens: (...) to (..., 4N)."""
         if self.missing:
             self._compute({token // self.BLOCK for token in tokens.flatten().tolist()})
         return nn.functional.embedding(tokens, self.table)
@@ -50,4 +51,4 @@ class WordGates:
         for block in blocks & self.missing:
             rows = slice(block * self.BLOCK, (block + 1) * self.BLOCK)
             self.table[rows] = self.layer(self.embedding.weight[rows].to(self.layer.weight.dtype))
-            self.missing.discard(block)  # last: other threads may look up too
+            self.missing.discard(block)  # at the end, because other threads may look up words too
