@@ -1,4 +1,4 @@
-"""``captioner.train``: what ``captioner train`` does, as a function."""
+"""The function ``captioner.train``, which does the same as the command ``captioner train``."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ if TYPE_CHECKING:  # importing torch takes a second
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A finished run."""
+    """The result of a finished run."""
 
     model_folder: Path
-    """The best model, for ``captioner.load``."""
+    """Folder of the best model, for ``captioner.load``."""
     score: float
-    """Its validation score, which selected it: by default CIDEr, where 1.0 is 100 points; see
-    ``training.select``. A loss is negated."""
+    """Validation score of the best model, by default CIDEr, where 1.0 is 100 points. The setting
+    ``training.select`` chooses the score. A loss is negated."""
     epoch: int
-    """Its epoch, from 1; 0: no epoch was better than the model of ``init_from``."""
+    """Epoch of the best model, from 1, or 0 if no epoch was better than the model of
+    ``init_from``."""
     metrics: list[dict[str, Any]]
-    """All validations, oldest first: the rows of ``metrics.jsonl`` in the run folder."""
+    """Results of the validations, oldest first: the rows of ``metrics.jsonl`` in the run folder."""
     problem: str = ""
-    """Why the model is of no use, and what to do; empty if it is of use."""
+    """Reason why the model is of no use, with a remedy, or an empty string."""
 
     def __repr__(self) -> str:
         found = f"{self.problem}; " if self.problem else ""
@@ -61,22 +62,24 @@ def train(
     progress: bool = True,
     **changes: Any,
 ) -> TrainingResult:
-    """Train a model; a warning is logged if the best one is of no use.
+    """Train a model.
+
+    If the best model is of no use, a warning is logged.
 
     Args:
-        config: Settings: a YAML file, a dictionary of the same form, or a ``TrainConfig``. What is
-            left out has its default, or is as in the model of ``init_from``.
-        resume: Continue from the checkpoint in the run folder, or start if there is none.
+        config: Settings: a YAML file, a dictionary of the same form, or a ``TrainConfig``. Missing
+            settings have their defaults, or the values of the model of ``init_from``.
+        resume: Continue from the checkpoint in the run folder, or start a new run without one.
         force: Start over and replace the run in the run folder.
         progress: Show progress and validations on standard error.
-        **changes: Settings that replace those of ``config``: ``run_folder="runs/mine"``, or some of
-            a section: ``training={"epochs": 3}``. And ``OwnDataOptions``, to train on a file of
-            captions: ``captions="captions.csv", images="photos"``.
+        **changes: Settings that replace settings of ``config``, such as ``run_folder="runs/mine"``
+            or, for a part of a section, ``training={"epochs": 3}``. To train on a file of captions,
+            add fields of ``OwnDataOptions``: ``captions="captions.csv", images="photos"``.
 
     Raises:
         CaptionerError: Settings, data or weights cannot be used, the run folder contains a run, or
             the state cannot be saved.
-        KeyboardInterrupt: By Ctrl-C or a termination signal; ``resume`` continues.
+        KeyboardInterrupt: Ctrl-C or a termination signal stopped the run. ``resume`` continues it.
     """
     own = {"resume": resume, "force": force, **taken(changes, OwnDataOptions)}
     options = build_options(TrainOptions, own)
@@ -94,7 +97,7 @@ def train(
 
 
 def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
-    """Train for `train` and the command line; of a dry run, return its estimates instead."""
+    """Train for `train` and the command line, or return the estimates of a dry run."""
     folder = Path(config.run_folder)
     options = replace(options, resume=_resumes(folder, options))
     with prepared(config, options) as complete:
@@ -120,7 +123,7 @@ def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
 
 
 def _why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Why the best model of a finished run is of no use, and what to do; empty if it is of use."""
+    """Return why the best model is of no use, with a remedy, or an empty string."""
     from captioner.training.state import NO_SCORE
 
     config, epoch = setup.config.training, progress.best_epoch + 1
@@ -135,21 +138,25 @@ def _why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str
     if photos == 1 and config.select == "CIDEr":
         return (
             "no model could be selected: the CIDEr of a single validation photo is always 0; "
-            "validate on more photos, or give training.select loss"
+            "validate on more photos, or set training.select to loss"
         )
     return (
-        f"the best model is of no use: {problem}; raise training.epochs or training.lr, or give "
+        f"the best model is of no use: {problem}; raise training.epochs or training.lr, or set "
         "init_from"
     )
 
 
 def _resumes(folder: Path, options: TrainOptions) -> bool:
-    """Return whether there is a checkpoint to resume from; refuse to overwrite another run."""
+    """Return whether to resume from a checkpoint.
+
+    Raises:
+        ConfigError: The folder contains a run that the options neither continue nor replace.
+    """
     resuming = options.resume and (folder / STATE).exists()
     used = any((folder / name).exists() for name in RUN_FILES)
     if used and not (resuming or options.force or options.dry_run):
         raise ConfigError(
-            f"{folder} already contains a run; give resume to continue it, force to start over, or "
-            "another run_folder"
+            f"{folder} already contains a run; add resume to continue it, add force to start over, "
+            "or choose another run_folder"
         )
     return resuming

@@ -1,4 +1,4 @@
-"""Before a run: warnings about settings that cannot work well with its data."""
+"""Warnings before a run about settings that do not suit its data."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from captioner.training.optim import warmup_steps
 from captioner.training.setup import Setup
 
 FEW_VALIDATION_PHOTOS = 20
-"""With fewer, captions score higher or lower by chance."""
+"""Number of validation photos below which scores depend on chance."""
 
 MAX_SHARE = 0.2
-"""Largest share of training words outside the vocabulary, and of captions that are truncated."""
+"""Largest share without a warning of words outside the vocabulary, and of truncated captions."""
 
 
 def setting_warnings(setup: Setup, total_steps: int) -> list[str]:
-    """One line for each setting that does not suit the data or the length of the run."""
+    """Return one line for each setting that does not suit the data or the length of the run."""
     config, training, val = setup.config, setup.config.training, setup.validated
     warmup, epoch = warmup_steps(training, total_steps), total_steps / training.epochs
     trained = {photo.path for photo in setup.train}
@@ -29,25 +29,26 @@ def setting_warnings(setup: Setup, total_steps: int) -> list[str]:
         threshold = config.data.vocabulary_threshold
         lacking, lower = f"data.vocabulary_threshold {threshold} leaves out", "; lower it"
     by_loss = training.select == "loss"
-    steadier = "" if by_loss else ", or give training.select loss, which is steadier"
+    steadier = "" if by_loss else ", or set training.select to loss, which is steadier"
     single = len(val) == 1 and training.select == "CIDEr"
     problems = {
-        f"training.warmup_steps is {training.warmup_steps}, but it is at most a fifth of the run "
-        f"({total_steps} steps in total); {warmup} will be used": warmup < training.warmup_steps,
-        f"training.batch_size {training.batch_size} is above the number of training photos, "
-        f"{len(setup.train)}, so that an epoch is a single step; give a smaller batch size":
+        f"training.warmup_steps is {training.warmup_steps}, but a warm-up is at most a fifth of "
+        f"the run ({total_steps} steps in total); {warmup} will be used":
+            warmup < training.warmup_steps,
+        f"training.batch_size {training.batch_size} exceeds the number of training photos, "
+        f"{len(setup.train)}, so an epoch is a single step; set a smaller batch size":
             len(setup.train) < training.batch_size,
         f"training.patience {training.patience} can end the run within the warm-up of {warmup} "
-        f"steps ({epoch:.0f} steps per epoch); give a larger patience, or 0 for none":
+        f"steps ({epoch:.0f} steps per epoch); set a larger patience, or 0 to never stop early":
             0 < training.patience * epoch < warmup,
         "training.select loss compares with the reference captions, but the run learns from "
-        "rewards, which raises that loss; use CIDEr or BLEU-4":
+        "rewards, and this raises the loss; use CIDEr or BLEU-4":
             by_loss and training.objective == "self_critical",
-        f"{len(shared)} of {len(val)} validation photos are trained on too (first: "
+        f"{len(shared)} of {len(val)} validation photos are also training photos (first: "
         f"{''.join(shared[:1])}), so their scores say nothing about other photos; validate on "
-        "others": shared,
-        "the CIDEr of a single validation photo is always 0; validate on more photos, or give "
-        "training.select loss": single,
+        "other photos": shared,
+        "the CIDEr of a single validation photo is always 0; validate on more photos, or set "
+        "training.select to loss": single,
         f"scores of only {len(val)} validation photos depend on chance; validate on "
         f"{FEW_VALIDATION_PHOTOS} or more{steadier}":
             not single and len(val) < FEW_VALIDATION_PHOTOS,

@@ -1,4 +1,4 @@
-"""The config of a run: built from a YAML file, a dictionary or a model, with settings replaced."""
+"""Construction of a run's config from a YAML file, a dictionary and the initial model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from captioner.schema import build_options, checked_settings, different
 def build_config(
     config: TrainConfig | Mapping[str, Any] | str | Path | None = None, **changes: Any
 ) -> TrainConfig:
-    """Build a config from a file, a dictionary or another config, with some settings replaced.
+    """Build a config from a file, a dictionary or a config, with some settings replaced.
 
-    Decoder, tokenizer and search options that are not given come from the model of ``init_from``,
-    if there is one. Those of a ``TrainConfig`` that equal the default count as not given.
+    If ``init_from`` names a model, missing settings of the decoder, the tokenizer and the search
+    come from this model. In a ``TrainConfig``, settings that equal the default count as missing.
     """
     given: Any = _read_yaml(Path(config)) if isinstance(config, str | Path) else config
     if isinstance(given, TrainConfig):
@@ -45,15 +45,15 @@ def _read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str | bytes, source: str) -> Any:
-    """Parse YAML; ``source`` names the text in errors.
+    """Parse YAML from a text that errors call ``source``.
 
     Raises:
-        ConfigError: It is not valid YAML.
+        ConfigError: The text is not valid YAML.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Reads 5e-4 as a number, as YAML 1.2 does."""
+        """Loader that reads 5e-4 as a number, as YAML 1.2 does."""
 
     number = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))

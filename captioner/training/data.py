@@ -1,4 +1,4 @@
-"""From the config to data sets: photos, their captions as token ids, cached features."""
+"""Data sets for a config: photos, their captions as token ids, and cached features."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from captioner.text.tokenizer import lacks_spaces
 from captioner.text.vocabulary import END, Subwords, Vocabulary
 
 Words = list[list[list[str]]]
-"""Words, or pieces, of the captions of every photo."""
+"""Words (or pieces) of the captions of every photo."""
 
 
 def read_data(config: DataConfig, *, renumber: bool = False) -> tuple[list[Example], list[Example]]:
     """Read the captions of the training and the validation photos, and locate the photos.
 
-    Training photos have at least ``min_captions`` captions. ``renumber`` as for ``read_photos``.
+    Training photos have at least ``min_captions`` captions. For ``renumber``, see
+    ``read_dataset``.
     """
 
     def read(files: list[str], styles: list[str]) -> list[Example]:
@@ -61,7 +62,7 @@ def read_data(config: DataConfig, *, renumber: bool = False) -> tuple[list[Examp
 
 
 def first_of_styles(photos: Sequence[Example], count: int) -> list[Example]:
-    """The first ``count`` photos (0: all), in equal numbers of each style if possible."""
+    """Return the first ``count`` photos (0: all), with equal numbers per style if possible."""
     numbers = Counter[str]()  # photos of each style so far
     ranks = []
     for index, photo in enumerate(photos):
@@ -72,14 +73,14 @@ def first_of_styles(photos: Sequence[Example], count: int) -> list[Example]:
 
 
 def tokenized(photos: Sequence[Example], vocabulary: Vocabulary) -> Words:
-    """The captions in words or pieces of a vocabulary."""
+    """Split the captions into words or pieces of a vocabulary."""
     return [[vocabulary.tokenize(caption) for caption in photo.captions] for photo in photos]
 
 
 def new_vocabulary(photos: Sequence[Example], config: DataConfig) -> tuple[Vocabulary, Words]:
-    """The vocabulary of ``data.tokenizer``, and the captions in its words or pieces.
+    """Build the vocabulary for ``data.tokenizer``, and split the captions into its words or pieces.
 
-    It is counted over the training captions alone.
+    The words are counted in the training captions only.
     """
     styles = tuple(dict.fromkeys(config.styles))
     captions = [caption for photo in photos for caption in photo.captions]
@@ -99,7 +100,11 @@ def new_vocabulary(photos: Sequence[Example], config: DataConfig) -> tuple[Vocab
 
 
 def check_spaces(captions: Sequence[str]) -> None:
-    """Raise ConfigError if captions cannot be split into words."""
+    """Check that captions can be split into words.
+
+    Raises:
+        ConfigError: They have no spaces.
+    """
     if lacks_spaces(captions):
         raise ConfigError(
             f"the training captions have no spaces between words ({captions[0]!r:.60} would be one "
@@ -112,8 +117,8 @@ def encode_captions(
 ) -> list[Example]:
     """Convert the tokenized captions of every photo to token ids.
 
-    A caption longer than ``max_words`` is truncated and gets no end token, so that truncation is
-    not learned as an ending.
+    A caption longer than ``max_words`` is truncated. It has no end token, so that the model does
+    not learn truncation as an ending.
     """
 
     def encode(caption: Sequence[str]) -> list[int]:
@@ -127,9 +132,9 @@ def encode_captions(
 
 
 def repeat_photos(photos: Sequence[Example], config: DataConfig) -> list[Example]:
-    """Repeat every photo as often per epoch as ``data.repeats`` sets for its captions file.
+    """Repeat every photo as often per epoch as ``data.repeats`` says for its captions file.
 
-    Each use samples captions, flip and augmentation of its own.
+    Each repetition samples its own captions, flip and augmentation.
     """
     if not config.repeats:
         return list(photos)
@@ -148,7 +153,9 @@ def open_features(
 ) -> tuple[FeatureCache, list[Example]]:
     """Open the feature cache of ``data.features``.
 
-    Returns it and the training photos that it holds; a warning names each of the others.
+    Returns:
+        The cache.
+        The training photos that it contains. A warning names each missing photo.
     """
     assert config.data.features is not None
     encoder, finetune_from = model.encoder, config.encoder.finetune_from
@@ -173,11 +180,15 @@ def open_features(
 
 
 def check_images(images: Sequence[Example], cache: FeatureCache | None) -> None:
-    """Fail now, not after an epoch, if a validation photo cannot be read."""
+    """Check that all validation photos can be read, to fail now and not after an epoch.
+
+    Raises:
+        ImageError: A photo cannot be read.
+    """
 
     def check(image: Example) -> None:
         if cache is None:
-            open_image(image.path, min_side=1)  # JPEGs at an eighth of their size, which is fast
+            open_image(image.path, min_side=1)  # decodes JPEGs at an eighth of their size: fast
         elif cache.has(image.image_id):
             image_size(image.path)
         else:

@@ -1,4 +1,4 @@
-"""A dry run: a few steps and captions, which show that a run can start, and what it will need."""
+"""Dry run: a few steps and captions, which show that a run can start and what it will need."""
 
 from __future__ import annotations
 
@@ -21,18 +21,23 @@ from captioner.training.setup import SMALLER, Setup
 from captioner.training.validation import decode
 
 STEPS = 4
-"""Steps that a dry run times, after one warm-up step."""
+"""Number of steps that a dry run times, after one warm-up step."""
 
 PHOTOS = 32
-"""Validation photos that a dry run captions."""
+"""Number of validation photos that a dry run captions."""
 
 
 @memory_errors(SMALLER)
 def dry_run(setup: Setup, folder: Path) -> str:
-    """Take a few steps and caption a few photos; weights change, but nothing is written.
+    """Take a few steps and caption a few photos, without writing anything.
 
-    Returns estimates of time, memory and disk space, and the ``setting_warnings``. Raises whatever
-    would stop the run at its start, and DataError if there is not enough disk space.
+    The weights change. Errors that would stop the run at its start are raised here too.
+
+    Returns:
+        Estimates of time, memory and disk space, and the ``setting_warnings``, one per line.
+
+    Raises:
+        DataError: The disk does not have enough free space.
     """
     config = setup.config
     trainer = Trainer(setup, RunFolder(folder, config))
@@ -57,7 +62,7 @@ def dry_run(setup: Setup, folder: Path) -> str:
 
 
 def _time_step(trainer: Trainer) -> float:
-    """Median seconds of a few steps, data loading included."""
+    """Return the median time of a few steps (seconds), including the loading of data."""
     trainer.model.train()
     times, started = [], time.monotonic()
     for batch in islice(trainer.source.batches(0, 0), 1 + STEPS):
@@ -66,18 +71,21 @@ def _time_step(trainer: Trainer) -> float:
             torch.cuda.synchronize()
         times.append(time.monotonic() - started)
         started = time.monotonic()
-    trainer.collect()  # fail now if the loss is NaN
+    trainer.collect()  # raises an error if the loss is NaN
     return statistics.median(times[1:] or times)
 
 
 def disk_needed(trainer: Trainer) -> int:
-    """Bytes of two checkpoints (one is being replaced by the other) and of the models."""
+    """Return the size of two checkpoints and of the models (bytes).
+
+    While a checkpoint is replaced, the old and the new one exist.
+    """
     state = trainer.state
     weights = sum(int(tensor.nbytes) for tensor in state.model.state_dict().values())
     groups = state.optimizer.param_groups
     moments = 2 * sum(int(p.nbytes) for group in groups for p in group["params"])
     copies = 1 if state.average is None else 2
-    models = 2  # the best one, and the one that is being written, in half precision
+    models = 2  # the best model, and the model that is being written, in half precision
     return 2 * (copies * weights + moments) + models * weights // 2
 
 

@@ -2,8 +2,8 @@
 
     for every epoch:
         for every batch:    loss, backward, clip, step, log    (state saved every save_every steps)
-        validate: caption the validation photos; save the best model (training.select); stop early
-        when validations stop improving
+        caption the validation photos
+        save the best model (training.select), and stop early if validations do not improve
 
 The loss of a batch comes from ``objectives``. For cross-entropy it is
 
@@ -11,10 +11,11 @@ The loss of a batch comes from ``objectives``. For cross-entropy it is
     memory = model.decoder.memory(features)
     loss = caption_losses(model.decoder, memory, batch.tokens).total(config.training)
 
-``TrainingState`` contains everything that changes, and every random choice is a function of seed
-and step, so that an interrupted run resumes exactly. The sums of losses and gradient norms stay on
-the GPU until ``collect`` reads them, so that a step need not wait for the GPU, except when captions
-are sampled.
+An interrupted run resumes exactly, because ``TrainingState`` contains everything that changes and
+every random choice depends only on the seed and the step.
+
+On a GPU, a step does not wait for the device, except when it samples captions. Losses and gradient
+norms are summed on the device until ``collect`` reads them.
 """
 
 from __future__ import annotations
@@ -78,14 +79,14 @@ from captioner.training.validation import (
 )
 
 COLLECT_EVERY = 20
-"""Steps between two reads of the sums on a GPU; on a CPU they are read every step."""
+"""Steps between two reads of the sums on a GPU. On a CPU, they are read at every step."""
 
 MIN_SCALE = 2.0**-14
-"""Smallest scale of the loss in fp16; where gradients overflow even so, the run has diverged."""
+"""Smallest scale of the loss in fp16. If gradients still overflow, the run has diverged."""
 
 
 class Forward(nn.Module):
-    """The objective in the precision of the run, as a module that DistributedDataParallel wraps."""
+    """The objective in the run's precision, as a module for DistributedDataParallel."""
 
     def __init__(self, objective: Objective, model: CaptionModel, precision: str) -> None:
         super().__init__()
@@ -98,10 +99,10 @@ class Forward(nn.Module):
 
 
 class Trainer:
-    """Trains one model in one run folder."""
+    """Training of one model in one run folder."""
 
     def __init__(self, setup: Setup, folder: RunFolder) -> None:
-        """Build optimizer, data source and objective; nothing is written yet."""
+        """Build optimizer, data source and objective, without writing anything."""
         config = self.config = setup.config
         self.setup, self.training, self.folder = setup, config.training, folder
         self.processes = Processes(folder.path, self.training.trackers)
@@ -115,7 +116,7 @@ class Trainer:
             self.model,
             RunningAverage(self.model, decay) if decay else None,
             make_optimizer(self.model, self.training),
-            # Without it, small gradients would be 0 in fp16. In other precisions it does nothing.
+            # Otherwise small gradients would be 0 in fp16. It does nothing in other precisions.
             torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16"),
             Progress(settings=resume_settings(setup)),
         )
@@ -131,14 +132,14 @@ class Trainer:
 
     @property
     def progress(self) -> Progress:
-        """How far the run has come."""
+        """The progress of the run: epoch, step and scores."""
         return self.state.progress
 
     def run(self) -> Progress:
         """Train to the end.
 
         Raises:
-            KeyboardInterrupt: By Ctrl-C or a termination signal; the state is saved.
+            KeyboardInterrupt: Ctrl-C or a termination signal stopped it. The state is saved.
             CheckpointError: The state cannot be saved, or the loss or gradient is not finite.
         """
         progress, training, folder = self.progress, self.training, self.folder
@@ -147,14 +148,14 @@ class Trainer:
         else:
             with self.folder.locked() if self.main else nullcontext():
                 self._train()
-        # The card is missing if an earlier session was killed just before its end.
+        # The card is missing if an earlier session was killed just before it ended.
         if self.main and not (folder.best / CARD).exists():
             write_card(folder.best)
         return progress
 
     def _train(self) -> None:
         progress, training = self.progress, self.training
-        interrupted = KeyboardInterrupt(f"saved in {self.folder.path}; give resume to continue")
+        interrupted = KeyboardInterrupt(f"saved in {self.folder.path}; add resume to continue")
         self._start()
         with (
             tqdm(
@@ -180,8 +181,8 @@ class Trainer:
                     progress.step += 1
                     bar.update()
                     has_read = self._log(bar)
-                    # Several processes agree on stopping through the device. They ask only when
-                    # `_log` has waited for the device anyway.
+                    # Several processes agree to stop through the device. They ask only after `_log`
+                    # has waited for the device anyway.
                     stopping = (has_read or self.world == 1) and self.processes.any(stop.is_set())
                     if stopping or progress.step % training.save_every == 0:
                         self.collect()
@@ -199,9 +200,9 @@ class Trainer:
             self._print(progress.ending(training))
         if progress.start is not None and progress.best_epoch < 0:
             self._print(
-                "captioner: warning: no epoch is better than where it started "
+                "captioner: warning: no epoch is better than the model of init_from "
                 f"({describe_selection(training.select, progress.start)}), so {self.folder.best} "
-                "has the model of init_from; lower training.lr"
+                "contains that model; lower training.lr"
             )
 
     def _start(self) -> None:
@@ -215,7 +216,7 @@ class Trainer:
         for warning in setting_warnings(self.setup, self.total_steps):
             self._print(f"captioner: warning: {warning}")
         fresh = progress.step == 0
-        if fresh:  # before anything else is written or deleted: a killed run can then be resumed
+        if fresh:  # before anything else is written, so that a killed run can be resumed
             self.save()
         if self.main:
             self.folder.open(progress.epoch, progress.step, fresh=fresh)
@@ -231,32 +232,32 @@ class Trainer:
         """Take one optimizer step on this process's share of a batch."""
         training, state, step = self.training, self.state, self.progress.step
         optimizer, scaler = state.optimizer, state.scaler
-        # Sampling and dropout depend on seed, step and process alone: a resumed run repeats them.
+        # Sampling and dropout depend only on seed, step and process, so a resumed run repeats them.
         torch.manual_seed((training.seed * 1_000_003 + step) * self.world + self.rank)
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * self._lr_factor(step)
         parts, words = batch.parts(training.micro_batch), 0
-        # The sums are divided by the words of all parts and processes. The number of sampled words
-        # is known only after the forward passes. So the losses are first divided by the number of
-        # reference words, which keeps fp16 gradients in range, and the gradients are corrected.
+        # Losses are divided by the words of all parts and processes. The number of sampled words is
+        # known only after the forward passes. So losses are first divided by the reference words, to
+        # keep fp16 gradients in range, and the gradients are corrected afterwards.
         reference_words = self._total(batch.words)
         for part in parts:
             with self.processes.exchanging(self.loss_of, now=part is parts[-1]):
                 loss, of_part = self.loss_of(part)
-                # Parts are summed by backward; DistributedDataParallel averages the processes.
+                # backward sums the parts, and DistributedDataParallel averages the processes.
                 scaler.scale(loss * self.world / reference_words).backward()
             words += of_part
         scaler.unscale_(optimizer)
         correction = reference_words / self._total(words)
         norm = clip_gradients(optimizer, correction, training.clip_norm)
-        scaler.step(optimizer)  # without effect if a gradient has overflowed in fp16
+        scaler.step(optimizer)  # no effect if a gradient has overflowed in fp16
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
         if state.average is not None:
             state.average.update_parameters(self.model)
         if scaler.is_enabled():
             norm = norm.nan_to_num(0, 0, 0)  # an overflow is normal
-        # Sums are added over processes, and the norm is the same in all of them: one adds it.
+        # Sums are added over processes. All have the same norm, so only one adds it.
         self.sums.add({**self.objective.sums(), **({"gradient_norm": norm} if self.main else {})})
 
     def _total(self, words: int) -> Tensor:
@@ -267,13 +268,13 @@ class Trainer:
         return lr_factor(step, self.warmup_steps, self.total_steps)
 
     def _lr(self) -> float:
-        """Learning rate of the last step."""
+        """Return the learning rate of the last step."""
         return self.training.lr * self._lr_factor(self.progress.step - 1)
 
     # --- Log ---
 
     def _log(self, bar: tqdm[Any]) -> bool:
-        """Update the progress bar and the training curves; return whether the sums were read."""
+        """Update progress bar and training curves, and return whether the sums were read."""
         progress = self.progress
         every = min(self.training.log_every, self.total_steps // self.training.epochs)
         due = every > 0 and progress.step % every == 0
@@ -291,7 +292,7 @@ class Trainer:
         return True
 
     def collect(self) -> None:
-        """Move the sums from the device to the progress, and count the time."""
+        """Move the sums from the device to the progress, and add the elapsed time."""
         now, scaler = time.monotonic(), self.state.scaler
         added = self.sums.read()
         if scaler.is_enabled() and scaler.get_scale() < MIN_SCALE:
@@ -304,20 +305,20 @@ class Trainer:
                     f"the {what} is {value} by step {self.progress.step} of {self.total_steps} "
                     f"(learning rate {self._lr():.1e}, clip_norm {self.training.clip_norm}); the "
                     "last checkpoint is from before that: lower training.lr, raise "
-                    "training.warmup_steps or set training.precision fp32, and continue with "
+                    "training.warmup_steps or set training.precision to fp32, and continue with "
                     "--resume"
                 )
 
     # --- Validate and save ---
 
     def validate(self) -> None:
-        """End the epoch: validate, report the metrics, save the model and the state."""
+        """End the epoch: validate, report the metrics, and save the model and the state."""
         training, progress, folder, setup = self.training, self.progress, self.folder, self.setup
         average, stored = self.state.average, setup.stored
         model = stored.model if average is None else average.module
         if share := training.initial_share:
             now, model = model.state_dict(), copy.deepcopy(model)
-            # The initial model may have had no reading.
+            # The initial model may lack a reading.
             reading = {n: part for n, part in now.items() if n.startswith("reading.")}
             states = now, self.initial | reading
             model.load_state_dict(mean_weights(states, (1 - share, share)))
@@ -334,9 +335,7 @@ class Trainer:
             self.processes.log(row)
             start, worse = progress.start, ""
             if start is not None and score < start:
-                worse = (
-                    f"; worse than where it started ({describe_selection(training.select, start)})"
-                )
+                worse = f"; worse than at the start ({describe_selection(training.select, start)})"
             self._print(f"{summary(row)}{worse}")
             photos = {"train_photos": len(setup.train), "val_photos": len(setup.validated)}
             validated.info = {"training": row | photos}
@@ -344,11 +343,11 @@ class Trainer:
             if better:
                 save_model(folder.best, validated)
         self.save()
-        if self.main:  # last: a figure that fails loses nothing
+        if self.main:  # at the end, so that an error in a figure loses nothing
             self._add_samples(sentences[: training.sample_images])
 
     def _add_samples(self, sentences: Sequence[Sentence]) -> None:
-        """Draw captions of validation photos, without which the run continues too."""
+        """Draw captions of validation photos. If this fails, warn and continue."""
         try:
             figures = self.folder.add_samples(self.progress.epoch, sentences)
             self.processes.log_images(figures, self.progress.step)
@@ -360,7 +359,7 @@ class Trainer:
             )
 
     def _validate_start(self) -> None:
-        """Validate the model of ``init_from``, which is the best until an epoch is better."""
+        """Validate the model of ``init_from``, which is the best model until an epoch is better."""
         progress, setup, select = self.progress, self.setup, self.training.select
         stored = setup.stored
         scores, _ = self._score(stored)
@@ -374,11 +373,11 @@ class Trainer:
         self.save()
 
     def captioner(self, stored: StoredModel) -> Captioner:
-        """A model on the run's device and in its precision, as validation uses it."""
+        """Return a captioner for validation, on the run's device and in its precision."""
         return Captioner(stored, device=str(self.device), precision=self.precision)
 
     def _score(self, stored: StoredModel) -> tuple[dict[str, float], list[Sentence]]:
-        """Caption the validation photos, distributed over the processes, and score the captions."""
+        """Caption the validation photos, shared among the processes, and score the captions."""
         mine = self.setup.validated[self.rank :: self.world]
         sentences = decode(self.captioner(stored), mine, self.config.search, self.setup.cache)
         if self.world > 1:
@@ -387,7 +386,7 @@ class Trainer:
         return score_sentences(sentences), sentences
 
     def save(self) -> None:
-        """Save the state, in one process."""
+        """Save the state in the main process, while the others wait."""
         if self.main:
             self.state.save(self.folder.state)
         self.processes.wait()
@@ -395,7 +394,7 @@ class Trainer:
 
 @memory_errors(SMALLER)
 def start(setup: Setup, folder: Path, resume: bool) -> Progress:
-    """Train in a run folder; see ``Trainer.run``."""
+    """Train in a run folder, from the start or from its checkpoint; see ``Trainer.run``."""
     trainer = Trainer(setup, RunFolder(folder, setup.config))
     if resume:
         trainer.state.load(trainer.folder.state)

@@ -1,4 +1,4 @@
-"""Names of the files and folders of a run, besides those that ``inference.names`` has."""
+"""Names of the files and folders of a run, in addition to the names in ``inference.names``."""
 
 from captioner.inference.names import BEST, RUN_CONFIG
 
@@ -7,7 +7,7 @@ METRICS = "metrics.jsonl"
 STEPS = "steps.jsonl"
 SAMPLES = "samples"
 TENSORBOARD = "tensorboard"
-"""Also the name of the tracker that writes it."""
+"""Name of the folder, and of the tracker that writes it."""
 
 RUN_FILES = (STATE, METRICS, STEPS, RUN_CONFIG, BEST, SAMPLES, TENSORBOARD)
-"""Everything in a run folder that ``force`` replaces."""
+"""Files and folders in a run folder that ``force`` replaces."""

@@ -5,8 +5,8 @@
     ReferenceCaptions   cross-entropy of the words
     SelfCritical        rewards of captions that the model has sampled
 
-The loss is a sum over words, and the training loop divides it by the words of all parts and
-processes. With either, ``training.reading`` also trains the model's reading of the photos.
+The loss is a sum over words. The training loop divides it by the words of all parts and processes.
+With both objectives, ``training.reading`` also trains the model's reading of the photos.
 
 Notation: B photos, R captions (or samples) per photo, T steps, S stems.
 """
@@ -61,38 +61,38 @@ def build_objective(
 
 
 class Objective:
-    """A loss of batches, with the weights of its parts and the sums that it reports."""
+    """Base class for objectives: the loss of a batch, and the sums that a run reports."""
 
     def __init__(self, training: TrainingConfig, *, stems: StemsOfPhotos | None = None) -> None:
-        """Set the weights of the losses, and what the reading learns, or None."""
+        """Set the weights of the losses, and the stems that the reading learns, if it is trained."""
         self.training, self.stems = training, stems
         self._sums: defaultdict[str, Any] = defaultdict(float)
 
     def __call__(self, model: CaptionModel, batch: Batch) -> tuple[Tensor, int]:
-        """Return the loss summed over the words of a batch, a scalar, and the number of words.
+        """Return the loss, summed over the words of a batch, and the number of words.
 
-        End tokens are words. The batch is on the CPU.
+        End tokens count as words. The batch is on the CPU, and the loss is a scalar.
         """
         raise NotImplementedError
 
     def sums(self) -> dict[str, float | Tensor]:
-        """Return those ``state.EPOCH_SUMS`` that the batches since the last call have added.
+        """Return the ``state.EPOCH_SUMS`` of all batches since the last call.
 
-        The loss is a tensor on the device, since reading it would make every step wait.
+        The loss is a tensor on the device, because reading it would make every step wait.
         """
         sums, self._sums = dict(self._sums), defaultdict(float)
         return sums
 
     def signature(self) -> str:
-        """Return the settings that make rewards of two runs comparable; empty without rewards."""
+        """Return the settings that two runs with comparable rewards share, or an empty string."""
         return ""
 
     def _weighted(
         self, model: CaptionModel, features: Tensor, losses: Losses, image_ids: Sequence[int | None]
     ) -> Tensor:
-        """Return the weighted sum of the losses, and of the reading's loss if it is trained.
+        """Return the weighted sum of the losses, with the reading's loss if it is trained.
 
-        Image ids are None for photos that could not be read.
+        The image ids of photos that could not be read are None.
         """
         if self.stems is not None:
             assert model.reading is not None
@@ -106,7 +106,7 @@ class Objective:
 
 
 def encode(model: CaptionModel, batch: Batch) -> Tensor:
-    """Return the features of a batch's photos, (B, L, D), on the device of the model."""
+    """Return the features of a batch's photos, (B, L, D), on the model's device."""
     device = next(model.parameters()).device
     return model.to_features(upload(batch.images, device))
 
@@ -135,15 +135,20 @@ class ReferenceCaptions(Objective):
 def policy_gradient_loss(
     decoder: Decoder, memory: Memory, tokens: Tensor, advantages: Callable[[], Tensor]
 ) -> Losses:
-    """Surrogate loss for captions sampled from the model: its gradient is the policy gradient.
+    """Compute a surrogate loss for sampled captions, with the policy gradient as its gradient.
 
         - sum over captions of advantage * log p(caption)
 
-    It replaces ``Losses.cross_entropy``. As in sampling, dropout is off and tokens that are never
-    generated have probability 0; attention still trains in the decoder's mode. ``tokens`` are the
-    sampled captions, (B, R, T + 1), as for ``caption_losses``; ``advantages`` returns those of the
-    captions, (B, R), on the CPU, once the forward pass has been queued, so that a GPU runs it while
-    the rewards are computed.
+    It replaces ``Losses.cross_entropy``. As in sampling, dropout is off, and tokens that are never
+    generated have probability 0. The attention stays in the decoder's mode.
+
+    Args:
+        decoder: The decoder that sampled the captions.
+        memory: The memory of the photos, (B, ...).
+        tokens: The sampled captions, (B, R, T + 1), as for ``caption_losses``.
+        advantages: A function that returns the advantages of the captions, (B, R), on the CPU. It
+            is called after the forward pass has been queued, so that a GPU works while the rewards
+            are computed.
     """
     training = decoder.dropout.training
     decoder.dropout.eval()
@@ -160,19 +165,20 @@ def policy_gradient_loss(
 
 
 class SelfCritical(Objective):
-    """Sampled captions, rewarded by the metric that captions are evaluated with.
+    """Rewards for sampled captions, from the metric that evaluates captions.
 
-    The model samples captions of every photo. Each is scored against the references, and its
-    advantage over a baseline of the same photo weights the gradient of its log-probability:
+    The model samples captions for every photo. Each caption has a reward r, its score against the
+    references. The baseline b is the mean reward of the photo's other samples. The difference
+    weights the gradient of the caption's log-probability:
 
         gradient = - sum over samples of (r - b) d log p(sample)
 
-    Source: Rennie et al. 2017 (arXiv:1612.00563), equation 9 with the greedy caption's reward as
-    a baseline; the mean of the other samples in its place, Luo 2020 (arXiv:2003.09971).
-    Deviation: dropout is off, so that the gradient is that of the model that was sampled from, and
-    tokens that are never generated (padding, start, unknown) are excluded from both. The sum is
-    divided by the number of sampled words, as cross-entropy is, and ``training.attention_penalty``
-    is added.
+    Source: Rennie et al. 2017 (arXiv:1612.00563), equation 9, where the baseline is the reward of
+    the greedy caption. The mean of the other samples is from Luo 2020 (arXiv:2003.09971).
+    Deviation: Dropout is off, so that the gradient belongs to the model that was sampled from.
+    Tokens that are never generated (padding, start, unknown) are excluded from both. The sum is
+    divided by the number of sampled words, as for cross-entropy. ``training.attention_penalty`` is
+    added.
     """
 
     def __init__(
@@ -201,9 +207,9 @@ class SelfCritical(Objective):
         self._endings = frozenset(vocabulary.whole_words(BAD_ENDINGS))
 
     def __call__(self, model: CaptionModel, batch: Batch) -> tuple[Tensor, int]:
-        """See ``Objective``. A photo's samples are a function of seed, step and photo."""
-        captioned = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # the others are fillers
-        if not len(captioned):  # gradients of 0, for the same weights as in other processes
+        """See ``Objective``. A photo's samples depend only on seed, step and photo."""
+        captioned = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # other rows are fillers
+        if not len(captioned):  # gradients of 0 for the weights that other processes train
             return self._nothing(model, batch)
         ids = [batch.image_ids[row] for row in captioned.tolist()]
         references = batch.tokens[captioned]
@@ -259,8 +265,8 @@ class SelfCritical(Objective):
         stepper = DecoderStepper(decoder, decoder.memory(features), starts)
         samples = search(stepper, options, seeds=[image_id % 2**32 for image_id in image_ids])
         decoder.train(training)
-        # Autocast keeps the weights that it has converted. Those were converted without gradients,
-        # so that the training pass after this would not train them.
+        # Autocast caches the weights that it has converted. It converted them without gradients, so
+        # the next training pass would not train them.
         torch.clear_autocast_cache()
         captions = [one.tokens for of_photo in samples for one in of_photo]
         self._sums["samples"] += len(captions)
@@ -268,7 +274,7 @@ class SelfCritical(Objective):
         return samples
 
     def advantages(self, image_ids: Sequence[int], samples: list[list[Hypothesis]]) -> Tensor:
-        """Return the rewards of the samples less the mean of the photo's others, (B, R)."""
+        """Return each reward minus the mean reward of the photo's other samples, (B, R)."""
         words = [[one.tokens for one in of_photo] for of_photo in samples]
         ended = [[one.ended for one in of_photo] for of_photo in samples]
         rewards = self.reward(image_ids, words, ended)
@@ -279,14 +285,14 @@ class SelfCritical(Objective):
         return torch.from_numpy(rewards - baselines).float()
 
     def signature(self) -> str:
-        """Settings that make rewards of two runs comparable."""
+        """Return the settings that two runs with comparable rewards share."""
         config = self.config
         extra = f"|cross_entropy:{config.cross_entropy}" if config.cross_entropy else ""
         return f"{self.reward.signature()}|baseline:leave_one_out|samples:{config.samples}{extra}"
 
 
 def padded(samples: Sequence[Sequence[Hypothesis]], starts: Tensor) -> Tensor:
-    """Return sampled captions as tokens, (B, R, T + 1), with the photos' start tokens (B,)."""
+    """Return sampled captions as tokens (B, R, T + 1), after the photos' start tokens (B,)."""
     captions = [
         [[*one.tokens, END] if one.ended else one.tokens for one in of_photo]
         for of_photo in samples

@@ -1,4 +1,4 @@
-"""From gradients to weights: parameter groups, learning rate, clipping, averages of the weights."""
+"""Updates of the weights: optimizer, learning rate, gradient clipping and averages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from captioner.options import TrainingConfig
 
 
 def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.AdamW:
-    """Build AdamW with a peak learning rate for the encoder and one for the rest of the model.
+    """Build AdamW with separate peak learning rates for the encoder and the rest of the model.
 
-    Only matrices have weight decay. The trainer sets ``lr`` from ``peak_lr`` at every step.
+    Weight decay applies to matrices only. The trainer sets ``lr`` from ``peak_lr`` at every step.
     """
     groups = []
     modules: list[tuple[nn.Module, float]] = [
@@ -42,9 +42,9 @@ def warmup_steps(config: TrainingConfig, total_steps: int) -> int:
 
 
 def lr_factor(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Return the factor of the peak learning rate at a step; steps count from 0.
+    """Return the factor of the peak learning rate at a step, counted from 0.
 
-    It rises linearly in the warm-up steps, and then falls to 0 along half a cosine.
+    It rises linearly during the warm-up, and then falls to 0 along half a cosine.
     """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
@@ -66,9 +66,9 @@ class RunningAverage(AveragedModel):
 
         average <- d average + (1 - d) weights,   d = min(decay, (1 + n) / (10 + n))
 
-    after n updates. The first update copies the weights. Early on d is small, so that the average
-    soon forgets the first weights, which are nearly random. n stays on the CPU: torch's own update
-    passes it on the weights' device, and reading it there would make every step wait for a GPU.
+    n is the number of updates so far. The first update copies the weights. Early on, d is small, so
+    that the average soon forgets the first weights, which are nearly random. n stays on the CPU:
+    torch's own update moves it to the GPU, and reading it there would make every step wait.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -77,7 +77,7 @@ class RunningAverage(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Update the average with the model's weights and copy its buffers."""
+        """Update the average with the model's weights, and copy the buffers."""
         n = int(self.n_averaged)
         decay = min(self.decay, (1 + n) / (10 + n)) if n else 0.0
         averages: list[torch.Tensor] = list(self.module.parameters())
@@ -94,7 +94,7 @@ class RunningAverage(AveragedModel):
 def mean_weights(
     states: Sequence[Mapping[str, torch.Tensor]], shares: Sequence[float]
 ) -> dict[str, torch.Tensor]:
-    """Return the mean of the weights of several models, by their shares, which sum to 1."""
+    """Return the weighted mean of several models' weights. The shares sum to 1."""
     return {
         name: sum(
             (share * state[name].double() for state, share in zip(states, shares, strict=True)),

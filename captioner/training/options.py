@@ -1,4 +1,4 @@
-"""Options of starting a run; `captioner.options` has the settings of the run itself."""
+"""Options for starting a run. The settings of the run itself are in `captioner.options`."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ from captioner.schema import Folder, Shown, option_fields
 
 @dataclass(frozen=True, kw_only=True)
 class OwnDataOptions(ColumnOptions):
-    """Your own captions, to prepare and train on."""
+    """Your own captions to train on."""
 
     captions: Annotated[str, Shown("FILE", ("--data", "--captions"))] | None = None
-    """A CSV or JSON Lines file with the columns file and caption, or another source of captioner
-    prepare dataset."""
+    """Train on the captions in FILE, a CSV or JSON Lines file with the columns file and caption, or
+    any other source that captioner prepare dataset accepts."""
     images: Folder | None = None
-    """Folder with the photos of --data (default: that of the captions, or the current one)."""
+    """Look for the photos of --data in this folder (default: the folder of the captions, or the
+    current folder)."""
     val: float = 0.1
-    """Fraction of the training photos of --data for validation, if it has no validation photos."""
+    """Keep this fraction of the training photos for validation, if --data has no validation
+    photos."""
 
     def __post_init__(self) -> None:
         for name in ("images", *option_fields(ColumnOptions)):
             if self.captions is None and getattr(self, name) is not None:
                 also = ", or data.images for prepared captions" if name == "images" else ""
-                raise ConfigError(f"{name} needs captions; give captions too{also}")
+                raise ConfigError(f"{name} needs captions; add captions too{also}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(OwnDataOptions):
-    """How to start the run."""
+    """The start of the run."""
 
     dry_run: bool = False
-    """Check settings, data and disk space, run a few steps, estimate time and memory, and write
+    """Check settings, data and disk space, and estimate time and memory from a few steps. Write
     nothing."""
     resume: bool = False
-    """Continue the run in the run folder, or start one if there is none."""
+    """Continue the run in the run folder, or start a new run if it has no
+    checkpoint."""
     force: bool = False
     """Start over and replace the run in the run folder."""

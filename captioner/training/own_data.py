@@ -1,7 +1,7 @@
-"""Training on a file of captions and a folder of photos: prepare a data set, then train on it.
+"""Training on a file of captions and a folder of photos.
 
-The captions are converted to COCO files in the run folder (``data/captions_train.json`` and
-``data/captions_val.json``), which the settings of the run then name.
+The captions are first converted to COCO files in the run folder (``data/captions_train.json`` and
+``data/captions_val.json``). The settings of the run then name these files.
 """
 
 from __future__ import annotations
@@ -26,23 +26,31 @@ from captioner.options import TrainConfig
 from captioner.training.options import OwnDataOptions, TrainOptions
 
 IS_MAIN = os.environ.get("RANK", "0") == "0"
-"""Whether this is the process of a run that prints and writes: the first one of torchrun."""
+"""True in the process that prints and writes, which is the first process of torchrun."""
 
 
 def check_replaced(data: OwnDataOptions, given: Mapping[str, Any]) -> None:
-    """Raise ConfigError if settings are ``given`` beside captions that replace them."""
+    """Check that no data settings are combined with a captions file that replaces them.
+
+    Args:
+        data: The options with the captions file.
+        given: The settings of the run, by section.
+
+    Raises:
+        ConfigError: Such a setting is given.
+    """
     for name in ("train_annotations", "val_annotations", "images", "karpathy_split"):
         if data.captions is not None and name in given.get("data", {}):
-            instead = "give images instead" if name == "images" else "leave it out"
+            instead = "use images instead" if name == "images" else "leave it out"
             raise ConfigError(f"data.{name} cannot be combined with a captions file; {instead}")
 
 
 @contextmanager
 def prepared(config: TrainConfig, data: TrainOptions) -> Iterator[TrainConfig]:
-    """Prepare captions for the run, and return the config that reads them.
+    """Prepare captions for the run, and yield the config that reads them.
 
-    Those of a run that is resumed must be the same. A dry run writes nothing into the run folder:
-    the files exist only within the context.
+    A resumed run must use the same captions as before. A dry run writes nothing into the run
+    folder: its files exist only within the context.
     """
     if data.captions is None:
         yield config
@@ -60,8 +68,8 @@ def prepared(config: TrainConfig, data: TrainOptions) -> Iterator[TrainConfig]:
         if data.val and "val" not in summary.files and (missing := summary.missing_photos):
             raise DataError(
                 f"{data.captions}: no photo for validation can be read ({len(missing)} of the "
-                f"photos are missing or unreadable in {images}, first: {missing[0]}); give "
-                "--images, or other photos"
+                f"photos are missing or unreadable in {images}, first: {missing[0]}); set "
+                "--images, or use other photos"
             )
         if "val" not in summary.files:
             raise ConfigError(

@@ -1,7 +1,7 @@
-"""The processes of a run (torchrun), sums over them, and the run's trackers, by accelerate.
+"""Coordination of the processes of a run (torchrun), sums over them, and trackers.
 
-With one process, nothing is exchanged. The precision is not accelerate's: its fp16 needs a GPU, and
-its scale cannot be resumed.
+accelerate does this work. Mixed precision is handled elsewhere (``hardware``), because
+accelerate's fp16 needs a GPU and cannot resume the scale of the loss.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from captioner.training.names import TENSORBOARD
 
 
 class Processes:
-    """This process among those of the run."""
+    """The connection of this process to the other processes of the run."""
 
     def __init__(self, folder: Path, trackers: Sequence[str] = ()) -> None:
-        """Connect to the other processes; see torchrun.
+        """Connect to the other processes that torchrun has started.
 
         Args:
-            folder: The run folder. TensorBoard's files are written to its ``tensorboard``.
-            trackers: Names of accelerate's trackers, which nothing starts before ``tracking``.
+            folder: The run folder. TensorBoard's files are written to its folder ``tensorboard``.
+            trackers: Names of accelerate's trackers. ``tracking`` starts them.
 
         Raises:
             ConfigError: A tracker is unknown or not installed.
@@ -49,15 +49,15 @@ class Processes:
         self.count: int = self.accelerator.num_processes
         self.rank: int = self.accelerator.process_index
         self.main: bool = self.accelerator.is_main_process
-        """Whether this process prints and writes."""
+        """True in the process that prints and writes."""
 
     def share(self, module: nn.Module) -> nn.Module:
-        """Return a module whose gradients are averaged over the processes."""
+        """Wrap a module, so that its gradients are averaged over the processes."""
         shared: nn.Module = self.accelerator.prepare(module)
         return shared
 
     def exchanging(self, module: nn.Module, *, now: bool) -> AbstractContextManager[Any]:
-        """Return a context in which a shared module's gradients are exchanged now, or later."""
+        """Return a context that exchanges the gradients of a shared module now or only later."""
         return nullcontext() if now else self.accelerator.no_sync(module)
 
     def total(self, value: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Processes:
         return summed
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is set in any process; all must call this at the same step."""
+        """Return whether the flag is set in any process. All must call this at the same step."""
         return bool(self.total(torch.tensor(int(flag)))) if self.count > 1 else flag
 
     def gather(self, values: Sequence[Any]) -> list[Any]:
@@ -82,9 +82,9 @@ class Processes:
         """Start the trackers, and finish them at the end.
 
         Args:
-            settings: The settings of the run by name, plain values.
-            step: Completed steps. TensorBoard hides the points after it that an earlier session of
-                the run has logged.
+            settings: The settings of the run by name, as plain values.
+            step: Completed steps. If an earlier session of the run has logged later steps,
+                TensorBoard hides them.
 
         Raises:
             ConfigError: A tracker cannot be started.
@@ -92,7 +92,7 @@ class Processes:
         purge = {TENSORBOARD: {"purge_step": step + 1}}
         try:
             self.accelerator.init_trackers("captioner", dict(settings), purge)
-        except Exception as error:  # of the tracker's own kind, such as for a missing key
+        except Exception as error:  # trackers raise their own errors, such as for a missing key
             names = ", ".join(map(str, self.accelerator.log_with))
             raise ConfigError(
                 f"training.trackers: {names} cannot be started ({first_line(error)})"
@@ -100,13 +100,13 @@ class Processes:
         try:
             yield
         finally:
-            # Not end_training, which also disconnects the processes: in one that has failed, that
+            # Not end_training, because it also disconnects the processes. In a failed process, this
             # could wait forever for the others.
             for tracker in self.accelerator.trackers:
                 tracker.finish()
 
     def log(self, row: Mapping[str, Any], prefix: str = "") -> None:
-        """Log the numbers in a row of ``metrics.jsonl`` or ``steps.jsonl`` to the trackers."""
+        """Send the numbers in a row of ``metrics.jsonl`` or ``steps.jsonl`` to the trackers."""
         values = {
             f"{prefix}{name}": value
             for name, value in row.items()
@@ -115,7 +115,10 @@ class Processes:
         self.accelerator.log(values, step=row["step"])
 
     def log_images(self, figures: Mapping[str, Path], step: int) -> None:
-        """Log figures of sample captions, files by the photo's name, to trackers of images."""
+        """Send figures of sample captions to the trackers that accept images.
+
+        ``figures`` contains a file for each photo's name.
+        """
         for title, path in figures.items():
             with Image.open(path) as figure:
                 images = np.asarray(figure.convert("RGB"))[None]
@@ -126,7 +129,11 @@ class Processes:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise ConfigError if accelerate does not know a tracker, or its package is missing."""
+    """Check that accelerate supports the trackers and that their packages are installed.
+
+    Raises:
+        ConfigError: They are not.
+    """
     known = sorted(map(str, LOGGER_TYPE_TO_CLASS))
     installed = [*map(str, get_available_trackers())]
     for name in names:
@@ -140,14 +147,14 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Sums:
-    """Sums by name over steps and processes. They stay on the device until they are read."""
+    """Named sums over steps and processes, which stay on the device until they are read."""
 
     def __init__(self, names: Sequence[str], processes: Processes) -> None:
         self.names, self.processes = names, processes
         self.values = torch.zeros(len(names), dtype=torch.float64, device=processes.device)
 
     def add(self, found: Mapping[str, float | Tensor]) -> None:
-        """Add numbers, and tensors on the device, of this process. All processes must call this."""
+        """Add this process's values: numbers or tensors on the device. All processes must call it."""
         given = [found.get(name, 0.0) for name in self.names]
         numbers = [0.0 if isinstance(value, Tensor) else value for value in given]
         values = upload(torch.tensor(numbers, dtype=torch.float64), self.values.device)
@@ -157,7 +164,7 @@ class Sums:
         self.values += self.processes.total(values)
 
     def read(self) -> dict[str, float]:
-        """Return the sums since they were last read. On a GPU, this waits for the device."""
+        """Return the sums since the last call. On a GPU, this waits for the device."""
         found = dict(zip(self.names, self.values.tolist(), strict=True))
         self.values.zero_()
         return found

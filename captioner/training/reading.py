@@ -1,4 +1,4 @@
-"""Training of a model's reading of photos: its words, and what it learns of every photo.
+"""Training of a model's reading of photos: its words, and its targets for every photo.
 
 Notation: B photos, S stems.
 """
@@ -19,14 +19,14 @@ from captioner.model.reading import PhotoReading
 from captioner.text.content import content_stems, stem
 
 MIN_PHOTOS = 40
-"""Photos whose captions must have a stem for the reading to learn it."""
+"""Smallest number of photos with a stem in their captions for the reading to learn the stem."""
 
 
 def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
-    """Give a model a new reading of the stems that the captions of enough training photos have.
+    """Add a new reading to a model, for all stems that are frequent enough in the captions.
 
-    Stems without a word in the vocabulary are left out, unless its words are pieces. The most
-    frequent stem is first.
+    A stem is left out if the vocabulary has none of its words, unless the vocabulary consists of
+    pieces. Stems are sorted by frequency, with the most frequent stem first.
 
     Raises:
         DataError: No stem is frequent enough.
@@ -43,8 +43,8 @@ def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
     stems = [one for one, n in of_photos.most_common() if n >= MIN_PHOTOS and one in known]
     if not stems:
         raise DataError(
-            f"no content word is in the captions of {MIN_PHOTOS} training photos, from which the "
-            "reading would learn it; give more photos"
+            f"no content word occurs in the captions of {MIN_PHOTOS} training photos, so the reading "
+            "cannot learn any word; train on more photos"
         )
     model = stored.model
     model.reading = PhotoReading(model.feature_dim, len(stems))
@@ -54,7 +54,7 @@ def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
 
 
 class StemsOfPhotos:
-    """How many captions of every photo have each stem of a reading."""
+    """The number of captions of every photo that contain each stem of a reading."""
 
     def __init__(self, photos: Sequence[Example], stems: Sequence[str]) -> None:
         """Count the stems in the captions of the training photos."""
@@ -68,9 +68,9 @@ class StemsOfPhotos:
             self._counts[photo.image_id] = len(captions), counts
 
     def of_photos(self, image_ids: Sequence[int | None]) -> tuple[Tensor, Tensor]:
-        """Return the captions of each photo with each stem, (B, S), and its captions, (B,).
+        """Count captions: those with each stem, (B, S), and all captions of each photo, (B,).
 
-        Both are 0 for None, which is a photo that could not be read.
+        The id None means a photo that could not be read. Its counts are 0.
         """
         counts = torch.zeros(len(image_ids), self._stems)
         captions = torch.zeros(len(image_ids))

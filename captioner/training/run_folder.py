@@ -3,11 +3,11 @@
 config.yaml        every setting, resolved
 metrics.jsonl      one line per validation
 steps.jsonl        training curves: one line every training.log_every steps
-tensorboard/       both as curves
+tensorboard/       both files as curves
 samples/epoch_001/ captions of a few validation photos with their references and attention
 state.safetensors  training state (for --resume)
-best/              the best model so far, ready for `captioner caption --model`; at the end of
-                   the run with its card, README.md
+best/              the best model so far, ready for `captioner caption --model`. Its card,
+                   README.md, is added at the end of the run.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from captioner.training.validation import Sentence
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of ``METRICS`` or ``STEPS`` in a run folder, oldest first."""
+    """Read the rows of ``METRICS`` or ``STEPS`` in a run folder, oldest first."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    try:  # a line without its end was being written when the process was killed
+    try:  # a line without its end is incomplete, because the process was killed
         return [json.loads(line) for line in lines if line.endswith("\n")]
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error}); repair or remove it") from error
 
 
 class RunFolder:
-    """Paths and writers of one run."""
+    """The folder of one run, with its paths and writers."""
 
     def __init__(self, folder: str | Path, config: TrainConfig) -> None:
         self.path = Path(folder)
@@ -57,22 +57,26 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the folder, and refuse a second run in it meanwhile."""
+        """Create the folder, and keep other runs out of it within the context.
+
+        Raises:
+            CheckpointError: The folder cannot be created.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             reason = f"cannot create {self.path} ({error.strerror})"
-            raise CheckpointError(f"{reason}; give another --run-folder") from error
+            raise CheckpointError(f"{reason}; use another --run-folder") from error
         with write_lock(self.path):
             yield
 
     def open(self, epoch: int, step: int = 0, *, fresh: bool = False) -> None:
-        """Write the settings and delete what a resumed run will write again.
+        """Write the settings, and delete all results that the run will write again.
 
         Args:
-            epoch: Completed epochs; later metrics and samples are deleted.
-            step: Completed steps; later points of the training curves are deleted.
-            fresh: Start over: delete the models and curves of an earlier run too.
+            epoch: Completed epochs. Later metrics and samples are deleted.
+            step: Completed steps. Later points of the training curves are deleted.
+            fresh: Start over, and also delete the models and curves of an earlier run.
         """
         stale = [self.best, self.path / TENSORBOARD] if fresh else []
         for folder in (self.path / SAMPLES).glob("epoch_[0-9]*"):
@@ -93,7 +97,7 @@ class RunFolder:
             file.write(json.dumps(row) + "\n")
 
     def add_samples(self, epoch: int, sentences: Sequence[Sentence]) -> dict[str, Path]:
-        """Save captions and figures of their attention; return the figures by the photo's name."""
+        """Save captions with figures of their attention, and return the figures by photo name."""
         folder = self.path / SAMPLES / f"epoch_{epoch:03d}"
         folder.mkdir(parents=True, exist_ok=True)
         lines = (
@@ -118,12 +122,14 @@ def stop_signals() -> Iterator[Event]:
 
     def request(number: int, frame: object) -> None:
         del frame
-        # A second Ctrl-C stops at once. A second SIGTERM does not: launchers forward theirs to
-        # processes that the system has already signalled.
+        # A second Ctrl-C stops at once. A second SIGTERM does not, because launchers forward it to
+        # processes that have already received it from the system.
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
-        tqdm.write("stopping after the state is saved; Ctrl-C again to stop now", file=sys.stderr)
+        tqdm.write(
+            "stopping after the state is saved; press Ctrl-C again to stop now", file=sys.stderr
+        )
 
     try:
         old = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}

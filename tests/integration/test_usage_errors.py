@@ -116,7 +116,7 @@ LINES = [
     ("train mine.yml", "mine.yml does not exist; use a YAML config file"),
     ("train --data PHOTOS", "is a folder without captions"),
     ("train --data none.csv", "none.csv does not exist; use the file with the captions"),
-    ("train --images PHOTOS", "images needs captions; give captions too"),
+    ("train --images PHOTOS", "images needs captions; add captions too"),
 ]
 
 

@@ -28,7 +28,7 @@ def setup(configure: Any) -> Setup:
         (
             1000,
             {"batch_size": 9},
-            "training.batch_size 9 is above the number of training photos, 8",
+            "training.batch_size 9 exceeds the number of training photos, 8",
         ),
         (300, {"epochs": 30, "patience": 2, "warmup_steps": 40}, "within the warm-up of 40 steps"),
         (1000, {"limit_val": 6}, "scores of only 6 validation photos depend on chance"),

@@ -31,7 +31,7 @@ def test_a_dry_run_writes_nothing_and_reports_estimates_and_warnings(
         r"total time: 0:\d\d:\d\d\nmemory: [0-9.]+ GB; checkpoints and models: 0\.",
         found,
     )
-    assert "\nwarning: 8 of 8 validation photos are trained on too (first: red.png" in found
+    assert "\nwarning: 8 of 8 validation photos are also training photos (first: red.png" in found
     assert "\nwarning: scores of only 8 validation photos depend on chance" in found
 
 

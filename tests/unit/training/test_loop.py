@@ -313,8 +313,8 @@ def test_a_model_stays_the_best_if_training_makes_it_worse(
     assert all(torch.equal(kept[name], tensor) for name, tensor in first.items())
     err = capsys.readouterr().err
     assert err.count("start: validation loss") == 1
-    assert err.count("; worse than where it started (validation loss ") == 2
-    assert "warning: no epoch is better than where it started (validation loss " in err
+    assert err.count("; worse than at the start (validation loss ") == 2
+    assert "warning: no epoch is better than the model of init_from (validation loss " in err
 
 
 def test_a_model_that_gets_better_is_replaced(configure: Any, first_stage: str, tmp_path: Path):
