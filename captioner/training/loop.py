@@ -238,8 +238,8 @@ class Trainer:
             group["lr"] = group["peak_lr"] * self._lr_factor(step)
         parts, words = batch.parts(training.micro_batch), 0
         # Losses are divided by the words of all parts and processes. The number of sampled words is
-        # known only after the forward passes. So losses are first divided by the reference words, to
-        # keep fp16 gradients in range, and the gradients are corrected afterwards.
+        # known only after the forward passes. So losses are first divided by the reference words,
+        # to keep fp16 gradients in range, and the gradients are corrected afterwards.
         reference_words = self._total(batch.words)
         for part in parts:
             with self.processes.exchanging(self.loss_of, now=part is parts[-1]):

@@ -64,7 +64,7 @@ class Objective:
     """Base class for objectives: the loss of a batch, and the sums that a run reports."""
 
     def __init__(self, training: TrainingConfig, *, stems: StemsOfPhotos | None = None) -> None:
-        """Set the weights of the losses, and the stems that the reading learns, if it is trained."""
+        """Set the weights of the losses, and the stems for the reading, if it is trained."""
         self.training, self.stems = training, stems
         self._sums: defaultdict[str, Any] = defaultdict(float)
 

@@ -1,7 +1,7 @@
 """Coordination of the processes of a run (torchrun), sums over them, and trackers.
 
-accelerate does this work. Mixed precision is handled elsewhere (``hardware``), because
-accelerate's fp16 needs a GPU and cannot resume the scale of the loss.
+accelerate does this work, except for mixed precision: its fp16 needs a GPU and cannot resume the
+scale of the loss.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Sums:
         self.values = torch.zeros(len(names), dtype=torch.float64, device=processes.device)
 
     def add(self, found: Mapping[str, float | Tensor]) -> None:
-        """Add this process's values: numbers or tensors on the device. All processes must call it."""
+        """Add values of this process, numbers or tensors. All processes must call it."""
         given = [found.get(name, 0.0) for name in self.names]
         numbers = [0.0 if isinstance(value, Tensor) else value for value in given]
         values = upload(torch.tensor(numbers, dtype=torch.float64), self.values.device)

@@ -43,7 +43,7 @@ def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
     stems = [one for one, n in of_photos.most_common() if n >= MIN_PHOTOS and one in known]
     if not stems:
         raise DataError(
-            f"no content word occurs in the captions of {MIN_PHOTOS} training photos, so the reading "
+            f"no content word is in the captions of {MIN_PHOTOS} training photos, so the reading "
             "cannot learn any word; train on more photos"
         )
     model = stored.model

@@ -1,6 +1,7 @@
-"""From the config to the model that a run trains: a new one, or the model of ``init_from``.
+"""Preparation of a run: its data, and a new model or the model of ``init_from``.
 
-Nothing here changes the caller's config: ``prepare`` returns the resolved one with data and model.
+`prepare` does not change the config that it receives. It returns the resolved config together with
+the data and the model.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SMALLER = (
     "lower training.micro_batch or set encoder.recompute true, which --resume accepts after the "
     "first save; or train with a smaller training.batch_size or encoder.image_size"
 )
-"""What to do if memory is exhausted."""
+"""Remedy if memory is exhausted."""
 
 
 @dataclass
@@ -62,21 +63,21 @@ class Setup:
     """Everything a run needs before its first step."""
 
     config: TrainConfig
-    """Resolved: with the encoder and decoder settings of the model."""
+    """The resolved config, which includes the model's encoder and decoder settings."""
     train: list[Example]
     val: list[Example]
     stored: StoredModel
     cache: FeatureCache | None = None
-    """Features of all photos, from the config's ``data.features``."""
+    """Features of all photos from ``data.features``, or None if photos are encoded in training."""
 
     @property
     def validated(self) -> list[Example]:
-        """The validation photos that ``training.limit_val`` leaves, in order."""
+        """The validation photos within ``training.limit_val``, in order."""
         return first_of_styles(self.val, self.config.training.limit_val)
 
     @cached_property
     def frequencies(self) -> bytes:
-        """Document frequencies of the training captions, stored with the model."""
+        """Document frequencies of the training captions, which are stored with the model."""
         captions = {photo.image_id: photo.captions for photo in self.train}
         return count_frequencies(captions).to_bytes()
 
@@ -131,7 +132,7 @@ def prepare(config: TrainConfig) -> Setup:
 
 
 def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
-    """The encoder and preprocessing that a run of this config starts with."""
+    """Return the encoder and the preprocessing with which a run of this config starts."""
     if config.init_from is None:
         return _new_encoder(config.encoder)
     stored = _load_initial_model(config)
@@ -149,9 +150,10 @@ def _new_encoder(config: EncoderConfig) -> tuple[Encoder, Preprocessing]:
 
 
 def _rounded(encoder: Encoder) -> Encoder:
-    """The encoder, with weights rounded to the precision of a model folder.
+    """Round the encoder's weights to the precision of a model folder.
 
-    So frozen weights and cached features are the same in this run, its model and the next stage.
+    Then frozen weights and cached features are the same in this run, in its model and in runs that
+    continue from the model.
     """
     encoder.load_state_dict(
         {name: to_float16(v).to(v.dtype) for name, v in encoder.state_dict().items()}
@@ -167,7 +169,7 @@ def _model(
 
 
 def _resolved(config: TrainConfig, stored: StoredModel) -> TrainConfig:
-    """The config with the settings that the model decides."""
+    """Return the config with the settings that the model determines."""
     model = stored.model
     encoder = replace(
         config.encoder,
@@ -184,7 +186,11 @@ def _resolved(config: TrainConfig, stored: StoredModel) -> TrainConfig:
 
 
 def _load_initial_model(config: TrainConfig) -> StoredModel:
-    """Load the model of ``init_from``; the config may change its input and dropout only."""
+    """Load the model of ``init_from``.
+
+    Raises:
+        ConfigError: The config changes more of the model than its input and dropout.
+    """
     assert config.init_from is not None
     stored = load_model(config.init_from)
     fixed: dict[str, Any] = {
@@ -204,7 +210,7 @@ def _load_initial_model(config: TrainConfig) -> StoredModel:
 
 
 def _inherited(stored: StoredModel, config: EncoderConfig) -> tuple[Encoder, Preprocessing]:
-    """The model's encoder and preprocessing for the image size and resizing of a config."""
+    """Return a model's encoder and preprocessing for the image size and resizing of a config."""
     size, old = config.image_size, stored.model
     assert size is not None
     assert config.resize is not None
@@ -215,10 +221,15 @@ def _inherited(stored: StoredModel, config: EncoderConfig) -> tuple[Encoder, Pre
 
 
 def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]) -> StoredModel:
-    """The same weights at the config's image size, resizing and dropout, with new words and styles.
+    """Rebuild a model for the config's image size, resizing, dropout, new words and styles.
 
-    The reading is kept if it is trained on, or if the features that it reads stay the same.
-    ``counts`` are the occurrences of each word in the training captions.
+    The weights stay the same. The reading is kept if its training continues, or if its input
+    features stay the same.
+
+    Args:
+        stored: The model of ``init_from``.
+        config: The resolved config.
+        counts: Number of occurrences of each word in the training captions.
     """
     old, data = stored.model, config.data
     # The pieces of a sub-word tokenizer are fixed.
@@ -230,7 +241,7 @@ def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]
     new = _model(encoder, preprocessing, config.decoder, vocabulary)
     if config.decoder.attention == "location" and new.model.grid != old.grid:
         raise ConfigError(
-            f"encoder.image_size {preprocessing.image_size} gives {new.model.grid} regions, but "
+            f"encoder.image_size {preprocessing.image_size} makes {new.model.grid} regions, but "
             f"attention 'location' of {config.init_from} was trained on {old.grid}; use image_size "
             f"{old.preprocessing.image_size}"
         )
@@ -253,12 +264,12 @@ def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]
 def _extend(
     state: dict[str, torch.Tensor], old: Vocabulary, new: Vocabulary, counts: Counter[str]
 ) -> None:
-    """Give a model's weights rows for the words and styles that only ``new`` has.
+    """Add rows to a model's weights for the words and styles that only ``new`` has.
 
-    To the old model, the new words were all ``UNKNOWN``. Each starts with the embedding and output
-    weights of ``UNKNOWN`` and with its share of ``UNKNOWN``'s probability, by its count. So the
-    probabilities of all other words stay as they are, whatever the photo and the words before. A
-    new style starts as a copy of the default style.
+    To the old model, all new words were ``UNKNOWN``. Each new word starts with the embedding and
+    the output weights of ``UNKNOWN``, and with a share of its probability in proportion to the
+    word's count. So the probabilities of all other words stay the same, for every photo and every
+    previous word. A new style starts as a copy of the default style.
     """
     added = new.words[len(old.words) :]
     unknown = [UNKNOWN] * len(added)
@@ -282,7 +293,10 @@ def _extend(
 
 
 def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> FeatureEncoder:
-    """Open the encoder that training with a config uses; ``dtype`` is the storage type."""
+    """Open the encoder that training with a config uses.
+
+    ``dtype`` is the type in which the features are stored.
+    """
     chosen = pick_device(device)
     torch.manual_seed(config.training.seed)  # random weights must be those of the run
     encoder, preprocessing = open_encoder(config)
@@ -305,13 +319,15 @@ def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> Fea
 def plan_features(
     config: TrainConfig, *, dtype: str, device: str
 ) -> tuple[FeatureEncoder, list[Example], int]:
-    """The encoder of the features that training with a config reads, and their photos.
+    """Plan the features that training with a config reads.
 
-    The training photos come first, then the other validation photos. The number is that of the
-    photos, from the first, which are encoded flipped too: with ``data.horizontal_flip``, those to
-    train on.
+    Returns:
+        The encoder.
+        The photos: the training photos first, then the validation photos that are not among them.
+        The number of photos, from the first, that are also encoded flipped. With
+        ``data.horizontal_flip``, these are the training photos.
     """
-    pick_device(device)  # an error before the captions are read
+    pick_device(device)  # raises an error before the captions are read
     train, val = read_data(config.data)
     encoder = open_feature_encoder(config, dtype=dtype, device=device)
     known = {(image.image_id, image.path) for image in train}

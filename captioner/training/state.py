@@ -1,4 +1,4 @@
-"""The state of a run: everything that its steps change, and what must match to continue it."""
+"""State of a run: everything that its steps change, and the settings that must stay the same."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from captioner.training.optim import RunningAverage
 from captioner.training.setup import Setup
 
 NO_SCORE = 5e-4
-"""A lower CIDEr or BLEU-4 is printed as 0.0 points: the captions have nothing in common with the
-references."""
+"""Smallest CIDEr or BLEU-4 that counts as a score. Lower scores are printed as 0.0 points, because
+the captions have nothing in common with the references."""
 
 EPOCH_SUMS = (
     "loss", "words", "gradient_norm", "reward", "baseline", "samples", "bad_endings",
 )  # fmt: skip
-"""Sums over the steps of an epoch: cross-entropy (nats), words, gradient norms; and of sampled
-captions: rewards, baselines, their number, and the number of bad endings."""
+"""Names of the sums over the steps of an epoch: cross-entropy (nats), words and gradient norms, and
+for sampled captions their rewards, baselines, number and number of bad endings."""
 
 
 @dataclass
 class Progress:
-    """How far a run has come. The field names are part of the file format."""
+    """The progress of a run. The names of the fields are part of the file format."""
 
     epoch: int = 0
     """Current epoch, from 0."""
@@ -46,34 +46,34 @@ class Progress:
     step: int = 0
     """Optimizer steps since the start of the run."""
     best: float = -1.0
-    """Best validation score so far, see ``validation.selection_score``."""
+    """Best validation score so far (see ``validation.selection_score``)."""
     best_epoch: int = -1
-    """Epoch of the best score, from 0; -1: `start` is the best, or there was no validation yet."""
+    """Epoch of the best score, from 0, or -1 before the first validation or if `start` is best."""
     start: float | None = None
     """Score of the model of ``init_from`` before the first step."""
     sums: dict[str, float] = field(default_factory=dict)
     """``EPOCH_SUMS`` of the current epoch."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings that must match when resuming; see ``resume_settings``."""
+    """Settings that must match when resuming (see ``resume_settings``)."""
     seconds: float = 0.0
-    """Training time, over all sessions."""
+    """Training time of all sessions (seconds)."""
     curve: dict[str, float] = field(default_factory=lambda: {"step": 0})
     """``EPOCH_SUMS`` since the last point of the training curves, and the step of that point."""
 
     def add(self, sums: Mapping[str, float], seconds: float) -> None:
-        """Add ``EPOCH_SUMS`` of some steps, and the time that they took."""
+        """Add the ``EPOCH_SUMS`` of some steps, and the time of these steps."""
         for held in (self.sums, self.curve):
             held |= {name: held.get(name, 0.0) + value for name, value in sums.items()}
         self.seconds += seconds
 
     def curve_point(self, lr: float) -> dict[str, Any]:
-        """A row of steps.jsonl: means over the steps since the last one."""
+        """Return a row of steps.jsonl, with means over the steps since the last row."""
         sums, self.curve = self.curve, {"step": self.step}
         norm = sums["gradient_norm"] / (self.step - sums["step"])
         return {**self._position(sums), "lr": lr, "gradient_norm": norm}
 
     def metrics(self, lr: float, reward_signature: str) -> dict[str, Any]:
-        """The epoch's part of a row of metrics.jsonl."""
+        """Return the part of a row of metrics.jsonl that describes the epoch."""
         row = {**self._position(self.sums), "lr": lr, "seconds": self.seconds}
         if samples := self.sums["samples"]:
             row["sampled_bad_endings"] = self.sums["bad_endings"] / samples
@@ -84,9 +84,10 @@ class Progress:
         return {"epoch": self.epoch + 1, "step": self.step, **means(sums)}
 
     def add_score(self, score: float, config: TrainingConfig) -> bool:
-        """Take in the score of a validation; return whether its model is the best.
+        """Record the score of a validation, and return whether its model is the best so far.
 
-        As long as no model scores, the newest one is the best: patience starts at the first score.
+        As long as all scores are 0, the newest model is the best. So patience counts from the first
+        score above 0.
         """
         no_score = config.select != "loss" and max(score, self.best) < NO_SCORE
         first = self.best_epoch < 0 and self.start is None
@@ -96,23 +97,25 @@ class Progress:
         return better
 
     def ending(self, config: TrainingConfig) -> str:
-        """Why the run is over: all epochs are done, or ``patience`` is; empty if it is not over."""
+        """Return why the run has ended, or an empty string if it continues.
+
+        A run ends after all epochs, or when ``patience`` is exhausted.
+        """
         if self.epoch >= config.epochs:
             return (
-                f"{self.epoch} of {config.epochs} epochs; to continue, give a larger "
-                "training.epochs"
+                f"{self.epoch} of {config.epochs} epochs; to continue, set a larger training.epochs"
             )
         since_best = self.epoch - 1 - self.best_epoch
         if 0 < config.patience <= since_best and self.epoch > 0:
             return (
                 f"stopped early after epoch {self.epoch} of {config.epochs}: no better model in "
-                f"{since_best} epochs; to continue, give a training.patience above that, or 0"
+                f"{since_best} epochs; to continue, set training.patience to a larger number, or 0"
             )
         return ""
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Mean loss of a word and, if there are samples, mean baseline and reward of a sample."""
+    """Return the mean loss of a word, and for sampled captions the mean baseline and reward."""
     found = {"loss": sums["loss"] / max(1, sums["words"])}
     if sums["samples"]:
         found |= {name: sums[name] / sums["samples"] for name in ("baseline", "reward")}
@@ -121,21 +124,26 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass
 class TrainingState:
-    """Everything that steps change, saved as one safetensors file; nothing is pickled.
+    """Everything that steps change, saved as one safetensors file without pickling.
 
-    It holds no random state: every random choice of a run is a function of the seed and the step.
+    It does not include a random state, because every random choice of a run depends only on the
+    seed and the step.
     """
 
     model: nn.Module
     average: RunningAverage | None
-    """Running average of the weights."""
+    """Running average of the weights, or None without ``training.ema_decay``."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    """Scale of the loss in fp16; disabled in other precisions."""
+    """Scale of the loss in fp16. It is disabled in other precisions."""
     progress: Progress
 
     def save(self, path: Path) -> None:
-        """Save atomically: the old file is replaced by a complete new one."""
+        """Save the state atomically: a complete new file replaces the old one.
+
+        Raises:
+            CheckpointError: The file cannot be written.
+        """
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
         if self.average is not None:
             tensors |= {f"average.{k}": v for k, v in self.average.state_dict().items()}
@@ -154,7 +162,11 @@ class TrainingState:
             ) from error
 
     def load(self, path: Path) -> None:
-        """Load a state that was saved with the same ``Progress.settings``."""
+        """Load a state that was saved with the same ``Progress.settings``.
+
+        Raises:
+            CheckpointError: The file cannot be read, or the settings differ.
+        """
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata()
@@ -178,8 +190,8 @@ class TrainingState:
             moments.setdefault(int(number), {})[key] = tensor
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        # AdamW's fused step pairs weights and moments by memory offset: with another layout it
-        # would silently use the moments of other weights.
+        # AdamW's fused step pairs weights and moments by memory offset. If their layouts differed,
+        # it would silently use the moments of other weights.
         for parameter, state in self.optimizer.state.items():
             for key, moment in state.items():
                 if moment.shape == parameter.shape:
@@ -206,16 +218,16 @@ REMOVED: dict[str, Any] = {
     "shards": None,
     "lr_scale": 1.0,
 }
-"""Settings, and fields of ``Progress``, of earlier versions: the values of runs that continue."""
+"""Removed settings and fields of ``Progress``, with the values at which a run can be continued."""
 UNUSED = ("plateau", "kept")
-"""Fields of ``Progress`` in earlier versions that change nothing now."""
+"""Removed fields of ``Progress`` that have no effect on a run."""
 
 
 def without_removed(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings or fields from a checkpoint without those of earlier versions.
+    """Return settings or fields from a checkpoint without the names that were removed.
 
     Raises:
-        CheckpointError: The run depends on one of them.
+        CheckpointError: The run depends on a removed setting.
     """
     for name, value in REMOVED.items():
         if given.get(name, value) != value:
@@ -227,7 +239,7 @@ def without_removed(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resume_settings(setup: Setup) -> dict[str, Any]:
-    """Return what must match when resuming: settings by name, hashes of the data and of models.
+    """Return the values that must match when resuming: settings, and hashes of data and models.
 
     Every setting must match unless its annotation has the mark ``MAY_CHANGE``. The paths of the
     data may change, but not the captions in the files.
@@ -245,7 +257,7 @@ def resume_settings(setup: Setup) -> dict[str, Any]:
     for image in setup.val:
         digest.update(f"{image.image_id} {image.captions}".encode())
     settings["captions"] = digest.hexdigest()[:12]
-    if setup.config.training.initial_share:  # every session reads that model
+    if setup.config.training.initial_share:  # every session reads the initial model
         assert setup.config.init_from is not None
         settings["models"] = fingerprint(setup.config.init_from)
     return settings

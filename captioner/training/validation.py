@@ -1,6 +1,6 @@
 """Validation: caption the photos with the same search as a user, and score the captions.
 
-The reference captions are scored by the model too: their cross-entropy is the validation loss.
+The model also scores the reference captions. Their cross-entropy is the validation loss.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from captioner.text.vocabulary import PAD
 from captioner.training.data import encode_captions, tokenized
 
 BATCH = 32
-"""Photos per batch."""
+"""Number of photos per batch."""
 
 MAX_NATS = 700.0
-"""Largest loss whose perplexity is a finite number."""
+"""Largest loss with a finite perplexity (nats)."""
 
 _SCORES = {"CIDEr": "CIDEr", "BLEU-4": "Bleu_4"}
 
 
 def selection_score(scores: Mapping[str, float], select: str) -> float:
-    """The score that ``training.select`` names; higher is better, so a loss is negated."""
+    """Return the score that ``training.select`` names. Higher is better, so a loss is negated."""
     return -scores["val_loss"] if select == "loss" else scores[_SCORES[select]]
 
 
 def describe_selection(select: str, score: float) -> str:
-    """A ``selection_score`` for messages: ``CIDEr 42.6``, ``validation loss 2.314``."""
+    """Format a ``selection_score`` for messages: ``CIDEr 42.6``, ``validation loss 2.314``."""
     return f"validation loss {-score:.3f}" if select == "loss" else f"{select} {100 * score:.1f}"
 
 
@@ -59,7 +59,7 @@ class Sentence:
     nats: float = 0.0
     """Cross-entropy of the photo's reference captions, summed over their words."""
     words: int = 0
-    """Words of the reference captions, end tokens included."""
+    """Number of words in the reference captions, including end tokens."""
 
 
 def decode(
@@ -68,9 +68,9 @@ def decode(
     search: SearchOptions,
     cache: FeatureCache | None = None,
 ) -> list[Sentence]:
-    """Caption the photos, each in its own style, from cached features if there are any.
+    """Caption the photos, each in its own style, from cached features if a cache is passed.
 
-    A photo that cannot be read is an error, as a score without it would not be comparable.
+    A photo that cannot be read is an error, because a score without it would not be comparable.
     """
 
     def prepare(image: Example) -> _Input:
@@ -93,7 +93,7 @@ def decode(
 
 
 _Input: TypeAlias = tuple[Tensor, CropBox, int]
-"""Pixels or cached features of a photo, what the encoder receives of it, and its seed."""
+"""Pixels or cached features of a photo, the part that the encoder receives, and the seed."""
 
 
 def _caption(
@@ -104,7 +104,7 @@ def _caption(
 ) -> Iterator[Sentence]:
     inputs, crop_boxes, seeds = zip(*given, strict=True)
     model, device, vocabulary = captioner.model, captioner.device, captioner.stored.vocabulary
-    photos = upload(torch.stack(inputs), device)  # not under autocast, which allows one type only
+    photos = upload(torch.stack(inputs), device)  # outside autocast, which allows only one type
     with torch.inference_mode(), autocast(captioner.precision, device):
         features = model.to_features(photos)
     captions = captioner.caption_features(features, crop_boxes, options, seeds)
@@ -120,10 +120,10 @@ def _caption(
 
 
 def score_sentences(sentences: list[Sentence]) -> dict[str, float]:
-    """Corpus scores by metric, and of the references ``val_loss`` (nats per word), ``perplexity``.
+    """Return the corpus scores by metric, and ``val_loss`` (nats per word) and ``perplexity``.
 
-    With several styles, the mean over styles (of the perplexity: the geometric mean), and each
-    style's own under names such as ``CIDEr/coco``.
+    With several styles, each score is the mean over styles (for the perplexity, the geometric
+    mean). The scores of each style are added under names such as ``CIDEr/coco``.
     """
     styles = list(dict.fromkeys(s.photo.style for s in sentences))
     scores = {
@@ -144,19 +144,19 @@ def _score_style(sentences: Sequence[Sentence]) -> dict[str, float]:
     references = {s.photo.image_id: s.photo.captions for s in sentences}
     captions = {s.photo.image_id: s.caption.text for s in sentences}
     corpus = CaptionEvaluator(references).score(captions).corpus
-    nats = math.fsum(s.nats for s in sentences)  # whatever the order: as with one process
+    nats = math.fsum(s.nats for s in sentences)  # independent of the order, as with one process
     return {**corpus, "val_loss": nats / max(1, sum(s.words for s in sentences))}
 
 
 def describe(sentences: Sequence[Sentence]) -> dict[str, float]:
-    """Shares of captions that break off, and of empty ones."""
+    """Return the share of captions that break off, and the share of empty captions."""
     endings = describe_texts(sentence.caption.text for sentence in sentences)["bad_endings"]
     empty = sum(not sentence.caption.words for sentence in sentences) / len(sentences)
     return {"bad_endings": endings, "empty_captions": empty}
 
 
 def summary(row: Mapping[str, Any]) -> str:
-    """A row of metrics.jsonl in one line for the terminal."""
+    """Format a row of metrics.jsonl as one line for the terminal."""
     name = "reward" if "reward" in row else "loss"
     styles = [key.removeprefix("CIDEr/") for key in row if key.startswith("CIDEr/")]
     of_styles = (f"; {style}: {describe_scores(row, f'/{style}')}" for style in styles)
@@ -167,7 +167,7 @@ def summary(row: Mapping[str, Any]) -> str:
 
 
 def describe_scores(scores: Mapping[str, Any], style: str = "") -> str:
-    """``score_sentences`` for the terminal; ``style`` is the suffix of their names."""
+    """Format ``score_sentences`` for the terminal. ``style`` is a suffix of the scores' names."""
     loss, perplexity = scores[f"val_loss{style}"], scores[f"perplexity{style}"]
     return (
         f"validation loss {loss:.3f} (perplexity {perplexity:.1f}), CIDEr "

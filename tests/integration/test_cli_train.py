@@ -75,7 +75,7 @@ def test_resuming_a_finished_run_repeats_its_result(train: Train, tmp_path: Path
     code, out, err = train(longer, patient, "--resume")
     assert (code, out) == (OK, found)  # names the best model again
     assert err.splitlines()[-1] == (
-        "already complete: 15 of 15 epochs; to continue, give a larger training.epochs"
+        "already complete: 15 of 15 epochs; to continue, set a larger training.epochs"
     )
     code, _, err = train("training.epochs=16", patient, "--resume")
     assert (code, "already complete" in err) == (OK, False)
