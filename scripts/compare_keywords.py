@@ -6,8 +6,9 @@
         --labels COCO/captions_train.json --label-photos COCO/train
 
 A keyword is right if a reference caption of the photo contains it. The score of a keyword from
-samples is the share of 64 sampled captions that contain it. These scores are calibrated by one
-scale and one shift for all words, fitted on one half of the photos and applied to the other half.
+samples is the share of 64 sampled captions that contain it. One scale and
+one shift for all words calibrate these scores. They are fitted on one half of the photos and
+applied to the other half.
 
 --instances adds a comparison with instance masks: keywords that name a category of COCO are
 compared with the annotated categories, and their maps with the masks. --labels adds a comparison on

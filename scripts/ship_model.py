@@ -279,8 +279,8 @@ def _some(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def count_groups(report: Report, references: Mapping[int, Sequence[str]]) -> dict[str, float]:
     """Return the shares of captions with words of `KINDS`, and the shares of wrong genders.
 
-    A caption has the wrong gender if it mentions a man (or boy ...) and not a woman, although at
-    least one reference mentions a woman (or girl ...) and none mentions a man; and vice versa.
+    A caption has the wrong gender if it mentions men but no women, although the references mention
+    women but no men, or the other way round. Men include boys, and women include girls.
 
     Returns:
         By name of the group, the share of captions; as ``people_...``, the share of references; as

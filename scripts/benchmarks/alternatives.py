@@ -1,16 +1,20 @@
 """Compare captioner with four captioning models of transformers, on one processor thread.
 
-    pip install '.[torch]' transformers 'optimum-onnx[onnxruntime]'   # or without the last one
+    pip install '.[torch]' 'transformers>=5'
     python scripts/benchmarks/alternatives.py --photos photos/ [--count 9] [--rounds 3] \
         [--runtime small-venv/bin/python]
 
-Nothing is downloaded. The four models have the sizes of their published configurations and random
-weights, on which speed and memory do not depend; their captions mean nothing. Every model captions
-the same photos one by one with three beams and exactly ten decoder steps.
+No weights are downloaded. The four models have their published sizes but random weights, because
+speed and memory do not depend on the values of the weights. Their captions mean nothing. Every
+model captions the same photos one by one, with three beams and exactly ten decoder steps.
 
-Each run is a process of its own, which starts when the machine is idle or --patience is over. The
-runs take turns. Start and speed are processor time, and every figure is the median over the rounds.
-With --runtime, captioner's 8-bit model runs in an environment without torch.
+Each run is a process of its own. It starts when the machine is idle, or after --patience seconds.
+Start and speed are measured in processor time. Figures are medians over the rounds. With --runtime,
+captioner's 8-bit model runs in an environment without torch.
+
+ViT-GPT2 is also measured as ONNX graphs if optimum is installed. optimum needs an older
+transformers, which encodes the photo again at every word of GIT. So run this part in another
+environment, with ``pip install '.[torch]' 'optimum-onnx[onnxruntime]'`` and ``--only ViT-GPT2``.
 """
 
 from __future__ import annotations
@@ -44,12 +48,19 @@ def main() -> None:
         "--count",
         type=int,
         default=9,
-        help="photos, of which the first one only measures the start",
+        help="number of photos; the first photo only measures the start",
     )
     given.add_argument("--rounds", type=int, default=3)
-    given.add_argument("--only", nargs="+", default=["captioner", *PEERS], help="names of models")
+    given.add_argument(
+        "--only", nargs="+", default=["captioner", *PEERS], help="names of the models to measure"
+    )
     given.add_argument("--work", type=Path, help="keep the built models in this folder")
-    given.add_argument("--patience", type=float, default=30, help="seconds to wait for idleness")
+    given.add_argument(
+        "--patience",
+        type=float,
+        default=30,
+        help="maximum seconds to wait until the machine is idle",
+    )
     given.add_argument("--tiny", action="store_true", help="build tiny models, to test this script")
     given.add_argument(
         "--runtime", default=sys.executable, help="Python of an environment without torch"
@@ -128,7 +139,7 @@ def row(rounds: list[dict[str, Any]]) -> dict[str, float | str | None]:
 
 
 def wait_until_idle(patience: float) -> float:
-    """Wait until other programs use less than `IDLE` cores; return the cores in use then."""
+    """Wait until other programs use less than `IDLE` cores, and return the number in use."""
     until = time.monotonic() + patience
     while True:
         before = busy_seconds()

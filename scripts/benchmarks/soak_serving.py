@@ -10,8 +10,8 @@ The script starts `captioner serve`, restarts it by SIGTERM halfway, and checks 
 - every response in the server's log reaches its client;
 - resident memory and open descriptors do not grow.
 
-With ``--attackers 40``, clients from eight other addresses try to occupy the server with bombs
-(scans, pixels, JSON of 1 to 330 MB) and with costly searches and maps. At the same time, four
+With ``--attackers 40``, clients from eight other addresses try to occupy the server. They send
+bombs (scans, pixels, JSON of 1 to 330 MB), costly searches and costly maps. At the same time, four
 ordinary clients send one photo after the other. The script then checks that 99 of 100 ordinary
 requests are answered within `ORDINARY` seconds, and that the server never uses more than `MEMORY`
 MiB.
@@ -270,7 +270,7 @@ class Soak:
         self.received: dict[str, Response] = {}
         """The responses to requests with an id."""
         self.restarting = False
-        """Whether the server is restarting. Then it may close connections without a response."""
+        """True while the server restarts. Then it may close connections without a response."""
 
     def client(
         self,
