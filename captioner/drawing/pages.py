@@ -29,6 +29,7 @@ from captioner.drawing.drawing import Drawing, check_captions, check_size
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
 from captioner.drawing.options import PageOptions
 from captioner.drawing.picture_files import base64_uri, encoded
+from captioner.drawing.style import percent
 from captioner.errors import ConfigError
 from captioner.schema import build_options
 
@@ -155,7 +156,7 @@ def _item(entry: Entry, number: int, panel_size: int) -> str:
     texts = [caption.text or "no words" for caption in entry.captions]
     labels = [f"{label}: " for label in entry.labels] or [""] * len(texts)
     lines = "<br>".join(
-        f'<span class="text">{escape(label + text)}</span>{_left_out(caption)}'
+        f'<span class="text">{escape(label + text)}</span>{_left_out(caption)}{_sure(caption)}'
         for label, text, caption in zip(labels, texts, entry.captions, strict=True)
     )
     name = f'<span class="name">{escape(entry.title)}</span>' if entry.title else ""
@@ -174,6 +175,13 @@ def _left_out(caption: Caption) -> str:
         return ""
     name = '<span class="hidden-text">left out: </span>'
     return f' <span class="left-out">{name}{escape(caption.left_out.text)}</span>'
+
+
+def _sure(caption: Caption) -> str:
+    """Return the confidence of a caption, if it has one, as downloads.js's ``galleryItem`` does."""
+    if caption.confidence is None:
+        return ""
+    return f' <span class="sure">{percent(caption.confidence)} likely to be right</span>'
 
 
 def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:

@@ -371,6 +371,51 @@ def test_pages_have_no_accessibility_violations(visit, scheme, width) -> None:
     assert out_of_order(tab) == []
 
 
+def focus_ring(tab: Tab) -> list[float]:
+    """The share of each side of the focused element along which its focus changes the page."""
+    box = tab.evaluate(
+        """() => {
+            const { x, y, width, height } = document.activeElement.getBoundingClientRect();
+            return [x, y, x + width, y + height].map(Math.round);
+        }"""
+    )
+    margin = 6
+    left, top = max(box[0] - margin, 0), max(box[1] - margin, 0)
+    clip = {"x": left, "y": top, "width": box[2] + margin - left, "height": box[3] + margin - top}
+
+    def pixels() -> NDArray[np.int64]:
+        return np.asarray(Image.open(io.BytesIO(tab.screenshot(clip=clip))).convert("L"), np.int64)  # type: ignore[arg-type]
+
+    focused = pixels()
+    tab.evaluate("() => document.activeElement.blur()")  # Tab continues from there
+    changed = np.abs(focused - pixels()) > 40
+    across, down = slice(box[0] - left, box[2] - left), slice(box[1] - top, box[3] - top)
+    sides = (
+        changed[: down.start, across].any(axis=0),
+        changed[down.stop :, across].any(axis=0),
+        changed[down, : across.start].any(axis=1),
+        changed[down, across.stop :].any(axis=1),
+    )
+    return [float(side.mean()) for side in sides]
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_the_focus_of_the_keyboard_is_visible(visit, scheme, width) -> None:
+    """Source: WCAG 2.2, success criterion 2.4.7."""
+    entries = [Entry(photo(), [make()], f"{n}.jpg") for n in range(2)]
+    screen = {"width": width, "height": 844}
+    tab = visit(gallery(entries), color_scheme=scheme, viewport=screen)
+    # search, order and two photos; back, previous, next, two for zoom, words, play, three controls
+    for count in (4, 10):
+        for number in range(count):
+            tab.keyboard.press("Tab")
+            name = tab.evaluate("() => document.activeElement.outerHTML.slice(0, 80)")
+            if "aria-disabled" in name or name.startswith("<body"):
+                continue  # in grey, so is its ring; the end of the page
+            assert min(focus_ring(tab)) > 0.6, (number, name)  # round buttons: 0.7
+        tab.locator(".entry a").first.press("Enter") if count == 4 else None
+
+
 # --- text of captions ----------------------------------------------------------------------------
 
 
@@ -428,6 +473,32 @@ def test_a_photo_is_found_and_opened_in_the_gallery(visit) -> None:
     assert chosen(tab) == []
     tab.keyboard.press("Escape")  # closes the photo
     expect(tab.locator(".gallery")).to_be_visible()
+
+
+def test_the_gallery_is_sorted_by_name_or_confidence(visit) -> None:
+    known = {"10.jpg": 0.2, "9.jpg": None, "b.jpg": 0.914, "a.jpg": 0.5}
+    entries = [
+        Entry(photo(), [replace(make(), confidence=confidence)], name)
+        for name, confidence in known.items()
+    ]
+    tab = visit(gallery(entries))
+    names, order = tab.locator(".entry .name"), tab.get_by_label("Sort by")
+    assert names.all_inner_texts() == list(known)
+    assert "91% likely to be right" in tab.locator(".entry").nth(2).inner_text()
+
+    order.focus()
+    tab.keyboard.press("ArrowDown")
+    assert names.all_inner_texts() == ["9.jpg", "10.jpg", "a.jpg", "b.jpg"]
+    tab.keyboard.press("ArrowDown")
+    assert names.all_inner_texts() == ["b.jpg", "a.jpg", "10.jpg", "9.jpg"]
+    tab.keyboard.press("ArrowDown")
+    assert names.all_inner_texts() == ["10.jpg", "a.jpg", "b.jpg", "9.jpg"]
+
+    tab.locator(".entry a").first.click()
+    tab.get_by_role("button", name="next photo").click()
+    expect(tab.get_by_role("heading", name="a.jpg")).to_be_visible()
+    plain = visit(gallery([Entry(photo(), [make()], name) for name in known]))
+    assert plain.get_by_label("Sort by").locator("option").count() == 2
 
 
 # --- notebooks -----------------------------------------------------------------------------------

@@ -8,6 +8,9 @@
   const container = photoView.querySelector(".container");
   const toolbar = document.querySelector(".toolbar");
   const single = entries.length === 1;
+  const sorter = toolbar.querySelector("select");
+  const confidence = entries.map(({ captions }) => captions[0].confidence ?? null);
+  let order = entries.map((_, index) => index); // of the photos in the list
   let viewer = null;
   let shown = null; // index of the open photo; null: the gallery
   let request = 0; // a photo that was decoded too late is not shown
@@ -40,12 +43,25 @@
     show(number >= 1 && number <= entries.length ? number - 1 : null, focus);
   }
 
-  /** Open the next (1) or previous (-1) photo that matches the search. */
+  /** Open the next (1) or previous (-1) photo of the list that matches the search. */
   function next(step) {
-    let at = shown;
-    do at = (at + step + items.length) % items.length;
-    while (items[at].hidden && at !== shown);
-    location.hash = `photo-${at + 1}`;
+    let place = order.indexOf(shown);
+    do place = (place + step + order.length) % order.length;
+    while (items[order[place]].hidden && order[place] !== shown);
+    location.hash = `photo-${order[place] + 1}`;
+  }
+
+  /** Sort the list. Photos without a confidence come last, in their original order. */
+  function sort(by) {
+    const names = new Intl.Collator(undefined, { numeric: true });
+    const sign = by === "highest" ? -1 : 1;
+    order = entries.map((_, index) => index);
+    if (by === "name") order.sort((a, b) => names.compare(entries[a].title, entries[b].title));
+    else if (by !== "given") {
+      const rank = (index) => (confidence[index] === null ? Infinity : sign * confidence[index]);
+      order.sort((a, b) => (rank(a) === rank(b) ? a - b : rank(a) - rank(b)));
+    }
+    gallery.append(...order.map((index) => items[index]));
   }
 
   /** Show only photos whose title and captions contain every word of the search. */
@@ -62,7 +78,7 @@
   }
 
   document.addEventListener("keydown", (event) => {
-    const typing = event.target.closest?.("input, button, a, [role='listbox']");
+    const typing = event.target.closest?.("input, select, button, a, [role='listbox']");
     if (viewer === null || event.altKey || event.ctrlKey || event.metaKey) return;
     const leaving = event.key === "Escape";
     if (leaving && !single && viewer.selected === null) location.hash = "";
@@ -80,6 +96,10 @@
   photoView.querySelector(".back").addEventListener("click", () => (location.hash = ""));
   photoView.querySelector("nav").hidden = single;
   toolbar.querySelector("input").addEventListener("input", (event) => filter(event.target.value));
+  if (confidence.every((one) => one === null)) {
+    for (const option of sorter.querySelectorAll("[value$=est]")) option.remove();
+  }
+  sorter.addEventListener("change", () => sort(sorter.value));
   window.addEventListener("hashchange", () => fromAddress(true));
   document.body.classList.add("scripted");
   filter("");

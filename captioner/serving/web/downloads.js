@@ -66,6 +66,12 @@ function embeddedJson(data) {
   return JSON.stringify(data).replace(/[<>&\u2028\u2029]/g, escape);
 }
 
+/** The confidence of a caption, if it has one; `_sure` in pages.py. */
+function sure({ confidence }) {
+  if (typeof confidence !== "number") return [];
+  return [" ", element("span", { class: "sure" }, `${percent(confidence)} likely to be right`)];
+}
+
 /** The list item of a photo; `_item` in pages.py. */
 function galleryItem({ name, image, response, corrected }, number, side) {
   const { naturalWidth: width, naturalHeight: height } = image;
@@ -76,6 +82,7 @@ function galleryItem({ name, image, response, corrected }, number, side) {
     ...(index > 0 ? [element("br")] : []),
     element("span", { class: "text" }, text),
     ...leftOut(captions[index]),
+    ...sure(captions[index]),
   ]);
   const picture = element("img", {
     src: canvas.toDataURL("image/jpeg", 0.88),

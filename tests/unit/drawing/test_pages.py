@@ -8,6 +8,7 @@ import html
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,13 @@ def test_the_list_of_photos_shows_left_out_words_after_the_caption() -> None:
 
     assert 'alt="a dog"' in made
     assert re.search(r'>a dog</span> <span class="left-out">.*left out: </span>&lt;b&gt;<', made)
+
+
+def test_the_list_of_photos_shows_the_confidence() -> None:
+    sure = replace(make(), confidence=0.421)
+    made = gallery([Entry(photo(), [sure]), Entry(photo(), [make()])]).html
+    assert made.count('<span class="sure">42% likely to be right</span>') == 1
+    assert made.count('class="sure"') == 1
 
 
 def test_a_caption_without_words_has_a_page() -> None:
