@@ -160,6 +160,21 @@ def test_a_gif_has_no_contours(tmp_path: Path) -> None:
         assert np.abs(error.reshape(20, 10, 30, 10).mean(axis=(1, 3))).max() < 4
 
 
+def test_moving_maps_of_a_gif_have_no_contours(tmp_path: Path) -> None:
+    photo, caption = flat((300, 200), 160), make_caption(["a", "dog", "runs"])
+    animation = animate(photo, caption, seconds_per_word=0.8)
+    animation.save(tmp_path / "a.gif")
+    frames = list(dict.fromkeys(frame.tobytes() for frame in animation.frames()))
+    size = animation.size
+    with Image.open(tmp_path / "a.gif") as file:
+        pages = [panel_of(page, photo.size) for page in ImageSequence.Iterator(file)]
+    assert len(pages) == len(frames)
+    for page, pixels in zip(pages, frames, strict=True):
+        frame = panel_of(Image.frombytes("RGB", size, pixels), photo.size)
+        error = (luma(page) - luma(frame)).reshape(20, 10, 30, 10).mean(axis=(1, 3))
+        assert np.abs(error).max() < 5
+
+
 def test_a_gif_has_no_specks(tmp_path: Path) -> None:
     """Every pixel is close to its colour, rare bright ones too."""
     photo = Image.open(Path(__file__).parents[3] / "assets" / "examples" / "rocket.jpg")
