@@ -181,7 +181,7 @@ class Caption(Hinting):
     left_out: LeftOut | None = None
     """The continuation that the search left out, or None if the sentence is complete."""
 
-    hints: ClassVar[Mapping[str, str]] = {
+    _hints: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("attention", "attentions", "attention_weights", "weights"), "alphas"),
         **dict.fromkeys(("attention_map", "attention_maps", "maps", "heatmap", "heatmaps"), _MAPS),
         **dict.fromkeys(("show", "plot", "draw", "display", "visualize"), _DRAW),

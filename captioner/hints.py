@@ -77,7 +77,7 @@ FUNCTIONS: Mapping[str, str] = {
 class Hinting:
     """A class whose unknown attributes raise an AttributeError that says what to use."""
 
-    hints: ClassVar[Mapping[str, str]] = {}
+    _hints: ClassVar[Mapping[str, str]] = {}
     """Attributes, by the names in other libraries."""
 
     if not TYPE_CHECKING:  # else type checkers would accept every name
@@ -87,7 +87,7 @@ class Hinting:
             if name.startswith("_"):  # protocols such as copying ask for optional methods
                 raise AttributeError(f"{kind!r} object has no attribute {name!r}")
             known = [one for one in dir(self) if not one.startswith("_")]
-            hint = hint_for(name, known, self.hints)
+            hint = hint_for(name, known, self._hints)
             raise AttributeError(f"{kind} has no attribute {name!r}; {hint}")
 
 

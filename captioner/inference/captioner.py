@@ -130,7 +130,7 @@ class Captioner(BatchCaptioner, Hinting):
     the methods with names that end in ``_batch``.
     """
 
-    hints: ClassVar[Mapping[str, str]] = {
+    _hints: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("generate", "predict", "describe", "forward", "run", "infer"), "caption"),
         **dict.fromkeys(("caption_batch_size", "batch", "map", "pipe", "caption_folder"), "stream"),
         **dict.fromkeys(

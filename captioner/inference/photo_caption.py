@@ -25,8 +25,8 @@ class PhotoCaption(Caption):
     photo: Image.Image | Path | None = None
     """The path of the photo. If the photo was not a file, a copy of at most 640 pixels per side."""
 
-    hints: ClassVar[Mapping[str, str]] = {
-        **{name: hint for name, hint in Caption.hints.items() if name != "show"},
+    _hints: ClassVar[Mapping[str, str]] = {
+        **{name: hint for name, hint in Caption._hints.items() if name != "show"},
         **dict.fromkeys(("plot", "draw", "display", "visualize", "overlay"), "show"),
         **dict.fromkeys(("image", "path", "file", "filename", "source"), "photo"),
     }

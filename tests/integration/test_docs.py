@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import os
 import re
@@ -23,6 +24,7 @@ import captioner
 from captioner.caption import Caption
 from captioner.cli import train
 from captioner.cli.main import OK, main, parser_of
+from captioner.drawing import figure
 from captioner.inference import captioner as api
 from captioner.inference.folder import load_model, save_model
 from captioner.inference.torch_engine import DecoderStepper
@@ -131,7 +133,13 @@ def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd)
     (tmp_path / "holiday").mkdir()
     for name in ("photo.jpg", "holiday/1.jpg", "holiday/2.jpg"):
         shutil.copy(PHOTO, tmp_path / name)
-    (tmp_path / "holiday" / "notes.txt").write_text("no photo")
+    (tmp_path / "holiday" / "3.jpg").write_text("no photo")
+    (tmp_path / "corrected.csv").write_text("image,caption\nphoto.jpg,a dog\n")
+    monkeypatch.setattr(figure, "show_figure", lambda figure: None)
+    monkeypatch.setattr(api, "_shipped_model", functools.cache(api._shipped_model.__wrapped__))
+    (tmp_path / "public").mkdir()
+    shutil.copy(PHOTO, tmp_path / "public/photo.jpg")
+    (tmp_path / "public/index.html").write_text('<!doctype html><img src="photo.jpg">')
     (tmp_path / "photos").symlink_to(tiny.photos)
     (tmp_path / "captions.json").symlink_to(tiny.captions)
     settings = training_settings | {"training": {"sample_images": 0, "epochs": 1}}
@@ -143,7 +151,7 @@ def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd)
         run_example(example, f"docs/python.md, example {number}", names)
 
     out = capfd.readouterr().out
-    assert "notes.txt: not a supported image" in out
+    assert "3.jpg: not a supported image" in out
     assert re.search(r"^CIDEr \d+\.\d in epoch [12]: runs/mine/best$", out, flags=re.MULTILINE)
     assert (tmp_path / "runs/patches/best").is_dir()
 

@@ -95,9 +95,9 @@ def test_a_wrong_guess_is_one_line_with_the_right_name(
 @pytest.mark.parametrize(
     ("owner", "table"),
     [
-        (Captioner, Captioner.hints),
-        (Caption, Caption.hints),
-        (PhotoCaption, PhotoCaption.hints),
+        (Captioner, Captioner._hints),
+        (Caption, Caption._hints),
+        (PhotoCaption, PhotoCaption._hints),
         (package, hints.FUNCTIONS),
         (SearchOptions, hints.SEARCH_OPTIONS),
     ],
