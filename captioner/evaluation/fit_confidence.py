@@ -109,9 +109,9 @@ class Judged(NamedTuple):
     """N captions (or words) with their confidence and their score."""
 
     confidences: _Floats
-    """(N,)."""
+    """Confidence of each caption, (N,)."""
     scores: _Floats
-    """(N,), see ``ScoredCaption``."""
+    """Score of each caption, (N,), see ``ScoredCaption``."""
     threshold: float
 
     @property

@@ -1,6 +1,6 @@
-"""The models that `alternatives.py` compares, and the process that measures one of them.
+"""Build the models that `alternatives.py` compares, and measure one of them in this process.
 
-The peers have the sizes of their published configurations and random weights. Speed, memory and
+The peers have the sizes of their published configurations, but random weights. Speed, memory and
 size on disk depend on the shapes of the weights, not on their values.
 """
 
@@ -21,12 +21,13 @@ BEAMS = 3
 WORDS = 10
 """Decoder steps of every caption, so that no model gains by ending early."""
 SECONDS = 3.0
-"""Processor time that a model is measured for at least; fast ones caption the photos repeatedly."""
+"""Minimum processor time of a measurement. Fast models caption the photos several times."""
 PACKAGES = ("torch", "transformers", "pillow")
-"""Packages that a person installs to run a peer; the ONNX forms also need `ONNX_PACKAGES`."""
+"""Packages that a peer needs. The ONNX forms also need `ONNX_PACKAGES`."""
 ONNX_PACKAGES = ("optimum-onnx", "onnxruntime")
 CUDA = ("nvidia", "triton", "cuda", "nccl", "cudnn", "cusparse", "nvshmem")
-"""Names of packages and files that only serve GPUs, and are not in the CPU build of torch."""
+"""Parts of the names of packages and files that are only for GPUs. The CPU build of torch does not
+contain them."""
 
 Caption = Callable[[Path], int]
 """A function that captions a photo and returns the number of decoder steps."""
@@ -37,14 +38,14 @@ TRANSFORMER = {
     "num_attention_heads": 12,
     "intermediate_size": 3072,
 }
-"""The sizes of ViT-B and BERT-base, which three of the peers use."""
+"""Sizes of ViT-B and BERT-base, which three of the peers use."""
 TINY = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 64,
 }
-"""The same for a test of the script."""
+"""Small sizes for a quick test of the script."""
 
 
 def vit_gpt2(tiny: bool) -> tuple[Any, Any]:
@@ -99,8 +100,8 @@ def git(tiny: bool) -> tuple[Any, Any]:
 def florence2(tiny: bool) -> tuple[Any, Any]:
     """Build ``microsoft/Florence-2-base``: DaViT at 768 pixels, six encoder and decoder layers.
 
-    It is the class in transformers, which needs no code from the hub. Its vocabulary has one token
-    more than the published 51,289, because this class marks the places of the photo by a token.
+    This uses the class in transformers, which does not run code from the hub. The class marks the
+    positions of the photo by one more token, so the vocabulary has 51,290 instead of 51,289 tokens.
     """
     import transformers as hf
 
@@ -133,7 +134,7 @@ def florence2(tiny: bool) -> tuple[Any, Any]:
 
 
 PEERS = {"ViT-GPT2": vit_gpt2, "GIT-base": git, "BLIP-base": blip, "Florence-2-base": florence2}
-"""Functions that build a peer and its image processor, by the name in the table."""
+"""Functions that build a peer and its image processor, by name."""
 ONNX = ("ViT-GPT2",)
 """Peers that optimum exports to ONNX. It has no exporter for the other models."""
 QUESTION = (0, 2264, 473, 5, 2274, 6190, 116, 2)
@@ -141,7 +142,7 @@ QUESTION = (0, 2264, 473, 5, 2274, 6190, 116, 2)
 
 
 def build(name: str, folder: Path, *, tiny: bool = False) -> None:
-    """Write a peer with random weights to a folder, as the hub has it."""
+    """Write a peer with random weights to a folder, in the form of a model on the hub."""
     import torch
 
     torch.manual_seed(0)
@@ -265,7 +266,7 @@ def load_shipped(form: str) -> tuple[Caption, float]:
 
 
 def installed(names: Sequence[str]) -> float:
-    """Return the size in MB of packages and everything that they require, without CUDA's files."""
+    """Return the size in MB of packages and of all that they require, without files for GPUs."""
     total, waiting = 0, list(names)
     seen: set[str] = set()
     while waiting:
