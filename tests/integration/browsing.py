@@ -27,7 +27,7 @@ writer._compressed = functools.cache(writer._compressed)  # type: ignore[assignm
 
 
 def drawn(tab: Tab) -> NDArray[np.int64]:
-    """The pixels of the canvas."""
+    """Return the pixels of the canvas."""
     size, values = tab.evaluate(
         """() => {
             const canvas = document.querySelector(".stage canvas");
@@ -39,7 +39,7 @@ def drawn(tab: Tab) -> NDArray[np.int64]:
 
 
 def violations(tab: Tab) -> list[str]:
-    """What axe-core finds wrong: WCAG 2.2 A and AA, and its best practices."""
+    """Return the problems that axe-core finds: WCAG 2.2 A and AA, and its best practices."""
     tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
     options: dict[str, Any] = {"runOnly": tags, "resultTypes": ["violations"]}
     found = Axe().run(tab, options=options).response["violations"]
@@ -47,10 +47,10 @@ def violations(tab: Tab) -> list[str]:
 
 
 def out_of_order(tab: Tab) -> list[str]:
-    """Texts and controls that are read after one that is shown below or to the right of them.
+    """Return texts and controls that are read after an element shown below or to the right of them.
 
-    In the document, which screen readers and the Tab key follow, each must begin below the start of
-    the one before, or to its right.
+    Screen readers and the Tab key follow the order of the document. In this order, each element
+    must begin below the start of the previous element, or to its right.
     """
     found: list[str] = tab.evaluate(
         """() => {
@@ -76,7 +76,7 @@ def out_of_order(tab: Tab) -> list[str]:
 
 
 def runtime() -> dict[str, bytes]:
-    """onnxruntime-web, which is downloaded once."""
+    """Return the files of onnxruntime-web, which are downloaded once."""
     try:
         return runtime_files()
     except ConfigError as error:
@@ -86,7 +86,7 @@ def runtime() -> dict[str, bytes]:
 
 
 def make_site(model: Path, parent: Path) -> SimpleNamespace:
-    """``folder`` of a site, the ``exported`` folder in it, and its ``model``."""
+    """Make the ``folder`` of a site, the ``exported`` folder in it, and its ``model``."""
     exported, folder = parent / "exported", parent / "site"
     assert main(["export", str(model), "-o", str(exported)]) == OK
     writer.write_site(exported, folder, runtime())
@@ -94,7 +94,7 @@ def make_site(model: Path, parent: Path) -> SimpleNamespace:
 
 
 def saved(tab: Tab, name: str, within: str = "Download all results") -> Path:
-    """The file that a button downloads."""
+    """Return the file that a button downloads."""
     group = tab.get_by_role("group", name=within)
     with tab.expect_download() as download:
         group.get_by_role("button", name=name).click()
@@ -103,7 +103,7 @@ def saved(tab: Tab, name: str, within: str = "Download all results") -> Path:
 
 
 def results(tab: Tab, *photos: Path) -> list[dict[str, Any]]:
-    """The captions of photos, as the page saves them."""
+    """Return the captions of photos as the page saves them."""
     tab.locator("#file").set_input_files(photos)
     expect(tab.locator(".count")).to_have_text(f"{len(photos)} of {len(photos)} captioned")
     found: list[dict[str, Any]] = json.loads(saved(tab, "JSON").read_text())
@@ -126,7 +126,7 @@ def assert_as_python(found: list[dict[str, Any]], model: Any, photos: list[Path]
 
 
 def assert_near(one: Any, other: Any) -> None:
-    """Equal but for rounding errors of numbers."""
+    """Check that values are equal except for rounding errors of numbers."""
     if isinstance(one, float) and isinstance(other, float):
         assert one == pytest.approx(other, abs=2e-3)
     elif isinstance(one, dict) and isinstance(other, dict):

@@ -1,6 +1,6 @@
-"""The page in a browser, as the server sends it and as a static site.
+"""The page in a browser, from the server and as a static site.
 
-Every test fails on a request to another host, a console error or a policy violation.
+Every test fails if the page sends a request to another host, logs an error or violates its policy.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def card(tab: Tab, number: int) -> Locator:
 
 
 def posts(tab: Tab) -> list[str]:
-    """The addresses of requests for captions, from now on."""
+    """Return the list of addresses of requests for captions from now on."""
     sent: list[str] = []
     tab.on(
         "request", lambda request: sent.append(request.url) if request.method == "POST" else None
@@ -205,7 +205,7 @@ def test_only_photos_are_sent(tab, served, tmp_path) -> None:
 
 
 def quarters(width: int, height: int) -> Image.Image:
-    """A photo with a colour in each quarter, so that every orientation differs."""
+    """Return a photo with a different colour in each quarter, so that all orientations differ."""
     image = Image.new("RGB", (width, height), (230, 20, 20))
     image.paste((20, 200, 30), (width // 2, 0, width, height // 2))
     image.paste((20, 30, 220), (0, height // 2, width // 2, height))
@@ -220,7 +220,7 @@ def quarters(width: int, height: int) -> Image.Image:
 def test_a_large_photo_is_made_smaller_and_stays_upright(  # noqa: PLR0917
     orientation, setting, size, tab, served, tmp_path
 ) -> None:
-    """It keeps twice the sides of the model's input, as if that were 800 pixels."""
+    """The photo keeps twice the sides of the model's input, here set to 800 pixels."""
     turned = Image.Exif()
     turned[0x0112] = orientation
     quarters(2400, 1600).save(tmp_path / "large.jpg", exif=turned, quality=95)
@@ -246,7 +246,7 @@ def test_a_large_photo_is_made_smaller_and_stays_upright(  # noqa: PLR0917
 
 
 class Held:
-    """Requests for captions that wait until they are let through."""
+    """Requests for captions that are held back until the test lets them through."""
 
     def __init__(self, tab: Tab) -> None:
         self.tab = tab
@@ -345,7 +345,7 @@ def test_photos_are_dropped_and_pasted(tab, served, tiny) -> None:
 
 
 def nearly(data: Any) -> Any:
-    """The same with numbers that may differ a little, as they do between batches."""
+    """Return a value that equals numbers with small differences, which occur between batches."""
     if isinstance(data, dict):
         return {name: nearly(value) for name, value in data.items()}
     if isinstance(data, list):
@@ -354,7 +354,7 @@ def nearly(data: Any) -> Any:
 
 
 def content(html: str) -> tuple[str, Any]:
-    """A page without the bytes of its photos, and its data."""
+    """Return a page without the bytes of its photos, and its data."""
     found = re.search(r'id="captioner-data">(.*?)</script>', html, re.DOTALL)
     assert found is not None
     rest = html.replace(found[1], "").replace("&#x27;", "'")
@@ -549,7 +549,7 @@ def test_maps_of_another_method(tab, served, tiny) -> None:
 
 
 def test_page_asks_for_the_key_once(visit, tiny, tmp_path) -> None:
-    """Below a proxy's prefix; a closed dialog stops all photos."""
+    """The page also works below a proxy's prefix. Closing the dialog stops all photos."""
     key = "alice-0123456789abcdef"
     (tmp_path / "keys.txt").write_text(f"alice {key}\n")
     model = load(tiny.model, device="cpu", precision="fp32")

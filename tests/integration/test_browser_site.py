@@ -1,7 +1,8 @@
-"""What only the static site has (``captioner export --web``), in headless Chromium.
+"""Features that only the static site has (``captioner export --web``), in headless Chromium.
 
-The models that it runs in JavaScript, offline use, threads, privacy and the GPU; for the rest see
-test_browser_page.py. Every test fails on a request to another host or a console error.
+Tested are the models that it runs in JavaScript, offline use, threads, privacy and the GPU. All
+other features are tested in test_browser_page.py. Every test fails if the page sends a request to
+another host or logs an error.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ def test_photos_of_many_kinds(site, tiny, open_site, tmp_path) -> None:
 
 
 def other_site(parent: Path) -> SimpleNamespace:
-    """A calibrated model with styles and other inputs and states: the middle of a photo, in BGR.
+    """A site with a calibrated model that differs in styles, inputs and states.
 
-    It reads photos, and leaves out what is doubtful.
+    It sees the middle of a photo, in BGR. It reads photos, and leaves out doubtful words.
     """
     sizes = {"embed_dim": 5, "hidden_dim": 6, "projection_dim": 6, "dropout": 0.0}
     config = DecoderConfig(**sizes, attention="dot", order="luong")
@@ -131,7 +132,7 @@ def test_another_model_with_styles(tiny, open_site, tmp_path, monkeypatch) -> No
 
 
 def test_the_shipped_model_in_8_bits(open_site, tmp_path) -> None:
-    """What the site is for: its captions, and what the first visit loads."""
+    """The captions of the shipped model match Python, and the first visit loads few megabytes."""
     photos = sorted(ASSETS.glob("*.jpg"))
     written = write_site(SHIPPED_MODEL, tmp_path / "site", runtime())
     tab = open_site(tmp_path / "site")
@@ -149,7 +150,7 @@ def test_the_shipped_model_in_8_bits(open_site, tmp_path) -> None:
 
 
 def test_it_works_without_a_network(site, tiny, visit) -> None:
-    """With several threads, in a folder of its host, as on GitHub Pages."""
+    """With several threads, and in a subfolder of its host, as on GitHub Pages."""
     photos = sorted(tiny.photos.iterdir())
     with static_server(site.folder.parent) as address:
         tab = visit(f"{address}site/?threads=2", allowed=address)
@@ -166,7 +167,7 @@ def test_it_works_without_a_network(site, tiny, visit) -> None:
 
 
 def test_a_new_version_replaces_the_old_one_as_a_whole(site, tiny, visit, tmp_path) -> None:
-    """Open tabs keep the old version; the next visit has the new one, also without a network."""
+    """Open tabs keep the old version. The next visit has the new one, also without a network."""
     served, newer = tmp_path / "served", tmp_path / "newer"
     shutil.copytree(site.folder, served)
     shutil.copytree(site.exported, newer)
@@ -203,7 +204,7 @@ def test_a_new_version_replaces_the_old_one_as_a_whole(site, tiny, visit, tmp_pa
 
 @pytest.mark.parametrize("service_workers", ["allow", "block"])
 def test_nothing_can_be_sent_to_another_host(site, tiny, open_site, visit, service_workers) -> None:
-    """Without a service worker too, where the model runs in one thread."""
+    """This also holds without a service worker, when the model runs in one thread."""
     tab = open_site(site.folder, service_workers=service_workers)
     send = """() => fetch("http://127.0.0.1:9/", {method: "POST", body: "photo", mode: "no-cors"})
         .then(() => "sent", () => "refused")"""
@@ -226,7 +227,7 @@ def test_nothing_can_be_sent_to_another_host(site, tiny, open_site, visit, servi
 
 
 def test_the_gpu_loads_its_runtime_on_demand(site, tiny, browser) -> None:
-    """With Chromium's own software GPU, where it has one."""
+    """Uses Chromium's own software GPU, if Chromium has one."""
     flags = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-sandbox"]
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     with (

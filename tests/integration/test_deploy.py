@@ -130,12 +130,12 @@ METRICS = [
 
 
 def chat(url: str) -> dict[str, object]:
-    """A request in OpenAI's protocol about a photo."""
+    """Return a request about a photo in OpenAI's protocol."""
     return {"messages": [{"content": [{"type": "image_url", "image_url": {"url": url}}]}]}
 
 
 def raw_get(port: int, host: str, path: str) -> str:
-    """The body for a GET request that is sent as it is, and asks to leave out a header."""
+    """Return the body of the response to a raw GET request that asks to leave out a header."""
     head = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close, x-forwarded-for\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port), 60) as connection:
         connection.sendall(head.encode())
@@ -149,7 +149,7 @@ def raw_get(port: int, host: str, path: str) -> str:
 
 @pytest.mark.slow
 def test_a_restart_under_load_loses_no_photo(serve):
-    """The server is replaced while eight clients send photos, which repeat what is refused."""
+    """The server is replaced while eight clients send photos and repeat rejected requests."""
     port = free_address("127.0.0.1", 0)[1]
     server = serve("--port", str(port))
     photos = [path.read_bytes() for path in PHOTOS]
@@ -261,7 +261,7 @@ def test_the_container_starts_a_valid_command_without_root(monkeypatch):
 
 
 def test_the_image_s_packages_are_locked():
-    """All that the server needs, with digests, and without torch."""
+    """The file has all packages that the server needs, with digests, and without torch."""
     lock = (DEPLOY / "requirements.txt").read_text()
     blocks = re.findall(r"^([a-z0-9-]+)==[\d.]+(.*?)(?=^[a-z]|\Z)", lock, flags=re.M | re.S)
     names = {name for name, block in blocks if "--hash=sha256:" in block}

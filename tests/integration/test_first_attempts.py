@@ -1,4 +1,4 @@
-"""The API as people first try it: curl, requests, fetch and Swagger UI, at a running server."""
+"""The API as people try it first: curl, requests, fetch and Swagger UI, on a running server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def server(tiny, tmp_path_factory) -> Iterator[SimpleNamespace]:
 
 
 def shell(server, line: str) -> bytes:
-    """The output of a command line with curl, which reports failures by its exit status."""
+    """Return the output of a curl command. curl reports failures by its exit status."""
     line = re.sub(r"http://127\.0\.0\.1:8000|URL", server.url, line)
     line = line.replace("curl ", "curl -sS --noproxy '*' ")
     return subprocess.run(
@@ -73,7 +73,7 @@ def test_curl(server, command):
 
 
 def test_requests(server):
-    """Its forms and those of httpx differ; see test_photos.py for httpx's."""
+    """Forms of requests and of httpx differ; test_photos.py has the forms of httpx."""
     import requests
 
     photo = (server.folder / "photo.jpg").read_bytes()
@@ -107,7 +107,7 @@ def test_errors_explain_what_to_do(server, command, error):
 @needs_curl
 @pytest.mark.parametrize("name", ["large.png", "large.tif"])
 def test_large_photos_as_forms(server, name):
-    """curl waits for 100 Continue, and the photo would be stored on disk by Starlette's parser."""
+    """curl waits for 100 Continue, and Starlette's parser would store the photo on disk."""
     noise = np.random.default_rng(0).integers(256, size=(900, 900, 3), dtype=np.uint8)
     Image.fromarray(noise).save(server.folder / name, compression="tiff_lzw")
     assert (server.folder / name).stat().st_size > 2**21
@@ -117,7 +117,7 @@ def test_large_photos_as_forms(server, name):
 
 @needs_curl
 def test_commands_in_the_api_description_run(server):
-    """As they are pasted from /docs."""
+    """The commands run as they are copied from /docs."""
     schema = httpx.get(f"{server.url}/openapi.json", trust_env=False).json()
     bodies = [item["post"]["requestBody"] for item in schema["paths"].values() if "post" in item]
     texts = [schema["info"]["description"], *(body.get("description", "") for body in bodies)]
@@ -133,7 +133,7 @@ def test_commands_in_the_api_description_run(server):
 
 
 def test_results_come_while_photos_are_sent(server):
-    """And a client that leaves frees its slot."""
+    """A client that leaves frees its slot."""
     photo = (server.folder / "a.jpg").read_bytes()
     head = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n'
     part = head + photo + b"\r\n"

@@ -65,7 +65,7 @@ def test_keys_are_reloaded_on_sighup_and_logs_are_json(serve, tmp_path):
 
 
 def test_ctrl_c_exits_like_every_command(serve):
-    """At once, and without waiting for load balancers."""
+    """It exits at once, without waiting for load balancers."""
     server = serve("--drain-delay", "600")
     assert httpx.get(f"{server.url}/healthz", trust_env=False).json() == {"status": "ok"}
 
@@ -78,7 +78,7 @@ def test_ctrl_c_exits_like_every_command(serve):
 
 @pytest.mark.slow
 def test_grace_ends_the_server_whatever_it_works_on(serve):
-    """And until then a costly request does not keep others waiting."""
+    """Until then, a costly request does not make others wait."""
     server = serve("--grace", "1")
     query = {"beam_size": 4, "num_captions": 4, "max_length": 50, "min_length": 49}
     costly = {**query, "attention": True, "method": "occlusion"}
@@ -106,7 +106,7 @@ def test_grace_ends_the_server_whatever_it_works_on(serve):
 
 @pytest.mark.slow
 def test_metrics_have_an_address_of_their_own(serve, monkeypatch):
-    """And settings come from the environment, as in a container."""
+    """The settings come from the environment, as in a container."""
     port = free_address("127.0.0.1", 0)[1]
     monkeypatch.setenv("CAPTIONER_METRICS_PORT", str(port))
     monkeypatch.setenv("CAPTIONER_API_KEYS", "alice alice-0123456789abcdef")
@@ -118,7 +118,7 @@ def test_metrics_have_an_address_of_their_own(serve, monkeypatch):
 
 
 def test_options_come_from_the_environment(monkeypatch):
-    """Unless they are given. Addresses that Kubernetes sets for services are not options."""
+    """The command line wins. Addresses that Kubernetes sets for services are not options."""
     for name, value in {
         "PORT": "tcp://10.0.0.1:8000",
         "HOST": "0.0.0.0",

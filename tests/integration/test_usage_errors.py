@@ -1,4 +1,4 @@
-"""Options that contradict each other, or name what is not there: one line, and nothing is written.
+"""Options that contradict each other or name missing files: one line, and nothing is written.
 
 The checks of single values are in tests/unit/cli and tests/unit/test_options.py.
 """

@@ -37,7 +37,7 @@ SCHEMAS = [*SECTIONS, *(parser_of(command).options for command in COMMANDS)]
 
 
 def bad_values(field: OptionField) -> list[Any]:
-    """Values that an option refuses: of wrong types, and just outside its bounds."""
+    """Return values that an option rejects: of wrong types, and just outside its bounds."""
     bounds, number = field.bounds, field.kind in (int, float)
     bad: list[Any] = ["x", True] if number else []
     bad += [math.nan] if number and bounds != Interval() else []

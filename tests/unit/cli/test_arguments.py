@@ -1,4 +1,4 @@
-"""The command line that is generated from the options: equal to Python, help, one-line errors."""
+"""The command line generated from the options: the same values as Python, help, one-line errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXAMPLES: dict[Any, tuple[str, Any]] = {
 
 
 def typed(name: str, field: OptionField) -> tuple[list[str], Any]:
-    """Arguments that set an option, and its value in Python."""
+    """Return the arguments that set an option, and its value in Python."""
     spelled = [] if field.shown.positional else [(field.shown.flags or (flag(name),))[-1]]
     if field.type is bool:
         return spelled, True
@@ -41,7 +41,7 @@ def typed(name: str, field: OptionField) -> tuple[list[str], Any]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_can_be_given(command, monkeypatch) -> None:
-    """Parsed one by one, each option arrives with the value that was typed, and no other does."""
+    """Parsed one by one, each option gets the typed value, and all other options stay unset."""
     parser: Parser[Any] = parser_of(command)
     monkeypatch.setattr("captioner.cli.arguments.build_options", lambda kind, given: given)
     required = [
@@ -82,7 +82,7 @@ def read(*arguments: str) -> TrainConfig:
 
 @pytest.mark.slow
 def test_help_without_the_source_files(tmp_path) -> None:
-    """As programs of PyInstaller have it: compiled files, without docstrings under fields."""
+    """Programs made by PyInstaller have only compiled files, without docstrings under fields."""
     package = Path(captioner.__file__).parent
     shutil.copytree(package, tmp_path / "captioner", ignore=shutil.ignore_patterns("pretrained"))
     compileall.compile_dir(tmp_path / "captioner", quiet=2, legacy=True, optimize=2)

@@ -26,7 +26,7 @@ PATIENCE = 30  # seconds that a test waits for a server
 
 
 class ColourVocabulary:
-    """Knows every word except zebra."""
+    """A vocabulary with every word except zebra."""
 
     styles = ()
     subwords = None
@@ -38,7 +38,7 @@ class ColourVocabulary:
 
 
 class ColourModel:
-    """Captions a photo with its colour; records its batches and can be blocked."""
+    """A model that captions a photo with its colour. It records its batches and can be blocked."""
 
     ensemble = SimpleNamespace(image_size=224)
     stored = SimpleNamespace(vocabulary=ColourVocabulary(), reading=None, search=OWN)

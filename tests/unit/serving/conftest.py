@@ -44,8 +44,10 @@ async def serve(model) -> AsyncIterator[Callable[..., Awaitable[Server]]]:
 
 @pytest.fixture
 def listening() -> Iterator[Callable[..., SimpleNamespace]]:
-    """``listening(timeout=1)`` starts a server over sockets: ``connect()``, ``model``, and what
-    ``running`` has. ``of`` is its model."""
+    """``listening(timeout=1)`` starts a server over sockets.
+
+    The result has ``connect()``, ``model`` and ``running``. ``of`` is its model.
+    """
     with ExitStack() as ending:
 
         def start(*, of: Any = None, model_name="captioner", **options: Any) -> SimpleNamespace:

@@ -144,7 +144,7 @@ async def test_overlays_are_those_of_the_python_functions(serve, stored_model, t
 
 
 async def test_options_of_the_picture_and_of_the_search(serve):
-    """The same in the query, in a form and in JSON."""
+    """They work in the query, in a form and in JSON."""
     server = await serve()
     same = {"theme": "dark", "only": "1,2", "num_captions": "2"}
     dark = await server.post(PHOTO, path="/v1/overlay.png", **same).response()
@@ -199,7 +199,7 @@ async def test_metrics_count_by_route_and_status(serve):
 
 
 async def test_page_policy_allows_its_own_scripts_only(serve):
-    """By their hashes, which the browser checks in its tests."""
+    """The policy lists their hashes. The browser tests check that it works."""
     response = await (await serve()).get("/")
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     rules = response.headers["content-security-policy"].split("; ")
@@ -243,7 +243,7 @@ def test_schema_has_every_field_of_a_caption():
 
 
 async def test_schema_describes_every_body_with_an_example(serve, schema):
-    """The JSON examples are accepted as they are."""
+    """The server accepts the JSON examples unchanged."""
     examples = {}
     for path, item in schema["paths"].items():
         if not path.startswith(("/v1/", "/api/")):

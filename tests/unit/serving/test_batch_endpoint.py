@@ -81,7 +81,7 @@ async def test_limit_of_json_responses(serve, monkeypatch):
 
 
 async def test_reading_waits_for_decoding_and_the_client(serve, model, monkeypatch):
-    """Memory is bounded: a client that does not read its results is not read from either."""
+    """Memory is limited: if a client does not read its results, its photos are not read either."""
     decode, prepare = threading.Event(), model.prepare
     monkeypatch.setattr(model, "prepare", lambda photo: decode.wait(30) and prepare(photo))
     server = await serve(batch_size=8)
@@ -112,7 +112,7 @@ async def test_reading_waits_for_decoding_and_the_client(serve, model, monkeypat
 
 
 async def test_batches_leave_room_for_single_photos(serve, model):
-    """All batches together wait for one batch of the model, so that others wait for no more."""
+    """All bulk requests together wait for one batch of the model, so others wait no longer."""
     server = await serve(batch_size=4)
     blocked = await server.hold()
     batches = [open_batch(server, images(*photos(20, 1))) for _ in range(3)]
@@ -180,7 +180,7 @@ async def test_disconnect_cancels_the_rest(serve, model, accept, kind):
 
 
 async def test_shutdown_gives_each_photo_its_status(serve, model):
-    """What is finished is sent, also at the end of the grace period."""
+    """Finished results are sent, even at the end of the grace period."""
     server = await serve()
     body, kind = images(*photos(3))
     second = body.index(b"--x", 1)
@@ -207,7 +207,7 @@ async def test_unexpected_error_while_decoding_fails_one_photo(serve, model, mon
 
 
 async def test_errors_of_the_whole_request(serve):
-    """Before the first result they have their own status; after it, they are the last line."""
+    """Before the first result, an error has its own status. After it, it is the last line."""
     server = await serve()
     for form, message in {
         parts(file(png(), "photos"))[0]: "needs a file field named image, but it has photos",

@@ -1,4 +1,4 @@
-"""Which requests share a batch, whose turn it is, and which response each gets."""
+"""Which requests share a batch, which client has its turn, and which response a request gets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def photo(*colour: int) -> Decoded:
 
 
 async def batches_of(requests: list[CaptionRequest], batch_size: int = 6) -> list[list[int]]:
-    """The batches in which waiting requests are captioned, as their positions from 1."""
+    """Return the batches of waiting requests, as positions counted from 1."""
     model = ColourModel()
     service = Service(model, ServeOptions(batch_size=batch_size))  # type: ignore[arg-type]
     model.gate.clear()
@@ -47,7 +47,7 @@ async def batches_of(requests: list[CaptionRequest], batch_size: int = 6) -> lis
 
 
 async def test_waiting_requests_share_batches():
-    """The oldest request determines the options of the next batch; the others keep their place."""
+    """The oldest request determines the options of the next batch. All others keep their place."""
     other = CaptionRequest(SearchOptions(beam_size=1, max_length=6))
     own, more = CaptionRequest(OWN), CaptionRequest(OWN, alternatives=2)
     assert await batches_of([own] * 5, 3) == [[1, 2, 3], [4, 5]]
@@ -84,7 +84,7 @@ async def test_methods_share_no_batch_and_costly_ones_get_smaller_batches(words)
 
 
 class Gated:
-    """A lane that waits for the gate; the first letter of an item is its client."""
+    """A lane that waits for a gate. The first letter of an item is its client."""
 
     def __init__(self, most: int) -> None:
         self.most, self.gate, self.batches = most, threading.Event(), []
@@ -100,7 +100,7 @@ class Gated:
 
 
 async def test_clients_take_turns():
-    """Whoever has used or sent much waits."""
+    """A client that has used or sent much waits longer."""
     gated = Gated(1)
     jobs = gated.submit("m0", "m1", "m2", "m3", "m4", "m5", "b1", "b2", "c1")
     [dropped] = gated.submit("c2")
@@ -122,7 +122,7 @@ async def test_each_client_has_a_place_in_a_batch_before_anyone_has_two():
 
 
 async def test_jobs_of_a_batch_count_by_their_number_also_after_a_small_one(monkeypatch):
-    """Two thirds of a batch are not forgotten for a job that took no time."""
+    """A job that took no time does not make the lane forget two thirds of a batch."""
     clock = 0.0
     monkeypatch.setattr(lanes, "time", SimpleNamespace(monotonic=lambda: clock))
     gated = Gated(3)

@@ -17,13 +17,13 @@ JSON = {"content-type": "application/json"}
 
 
 def form(files: Any = (), **fields: Any) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of a form, options first."""
+    """Return the body and headers of a form, options first."""
     request = httpx.Request("POST", "http://localhost", files=files, data=fields)
     return request.read(), {"content-type": request.headers["content-type"]}
 
 
 def parts(*given: tuple[str, bytes]) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of a form whose parts have these headers and contents."""
+    """Return the body and headers of a form with parts of these headers and contents."""
     body = b"".join(
         b"--x\r\n" + head.encode() + b"\r\n\r\n" + content + b"\r\n" for head, content in given
     )
@@ -118,7 +118,10 @@ async def test_options_in_the_body_are_those_of_the_query(serve, model):
 
 
 async def test_large_json_takes_more_slots(serve, model):
-    """A slot stands for max_bytes of memory; requests with several share a quarter of all."""
+    """A slot stands for max_bytes of memory.
+
+    Requests with several slots share a quarter of all slots.
+    """
     photo = text(png() + bytes(90_000))
     body = json.dumps({"images": [photo] * 3}).encode()
 
@@ -157,7 +160,7 @@ ESCAPED = {  # how encoders of JSON write base64
 
 @pytest.mark.parametrize("size", [3, 64, 1 << 20])
 def test_long_strings_of_json_are_photos(size):
-    """And the rest is what a parser makes of it, wherever the body is cut."""
+    """A parser reads the rest, wherever the body is cut into parts."""
     others = ['"', "\\", '\\"', 'a"b\\', "\\" * 9 + '"', "", "ä😀", "/", '"' * 50, "\\" * LONG]
     rest = {"a": others, 'b"\\': {"c": [1, 2.5, None, True, [], {}]}, "d": "x" * LONG}
     for name, letters in ESCAPED.items():
@@ -207,7 +210,7 @@ BOMBS = {
 
 
 async def test_bombs_of_json_are_refused(serve, model):
-    """Before they are parsed; a parser would build up to 20 times as much."""
+    """They are rejected before they are parsed. A parser would need up to 20 times their size."""
     server = await serve()
     await server.post(png()).response()
     for name, body in BOMBS.items():
@@ -233,7 +236,7 @@ async def test_bombs_are_refused_before_they_have_arrived(serve):
 
 
 async def test_number_of_options_is_limited(serve):
-    """However they are given: to name each wrong one would take long."""
+    """This holds for every way to send them, because naming each wrong option would take long."""
     names = {f"o{n}": "1" for n in range(101)}
     server = await serve()
     for response in (
@@ -279,7 +282,7 @@ REFUSED = {
 
 
 async def test_refused_bodies(serve, model):
-    """In one line of JSON, without captioning, and the queue slot is free again."""
+    """Each error is one line of JSON. The model does not run, and the queue slot is free again."""
     server = await serve(max_bytes=9000)
     for name, ((body, headers), status, message) in REFUSED.items():
         response = await server.post(body, headers=headers).response()

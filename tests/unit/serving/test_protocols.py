@@ -1,4 +1,4 @@
-"""Endpoints that other programs speak, with their Python clients and recorded requests."""
+"""Endpoints with the protocols of other programs, tested with their Python clients and requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYWORDS = (Keyword("dog", 0.97), Keyword("grass", 0.4))
 
 
 class StyledModel(ColourModel):
-    """Its captions begin with their style, and have a confidence and keywords."""
+    """A model with captions that begin with their style, and with a confidence and keywords."""
 
     reading = SimpleNamespace(keywords=KEYWORDS)
     stored = SimpleNamespace(vocabulary=ColourVocabulary(), reading=reading, search=OWN)
@@ -49,7 +49,7 @@ def url(data: bytes) -> str:
 
 @pytest.fixture
 def server(listening, tmp_path):
-    """A server with keys, whose model is a folder named dogs."""
+    """A server with keys. Its model is a folder named dogs."""
     (tmp_path / "keys").write_text(f"alice {KEY}\n")
     keys, name = str(tmp_path / "keys"), "dogs@0123456789ab"
     return listening(of=StyledModel(), model_name=name, api_key_file=keys)
@@ -219,7 +219,7 @@ PATHS = {
 
 
 async def ask(server, path, body=None, **headers):
-    """The response to a body, by default that of `PATHS`."""
+    """Return the response to a body, by default the body in `PATHS`."""
     data = json.dumps(PATHS[path] if body is None else body).encode()
     return await server.post(data, path=path, headers=headers).response()
 
@@ -244,7 +244,7 @@ async def test_limits_are_those_of_the_service(serve, model):
 
 
 async def test_a_photo_has_one_caption(serve, model, monkeypatch):
-    """Also if the model's own setting is to find several."""
+    """This also holds if the model's own setting is to return several."""
     monkeypatch.setattr(model, "options", lambda **changes: OWN.changed(num_captions=2))
     response = await ask(await serve(), "/api/chat")
     assert response.json["message"]["content"] == "250-0-0 2 0"
@@ -260,7 +260,7 @@ async def test_cost_and_deadline(serve, model):
 
 
 async def test_any_content_type_and_prefix(serve):
-    """curl -d declares a form; a proxy's prefix is part of the path or has been removed."""
+    """curl -d declares a form. A proxy's prefix may be part of the path, or removed."""
     server = await serve(root_path="/captioner")
     headers = {"content-type": "application/x-www-form-urlencoded"}
     for path, body in PATHS.items():
@@ -273,7 +273,7 @@ async def test_any_content_type_and_prefix(serve):
 
 
 async def test_what_is_refused(serve):
-    """In a line, also if a request is long."""
+    """The error is one line, even if the request is long."""
     server, photo = await serve(), {"images": [text(RED)]}
     malformed = "images or messages are malformed; see the examples at /docs"
     for body, status, problem in (
@@ -308,7 +308,7 @@ async def test_what_is_refused(serve):
 
 
 async def test_long_texts_beside_the_photos_are_ignored(serve):
-    """A prompt and an identifier as long as a photo."""
+    """The prompt and the identifier are as long as a photo."""
     long = {"prompt": "x y" * 5000, "messages": [{"content": "x" * 5000, "images": [text(RED)]}]}
     response = await ask(await serve(), "/api/chat", long | {"stream": False})
     assert response.json["message"]["content"] == "250-0-0 2 0"
@@ -317,7 +317,7 @@ async def test_long_texts_beside_the_photos_are_ignored(serve):
 
 
 async def test_parts_as_clients_dump_them(serve):
-    """With null for each field that a part does not have, or without a type."""
+    """Clients send null for each field that a part lacks, or leave out the type."""
     parts = [
         {"type": "text", "text": "Look", "image_url": None},
         {"image_url": {"url": url(RED)}, "text": None},

@@ -20,7 +20,7 @@ UNKNOWN = ["evil.example", "localhost.evil.example", "evil.example#localhost", "
 
 
 async def test_unknown_hosts_are_refused(serve):
-    """Otherwise a DNS rebinding attack could use the server; probes answer any host."""
+    """Otherwise, a DNS rebinding attack could use the server. Probes work with any host."""
     server = await serve()
     for host in ("localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:80", "[::1]"):
         assert (await server.get("/", host=host)).status == 200, host
@@ -35,7 +35,7 @@ async def test_unknown_hosts_are_refused(serve):
 
 
 async def test_a_request_has_one_host(serve):
-    """RFC 9112, section 3.2: a proxy may have checked the other one."""
+    """With two Host headers, a proxy may have checked the other one (RFC 9112, section 3.2)."""
     server = await serve()
     own = (b"host", b"localhost")
     for hosts, version, status in (
@@ -56,7 +56,7 @@ FORWARDED = ({"x-forwarded-for": "192.0.2.1"}, {"forwarded": "for=192.0.2.1"}, {
 
 
 async def test_metrics_are_for_direct_requests(serve):
-    """Whatever the spelling that a proxy lets through: it adds a header, and strips a prefix."""
+    """The proxy may pass any spelling of the path. It adds a header, and strips a prefix."""
     server = await serve(root_path="/captioner")
     assert (await server.get("/metrics")).status == 200
     for headers in FORWARDED:
@@ -128,7 +128,7 @@ async def test_every_response_has_the_security_headers(serve, model):
 
 
 async def test_page_of_an_allowed_origin_can_use_the_server(serve):
-    """As ``fetch`` does it: preflight, then the request."""
+    """The requests are those of ``fetch``: a preflight, then the request."""
     app = "https://app.example.org"
     from_page = {"origin": app, "sec-fetch-site": "cross-site"}
     asked = {
@@ -242,7 +242,7 @@ async def test_captions_need_a_key(serve, model, keys, caplog):
 
 
 async def test_wrong_keys_are_slowed_down(serve, keys, monkeypatch):
-    """A client at the same address with a key is not affected."""
+    """A client with a valid key at the same address is not affected."""
     waits = []
 
     async def sleep(seconds: float) -> None:
@@ -305,7 +305,7 @@ def test_invalid_key_files(tmp_path):
 
 
 async def test_rate_limit_is_per_key_and_photo(serve, model, keys):
-    """Further photos of a batch get the status that they would have got alone."""
+    """Further photos of a batch get the same status as in a request of their own."""
     server = await serve(api_key_file=keys, rate_limit=3)
     body, kind = parts(*[file(png((n, n, n)), "images") for n in range(5)])
     headers = kind | bearer(ALICE)

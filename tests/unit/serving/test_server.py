@@ -29,7 +29,7 @@ PHOTO = head(len(png())) + png()
 
 
 def ask(connection: socket.socket, request: bytes = b"") -> tuple[int, Message, bytes]:
-    """Status, headers and body of the next response."""
+    """Return the status, headers and body of the next response."""
     connection.sendall(request)
     response = HTTPResponse(connection)
     response.begin()
@@ -37,7 +37,7 @@ def ask(connection: socket.socket, request: bytes = b"") -> tuple[int, Message, 
 
 
 def closed(connection: socket.socket, drip: bytes = b"") -> bool:
-    """Whether the server closes the connection in time, although bytes keep coming."""
+    """Return whether the server closes the connection in time, although bytes keep coming."""
     connection.settimeout(0.05)
     for _ in range(20 * PATIENCE):
         try:
@@ -142,7 +142,7 @@ def test_refused_upload_gets_its_response_and_keeps_the_connection(listening, qu
 
 
 def test_requests_are_served_while_load_balancers_take_notice(listening):
-    """With --drain-delay readiness fails first; a second signal ends the wait."""
+    """With --drain-delay, readiness fails first. A second signal ends the wait."""
     server = listening(drain_delay=600)
     kept = server.connect()
     assert ask(kept, get("/readyz"))[0] == 200
@@ -179,7 +179,7 @@ asyncio.run(main())
 
 
 def test_draining_completes_accepted_requests(listening):
-    """The batch in progress and an upload that is not complete; new requests are refused."""
+    """The batch in progress and an unfinished upload are completed; new requests are rejected."""
     server = listening()
     service = server.app.state.service
     server.model.gate.clear()

@@ -34,7 +34,7 @@ async def test_full_queue_returns_429(serve, model):
 
 
 async def test_slot_is_taken_before_the_body_is_read(serve):
-    """Memory is bounded by slots times bytes, since no body is read without a slot."""
+    """Memory is limited by slots times bytes, because no body is read without a slot."""
     server = await serve(max_queue=1)
     slow = server.open().send(b"part", more=True)
     await until(lambda: slow.read == 1)
@@ -66,7 +66,7 @@ async def test_slow_captioning_returns_503(serve, model):
 
 
 async def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch):
-    """Clients that disconnect do not cause more parallel decodings, nor leave photos queued."""
+    """Clients that disconnect cause no more parallel decodings, and leave no photos queued."""
     bodies = []
 
     def body() -> io.BytesIO:
@@ -137,7 +137,7 @@ async def test_costly_requests_are_refused_or_worked_on_beside_others(serve, mod
 
 
 async def test_work_on_a_costly_request_ends_with_its_request(serve, model):
-    """An abandoned job must not keep the next ones waiting."""
+    """An abandoned job must not delay the next jobs."""
     server = await serve()
     stopped = threading.Event()
 
@@ -158,7 +158,7 @@ async def test_work_on_a_costly_request_ends_with_its_request(serve, model):
 
 
 async def test_one_client_cannot_hold_all_slots(serve, model):
-    """Clients are known by key, or else by address; of IPv6, by network."""
+    """A client is known by its key, or otherwise by its address (for IPv6, by its network)."""
     server = await serve(max_queue=3, max_per_client=2)
     first = await server.hold()
     second = server.post(png())
@@ -192,7 +192,10 @@ async def test_internal_error_does_not_leak_its_message(serve, model, caplog):
 
 
 async def test_the_process_ends_when_memory_runs_out(serve, model, monkeypatch):
-    """Its supervisor starts another one; a thread without memory could leave it standing still."""
+    """The supervisor starts a new process.
+
+    A thread without memory could block the old process for ever.
+    """
     codes = []
     monkeypatch.setattr("os._exit", codes.append)
     server = await serve()
@@ -220,7 +223,7 @@ async def test_memory_is_returned_after_work_that_needs_much(serve, monkeypatch)
 
 
 async def test_large_jpeg_is_decoded_at_a_reduced_size(serve, model, monkeypatch):
-    """The model gets a smaller image, the response has the whole one's size."""
+    """The model gets a smaller image, but the response has the size of the original."""
     prepared = []
     real = model.prepare
     monkeypatch.setattr(model, "prepare", lambda image: prepared.append(image.size) or real(image))

@@ -1,4 +1,4 @@
-"""Captions, truth, keywords and confidence of the static site against those of Python."""
+"""Captions, truth, keywords and confidence of the static site, compared with Python."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def plain(value: Any) -> Any:
 
 
 def assert_close(one: Any, other: Any) -> None:
-    """Equal but for the last digit of rounded numbers."""
+    """Check that values are equal except for the last digit of rounded numbers."""
     if isinstance(one, dict):
         assert one.keys() == other.keys()
         one, other = list(one.values()), [other[key] for key in one]

@@ -1,4 +1,4 @@
-"""Where the files of onnxruntime-web come from, and that no other content passes for them."""
+"""The source of onnxruntime-web's files, and the rejection of any other content."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TARBALL = packed(CONTENT)
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """A small package in place of the real one, without npm; the addresses that were requested."""
+    """A small package in place of the real one, without npm; yields the requested addresses."""
     requested: list[str] = []
     sha512 = base64.b64encode(hashlib.sha512(TARBALL).digest()).decode()
 

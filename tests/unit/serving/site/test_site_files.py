@@ -26,7 +26,7 @@ WORDS = ("a", "dog", "'s", "-lrb-")
 
 
 def write_exported(folder: Path, words: tuple[str, ...] = WORDS, **search: Any) -> Path:
-    """An exported folder whose graphs are never run."""
+    """Write an exported folder with graphs that are never run."""
     options = {"beam_size": 3, "max_length": 6} | search
     axis = {"first": 16.0, "pitch": 32.0, "start": 0.0, "stop": 64.0}
     tokens = {"start": 1, "end": 2, "never_generated": [0, 1, 3], "first_word": 4, "styles": {}}
@@ -55,7 +55,7 @@ def exported(tmp_path: Path) -> Path:
 
 
 def test_the_page_reads_every_search_option_that_it_is_given() -> None:
-    """Options that it does not read have the mark ``NOT_IN_BROWSER``."""
+    """Options that the page does not read have the mark ``NOT_IN_BROWSER``."""
     web = Path(writer.__file__).parent / "web"
     code = "".join(path.read_text(encoding="utf-8") for path in web.glob("*.js"))
     absent = (Role.NOT_IN_BROWSER, Role.SAMPLING)
