@@ -1,1 +1,1 @@
-"""What runs read: photos, COCO captions, cached features, and batches of them."""
+"""Data of runs: photos, COCO captions, cached features, and batches."""

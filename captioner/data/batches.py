@@ -1,7 +1,8 @@
-"""Training batches: photos, which may be augmented, and some of their captions.
+"""Training batches: photos with some of their captions.
 
-The random choices for a photo (captions, crop, flip) depend only on seed, epoch and photo, not on
-the process that reads it, so that a resumed run continues exactly where it stopped.
+The photos may be augmented. The random choices for a photo (captions, crop, flip) depend only on
+seed, epoch and photo, not on the process that reads it. A resumed run therefore continues exactly
+where it stopped.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ from captioner.text.vocabulary import PAD, START
 
 @dataclass(frozen=True)
 class Batch:
-    """Photos, or their features, and their captions.
+    """Photos, or their features, with their captions.
 
-    Not a tuple: DistributedDataParallel moves the tensors in tuples to the GPU, and reading the
-    tokens back would make every step wait.
+    The class is not a tuple, because DistributedDataParallel moves tensors in tuples to the GPU.
+    Every step would then wait for reading the tokens back.
     """
 
     images: Tensor
-    """(B, H, W, 3) bytes, or features (B, L, D)."""
+    """Pixels of the photos, (B, H, W, 3) bytes, or features, (B, L, D)."""
     tokens: Tensor
-    """(B, R, T + 1) start token, words, end token (see ``Example.tokens``), padding; a photo with
-    fewer than R captions has rows of padding. The longest captions, and the photos with the longest
-    captions, come first, which minimizes the padding that a decoder processes."""
+    """Token ids, (B, R, T + 1): start token, words, end token (see ``Example.tokens``), padding. A
+    photo with fewer than R captions has rows of padding. The longest captions of a photo come
+    first, and so do the photos with the longest captions. The decoder then processes the least
+    padding."""
     image_ids: tuple[int, ...]
-    """(B,)."""
+    """Ids of the photos, (B,)."""
     step: int = 0
     """Number of the batch in the run, from 0. Sampled captions depend on it."""
 
@@ -50,7 +52,7 @@ class Batch:
         return int((self.tokens[..., 1:] != PAD).sum())
 
     def parts(self, size: int) -> list[Batch]:
-        """Split the batch into parts of at most ``size`` photos; 0: one part."""
+        """Split the batch into parts of at most ``size`` photos, or return one part if it is 0."""
         size = size or len(self.images)
         parts = []
         for start in range(0, len(self.images), size):
@@ -60,7 +62,7 @@ class Batch:
         return parts
 
     def pin_memory(self) -> Batch:
-        """Return the batch with its images in pinned memory; ``DataLoader`` calls this."""
+        """Return the batch with its images in pinned memory. ``DataLoader`` calls this method."""
         return replace(self, images=self.images.pin_memory())
 
 
@@ -73,23 +75,23 @@ _ASPECT = math.log(5 / 4)  # log of the largest change of a crop's aspect ratio
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Strength of the augmentation; by default none.
+    """Strength of the random changes to training photos. The default changes nothing.
 
         crop     random crop, resized to the photo's size (Szegedy et al. 2015, arXiv:1409.4842)
         colour   brightness, contrast and saturation, each by a random factor (Howard 2013,
                  arXiv:1312.5402)
 
-    Deviation: a caption describes the whole photo, so crops should be large (75% of the area, where
-    classification uses 8%), and hue is kept: "a red shirt" must not turn green.
+    Deviation: a caption describes the whole photo. Crops should therefore be large: 75% of the
+    area, where classification uses 8%. The hue is kept, because "a red shirt" must not turn green.
     """
 
     min_crop: float = 1.0
-    """Smallest crop, as a share of the photo's area; 1: no crop."""
+    """Smallest crop, as a fraction of the photo's area. 1 turns cropping off."""
     color_jitter: float = 0.0
-    """Brightness, contrast and saturation change by up to this share; 0: no change."""
+    """Largest change of brightness, contrast and saturation, as a fraction. 0 turns it off."""
 
     def augmented(self, image: Image.Image, *, seed: int, epoch: int, key: str) -> Image.Image:
-        """Augment an RGB photo without changing its size; for ``key``, see ``Example.key``."""
+        """Augment an RGB photo without changing its size. For ``key``, see ``Example.key``."""
         rng = random.Random(f"variation {seed} {epoch} {key}")
         if self.min_crop < 1:
             box = self._crop(image.size, rng)
@@ -101,7 +103,7 @@ class Augmentation:
         return image
 
     def _crop(self, size: tuple[int, int], rng: random.Random) -> tuple[float, float, float, float]:
-        """Left, upper, right and lower edge (pixels)."""
+        """Return the left, upper, right and lower edge of a random crop (pixels)."""
         area = rng.uniform(self.min_crop, 1.0)
         # No side may exceed the photo's; limiting the aspect ratio keeps the sampled area.
         limit = min(_ASPECT, -math.log(area))
@@ -116,10 +118,10 @@ class Augmentation:
 
 @dataclass(eq=False)
 class PhotoReader(Dataset[tuple[Example, Tensor]]):
-    """Reads photos, and samples their captions for an epoch.
+    """A reader of photos that also samples their captions for an epoch.
 
-    It holds no photos: the loader sends each to a worker when it is needed. A worker that is
-    spawned would otherwise start with a copy of all photos' captions, every epoch.
+    It holds no photos. The loader sends each photo to a worker when the photo is needed. Otherwise,
+    each spawned worker would start every epoch with a copy of all captions.
     """
 
     preprocessing: Preprocessing
@@ -139,9 +141,9 @@ class PhotoReader(Dataset[tuple[Example, Tensor]]):
         return replace(photo, tokens=tokens), self.horizontal_flip and rng.random() < 0.5
 
     def __getitem__(self, index: tuple[int, Example]) -> tuple[Example, Tensor]:
-        """Return a photo with its captions of an epoch, and its pixels, (H, W, 3) bytes.
+        """Return a photo with its captions for an epoch, and its pixels, (H, W, 3) bytes.
 
-        A damaged photo becomes a filler, with a warning.
+        A damaged photo is replaced by a filler, and a warning is logged.
         """
         epoch, photo = index
         photo, flipped = self.sample(photo, epoch)
@@ -158,12 +160,12 @@ class PhotoReader(Dataset[tuple[Example, Tensor]]):
 
 
 def warn_skipped(error: ImageError) -> None:
-    """Log a photo that cannot be read."""
+    """Log a warning about a photo that cannot be read."""
     logging.getLogger(__name__).warning("%s; training continues without it", error)
 
 
 def collate(photos: Sequence[tuple[Example, Tensor]]) -> Batch:
-    """Stack photos, each with its pixels or features, and pad their captions, longest first."""
+    """Stack photos with their pixels or features, and pad their captions, longest first."""
     captions = [sorted(photo.tokens, key=len, reverse=True) for photo, _ in photos]
     order = sorted(range(len(photos)), key=lambda b: -len(captions[b][0]) if captions[b] else 1)
     return Batch(
@@ -178,7 +180,7 @@ def pad_captions(
 ) -> Tensor:
     """Pad each photo's captions (see ``Example.tokens``) to ``Batch.tokens``, (B, R, T + 1).
 
-    ``starts`` are the photos' start tokens; None: ``START``.
+    ``starts`` are the start tokens of the photos. None selects ``START`` for all of them.
     """
     longest = max((len(words) for photo in captions for words in photo), default=1)
     tokens = torch.full((len(captions), max(1, *map(len, captions)), 1 + longest), PAD)

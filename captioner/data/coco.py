@@ -1,4 +1,4 @@
-"""COCO annotation files: checked reading, and captions joined with the photos on disk."""
+"""COCO annotation files: read and check them, and find their photos on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from captioner.errors import DataError
 from captioner.files import read_input
 
 Fields: TypeAlias = Mapping[str, Mapping[str, tuple[type, ...]]]
-"""The fields that a reader needs: list in the file -> field -> accepted types."""
+"""The fields that a reader needs, as list in the file -> field -> accepted types."""
 
 CAPTION_FIELDS: Fields = {
     "images": {"id": (int,), "file_name": (str,)},
@@ -31,14 +31,14 @@ CAPTION_FIELDS: Fields = {
 def read_coco(
     path: str | Path, fields: Fields, content: Literal["captions", "instances"]
 ) -> dict[str, Any]:
-    """Read a COCO file of this content and check the fields that the caller relies on.
+    """Read a COCO file with captions or instances, and check the fields that the caller needs.
 
-    Whole numbers may be written as text or as 1.0, as pandas writes them, and become integers. A
+    Whole numbers may be written as text or as 1.0, as pandas writes them. They become integers. A
     caption may be null or NaN, and becomes empty.
 
     Raises:
-        DataError: It is missing or not JSON, has no such list, an entry lacks a field or has one of
-            another type, or two images share an id.
+        DataError: The file is missing, is not JSON or lacks a list. An entry lacks a field or has a
+            field of the wrong type. Two images share an id.
     """
     data = read_json(Path(path))
     if _is_karpathy(data):
@@ -67,14 +67,18 @@ _KINDS = {int: "a whole number", str: "text", list: "a list"}
 
 
 def _is_karpathy(data: Mapping[str, Any]) -> bool:
-    """Return whether images hold their captions, as in Karpathy's files."""
+    """Return whether images contain their captions, as in Karpathy's files."""
     images = data.get("images")
     first = images[0] if isinstance(images, list) and images else None
     return isinstance(first, dict) and "sentences" in first and "annotations" not in data
 
 
 def _converted(where: str, key: str, value: Any, accepted: tuple[type, ...]) -> Any:
-    """Return a value as one of the accepted types, or raise DataError."""
+    """Return a value as one of the accepted types.
+
+    Raises:
+        DataError: The value has a different type.
+    """
     with suppress(ValueError):
         if int in accepted:
             return whole_number(value)
@@ -84,10 +88,10 @@ def _converted(where: str, key: str, value: Any, accepted: tuple[type, ...]) -> 
 
 
 def whole_number(value: Any) -> int:
-    """Return the whole number that an id is, also one written as 1.0 or as text.
+    """Return an id as a whole number. It may be written as 1.0 or as text.
 
     Raises:
-        ValueError: It is not a whole number.
+        ValueError: The id is not a whole number.
     """
     if isinstance(value, str):
         whole = bool(re.fullmatch(r"\s*-?\d{1,18}\s*", value, re.ASCII))
@@ -101,10 +105,10 @@ def whole_number(value: Any) -> int:
 
 
 def caption_text(value: object) -> str:
-    """Return a caption as text; null and NaN, with which others mark a missing one, are empty.
+    """Return a caption as text. Null and NaN, which mark missing captions, become empty.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The caption is neither text nor missing.
     """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
@@ -114,19 +118,22 @@ def caption_text(value: object) -> str:
 
 
 def read_photos(annotations: Sequence[str | Path], *, renumber: bool = False) -> dict[int, Example]:
-    """Read COCO captions files; a file given twice is read once.
+    """Read the photos of COCO captions files. A file that is listed twice is read once.
 
-    ``renumber`` gives an image a new id if its own is that of another image in an earlier file: the
-    numbers after the largest id, in the files' order. Only where nothing else, such as features or
-    results, refers to the ids. Otherwise, such a clash is an error.
+    Args:
+        annotations: The files.
+        renumber: Choose new ids for images whose id belongs to a different image in an earlier
+            file. New ids follow the largest id, in the order of the files. Use this only if
+            nothing else, such as features or results, refers to the ids. Without it, a repeated
+            id is an error.
 
     Returns:
-        All photos by image id, in the files' order, also those without captions. Paths are the file
-        names.
+        All photos by image id, in the order of the files, also those without captions. Paths are
+        the file names.
 
     Raises:
-        DataError: A file is missing or not COCO captions, or two files give different file names
-            for an image id.
+        DataError: A file is missing or has no COCO captions, or two files have different file
+            names for an image id.
     """
     files: dict[Path, int] = {}
     for index, path in enumerate(annotations):
@@ -167,7 +174,7 @@ def read_photos(annotations: Sequence[str | Path], *, renumber: bool = False) ->
 def read_captions(
     annotations: Sequence[str | Path], *, renumber: bool = False
 ) -> dict[int, tuple[str, ...]]:
-    """The captions of `read_photos` by image id; an image without captions has none."""
+    """Return the captions of `read_photos` by image id, which may be an empty list."""
     photos = read_photos(annotations, renumber=renumber)
     return {image_id: photo.captions for image_id, photo in photos.items()}
 
@@ -184,14 +191,14 @@ def read_dataset(
     Args:
         annotations: See `read_photos`.
         images: Image folders, searched in order.
-        ids: Image ids to keep; None: all.
+        ids: Image ids to keep. None keeps all.
         renumber: See `read_photos`.
 
     Returns:
         The photos that have captions, sorted by image id.
 
     Raises:
-        DataError: No annotations or no captioned photos, or a folder or photos are missing.
+        DataError: Annotations, captions, a folder or photos are missing.
     """
     if not annotations:
         raise DataError("no annotations were given; give at least one COCO captions file")
@@ -208,9 +215,12 @@ def read_dataset(
 def locate_photos(
     photos: Sequence[Example], images: Sequence[str | Path], source: str
 ) -> list[Example]:
-    """The photos with their paths in image folders, searched in order, in place of file names.
+    """Return the photos with the paths of their files in place of file names.
 
-    ``source`` is the annotation file, for error messages.
+    Args:
+        photos: Photos with their file names.
+        images: Image folders, searched in order.
+        source: The annotation file, for error messages.
 
     Raises:
         DataError: A folder is missing, or photos are missing from the folders.
@@ -241,7 +251,11 @@ def locate_photos(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, with or without a byte order mark; DataError: it holds anything else."""
+    """Read a JSON object, with or without a byte order mark.
+
+    Raises:
+        DataError: The file cannot be read, or contains anything but a JSON object.
+    """
     try:
         data = json.loads(read_input(path, "a JSON file").decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:

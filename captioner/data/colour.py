@@ -1,10 +1,11 @@
-"""Colours of photos as sRGB, which the model and the screen expect.
+"""Colours of photos, converted to sRGB for the model and the screen.
 
 Most photos are in sRGB and stay as they are. Phones use Display P3, photographers Adobe RGB or
-ProPhoto RGB, printers CMYK, all with a profile (ICC) in the file. PNG, HEIC and AVIF can name
-their colours by numbers instead (CICP), and PNG by its gamma; a profile is made for these.
+ProPhoto RGB, and printers CMYK. These files contain a profile (ICC). PNG, HEIC and AVIF can name
+their colours by numbers instead (CICP), and PNG also by its gamma. For these, a profile is made
+here.
 
-A profile that cannot be used is ignored: the picture is right but for its tint.
+A profile that cannot be used is ignored. The picture then has a wrong tint, but is right otherwise.
 
 Source: ICC.1:2004 (profiles), ITU-T H.273 (CICP), ITU-R BT.2100 (PQ and HLG), Lindbloom (matrices).
 """
@@ -43,7 +44,7 @@ _MAX_PROFILE = 4 << 20
 
 
 def profile_of(image: Image.Image) -> bytes | None:
-    """Return the ICC profile of a picture's pixels, or None if they are taken as sRGB."""
+    """Return the ICC profile of a picture's pixels, or None if they count as sRGB."""
     info = image.info
     if numbers := info.get("cicp"):
         return _cicp_profile(*numbers)
@@ -57,10 +58,10 @@ def profile_of(image: Image.Image) -> bytes | None:
 
 
 def to_srgb(image: Image.Image, profile: bytes) -> Image.Image | None:
-    """Return the picture in sRGB, or None if it is already or the profile cannot be used.
+    """Return the picture in sRGB, or None if it needs no change or its profile is unusable.
 
     Args:
-        image: A picture of mode RGB, L or CMYK; an RGB one may be changed in place.
+        image: A picture of mode RGB, L or CMYK. An RGB picture may be changed in place.
         profile: The ICC profile of its pixels, for the same kind of colours.
     """
     transform = _transform(profile, image.mode)
@@ -74,7 +75,7 @@ def to_srgb(image: Image.Image, profile: bytes) -> Image.Image | None:
 
 @functools.lru_cache(maxsize=16)
 def _transform(profile: bytes, mode: str) -> Any:
-    """Return a transform to sRGB, or None if it would change nothing or the profile is damaged."""
+    """Return a transform to sRGB, or None if it changes nothing or the profile is damaged."""
     try:
         from PIL import ImageCms
 
@@ -106,7 +107,7 @@ def _samples(mode: str) -> Image.Image:
 
 @functools.cache
 def _cicp_profile(primaries: int, transfer: int) -> bytes | None:
-    """Return a profile for colours named by numbers, or None if they are those of sRGB."""
+    """Return a profile for colours named by numbers, or None if the colours are sRGB."""
     steps = np.linspace(0, 1, 1024)
     if transfer == _PQ:
         power = steps ** (1 / 78.84375)
@@ -126,7 +127,7 @@ def _cicp_profile(primaries: int, transfer: int) -> bytes | None:
 
 
 def _below_white(light: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compress light brighter than the white of paper, 1, so that highlights keep their drawing."""
+    """Compress light brighter than paper white, 1, so that highlights keep their details."""
     knee = 0.6
     over = np.maximum(light - knee, 0) / (1 - knee)
     return np.where(light <= knee, light, knee + (1 - knee) * over / (1 + over))
@@ -134,16 +135,17 @@ def _below_white(light: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @functools.lru_cache(maxsize=16)
 def _gamma_profile(gamma: float, primaries: Chromaticities) -> bytes | None:
-    """Return a profile for PNG's chunks gAMA and cHRM, or None if they are about sRGB's."""
+    """Return a profile for PNG's chunks gAMA and cHRM, or None if they are close to sRGB."""
     if abs(gamma - 1 / 2.2) < 0.01 and np.allclose(primaries, _BT709, atol=0.002):
         return None
     return _matrix_profile(primaries, np.linspace(0, 1, 1024) ** (1 / gamma))
 
 
 def _matrix_profile(primaries: Chromaticities, curve: NDArray[np.float64]) -> bytes | None:
-    """Return an ICC profile of three primaries and the light of each value, or None if they fail.
+    """Return an ICC profile of three primaries and a curve, or None if they are invalid.
 
-    The primaries are adapted from their white to D50, as ICC profiles require (Bradford).
+    The curve has the light of each value. The primaries are adapted from their white to D50, as ICC
+    profiles require (Bradford).
     """
     try:
         points = np.array(primaries, dtype=float).reshape(4, 2)

@@ -1,7 +1,7 @@
-"""Writes imported photos as COCO captions files, one per split.
+"""COCO captions files written from imported photos, one file per split.
 
 Empty captions, photos without captions and photos that are not on disk are left out and counted.
-Nothing is written before everything has been checked.
+Everything is checked before the first file is written.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ EMPTY = ("", "nan")
 
 @dataclass
 class ImportSummary:
-    """What `write_coco` wrote and what it left out; ``str()`` formats it."""
+    """The files that `write_coco` wrote, and the photos and captions that it left out."""
 
     files: dict[str, Path] = field(default_factory=dict)
-    """File by split; an empty split has none."""
+    """The file of each split. An empty split has no file."""
     photos: dict[str, int] = field(default_factory=dict)
     captions: dict[str, int] = field(default_factory=dict)
     empty_captions: int = 0
-    """Left out: white space, or nan."""
+    """Number of captions left out because they are white space or nan."""
     photos_without_captions: int = 0
-    """Left out: no captions, or only empty ones."""
+    """Number of photos left out because they have no captions, or only empty captions."""
     missing_photos: list[str] = field(default_factory=list)
-    """Left out: not in the image folder, or not readable."""
+    """Photos left out because they are not in the image folder or not readable."""
 
     def __str__(self) -> str:
         lines = [
@@ -61,8 +61,8 @@ class ImportSummary:
 def prepare_dataset(options: DatasetOptions) -> ImportSummary:
     """Convert captions in another layout to COCO captions files.
 
-    See `import_captions`, `write_coco` and, for a source without validation photos,
-    `split_randomly`, which splits its training photos.
+    For the steps, see `import_captions` and `write_coco`. If the source has no validation photos,
+    `split_randomly` splits its training photos.
     """
     photos = import_captions(options.source, options.layout, options)
     splits = {photo.split for photo in photos}
@@ -79,14 +79,14 @@ def split_randomly(
 ) -> list[Example]:
     """Split photos into train, val and test by a hash of seed and file name.
 
-    The same photos and seed give the same splits, in any order and on any machine. Photos that
+    The same photos and seed result in the same splits, in any order and on any machine. Photos that
     share a file name stay together. A split gets at least one photo, unless its fraction is 0.
 
     Returns:
-        The photos with their splits, by split and file name.
+        The photos with their splits, sorted by split and file name.
 
     Raises:
-        ConfigError: A fraction is not in 0..1, or nothing is left for training.
+        ConfigError: A fraction is not in 0..1, or no photo is left for training.
         DataError: There are too few photos.
     """
     if not (0 <= validation <= 1 and 0 <= test <= 1 and validation + test < 1):
@@ -111,9 +111,10 @@ def split_randomly(
 def write_coco(photos: Sequence[Example], options: DatasetOptions) -> ImportSummary:
     """Write captions_SPLIT.json for each split, in the format that pycocotools reads.
 
-    Image ids of the source are kept; other photos are numbered from ``first_id``, or from the
+    Image ids of the source are kept. Other photos are numbered from ``first_id``, or from the
     largest id of the source + 1 if that is greater. Captions are stripped. The folder may already
-    hold other splits, but not with any of these photos: the test set must not leak into training.
+    contain other splits, but not with any of these photos, because the test set must not leak into
+    training.
 
     Raises:
         DataError: A file exists, a photo is in an existing split, or no photo is left.
@@ -172,7 +173,7 @@ def _usable(
 ) -> tuple[Example, dict[str, int]] | None:
     """Return a photo with its name on disk, its captions that are not empty, and its size.
 
-    Returns None, and counts the photo, if it is left out.
+    A photo that is left out is counted, and None is returned.
     """
     captions = tuple(text for text in map(str.strip, photo.captions) if text.lower() not in EMPTY)
     summary.empty_captions += len(photo.captions) - len(captions)

@@ -1,4 +1,4 @@
-"""A photo with its captions, as data sets hold it and as training and evaluation read it."""
+"""A photo with its captions, the unit of data sets, training and evaluation."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ class Example:
     """One photo with all its captions, so that a training step encodes each photo once."""
 
     image_id: int
-    """Id in the source, or ``NO_ID``."""
+    """Id of the photo in the source, or ``NO_ID``."""
     path: Path
-    """The photo's file; until the photo has been located on disk, its name in the source."""
+    """The photo's file. Until the photo has been located on disk, its name in the source."""
     captions: tuple[str, ...]
     style: str = ""
-    """See ``Vocabulary.start``."""
+    """Style of the captions; see ``Vocabulary.start``."""
     source: int = 0
-    """Index of the captions file, in the order given; of several that list the photo, the first."""
+    """Index of the captions file, in the order of the files. If several files list the photo, the
+    first file counts."""
     split: str = UNSPLIT
     """``train``, ``val``, ``test`` or ``UNSPLIT``."""
     tokens: tuple[list[int], ...] = field(default=(), hash=False)
-    """Word ids of each caption, then the end token; truncated captions have no end token, so that
-    truncation is not learned as an ending. Empty until the captions are encoded."""
+    """Word ids of each caption, followed by the end token. Truncated captions have no end token, so
+    that the model does not learn truncation as an ending. Empty until the captions are encoded."""
     start: int = START
     """Start token of the photo's style."""
     repeat: int = 0
-    """Which of the photo's uses in an epoch this is, from 0 (see ``data.repeats``)."""
+    """Number of this use of the photo within an epoch, from 0 (see ``data.repeats``)."""
 
     @property
     def key(self) -> str:
-        """Text that the photo's random choices depend on; it differs between uses in an epoch."""
+        """The text that the photo's random choices depend on. Each use in an epoch has its own."""
         return f"{self.image_id} {self.repeat}" if self.repeat else str(self.image_id)

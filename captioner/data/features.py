@@ -1,10 +1,10 @@
-"""Cached features of a frozen encoder: computed once, read in every epoch.
+"""Cached features of a frozen encoder, computed once and read in every epoch.
 
     FOLDER/features.json   written first: what the rows are made from
-    FOLDER/features.bin    rows of (L, D): the photos, then flipped versions of the first ones
+    FOLDER/features.bin    rows of (L, D): the photos, then flipped versions of the first photos
     FOLDER/features.index  a `RECORD` per photo whose rows are on disk, appended block by block
 
-A folder is complete once the index has all photos; an interrupted run loses at most one block.
+A folder is complete when the index contains all photos. An interrupted run loses at most one block.
 
 Notation: N rows, B photos, L = Gh x Gw regions, D feature size.
 """
@@ -54,13 +54,15 @@ RECORD = np.dtype(
 def feature_fingerprint(
     encoder: Encoder, preprocessing: Preprocessing, stage: str | None = None, **storage: str
 ) -> dict[str, str]:
-    """What features depend on besides the photo.
+    """Return everything besides the photo that its features depend on.
 
     Args:
-        encoder: Its name, and the SHA-256 of its weights, or of those before ``stage``.
-        preprocessing: The encoder's; every field is included.
-        stage: Encoder stage whose input is cached; None: the encoder's output.
-        **storage: ``dtype`` of the rows and ``precision`` of the encoder; left out, any match.
+        encoder: The encoder. Its name counts, and the SHA-256 of its weights or of the weights
+            before ``stage``.
+        preprocessing: The encoder's preprocessing, of which every field counts.
+        stage: Encoder stage whose input is cached. None means the encoder's output.
+        **storage: ``dtype`` of the rows and ``precision`` of the encoder. If they are left out,
+            any value matches.
     """
     weights = hashlib.sha256()
     state = encoder.state_dict() if stage is None else encoder.state_until(stage)
@@ -75,14 +77,18 @@ def feature_fingerprint(
 
 
 class FeatureCache:
-    """The rows of a complete folder, memory-mapped; safe to share between threads."""
+    """The rows of a complete folder, memory-mapped. Threads may share it."""
 
     def __init__(self, folder: str | Path, fingerprint: Mapping[str, str]) -> None:
         """Open a folder that ``captioner prepare features`` has written.
 
+        Args:
+            folder: Folder of the features.
+            fingerprint: Expected values from `feature_fingerprint`. Values left out match anything.
+
         Raises:
-            DataError: It has no features, is incomplete or damaged, or was made with another
-                fingerprint (from `feature_fingerprint`; what it leaves out matches any).
+            DataError: The folder has no features, is incomplete or damaged, or has a different
+                fingerprint.
         """
         self.folder, header = Path(folder), read_header(folder)
         if not header:
@@ -117,15 +123,19 @@ class FeatureCache:
         return f"recreate them with: {COMMAND} -o {self.folder} --force"
 
     def has(self, image_id: int) -> bool:
-        """Whether the photo has a row; False if it is unknown or could not be read."""
+        """Return whether a photo has a row. Unknown and unreadable photos have no row."""
         row = self._index.get(image_id)
         return row is not None and bool(self.records[row]["readable"])
 
     def check(self, images: Sequence[Example], *, flipped: bool = False) -> None:
-        """Check that the rows, and with ``flipped`` the flipped ones, are of these photos as now.
+        """Check that the rows belong to these photos in their present state.
 
-        A file of the same name and size counts as unchanged. Missing files are not an error. A
+        A file with the same name and size counts as unchanged. Missing files are not an error. A
         photo that could not be read counts as known (see `has`).
+
+        Args:
+            images: The photos.
+            flipped: Also check the flipped rows.
 
         Raises:
             DataError: Photos are not in the cache, or their files have changed.
@@ -149,14 +159,17 @@ class FeatureCache:
             )
 
     def read(self, photos: Sequence[tuple[int, bool]]) -> Tensor:
-        """Gather the rows of image ids, or with True their flipped rows.
+        """Gather the rows of photos.
+
+        Args:
+            photos: Image ids, each with True for the flipped row.
 
         Returns:
-            (B, L, D) in the cache's dtype, pinned if there is a GPU; zeros for a photo that could
-            not be read (see `has`).
+            Features, (B, L, D), in the cache's dtype, pinned if there is a GPU. A photo that could
+            not be read has zeros (see `has`).
 
         Raises:
-            DataError: A row is damaged, by the checksum, which is verified at the first reading.
+            DataError: A row is damaged. Its checksum is verified at the first reading.
         """
         shape, pin = (len(photos), *self.shape[1:]), torch.cuda.is_available()
         features = torch.empty(shape, dtype=self.dtype, pin_memory=pin)
@@ -179,33 +192,33 @@ class FeatureCache:
 
 
 class FeatureEncoder(NamedTuple):
-    """A frozen encoder, and what its features look like."""
+    """A frozen encoder with the shape of its features."""
 
     encode: Callable[[Tensor], Tensor]
-    """Pixels (B, H, W, 3) bytes to features (B, L, D) on any device."""
+    """Turns pixels, (B, H, W, 3) bytes, into features, (B, L, D), on any device."""
     preprocessing: Preprocessing
     grid: tuple[int, int]
-    """Gh, Gw."""
+    """Height and width of the grid, Gh and Gw."""
     feature_dim: int
-    """D."""
+    """Size D of a feature vector."""
     fingerprint: dict[str, str]
-    """From `feature_fingerprint`, with dtype and precision."""
+    """Result of `feature_fingerprint`, with dtype and precision."""
 
     @property
     def row_bytes(self) -> int:
-        """Size of a row (bytes)."""
+        """The size of a row (bytes)."""
         dtype = DTYPES[self.fingerprint["dtype"]]
         return self.grid[0] * self.grid[1] * self.feature_dim * dtype.itemsize
 
 
 class EncodedPhoto(NamedTuple):
-    """A photo's features in bytes, or why it could not be read."""
+    """A photo's features in bytes, or the reason why it could not be read."""
 
     size: int
-    """Of its file (bytes); -1: there was none."""
+    """Size of the photo's file (bytes), or -1 if the file did not exist."""
     row: bytes
     flipped: bytes
-    """Empty: it is not encoded flipped."""
+    """Features of the flipped photo. Empty if it is not encoded flipped."""
     error: str
 
 
@@ -216,7 +229,10 @@ Progress = Iterator[tuple[int, list[str]]]
 
 
 class FeatureWriter:
-    """Fills a folder; resuming an interrupted run gives the same bytes as an uninterrupted one."""
+    """A writer that fills a folder with features.
+
+    A resumed run writes the same bytes as an uninterrupted run.
+    """
 
     def __init__(
         self,
@@ -227,17 +243,19 @@ class FeatureWriter:
         *,
         force: bool = False,
     ) -> None:
-        """Inspect the folder, which is new, empty or has part of these features; write nothing yet.
+        """Inspect the folder, which must be new, empty or partly filled with these features.
+
+        Nothing is written yet.
 
         Args:
-            folder: Created if missing.
-            encoder: Computes the features.
+            folder: Folder of the features, created if it is missing.
+            encoder: Encoder that computes the features.
             images: The photos, in the order of their rows.
             flipped: Number of photos, from the first, that are also encoded flipped.
-            force: Replace other or complete features, and keep other files.
+            force: Replace different or complete features. Unrelated files are kept.
 
         Raises:
-            ConfigError: Two photos share an id, or the folder holds something else.
+            ConfigError: Two photos share an id, or the folder contains something else.
         """
         self.folder, self.encoder, self.images = Path(folder), encoder, images
         self.flipped = flipped
@@ -267,19 +285,20 @@ class FeatureWriter:
 
     @property
     def complete(self) -> bool:
-        """Whether there is nothing to do."""
+        """True if all photos are written."""
         return self.done == len(self.images)
 
     @property
     def missing_bytes(self) -> int:
-        """Disk space still needed (bytes)."""
+        """The disk space that is still needed (bytes)."""
         rows = self.folder / ROWS
         return max(0, self.bytes - (512 * rows.stat().st_blocks if rows.exists() else 0))
 
     def fill(self, batch_size: int = 32) -> Progress:
         """Encode the missing photos, which threads read ahead, and write their features.
 
-        A resumed run gives the same bytes only with the same batch size, that of a block.
+        A batch is a block. A resumed run therefore writes the same bytes only with the same batch
+        size.
         """
         paths = [image.path for image in self.images]
         return self.write(
@@ -289,7 +308,10 @@ class FeatureWriter:
         )
 
     def write(self, blocks: Callable[[int], Blocks]) -> Progress:
-        """Write the missing photos, which ``blocks`` yields in order from the one of an index.
+        """Write the missing photos.
+
+        Args:
+            blocks: Yields the photos in order, starting with the photo at an index.
 
         Raises:
             DataError: Another process is filling the folder, or features overflow the dtype.
@@ -343,9 +365,12 @@ class FeatureWriter:
 def encode_photos(
     paths: Sequence[Path], encoder: FeatureEncoder, batch_size: int, flipped: int
 ) -> Blocks:
-    """Encode photos, which threads read ahead; features that overflow the dtype are a DataError.
+    """Encode photos, which threads read ahead, and yield a block for each batch.
 
-    A batch makes a block; the first ``flipped`` photos are also encoded flipped, by themselves.
+    The first ``flipped`` photos are also encoded flipped, in a pass of their own.
+
+    Raises:
+        DataError: Features overflow the dtype.
     """
 
     def read(path: Path) -> NDArray[np.uint8]:
@@ -365,7 +390,7 @@ def encode_photos(
 
 
 def _size(path: Path) -> int:
-    """Size of a file (bytes); -1: there is none."""
+    """Return the size of a file (bytes), or -1 if the file does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -375,7 +400,7 @@ def _size(path: Path) -> int:
 def _encode(
     pixels: Mapping[int, NDArray[np.uint8]], paths: Sequence[Path], encoder: FeatureEncoder
 ) -> dict[int, bytes]:
-    """The rows of photos, by their index in the block."""
+    """Return the rows of photos by the photos' index in the block."""
     if not pixels:
         return {}
     dtype = encoder.fingerprint["dtype"]
@@ -395,7 +420,10 @@ def _encode(
 
 
 def read_header(folder: str | Path) -> dict[str, Any]:
-    """The content of ``features.json``; empty if it cannot be read or is of another version."""
+    """Return the content of ``features.json``.
+
+    The result is empty if the file cannot be read or has a different version.
+    """
     try:
         header: dict[str, Any] = json.loads(Path(folder, HEADER).read_text(encoding="utf-8"))
         return header if header["version"] == VERSION else {}
@@ -404,7 +432,7 @@ def read_header(folder: str | Path) -> dict[str, Any]:
 
 
 def difference(held: Mapping[str, str], expected: Mapping[str, str]) -> str | None:
-    """The first value of a fingerprint that differs, for error messages."""
+    """Return the first value of a fingerprint that differs, for error messages."""
     for name, value in expected.items():
         if held.get(name) != value:
             if name == "weights":

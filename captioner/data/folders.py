@@ -1,4 +1,4 @@
-"""Finds photos: in files and folders, in natural order, and by the names that tables have."""
+"""Photos found in files and folders, in natural order, or by their names in a table."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from captioner.errors import DataError
 
 @dataclass
 class Skipped:
-    """Files of folders that are not captioned."""
+    """The files of folders that are not captioned."""
 
     photos: dict[PhotoFormat, Counter[str]] = field(default_factory=dict)
-    """Photos that cannot be decoded here, by format and extension."""
+    """Photos that cannot be decoded here, counted by format and extension."""
     others: Counter[str] = field(default_factory=Counter)
-    """Files that are not photos, by extension in lower case; empty: no extension."""
+    """Files that are not photos, counted by extension in lower case. The extension may be empty."""
     rest: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """The rest, by a noun and what follows it: hidden photos, but no other hidden files; subfolders
-    of a search that is not recursive, or else links to folders; camera RAW beside its photo."""
+    """All other skipped files, counted by a noun and the words after it: hidden photos, subfolders
+    of a search that is not recursive, links to folders, and camera RAW next to its photo. Hidden
+    files that are not photos are not counted."""
     unlisted: list[str] = field(default_factory=list)
-    """A message for each subfolder that cannot be listed."""
+    """One message for each subfolder that cannot be listed."""
 
 
 def find_images(
@@ -37,21 +38,22 @@ def find_images(
     skipped: Skipped | None = None,
     formats: tuple[PhotoFormat, ...] = FORMATS,
 ) -> list[Path]:
-    """List photos in the order given; a folder is replaced by its photos.
+    """List photos in the order of the paths. A folder is replaced by its photos.
 
-    Files and missing paths are returned as they are; `open_image` reports what is wrong with them.
-    A folder's photos are found by their extension (see `FORMATS`) and sorted naturally (``2.jpg``
-    before ``10.jpg``); hidden files are skipped, and camera RAW beside a photo of the same name.
+    Files and missing paths are returned unchanged, so that `open_image` reports what is wrong with
+    them. The photos of a folder are found by their extension (see `FORMATS`) and sorted naturally
+    (``2.jpg`` before ``10.jpg``). Hidden files are skipped, and so is camera RAW next to a photo of
+    the same name.
 
     Args:
         paths: Files and folders.
-        recursive: Also search subfolders, after the folder's own photos; links are not followed.
-        skipped: Counts what is left out of folders; None: a subfolder that cannot be listed is an
-            error.
-        formats: What folders are searched for.
+        recursive: Also search subfolders, after the folder's own photos. Links are not followed.
+        skipped: Counts the files of folders that are left out. If it is None, a subfolder that
+            cannot be listed is an error.
+        formats: Formats to search folders for.
 
     Raises:
-        DataError: A folder has no photos that can be decoded, or cannot be listed; or a name is
+        DataError: A folder cannot be listed or has no photos that can be decoded, or a name is
             empty.
     """
     counted = Skipped() if skipped is None else skipped
@@ -125,7 +127,7 @@ def without_pictures(photos: Sequence[Path]) -> list[Path]:
 
 
 def without_twins(files: Sequence[str]) -> list[str]:
-    """Paths or URLs of files, without camera RAW beside a photo of the same name."""
+    """Return paths or URLs without camera RAW files next to a photo of the same name."""
     kinds = {name: format_by_name(name) for name in files}
     if RAW not in kinds.values():
         return [*files]
@@ -139,10 +141,10 @@ def _unlisted(error: OSError) -> str:
 
 
 def expand_pattern(pattern: str, skipped: Skipped | None = None) -> list[str]:
-    """Files and folders that match a pattern of local names, as in a shell, in natural order.
+    """Return the files and folders that match a pattern of local names, in natural order.
 
-    ``**`` stands for any subfolders. It does not follow links to folders, which may lead back.
-    Subfolders that cannot be listed are as for `find_images`.
+    Patterns work as in a shell. ``**`` stands for any subfolders. It does not follow links to
+    folders, which may lead back. Subfolders that cannot be listed are treated as in `find_images`.
     """
     counted = Skipped() if skipped is None else skipped
     found = sorted(dict.fromkeys(_expand(pattern, counted)), key=natural)
@@ -170,7 +172,7 @@ def _expand(pattern: str, skipped: Skipped) -> list[str]:
 
 
 def _is_photo(name: str, skipped: Skipped, formats: tuple[PhotoFormat, ...]) -> bool:
-    """Whether the file is a photo that can be decoded here; counts it if not."""
+    """Return whether a file is a photo that can be decoded here. Count it if it is not."""
     extension = Path(name).suffix.lower()
     kind = next((kind for kind in formats if extension in kind.extensions), None)
     if kind is None:
@@ -184,10 +186,11 @@ def _is_photo(name: str, skipped: Skipped, formats: tuple[PhotoFormat, ...]) -> 
 
 
 def natural(name: str) -> str:
-    """Sort key: numbers by value, letters without case, ties by the name itself.
+    """Return a sort key: numbers by value, letters without case, ties by the name itself.
 
-    A string, which takes less memory than a list of parts for a million names. Each number is
-    preceded by its length (three digits; names have at most 255 characters), so 9 sorts before 10.
+    The key is text, because a list of parts would take more memory for a million names. Each number
+    is preceded by its length in three digits, so 9 sorts before 10. Three digits are enough,
+    because names have at most 255 characters.
     """
     padded = re.sub("0*([0-9]+)", lambda n: f"{len(n[1]):03}{n[1]}", name.casefold())
     return f"{padded}\0{name}"
@@ -200,20 +203,20 @@ _BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
 
 
 class NamedFiles:
-    """The files below a folder, found by the names that a table or an annotations file has.
+    """The files below a folder, found by their names in a table or an annotations file.
 
-    A name may differ from that on disk in its Unicode form (Macs write NFD), in space around it,
-    and in how bytes are written that are not UTF-8. Each folder is listed once, which is faster
-    than a call of the system per photo.
+    A name in the table may differ from the name on disk in its Unicode form (Macs write NFD), in
+    the white space around it, and in the spelling of bytes that are not UTF-8. Each folder is
+    listed once, which is faster than a system call per photo.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Take the folder, which is listed when the first name is looked for."""
+        """Take the folder. It is listed when the first name is looked up."""
         self.folder = folder
         self._listed: dict[str, dict[str, str]] = {}
 
     def find(self, name: str) -> Path | None:
-        """Return the file (or folder) of a name, or None if it does not exist."""
+        """Return the file or folder with a name, or None if it does not exist."""
         for spelled in dict.fromkeys((name, decoded_name(name))):
             if listed := self._find(PurePath(spelled).parts):
                 return listed
@@ -226,8 +229,8 @@ class NamedFiles:
         """Return the file of a name that a stranger may have chosen.
 
         Raises:
-            DataError: The name leads out of the folder, itself or by a link, or the file does not
-                exist. The message has neither the name nor the folder.
+            DataError: The name leads out of the folder, directly or by a link, or the file does not
+                exist. The message contains neither the name nor the folder.
         """
         if problem := unsafe_name(decoded_name(name)):
             raise DataError(problem)
@@ -250,7 +253,7 @@ class NamedFiles:
         return self.folder / found if found else None
 
     def _names(self, folder: str) -> dict[str, str]:
-        """Names in a folder, by themselves and by what they have in common with other spellings."""
+        """Return the names in a folder by their own spelling and by their normalized spelling."""
         if folder not in self._listed:
             try:
                 names = os.listdir(self.folder / folder)  # noqa: PTH208 (names, not paths)
@@ -261,7 +264,7 @@ class NamedFiles:
 
 
 def unsafe_name(name: str) -> str:
-    """Return why a name may lead out of a folder, on any system; empty if it can't."""
+    """Return why a name may lead out of a folder on any system, or an empty text if it cannot."""
     if not name.strip():
         return "is empty"
     if "\0" in name:
@@ -274,7 +277,7 @@ def unsafe_name(name: str) -> str:
 
 
 def decoded_name(name: str) -> str:
-    """Return a file name with the bytes that `captioner.files.atomic_open` escapes."""
+    """Return a file name with the invalid bytes that `captioner.files.atomic_open` escapes."""
     return _BYTE.sub(lambda byte: chr(0xDC00 + int(byte[1], 16)), name)
 
 

@@ -1,6 +1,6 @@
-"""Photo formats: their file name extensions, and whether they can be decoded here.
+"""Photo formats, with their file name extensions and the packages that decode them.
 
-JPEG XL, which cannot, is listed so that its photos are reported as photos.
+JPEG XL cannot be decoded. It is listed so that its files are reported as photos.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from PIL import features
 
 @dataclass(frozen=True)
 class PhotoFormat:
-    """A photo format and what decodes it."""
+    """A photo format and its decoder."""
 
     name: str
-    """Name in messages."""
+    """Name of the format in messages."""
     extensions: tuple[str, ...]
     """File name extensions in lower case."""
     codec: str | None = None
-    """Pillow's feature that decodes it; None: built in."""
+    """Feature of Pillow that decodes the format. None if it is built in."""
     package: str | None = None
-    """The package that decodes it."""
+    """Package that decodes the format. None if Pillow does."""
     unsupported: str = "is missing in this Pillow; run: pip install --upgrade pillow"
-    """Why it cannot be decoded here and what to do; follows the name."""
+    """The reason why the format cannot be decoded here and the remedy. It follows the name."""
     signature: re.Pattern[bytes] | None = None
-    """First bytes, for formats that Pillow may not recognize."""
+    """First bytes of the file, for formats that Pillow may not recognize."""
 
     @property
     def decodable(self) -> bool:
-        """Whether this installation can decode it."""
+        """True if this installation can decode the format."""
         if self.package is not None:
             return importlib.util.find_spec(self.package) is not None
         known = {**features.modules, **features.codecs}  # older versions of Pillow do not know all
@@ -41,7 +41,7 @@ class PhotoFormat:
 
     @property
     def problem(self) -> str:
-        """Why it cannot be decoded and what to do, in one line."""
+        """The reason why the format cannot be decoded and the remedy, in one line."""
         return f"{self.name} {self.unsupported}"
 
 
@@ -119,20 +119,20 @@ _BY_EXTENSION = {extension: kind for kind in FORMATS for extension in kind.exten
 
 
 def format_by_name(name: str | PurePath) -> PhotoFormat | None:
-    """Return a file's format by its extension, in any case; None: not a photo's."""
+    """Return a file's format by its extension in any case, or None if it is not a photo."""
     return _BY_EXTENSION.get(PurePath(name).suffix.lower())
 
 
 def format_by_content(head: bytes) -> PhotoFormat | None:
-    """Return the format of a file that Pillow does not recognize, by its first bytes."""
+    """Return the format of a file by its first bytes, if Pillow does not recognize it."""
     return next((kind for kind in FORMATS if kind.signature and kind.signature.match(head)), None)
 
 
 @functools.cache
 def register_heif() -> bool:
-    """Let Pillow decode HEIC, if ``pillow-heif`` is installed; return whether it is.
+    """Let Pillow decode HEIC, and return whether ``pillow-heif`` is installed for it.
 
-    Called when the first HEIC photo is read: the import takes a moment.
+    This is called when the first HEIC photo is read, because the import takes a moment.
     """
     try:
         import pillow_heif

@@ -1,9 +1,9 @@
-"""Checks that a HEIC or AVIF file contains all data of its picture.
+"""A check that a HEIC or AVIF file contains all data of its picture.
 
-A phone stores a photo as a grid of tiles. libheif leaves out tiles that it cannot decode, so that a
-file cut off while it was copied becomes a picture with black or green tiles. Its own strict mode
-cannot be reached from ``pillow-heif``. The metadata at the beginning of the file lists where each
-tile is, which is enough to find missing ones without decoding anything.
+A phone stores a photo as a grid of tiles. libheif leaves out tiles that it cannot decode, so a file
+that was cut off while it was copied becomes a picture with black or green tiles. libheif's strict
+mode cannot be reached from ``pillow-heif``. The metadata at the beginning of the file lists the
+place of each tile. This is enough to find missing tiles without decoding anything.
 
 Source: ISO/IEC 14496-12 (boxes), 23008-12 (HEIF), 14496-15 (units of HEVC), H.265 section 7.4.2.
 """
@@ -21,21 +21,21 @@ _ZEROS = bytes(256)
 
 
 class Reader:
-    """Big-endian numbers from a part of a file; reading past its end is an EOFError."""
+    """A reader of big-endian numbers. Reading past the end raises EOFError."""
 
     def __init__(self, data: bytes, start: int = 0, end: int | None = None) -> None:
         self.data, self.at = data, start
         self.end = len(data) if end is None else min(end, len(data))
 
     def number(self, size: int) -> int:
-        """Read an unsigned number of this many bytes (0: it is left out and 0)."""
+        """Read an unsigned number of this size (bytes). A number of size 0 is 0."""
         if self.at + size > self.end:
             raise EOFError("the list of the tiles ends too early")
         self.at += size
         return int.from_bytes(self.data[self.at - size : self.at], "big")
 
     def numbers(self, size: int, count: int) -> list[int]:
-        """Read numbers of the same size."""
+        """Read several numbers of the same size (bytes)."""
         return [self.number(size) for _ in range(count)]
 
     def version(self) -> int:
@@ -58,9 +58,9 @@ class Reader:
 
 
 def check_complete(data: bytes) -> None:
-    """Raise an error if a part of the primary picture is missing or overwritten by zeros.
+    """Check that no part of the primary picture is missing or overwritten by zeros.
 
-    Image sequences, which have no list of items, are not checked.
+    Image sequences have no list of items and are not checked.
 
     Args:
         data: The whole file.
@@ -113,7 +113,7 @@ def _kinds(box: Reader) -> dict[int, bytes]:
 
 
 def _inputs(box: Reader) -> dict[int, list[int]]:
-    """Return the items from which each derived item is made, such as the tiles of a grid."""
+    """Return the items that each derived item is made from, such as the tiles of a grid."""
     size = 2 if box.version() == 0 else 4
     return {
         entry.number(size): entry.numbers(size, entry.number(2))
@@ -123,7 +123,7 @@ def _inputs(box: Reader) -> dict[int, list[int]]:
 
 
 def _places(box: Reader) -> dict[int, tuple[int, list[tuple[int, int]]]]:
-    """Return for each item how it is stored, and the offset and length of its parts."""
+    """Return how each item is stored, with the offset and length of its parts."""
     places = {}
     version, sizes = box.version(), box.number(2)
     offset_size, length_size, base_size = sizes >> 12, sizes >> 8 & 15, sizes >> 4 & 15
@@ -145,7 +145,10 @@ def _places(box: Reader) -> dict[int, tuple[int, list[tuple[int, int]]]]:
 def _content(
     data: bytes, method: int, extents: list[tuple[int, int]], inside: Reader | None, most: int
 ) -> bytes:
-    """Return the bytes of an item, of which there may be ``most``: parts do not overlap."""
+    """Return the bytes of an item.
+
+    There may be at most ``most`` bytes in total, because parts of a file do not overlap.
+    """
     if not extents or method > 1 or (method == 1 and inside is None):
         raise EOFError("tiles are missing")
     first, end = (inside.at, inside.end) if method == 1 and inside else (0, len(data))
@@ -159,9 +162,9 @@ def _content(
 
 
 def _check_hevc(content: bytes) -> None:
-    """Check the units of a picture coded by HEVC, each of which begins with its length.
+    """Check the units of a picture coded by HEVC. Each unit begins with its length.
 
-    Four bytes per length are what all cameras and encoders write.
+    All cameras and encoders write four bytes per length, so four bytes are expected.
     """
     reader = Reader(content)
     while reader.at < len(content):

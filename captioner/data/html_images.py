@@ -25,7 +25,7 @@ HAS_TEXT = "with alternative text"
 LABELLED = "with a label or caption"
 DECORATIVE = "decorative"
 EMPTY = 'with alt=""'
-"""An empty text: the author marked a decorative image, or a generator translated ``![](a.jpg)``."""
+"""An empty text. It marks a decorative image, or a generator wrote it for ``![](a.jpg)``."""
 
 _TEMPLATE = re.compile(r"\A\ufeff?---\r?\n|\{\{|\{%|<%|%>|<\?(?:php|=)")
 """Front matter, and marks of Jinja, Liquid, Go templates, Vue, ERB and PHP."""
@@ -50,14 +50,14 @@ class _Element:
 
     @property
     def is_control(self) -> bool:
-        """Whether the element is a link or a button."""
+        """True if the element is a link or a button."""
         is_link = self.name == "a" and "href" in self.attributes
         roles = self.attributes.get("role") in ("button", "link")
         return is_link or roles or self.name in ("button", "summary")
 
     @property
     def label(self) -> str:
-        """The label of a link or button, which screen readers read if it has no text."""
+        """The label of a link or button. Screen readers read it if there is no text."""
         given = (self.attributes.get(name) for name in ("aria-label", "title", "aria-labelledby"))
         # The label of <input type=image> is the image's own, which `HtmlImage.reason` covers.
         return next(filter(None, given), "") if self.name not in _VOID else ""
@@ -79,12 +79,12 @@ class HtmlImage:
     alt: str | None
     """The alternative text; None without the attribute."""
     reason: str
-    """Why the image needs no text: `HAS_TEXT`, `LABELLED`, `DECORATIVE` or `EMPTY`. If it needs
-    one, the reason is empty."""
+    """The reason why the image needs no text: `HAS_TEXT`, `LABELLED`, `DECORATIVE` or `EMPTY`. It
+    is empty if the image needs a text."""
     link: str = ""
-    """The link or button around the image, with its text; empty without a link or button."""
+    """The link or button around the image, with its text. Empty if there is none around it."""
     needs_text: bool = False
-    """Whether the image is all that its link or button contains."""
+    """True if the image is all that its link or button contains."""
 
 
 class HtmlPage(HTMLParser):
@@ -113,7 +113,7 @@ class HtmlPage(HTMLParser):
             self._describe(image, element)
 
     def _describe(self, image: HtmlImage, element: _Element) -> None:
-        """Add to an image what a link, button or figure around it says."""
+        """Add to an image the text of a link, button or figure around it."""
         text = _plain(element.text)[:80]
         if element.name == "figure":
             image.reason = LABELLED if text and image.reason in ("", EMPTY) else image.reason
@@ -166,7 +166,7 @@ class HtmlPage(HTMLParser):
                 element.text += data
 
     def _add_image(self, element: _Element, names: list[str]) -> None:
-        """Add an image; ``names`` are those of its attributes, in the order of the source."""
+        """Add an image. ``names`` are the names of its attributes, in the order of the source."""
         given, alt = element.attributes, element.attributes.get("alt")
         line, column = self.getpos()
         start = self._lines[line - 1] + column
@@ -191,7 +191,7 @@ class HtmlPage(HTMLParser):
             one.text += (alt or "") * one.is_control
 
     def _reason(self, given: dict[str, str], replaceable: bool) -> str:
-        """Return why an image needs no text by its attributes; see `HtmlImage.reason`."""
+        """Return why an image's attributes make a text unnecessary; see `HtmlImage.reason`."""
         alt, role = given.get("alt"), given.get("role")
         hidden = [one.attributes.get("aria-hidden") for one in self._open]
         hidden.append(given.get("aria-hidden"))
@@ -228,8 +228,8 @@ def _decoded(path: str | Path) -> tuple[str, str]:
 def _alt_place(tag: str, names: list[str]) -> tuple[int, int] | None:
     """Return start and end of ``alt`` in a tag, or None if it is missing or cannot be located.
 
-    It cannot be located in damaged markup, where the attributes found here are not ``names``, those
-    of the parser.
+    ``names`` are the attributes that the parser found. In damaged markup, they differ from the
+    attributes found here, and ``alt`` cannot be located.
     """
     found = [*_ATTRIBUTE.finditer(tag, re.match(r"<[^\s/>]*", tag).end())]  # type: ignore[union-attr]
     if "alt" not in names or [one[1].lower() for one in found] != names:
@@ -243,7 +243,7 @@ def _without(tag: str, place: tuple[int, int] | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text without line ends and invalid bytes, which spreadsheets would change."""
+    """Return text without line ends and invalid bytes, which spreadsheets would change."""
     return " ".join(text.split()).encode(errors="backslashreplace").decode()
 
 

@@ -1,13 +1,16 @@
-"""Reads image files of any kind as RGB, or fails with a one-line error.
+"""Image files of any kind, read as RGB or rejected with a one-line error.
 
-The format is detected from the content, not the extension. EXIF rotation is applied, transparent
-pixels become white, colour profiles are converted to sRGB, and the first frame of an animation is
-used. Truncated images are refused: a grey lower half would get a confident, wrong caption. So are
-variants of a format that Pillow would decode wrongly (`variants`). Grey values of more than 8 bits
-are scaled, where Pillow would clip them. Of camera RAW, the largest preview is read.
+The format is detected from the content, not from the extension. EXIF rotation is applied,
+transparent pixels become white, and colour profiles are converted to sRGB. From an animation, only
+the first frame is read. From camera RAW, the largest preview is read. Grey values of more than 8
+bits are scaled, because Pillow would clip them.
 
-What decoding costs is bounded before it begins: pixels, sides, the scans of a progressive JPEG,
-each of which is a pass over all pixels, and the parts of a file, which Pillow reads one by one.
+Truncated images are rejected, because a grey lower half would get a confident, wrong caption. So
+are variants of a format that Pillow would decode wrongly (`variants`).
+
+The cost of decoding is limited before it begins. There are limits on pixels and sides, and on the
+parts of a file, which Pillow reads one by one. The scans of a progressive JPEG are limited too,
+because each scan is a pass over all pixels.
 """
 
 from __future__ import annotations
@@ -46,32 +49,34 @@ from captioner.errors import ImageError, LargeImageError, NotAnImageError
 from captioner.messages import first_line
 
 MAX_PIXELS = 178_956_970
-"""Larger images are refused before decoding; the size at which Pillow raises an error."""
+"""Limit on the pixels of an image, checked before decoding. Pillow raises an error at this size."""
 
 MAX_SIDE = 65_535
-"""Images with a longer side are refused: few formats have them, and decoders work row by row."""
+"""Limit on the longer side (pixels). Few formats have longer sides, and decoders work row by row.
+"""
 
 MAX_SCANS = 100
-"""Scans of a progressive JPEG; cameras and browsers write about 10."""
+"""Limit on the scans of a progressive JPEG. Cameras and browsers write about 10."""
 
 MAX_SCANNED = 20 * MAX_PIXELS
-"""Pixels of all scans together."""
+"""Limit on the pixels of all scans together."""
 
 MAX_TILES = 65_536
-"""Tiles or strips of a TIFF, each of which is a file of its own to the decoder."""
+"""Limit on the tiles or strips of a TIFF. The decoder treats each as a file of its own."""
 
 MAX_STREAM_BYTES = 1 << 30
-"""Limit for standard input and pipes (bytes), which may be endless."""
+"""Limit on standard input and pipes (bytes), which may be endless."""
 
 USUAL_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "HEIF")
-"""Common photo formats, by Pillow's names; HEIF (HEIC) only if ``pillow-heif`` is installed."""
+"""Common photo formats by Pillow's names. HEIF (HEIC) works only if ``pillow-heif`` is installed.
+"""
 
 _READABLE = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 _AGAIN = "copy or download the file again"
 _TOO_MANY_BYTES = f"more than {MAX_STREAM_BYTES:,} bytes; give an image file"
 
 Photo = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | BinaryIO
-"""What `open_image` reads."""
+"""The types that `open_image` reads."""
 
 # What to give instead of values often mistaken for photos.
 _ALTERNATIVES = {
@@ -93,11 +98,11 @@ _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)  # of a segm
 _SCAN, _END = b"\xda", b"\xd9"
 _SIGNATURES = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II[*+]\0|MM\0[*+]", re.DOTALL)
 _BARE_PNG = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf"}
-"""Chunks without which a PNG is shown wrongly."""
+"""Chunks that a PNG needs to be shown correctly."""
 _PNG_CICP = re.compile(rb"\x00\x00\x00\x04cICP(..)", re.DOTALL)
 _HEIF_CICP = re.compile(rb"colrnclx\x00(.)\x00(.)", re.DOTALL)
 _ZEROS = bytes(64)
-"""Zeros that the pixels of few JPEG files contain; see `_zeros_in_scan`."""
+"""A run of zeros that the pixels of few JPEG files contain; see `_zeros_in_scan`."""
 
 # Large images, odd EXIF. Per call, the filters of other threads would be changed too.
 warnings.filterwarnings("ignore", module=r"PIL\b")
@@ -116,24 +121,24 @@ def open_image(
     """Read an image as RGB, upright and fully loaded.
 
     Args:
-        source: A path; the bytes of an image file, or an open one, which is read to its end; a
-            Pillow image, which is converted like a file; or an array, see `image_from_array`.
-        name: Name in error messages; default: the path or the open file's name.
-        max_pixels: Files with more pixels are refused before decoding; at most ``MAX_PIXELS``.
-        formats: Formats to accept, by Pillow's names; None: all that Pillow supports.
-        min_side: Decode a large JPEG at a half, a quarter or an eighth of its size, with a shorter
-            side of at least this (pixels), which takes less time and memory. With twice the size
-            that the image is scaled to later, that hardly differs from the whole image scaled
-            down. None: never.
+        source: A path, the bytes of an image file, an open image file, a Pillow image or an array.
+            An open file is read to its end. For arrays, see `image_from_array`.
+        name: Name in error messages (default: the path or the name of the open file).
+        max_pixels: Reject files with more pixels before decoding. At most ``MAX_PIXELS``.
+        formats: Formats to accept, by Pillow's names. None accepts all formats of Pillow.
+        min_side: Decode a large JPEG at a half, a quarter or an eighth of its size, which takes
+            less time and memory. The shorter side keeps at least this length (pixels). If it is
+            twice the size that the image is scaled to later, the result hardly differs from
+            scaling the whole image. None decodes all images at full size.
 
     Returns:
-        A new RGB image without metadata; ``info["size"]`` has the width and height of the whole
+        A new RGB image without metadata. Its ``info["size"]`` has the width and height of the whole
         image, upright.
 
     Raises:
-        NotAnImageError: The source is not an image, or its format or type is unsupported.
-        LargeImageError: It has more than ``max_pixels`` pixels.
-        ImageError: It cannot be read. The message is one line that starts with the name.
+        NotAnImageError: The source is not an image, or its format or type is not supported.
+        LargeImageError: The image has more than ``max_pixels`` pixels.
+        ImageError: The image cannot be read. The message is one line that starts with the name.
     """
     called = name or _name_of(source)
     with _named(called):
@@ -168,14 +173,18 @@ def open_image(
 
 
 def reduced_side(image_size: int) -> int:
-    """The ``min_side`` for a model with this input size (pixels), enough also to show the photo."""
+    """Return the ``min_side`` for a model's input size (pixels).
+
+    It is also enough to show the photo.
+    """
     return max(2 * image_size, 640)
 
 
 def header_work(file: BinaryIO, formats: tuple[str, ...] | None = None) -> float:
-    """Pixels that decoding an open file takes as long as, by its header; it is read again then.
+    """Estimate the work of decoding an open file from its header, in pixels.
 
-    Ten scans of a progressive JPEG take as long as another image of its size.
+    Ten scans of a progressive JPEG count as much as another image of its size. The caller has to
+    read the file from its start again.
     """
     image = _identify(file, MAX_PIXELS, formats)
     scans = _count_scans(image) if image.info.get("progressive") else 1
@@ -183,7 +192,7 @@ def header_work(file: BinaryIO, formats: tuple[str, ...] | None = None) -> float
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
-    """Width and height (pixels) of the image that `open_image` would return, from its header."""
+    """Return width and height (pixels) of the image that `open_image` returns, from the header."""
     with _named(str(path)), _opened(path) as file:
         image = _identify(file, MAX_PIXELS, name=str(path))
         if _orientation(image) < 5:
@@ -194,7 +203,7 @@ def image_size(path: str | Path) -> tuple[int, int]:
 
 
 def is_photo(source: object) -> bool:
-    """Whether a value is one photo, which `open_image` reads, rather than several."""
+    """Return whether a value is one photo that `open_image` reads, not several photos."""
     kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
     return isinstance(source, kinds) or hasattr(source, "read")
 
@@ -218,7 +227,7 @@ def _named(name: str) -> Iterator[None]:
 
 @contextmanager
 def _opened(source: Photo) -> Iterator[BinaryIO]:
-    """The file of a photo, at its start."""
+    """Open the file of a photo, at its start."""
     if isinstance(source, str | os.PathLike):
         with open_file(source) as file:
             yield _seekable(file)
@@ -235,7 +244,11 @@ def _opened(source: Photo) -> Iterator[BinaryIO]:
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file that may be a photo; ImageError for URLs, folders, pipes and missing files."""
+    """Open a file that may be a photo.
+
+    Raises:
+        ImageError: The path is a URL, a folder or a pipe, or the file does not exist.
+    """
     if found := _URL.match(str(path)):
         if found[0].lower().startswith(("s3", "g", "a", "hdfs")):
             raise ImageError(
@@ -258,7 +271,7 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def _seekable(file: BinaryIO) -> BinaryIO:
-    """The file itself, or the bytes of a pipe."""
+    """Return the file itself, or the bytes of a pipe as a file."""
     try:
         file.seek(0)
         return file
@@ -278,7 +291,7 @@ def _reason(error: Exception) -> str:
 
 
 def _plain(image: Image.Image) -> Image.Image:
-    """RGB, upright, without metadata but its size."""
+    """Return an image as RGB, upright and with no metadata except its size."""
     try:
         image.load()
         # After loading: PNG may store EXIF after the pixels, and Pillow rotates TIFF itself.
@@ -300,9 +313,10 @@ def _plain(image: Image.Image) -> Image.Image:
 def _identify(
     file: BinaryIO, max_pixels: int, formats: tuple[str, ...] | None = None, name: str = ""
 ) -> Image.Image:
-    """Read the header (of camera RAW, its preview's); refuse unsupported and too large files.
+    """Read the header of an image, and reject unsupported and too large files.
 
-    ``name`` is the file's, by which some camera RAW is recognized.
+    For camera RAW, this is the header of its preview. ``name`` is the name of the file, which
+    identifies some camera RAW.
     """
     file.seek(0)
     head = file.read(256)
@@ -344,7 +358,7 @@ def _identify(
 
 
 def _check_limits(image: Image.Image, max_pixels: int) -> None:
-    """Refuse an image of too many pixels or tiles."""
+    """Reject an image with too many pixels or tiles."""
     size = f"{image.width} x {image.height} pixels"
     if image.width * image.height > max_pixels:
         raise LargeImageError(f"{size}; {_too_large(max_pixels)}")
@@ -364,7 +378,10 @@ def _too_large(max_pixels: int) -> str:
 
 
 class _MeteredFile:
-    """An image file of many parts of a few bytes (chunks, comments) would take a minute to read."""
+    """A file with a limit on the number of reads.
+
+    An image file with many parts of a few bytes (chunks, comments) would otherwise take a minute.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -387,7 +404,7 @@ class _MeteredFile:
 
 
 def _count_scans(image: Any) -> int:
-    """The scans of a JPEG that is not loaded yet, up to the end of its first image."""
+    """Return the number of scans of a JPEG that is not loaded, up to the end of its first image."""
     image.fp.seek(0)
     data, at, scans = image.fp.read(), 2, 0
     while (marker := _MARKER.search(data, at)) and marker[1] != _END:
@@ -399,10 +416,11 @@ def _count_scans(image: Any) -> int:
 def _zeros_in_scan(file: BinaryIO) -> bool:
     """Return whether pixels of a JPEG were overwritten by zeros, as far as its codes tell.
 
-    Where a card or a disk loses a block, it reads as zeros, which libjpeg decodes without an error.
-    Zeros are the most frequent symbol of a scan again and again. If that symbol is a coefficient,
-    no photo has it a hundred times in a row. If it is the end of a block, which is so where a photo
-    has large even areas, zeros may be right. Scans that have no such code are not checked.
+    A lost block of a card or disk reads as zeros, and libjpeg decodes zeros without an error. The
+    bits of zeros are the most frequent symbol of a scan, over and over. If this symbol is a
+    coefficient, no photo has it a hundred times in a row. If it is the end of a block, zeros may be
+    right, because large even areas of a photo consist of such ends. Scans without such a code are
+    not checked.
     """
     file.seek(0)
     data, at, progressive = file.read(), 2, False
@@ -428,9 +446,9 @@ def _zeros_in_scan(file: BinaryIO) -> bool:
 
 
 def _bare_png(file: BinaryIO) -> BinaryIO | None:
-    """Return a PNG without the chunks that nobody needs, or None if it has no others.
+    """Return a PNG without its optional chunks, or None if it has no optional chunks.
 
-    Pillow refuses a PNG for an error in any of them, such as a long text or a frame out of order.
+    Pillow rejects a PNG for an error in any chunk, such as a long text or a frame out of order.
     """
     metered: Any = _MeteredFile(file)
     if metered.read(8) != b"\x89PNG\r\n\x1a\n":
@@ -454,7 +472,7 @@ def _bare_png(file: BinaryIO) -> BinaryIO | None:
 
 
 def _check_heif(image: Any) -> None:
-    """Refuse a HEIC or AVIF file of which data are missing; note the colours that it names."""
+    """Reject a HEIC or AVIF file with missing data, and note the colours that it names."""
     file = image.fp.file
     file.seek(0)
     data = file.read()
@@ -469,10 +487,11 @@ def _check_heif(image: Any) -> None:
 
 @functools.cache
 def _silence_libtiff() -> None:
-    """Keep the copy of libtiff inside Pillow from printing on standard error.
+    """Keep the copy of libtiff inside Pillow from printing to standard error.
 
-    Pillow turns off libtiff's warnings itself, but not the messages about errors, which it raises
-    too if they matter. Nothing is done where libtiff's functions are not visible, as on Windows.
+    Pillow itself turns off libtiff's warnings, but not its error messages. Pillow also raises the
+    errors that matter, so no information is lost. Where libtiff's functions are not visible, as on
+    Windows, nothing is changed.
     """
     import ctypes
 
@@ -482,7 +501,11 @@ def _silence_libtiff() -> None:
 
 
 def _to_try(kind: PhotoFormat | None, formats: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """The formats without HEIF unless the file needs it: Pillow knows it only once registered."""
+    """Return the formats that Pillow should try.
+
+    HEIF is included only for a file that needs it, because Pillow supports HEIF only after
+    registration.
+    """
     accepted = formats is None or "HEIF" in formats
     if accepted and kind is HEIC and register_heif():
         return formats
@@ -490,17 +513,17 @@ def _to_try(kind: PhotoFormat | None, formats: tuple[str, ...] | None) -> tuple[
 
 
 def _is_raw(tags: Mapping[int, Any], name: str) -> bool:
-    """Whether a TIFF is camera RAW, of which Pillow would read the small preview at best.
+    """Return whether a TIFF is camera RAW. Pillow would read its small preview at best.
 
-    DNG has a version tag (50706). The others are recognized by their name, or by a first image
-    that is a reduced one (254) of the images in sub-directories (330).
+    DNG has a version tag (50706). Other camera RAW is recognized by its name, or by a first image
+    (254) that is a reduced version of the images in sub-directories (330).
     """
     reduced = isinstance(tags.get(254), int) and tags[254] & 1 and 330 in tags
     return name.lower().endswith(RAW.extensions) or 50706 in tags or bool(reduced)
 
 
 def _raw_preview(file: BinaryIO) -> BinaryIO:
-    """The largest preview of a camera RAW file: a JPEG file with its EXIF orientation."""
+    """Return the largest preview of a camera RAW file, a JPEG file with its EXIF orientation."""
     import rawpy
 
     if file.seek(0, os.SEEK_END) > MAX_STREAM_BYTES:  # all are read
@@ -521,7 +544,7 @@ def _raw_preview(file: BinaryIO) -> BinaryIO:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1 to 8; 1 (upright) if it is missing or cannot be read."""
+    """Return the EXIF orientation, 1 to 8, or 1 (upright) if it is missing or unreadable."""
     try:
         value: Any = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # broken EXIF raises nearly anything; the image itself may be fine
@@ -530,7 +553,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _explain(file: BinaryIO, head: bytes, problem: Exception | None) -> None:
-    """Raise an error that tells why Pillow does not open a file, if more is known than its kind."""
+    """Raise an error that tells why Pillow cannot open a file, if a reason is known."""
     metered: Any = _MeteredFile(file)
     if head[:4] in {b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"}:
         if (tags := variants.tiff_directory(metered)) is not None:

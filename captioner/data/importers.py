@@ -2,7 +2,7 @@
 
     layout      source                                                            splits
     karpathy    dataset_coco.json, dataset_flickr8k.json, dataset_flickr30k.json  train, val, test
-    flickr8k    Flickr8k.token.txt with Flickr_8k.*Images.txt beside it           those listed
+    flickr8k    Flickr8k.token.txt with Flickr_8k.*Images.txt next to it          those listed
     kaggle      captions.txt of Kaggle's Flickr8k (``image,caption``)             none
     csv         table with a file, a caption and an optional split column         if it has them
     jsonl       the same as JSON Lines                                            if it has them
@@ -11,8 +11,8 @@
     pairs       folder of photos, each with its captions in a text file           none
     coco        COCO captions file                                                none
 
-Photos without a split are in ``"all"``. Empty captions are included (but COCO's);
-`captioner.data.dataset` splits, filters and writes.
+Photos without a split are in ``"all"``. Empty captions are included, except in COCO files.
+`captioner.data.dataset` splits, filters and writes the photos.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ USUAL = ColumnOptions()
 
 
 Reader: TypeAlias = Callable[[Path, ColumnOptions], Iterator[tuple[str, Example]]]
-"""Yields photos, each after its place for messages, such as ``captions.csv:12``. A photo may be
-yielded several times, with other captions."""
+"""A reader yields photos, each with its place for messages, such as ``captions.csv:12``. A photo
+may be yielded several times with different captions."""
 
 
 def import_captions(
@@ -50,7 +50,7 @@ def import_captions(
     """Read the captions of a file or folder (see `find_source`) in a layout of `IMPORTERS`.
 
     Raises:
-        ConfigError: Columns are given for a layout that has none.
+        ConfigError: Columns are named for a layout without columns.
         DataError: A file is missing or not of this layout, or a photo is in two splits.
     """
     path = find_source(source, layout)
@@ -74,7 +74,7 @@ def import_captions(
 def _example(
     name: str, captions: Iterable[str], split: str = UNSPLIT, image_id: int = NO_ID
 ) -> Example:
-    """Return a photo by its name in the source, with all its captions, also empty ones."""
+    """Return a photo by its name in the source, with all its captions, including empty ones."""
     return Example(image_id, Path(name.strip()), tuple(captions), split=split)
 
 
@@ -87,7 +87,7 @@ def _read_coco(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
 
 
 def _read_karpathy(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """The splits of Karpathy and Fei-Fei (2015); ``restval`` is for training, as is usual."""
+    """Read the splits of Karpathy and Fei-Fei (2015). As usual, ``restval`` is for training."""
     for number, image in enumerate(read_json(path).get("images") or [None]):
         where = f"{path}: images[{number}]"
         try:
@@ -110,10 +110,10 @@ _DUPLICATE = re.compile(r"(\.jpe?g)\.\d+$", re.IGNORECASE)
 
 
 def _read_flickr8k(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """Flickr8k as published; Flickr30k's .token file has the same format.
+    """Read Flickr8k as published. Flickr30k's .token file has the same format.
 
-    A duplicate file (``2258277193_586949ec62.jpg.1``) is its photo. If there are split lists,
-    photos that are in none of them are left out.
+    A duplicate file (``2258277193_586949ec62.jpg.1``) counts as its photo. If there are lists of
+    splits, photos that are in none of them are left out.
     """
     captions: dict[str, list[str]] = {}
     for number, line in _lines(read_text(path)):
@@ -149,7 +149,7 @@ _SPLITS = {
 
 
 def _read_csv(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """A table with one caption per row."""
+    """Read a table with one caption per row."""
     for where, row in read_table(path, columns):
         yield where, _row(where, row, columns)
 
@@ -157,10 +157,10 @@ def _read_csv(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example
 def read_table(
     path: str | Path, columns: ColumnOptions = USUAL
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """The rows of a table by column in lower case, each after its place, ``captions.csv:12``.
+    """Yield the rows of a table by column in lower case, each with its place, ``captions.csv:12``.
 
-    With comma and semicolon, quotes work as in RFC 4180; with tab and ``|`` they matter only around
-    a whole field, as in Flickr30k's results.csv.
+    With comma and semicolon, quotes work as in RFC 4180. With tab and ``|``, they matter only
+    around a whole field, as in Flickr30k's results.csv.
     """
     text = read_text(path, line_ends=True)
     separator, _ = _header(text, columns)
@@ -186,7 +186,11 @@ def read_table(
 
 
 def _header(text: str, columns: ColumnOptions) -> tuple[str, list[str]]:
-    """What splits the header into a file and a caption column, or else into most; the columns."""
+    """Return the separator of a table and its columns.
+
+    The separator is the character that splits the header into a file column and a caption column.
+    If no character does, it is the one that results in most columns.
+    """
     header = re.split(r"[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0].split("\0", 1)[0][
         : csv.field_size_limit()
     ]
@@ -195,7 +199,7 @@ def _header(text: str, columns: ColumnOptions) -> tuple[str, list[str]]:
 
 
 def _read_jsonl(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """One object per photo or caption; the caption may be a list of captions."""
+    """Read one object per photo or caption. The caption may be a list of captions."""
     for number, line in _lines(read_text(path)):
         try:
             record = dict(json.loads(line))
@@ -206,7 +210,7 @@ def _read_jsonl(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Examp
 
 
 def _read_json(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """A list of objects as `_read_jsonl` reads them, or an object of captions by file name."""
+    """Read a list of objects as in JSON Lines, or an object of captions by file name."""
     content = _parse_json(path, read_text(path))
     if isinstance(content, dict):
         content = [{"file": name, "caption": texts} for name, texts in content.items()]
@@ -228,7 +232,7 @@ def _parse_json(path: Path, text: str) -> Any:
 
 
 def _read_pairs(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """photo.jpg with photo.txt, as ``--sidecar txt`` writes them; each line is a caption."""
+    """Read photo.txt next to photo.jpg, as ``--sidecar txt`` writes it. Each line is a caption."""
     for photo in find_images([path], recursive=True):
         beside = photo.with_suffix(".txt")
         text = beside.read_bytes().strip() and read_text(beside) if beside.is_file() else ""
@@ -237,7 +241,7 @@ def _read_pairs(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
 
 
 def _has_pairs(folder: Path) -> bool:
-    """Return whether a photo in a folder, or in its subfolders, has a text file of its name."""
+    """Return whether a photo in a folder or its subfolders has a text file with its name."""
     stems = {file.with_suffix("") for file in folder.rglob("*.txt")}
     return bool(stems) and any(
         file.with_suffix("") in stems and format_by_name(file.name) for file in folder.rglob("*")
@@ -245,7 +249,10 @@ def _has_pairs(folder: Path) -> bool:
 
 
 def _read_imagefolder(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """An image folder of Hugging Face ``datasets``: its metadata, or that of its split folders."""
+    """Read an image folder of Hugging Face ``datasets``.
+
+    The metadata are in the folder, or else in its split folders.
+    """
     files = _metadata_files(path)
     if not files:
         raise DataError(
@@ -262,14 +269,14 @@ def _read_imagefolder(path: Path, columns: ColumnOptions) -> Iterator[tuple[str,
 
 
 def _metadata_files(folder: Path) -> list[Path]:
-    """The metadata of an image folder: its own, or else that of its split folders."""
+    """Return the metadata files of an image folder, or else of its split folders."""
     files = [file for kind in ("jsonl", "csv") for file in folder.glob(f"metadata.{kind}")]
     of_splits = [file for kind in ("jsonl", "csv") for file in folder.glob(f"*/metadata.{kind}")]
     return files[:1] or [file for file in sorted(of_splits) if file.parent.name.lower() in _SPLITS]
 
 
 def _row(where: str, record: dict[str, Any], columns: ColumnOptions) -> Example:
-    """Return the photo of a row, from its values by column."""
+    """Return the photo of a row, from the row's values by column."""
     found = _find(record, columns, where)
     name, caption = record[found["file"]], record[found["caption"]]
     texts = caption if isinstance(caption, list) else [caption]
@@ -290,7 +297,10 @@ def _split(where: str, name: Any) -> str:
 
 
 def _find(names: Iterable[str], columns: ColumnOptions, where: str = "") -> dict[str, str]:
-    """The names of the file and of the caption column; with ``where``, both must be there."""
+    """Return the names of the file column and the caption column.
+
+    With ``where``, a place for messages, both columns must exist.
+    """
     lower = {name.strip().lower(): name for name in reversed(list(names))}
     found = {}
     for kind, usual in _USUAL_NAMES.items():
@@ -309,7 +319,7 @@ def _find(names: Iterable[str], columns: ColumnOptions, where: str = "") -> dict
 
 
 def _unquote(text: str) -> str:
-    """Remove quotes around a whole field (``"a ""b"" c"``); others belong to the text."""
+    """Remove quotes around a whole field (``"a ""b"" c"``). Other quotes belong to the text."""
     text = text.strip()
     fields = re.fullmatch(r'"((?:[^"]|"")*)"', text)
     return fields[1].replace('""', '"') if fields else text
@@ -318,7 +328,8 @@ def _unquote(text: str) -> str:
 def read_text(path: str | Path, *, line_ends: bool = False) -> str:
     """Return the text of a UTF-8 file, without a byte order mark and Excel's first line ``sep=;``.
 
-    Line ends become ``\\n``, unless ``line_ends`` keeps them: a name in a CSV file may have one.
+    Line ends become ``\\n``. With ``line_ends`` they are kept, because a name in a CSV file may
+    contain one.
     """
     content = read_input(path, "the file with the captions")
     for beginning, kind in _BINARY.items():
@@ -336,7 +347,7 @@ def read_text(path: str | Path, *, line_ends: bool = False) -> str:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Number and text of every non-blank line."""
+    """Yield the number and the text of every line that is not blank."""
     return ((n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip())
 
 
@@ -368,14 +379,17 @@ IMPORTERS: dict[str, Reader] = {
     "pairs": _read_pairs,
     "coco": _read_coco,
 }
-"""Reader by layout."""
+"""The reader of each layout."""
 
 
 def find_source(path: str | Path, layout: str = "auto") -> Path:
-    """The captions file of a folder; files, image folders and folders of pairs are returned as is.
+    """Return the captions file of a folder.
+
+    Files, image folders and folders of pairs are returned unchanged.
 
     Raises:
-        DataError: The folder has none, or several token files, none of them Flickr8k.token.txt.
+        DataError: The folder has no captions file, or several token files without
+            Flickr8k.token.txt.
     """
     path = Path(path)
     if not path.is_dir() or (layout in ("auto", "imagefolder") and _metadata_files(path)):
@@ -400,7 +414,10 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
 
 
 def photo_folder(source: Path, given: str | None, columns: ColumnOptions = USUAL) -> Path:
-    """The folder with a source's photos: its own, or else the current one, unless it is given."""
+    """Return the folder with a source's photos.
+
+    Without a folder in ``given``, this is the source's own folder, or else the current folder.
+    """
     own = source if source.is_dir() else source.parent
     if given:
         return Path(given)
@@ -410,7 +427,7 @@ def photo_folder(source: Path, given: str | None, columns: ColumnOptions = USUAL
 
 
 def _detect_json(path: Path, text: str) -> str | None:
-    """The layout of a JSON file, or None if it is unknown."""
+    """Return the layout of a JSON file, or None if it is unknown."""
     first, _, rest = text.strip().partition("\n")
     if rest and first.startswith("{") and first.rstrip().endswith("}"):
         with suppress(ValueError):  # else it continues in the next line
@@ -430,8 +447,10 @@ def _detect_json(path: Path, text: str) -> str | None:
 def detect_layout(path: Path, columns: ColumnOptions = USUAL) -> str:
     """Detect the layout of a file or an image folder, a key of `IMPORTERS`, by name and content.
 
-    Columns that are named make a text file a table. If the layout is unknown, or the file cannot be
-    read, a DataError is raised.
+    If columns are named, a text file counts as a table.
+
+    Raises:
+        DataError: The layout is unknown, or the file cannot be read.
     """
     if path.is_dir():
         return "imagefolder" if _metadata_files(path) else "pairs"

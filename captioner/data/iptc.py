@@ -1,7 +1,8 @@
 """Caption, writer and keywords of IPTC data, in the image resources of Photoshop.
 
-Resources and datasets that are not changed keep their bytes and their order: of several of a kind,
-in another signature than 8BIM, or longer than 32,767 bytes, and the padding after them.
+Resources and datasets that are not changed keep their bytes and their order. This includes repeated
+resources and datasets, signatures other than 8BIM, data longer than 32,767 bytes, and the padding
+after them.
 
 Sources: IPTC Information Interchange Model 4.2 (2:25, 2:120, 2:122 and 1:90); Adobe Photoshop File
 Formats, "Image Resources Section".
@@ -28,17 +29,17 @@ Edit = Callable[[bytes], bytes]
 
 
 class Resource(NamedTuple):
-    """An image resource, or the padding at the end of all."""
+    """An image resource, or the padding after the last resource."""
 
     number: int
     data: bytes
     head: bytes = b""
     """Signature, number and name."""
     padded: bool = True
-    """Whether a byte follows data of odd length."""
+    """True if a byte follows data of odd length."""
 
     def encoded(self) -> bytes:
-        """Return its bytes in a file."""
+        """Return the bytes of the resource in a file."""
         if not self.head:
             return self.data
         padding = b"\0" * (len(self.data) % 2 and self.padded)
@@ -49,7 +50,7 @@ def read_resources(data: bytes) -> list[Resource]:
     """Return the image resources in Photoshop's data.
 
     Raises:
-        DataError: They are damaged.
+        DataError: The data are damaged.
     """
     found, at, end = [], 0, len(data.rstrip(b"\0"))
     while at < end:
@@ -73,7 +74,7 @@ def captions(resources: Iterable[Resource]) -> list[str]:
 
 
 def texts(iptc: bytes, dataset: tuple[int, int] = _CAPTION) -> list[str]:
-    """Return the captions in IPTC data."""
+    """Return the captions in IPTC data, or the texts of another dataset."""
     values = (
         one.value.decode(errors="replace").strip()
         for one in _datasets(iptc)[0]
@@ -88,10 +89,11 @@ def keywords(resources: Iterable[Resource]) -> list[str]:
 
 
 def edited(resources: Sequence[Resource], edit: Edit) -> list[Resource]:
-    """Return image resources with edited IPTC data: all that have a caption, or else the first.
+    """Return image resources with edited IPTC data.
 
-    Photoshop's digest of the IPTC data is updated if it was right, or all zeros. If not, another
-    program has changed them since XMP was written, which readers have to know.
+    All IPTC data with a caption are edited, or else the first IPTC data. Photoshop's digest of the
+    data is updated if it was right or consisted of zeros. A wrong digest is kept. It tells readers
+    that another program has changed the data since XMP was written.
     """
     places = [n for n, one in enumerate(resources) if _is_iptc(one)]
     chosen = [n for n in places if texts(resources[n].data)] or places[:1]
@@ -112,10 +114,16 @@ def edited(resources: Sequence[Resource], edit: Edit) -> list[Resource]:
 
 
 def set_caption(iptc: bytes, text: str, words: Sequence[str], *, own: bool) -> bytes:
-    """Return IPTC data with this caption and more keywords.
+    """Return IPTC data with this caption and additional keywords.
 
-    Data in another character set than UTF-8 can't have a text that is not ASCII: an old caption is
-    removed from them, so that XMP has the only one. ``own``: captioner wrote the caption itself.
+    If the data use a character set other than UTF-8, only ASCII text can be added. For other text,
+    the old caption is removed, so that only XMP has a caption.
+
+    Args:
+        iptc: The data.
+        text: The caption.
+        words: Keywords to add.
+        own: True if captioner wrote the caption itself.
     """
     datasets, tail = _datasets(iptc)
     kept = [d for d in datasets if d.key != _CAPTION and not (d.key == _WRITER and (own or d.own))]
@@ -143,7 +151,7 @@ def remove_caption(iptc: bytes, text: str, words: Iterable[str]) -> bytes:
 
 
 def is_caption(text: str, found: str) -> bool:
-    """Return whether a caption in IPTC data is this text, which IPTC may shorten."""
+    """Return whether a caption in IPTC data is this text, which IPTC may have shortened."""
     return found in (text, _short(_CAPTION, text).decode().strip())
 
 
@@ -157,7 +165,7 @@ def _md5(data: bytes) -> bytes:
 
 class _Dataset(NamedTuple):
     key: tuple[int, int]
-    """Record and number."""
+    """Record number and dataset number."""
     value: bytes
     raw: bytes
 
@@ -171,12 +179,12 @@ def _dataset(key: tuple[int, int], value: bytes) -> _Dataset:
 
 
 def _short(key: tuple[int, int], text: str) -> bytes:
-    """Return a text in UTF-8, cut at the standard's limit."""
+    """Return text in UTF-8, cut at the standard's limit."""
     return text.encode()[: _LIMITS[key]].decode(errors="ignore").encode()
 
 
 def _datasets(iptc: bytes) -> tuple[list[_Dataset], bytes]:
-    """Return the datasets, and the bytes that follow them."""
+    """Return the datasets of IPTC data, and the bytes that follow them."""
     found, at = [], 0
     while at + 5 <= len(iptc) and iptc[at] == 0x1C:
         record, number, size = struct.unpack(">BBH", iptc[at + 1 : at + 5])

@@ -1,7 +1,7 @@
-"""XMP and IPTC segments of JPEG files, and what points across them.
+"""XMP and IPTC segments of JPEG files, and the offsets that lead across them.
 
-A file is edited as segments, so that all others keep their bytes, and so does what follows the
-segments: scans, and pictures and data after the photo. Offsets to these are moved along, in
+A file is edited as segments. Segments that are not edited keep their bytes. So do the scans after
+the segments, and the pictures and data after the photo. Offsets to these pictures are adjusted in
 Multi-Picture Format (a gain map, a second view) and in EXIF (previews).
 
 Sources: XMP Specification Part 3, 1.1.3 (APP1, extended XMP); CIPA DC-007 (Multi-Picture Format).
@@ -39,14 +39,14 @@ class _Segment(NamedTuple):
     marker: int
     data: bytes
     at: int = 0
-    """Where the data begin in the file."""
+    """Position of the segment's data in the file."""
 
     def starts(self, marker: int, name: bytes) -> bool:
         return self.marker == marker and self.data.startswith(name)
 
 
 def _read(data: bytes) -> tuple[list[_Segment], int]:
-    """Return the segments before the first scan, and the byte where it begins."""
+    """Return the segments before the first scan, and the position where the scan begins."""
     segments: list[_Segment] = []
     at = 2
     while True:
@@ -66,7 +66,7 @@ def _find(segments: Sequence[_Segment], marker: int, name: bytes) -> list[int]:
 
 
 def _after_exif(segments: Sequence[_Segment]) -> int:
-    """Return the index for a new segment: after JFIF and EXIF, which readers expect first."""
+    """Return the index for a new segment, after JFIF and EXIF, which readers expect first."""
     first = [s.marker == _APP0 or s.starts(_APP1, _EXIF) for s in segments]
     return [*first, False].index(False)
 
@@ -75,14 +75,14 @@ def _after_exif(segments: Sequence[_Segment]) -> int:
 
 
 def packets(data: bytes) -> list[bytes]:
-    """Return the XMP packets of a JPEG file, the extended ones last."""
+    """Return the XMP packets of a JPEG file, the extended packets last."""
     segments, _ = _read(data)
     found = [segments[n].data[len(_XMP) :] for n in _find(segments, _APP1, _XMP)]
     return [*found, *_extended(segments)]
 
 
 def _extended(segments: Sequence[_Segment]) -> Iterator[bytes]:
-    """Yield extended XMP, joined from segments of GUID, its size, offset of the part, the part."""
+    """Yield extended XMP packets, joined from segments with GUID, total size, offset and part."""
     parts: dict[bytes, dict[int, bytes]] = {}
     for n in _find(segments, _APP1, _EXTENSION):
         body = segments[n].data[len(_EXTENSION) :]
@@ -92,7 +92,7 @@ def _extended(segments: Sequence[_Segment]) -> Iterator[bytes]:
 
 
 def edit_xmp(data: bytes, edit: Callable[[bytes | None], bytes | None]) -> bytes:
-    """Return a JPEG file with an edited XMP packet, without the packets that are empty then."""
+    """Return a JPEG file with an edited XMP packet. Packets that become empty are removed."""
     segments, scan = _read(data)
     if any(xmp.find_description(packet).text for packet in _extended(segments)):
         raise DataError("its description is in extended XMP; use --sidecar xmp")
@@ -115,12 +115,15 @@ def edit_xmp(data: bytes, edit: Callable[[bytes | None], bytes | None]) -> bytes
 
 
 def resources(data: bytes) -> list[iptc.Resource]:
-    """Return Photoshop's image resources of a JPEG file, without damaged ones."""
+    """Return Photoshop's image resources of a JPEG file, without damaged resources."""
     return [one for _, found in _streams(_read(data)[0]) for one in found]
 
 
 def _streams(segments: Sequence[_Segment]) -> list[tuple[list[int], list[iptc.Resource]]]:
-    """Return segments with their resources: all together if they continue, or else each."""
+    """Return segments with their resources.
+
+    The resources of all segments are joined if they continue from segment to segment.
+    """
     places = _find(segments, _APP13, _PHOTOSHOP)
     found = []
     for group in (places, *([n] for n in places)):
@@ -135,7 +138,7 @@ def _streams(segments: Sequence[_Segment]) -> list[tuple[list[int], list[iptc.Re
 
 
 def edit_iptc(data: bytes, edit: iptc.Edit) -> bytes:
-    """Return a JPEG file with edited IPTC data; unchanged if they are damaged."""
+    """Return a JPEG file with edited IPTC data. Damaged data are returned unchanged."""
     segments, scan = _read(data)
     streams = _streams(segments)
     if not _find(segments, _APP13, _PHOTOSHOP):
@@ -159,7 +162,7 @@ def edit_iptc(data: bytes, edit: iptc.Edit) -> bytes:
 
 
 def _written(data: bytes, segments: Sequence[_Segment], scan: int) -> bytes:
-    """Return a file with other segments, and with the offsets to what follows them."""
+    """Return a file with new segments, and with adjusted offsets to the data after them."""
     if any(len(segment.data) > _LARGEST for segment in segments):
         raise DataError("the metadata is too large for JPEG; use --sidecar xmp")
     new_scan = 2 + sum(len(segment.data) + 4 for segment in segments)
@@ -180,14 +183,14 @@ def _written(data: bytes, segments: Sequence[_Segment], scan: int) -> bytes:
 
 
 def _pictures_after(data: bytes, scan: int) -> list[int]:
-    """Return where pictures begin after the end of the photo."""
+    """Return the places where pictures begin after the end of the photo."""
     end = data.find(b"\xff\xd9", scan)
     found = re.compile(rb"\xff\xd8\xff").finditer(data, end if end >= 0 else len(data))
     return [one.start() for one in islice(found, _PICTURES)]
 
 
 def _moved_pictures(segment: _Segment, scan: int, growth: int, whole: int) -> bytes:
-    """Return Multi-Picture Format after an edit; its offsets begin at its TIFF header."""
+    """Return a Multi-Picture segment after an edit. Its offsets start at its TIFF header."""
     body = bytearray(segment.data)
     order = ">" if body[4:6] == b"MM" else "<"
     base = len(_MPF)
@@ -210,10 +213,11 @@ def _moved_pictures(segment: _Segment, scan: int, growth: int, whole: int) -> by
 
 
 def _moved_previews(segment: _Segment, starts: Sequence[int], growth: int) -> bytes:
-    """Return EXIF after an edit, with the offsets of pictures after the photo from its TIFF header.
+    """Return an EXIF segment after an edit, with adjusted offsets of pictures after the photo.
 
-    Fields are found by their bytes, as they may be in the maker's part: a type, one value (or, of
-    bytes, their number), and exactly the offset of a picture.
+    The offsets start at the segment's TIFF header. Their fields are found by their bytes, because
+    they may be in the camera maker's own part. Such a field has a type, one value (for bytes, their
+    number), and exactly the offset of a picture.
     """
     body, offsets = segment.data, [start - segment.at - len(_EXIF) for start in starts]
     for order, field in _OFFSETS.items():

@@ -1,16 +1,18 @@
-"""Sets description and keywords in XMP sidecars, and in JPEG, PNG, WebP and TIFF files.
+"""Description and keywords in XMP sidecars, and in JPEG, PNG, WebP and TIFF files.
 
     JPEG    XMP, and IPTC Caption-Abstract, Writer-Editor and Keywords (`jpeg_metadata`, `iptc`)
     PNG     XMP (`xmp_files`)
     WebP    XMP
     TIFF    XMP
 
-A file is edited as segments or chunks: everything else keeps its bytes, so pixels and properties of
-other programs survive. No library does that for all of them: Pillow encodes pixels again, piexif
-is not maintained and does not know XMP, and exiv2 and its bindings have the GPL. HEIC and AVIF are
-left to the program exiftool (`captioner.data.photo_metadata`).
+A file is edited as segments or chunks, and everything else keeps its bytes. Pixels and the
+properties of other programs therefore stay as they are. No library does this for all four formats.
+Pillow encodes the pixels again, piexif is not maintained and does not support XMP, and exiv2 and
+its bindings have the GPL. HEIC and AVIF are left to the program exiftool
+(`captioner.data.photo_metadata`).
 
-A DataError is raised for what is damaged, too large or not in the form that photo programs write.
+A DataError is raised for metadata that are damaged, too large, or unlike the metadata of photo
+programs.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def read_description(packet: bytes) -> str:
 def set_description(
     packet: bytes | None, text: str, keywords: Sequence[str] = (), *, mark: Mark | None = None
 ) -> bytes:
-    """Return a sidecar file, None for a new one, with this description; see `xmp`."""
+    """Return a sidecar file with this description; see `xmp`.
+
+    A new file is made if ``packet`` is None.
+    """
     with _advice(_IN_SIDECAR):
         return xmp.set_description(packet, text, keywords, mark=mark)
 
@@ -88,9 +93,9 @@ def can_embed(data: bytes) -> bool:
 
 
 def find_embedded(data: bytes) -> Found:
-    """Return the description in a file, from XMP or else IPTC.
+    """Return the description in a file from XMP, or else from IPTC.
 
-    It is captioner's own only if no other text is in the file.
+    It counts as captioner's own only if the file contains no other text.
     """
     kind = _known(data)
     with _advice(_IN_PHOTO):
@@ -109,16 +114,16 @@ def find_embedded(data: bytes) -> Found:
 
 
 def embedded_description(data: bytes) -> str:
-    """Return the description in a file, from XMP or else IPTC, or an empty text."""
+    """Return the description in a file from XMP, or else from IPTC, or an empty text."""
     return find_embedded(data).text
 
 
 def embed_description(
     data: bytes, text: str, keywords: Sequence[str] = (), *, mark: Mark | None = None
 ) -> bytes:
-    """Return a file with this description and more keywords; all else is kept.
+    """Return a file with this description and additional keywords. All else is kept.
 
-    ``mark`` says that captioner wrote the text.
+    ``mark`` records that captioner wrote the text.
     """
     kind, known = _known(data), []
     if kind is _TIFF and xmp_files.is_raw_tiff(data):
@@ -139,7 +144,7 @@ def embed_description(
 
 
 def remove_embedded(data: bytes) -> bytes:
-    """Return a file without the description and keywords that captioner wrote, if it did."""
+    """Return a file without the description and keywords that captioner wrote, if there are any."""
     kind, found = _known(data), find_embedded(data)
     if not found.own:
         return data
@@ -159,7 +164,7 @@ def _known(data: bytes) -> _Format:
 
 @contextmanager
 def _advice(advice: str) -> Iterator[None]:
-    """Let errors of XMP, which do not name the file, say what to do."""
+    """Add a remedy to errors of XMP, which do not name the file."""
     try:
         yield
     except DataError as error:

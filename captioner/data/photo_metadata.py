@@ -1,8 +1,8 @@
-"""The description in a photo file: read, set and removed, by captioner or the program exiftool.
+"""The description in a photo file, read, set and removed by captioner or the program exiftool.
 
-JPEG, PNG, WebP and TIFF are edited by `captioner.data.metadata`. exiftool writes the XMP packet of
-other formats, such as HEIC and AVIF: no maintained library does that without encoding the picture
-again. Camera RAW is never changed.
+JPEG, PNG, WebP and TIFF are edited by `captioner.data.metadata`. For other formats, such as HEIC
+and AVIF, exiftool writes the XMP packet, because no maintained library does this without encoding
+the picture again. Camera RAW is never changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def find_in_photo(photo: Path, *, exiftool: bool) -> Found:
     """Return the description in a photo.
 
     Raises:
-        NotEditableError: The format can't have one.
+        NotEditableError: The format cannot have a description.
     """
     data = _readable(photo, exiftool=exiftool)
     return find_in_sidecar(_packet(photo)) if data is None else find_embedded(data)
@@ -53,7 +53,7 @@ def with_description(
 
 
 def without_own_description(photo: Path, *, exiftool: bool) -> bytes:
-    """Return a photo file without what captioner wrote into it."""
+    """Return a photo file without the texts that captioner wrote into it."""
     data = _readable(photo, exiftool=exiftool)
     if data is not None:
         return remove_embedded(data)
@@ -61,7 +61,11 @@ def without_own_description(photo: Path, *, exiftool: bool) -> bytes:
 
 
 def require_exiftool() -> None:
-    """Raise ConfigError unless the program exiftool is installed."""
+    """Check that the program exiftool is installed.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
     if shutil.which("exiftool") is None:
         raise ConfigError(
             "--exiftool needs the program exiftool; install it (apt-get install "
@@ -70,7 +74,7 @@ def require_exiftool() -> None:
 
 
 def _readable(photo: Path, *, exiftool: bool) -> bytes | None:
-    """Return the data of a file that captioner edits, or None if exiftool edits it."""
+    """Return the data of a file that captioner edits, or None if exiftool has to edit it."""
     data = b"" if photo.is_fifo() else photo.read_bytes()
     if format_by_name(photo) is RAW:
         raise NotEditableError("camera RAW is not changed; use --sidecar xmp")
@@ -89,7 +93,7 @@ def _packet(photo: Path) -> bytes:
 
 
 def _with_packet(photo: Path, packet: bytes | None) -> bytes:
-    """Return a photo with this XMP packet, or without XMP."""
+    """Return a photo with this XMP packet, or without XMP if it is None."""
     with tempfile.TemporaryDirectory(prefix="captioner-") as folder:
         # exiftool expands % in names of files that it writes.
         suffix = photo.suffix if photo.suffix[1:].isalnum() else ""
@@ -100,7 +104,7 @@ def _with_packet(photo: Path, packet: bytes | None) -> bytes:
 
 
 def _run(*arguments: str | Path) -> bytes:
-    """Return the output of exiftool."""
+    """Run exiftool and return its output."""
     # Absolute names: none begins with a dash.
     names = [str(a.absolute()) if isinstance(a, Path) else a for a in arguments]
     done = subprocess.run(["exiftool", *names], capture_output=True, check=False)

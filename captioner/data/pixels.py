@@ -1,4 +1,4 @@
-"""Pixels of any kind as 8-bit RGB: NumPy arrays, and Pillow's images of any mode and size."""
+"""Pixels as 8-bit RGB, from NumPy arrays and from Pillow's images of any mode and size."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def image_from_array(array: NDArray[Any]) -> Image.Image:
             255, or floats from 0 to 1.
 
     Raises:
-        NotAnImageError: The shape, the type or the range is another one. Nothing is rescaled by
-            guesswork: a photo of a wrong range would get a confident, wrong caption.
+        NotAnImageError: The shape, the type or the range is not one of these. Values are not
+            rescaled by guesswork, because a wrong range would get a confident, wrong caption.
     """
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
@@ -45,7 +45,7 @@ def image_from_array(array: NDArray[Any]) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of any mode to a new sRGB image, not rotated.
+    """Convert an image of any mode to a new sRGB image, without rotating it.
 
     Transparent pixels become white. A colour profile is applied if it fits the image's colours.
     """
@@ -67,9 +67,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def fit_photo(photo: Image.Image, longest: int, at_least: int = 0) -> Image.Image:
-    """Convert a photo to RGB and scale its longest side to ``at_least`` to ``longest`` pixels.
+    """Convert a photo to RGB, with a longest side from ``at_least`` to ``longest`` pixels.
 
-    Transparent pixels are blended with white. With 0 as ``longest`` it is never scaled.
+    The photo is scaled only if its longest side is outside this range. Transparent pixels are
+    blended with white. If ``longest`` is 0, the photo is never scaled.
     """
     if photo.mode != "RGB":
         photo = to_rgb(photo)
@@ -97,11 +98,14 @@ def _without_profile(image: Image.Image) -> Image.Image:
 def _to_8_bit(image: Image.Image) -> NDArray[np.uint8]:
     """Scale grey values of more than 8 bits to 0..255.
 
-    16-bit modes, and the 32-bit mode for formats that are 16-bit (PNG, PGM), are divided by 257,
-    12-bit TIFFs by 4095 / 255. Other 32-bit integers and floats have no fixed range, so it is taken
-    from the values: floats of which most are in 0..1 are multiplied by 255, 0..255 is kept,
-    0..65535 is divided by 257, and any other range is stretched. NaN becomes 0, an infinity the
-    nearest finite value. The value that a PNG declares transparent becomes white.
+    - 16-bit modes are divided by 257. So is the 32-bit mode of formats that are 16-bit (PNG, PGM).
+    - 12-bit TIFFs are divided by 4095 / 255.
+    - Other 32-bit integers and floats have no fixed range, so the range is taken from the values.
+      Floats that are mostly in 0..1 are multiplied by 255, 0..255 is kept, 0..65535 is divided by
+      257, and any other range is stretched.
+
+    NaN becomes 0, and an infinity becomes the nearest finite value. The value that a PNG declares
+    transparent becomes white.
     """
     array = np.asarray(image)
     tags: Any = getattr(image, "tag_v2", {})
@@ -132,7 +136,7 @@ def _to_8_bit(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def _mostly_in_unit_range(finite: NDArray[Any]) -> bool:
-    """Return whether floats are from 0 to 1, but for highlights: at most a tenth of them."""
+    """Return whether floats are from 0 to 1. At most a tenth of them may be brighter highlights."""
     if finite.size == 0:
         return False
     dark, bright = np.quantile(finite[:: max(1, finite.size // 100_000)], (0.1, 0.9))

@@ -1,4 +1,4 @@
-"""Reading photos: ahead in threads, in batches, and with a progress bar."""
+"""Reading photos ahead in threads, in batches, and with a progress bar."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ R = TypeVar("R")
 
 
 def reader_threads() -> int:
-    """Number of threads that read files."""
+    """Return the number of threads that read files."""
     return min(16, os.cpu_count() or 2)
 
 
 def read_ahead(
     function: Callable[[T], R], items: Iterable[T], *, ahead: int, threads: int = 1
 ) -> Generator[R, None, None]:
-    """``map`` in threads that run ahead of the consumer; results keep their order.
+    """Call a function on items in threads that run ahead of the consumer, like ``map``.
 
-    An exception is raised where the result would be yielded. Items are consumed as they are needed:
-    ``ahead`` calls are in flight, the one that is waited for included. Closing the generator
-    cancels the calls that have not started.
+    Results keep their order. An exception is raised at the place of its result. At most ``ahead``
+    calls are in flight, including the call that the consumer waits for. Items are consumed only as
+    needed. Closing the generator cancels the calls that have not started.
     """
     source = iter(items)
     pending: deque[Future[R]] = deque()
@@ -48,10 +48,11 @@ def read_ahead(
 def read_batches(
     function: Callable[[T], R], items: Iterable[T], size: int, *, threads: int = 2
 ) -> Generator[list[tuple[T, R | ImageError]], None, None]:
-    """Call a function on items, such as photos, in batches; while one is used, the next is read.
+    """Call a function on items, such as photos, and yield the results in batches.
 
-    An ``ImageError`` is the result of its item. See `read_ahead`; the last batch may have fewer
-    items than ``size``.
+    While a batch is used, the next batch is read. If the function raises an ``ImageError``, the
+    error is the result of the item. The last batch may be smaller than ``size``. See also
+    `read_ahead`.
     """
 
     def call(item: T) -> tuple[T, R | ImageError]:
@@ -66,9 +67,12 @@ def read_batches(
 
 
 def photo_bar(photos: Iterable[Any] | None = None, *, shown: bool = True, **options: Any) -> Any:
-    """A progress bar of photos on standard error, if that is a terminal; options are tqdm's.
+    """Return a progress bar of photos on standard error, which is shown only on a terminal.
 
-    Without ``photos`` to iterate over, the caller calls ``update``.
+    Args:
+        photos: Photos to iterate over. Without them, the caller calls ``update``.
+        shown: Show the bar.
+        **options: Options of tqdm.
     """
     from tqdm import tqdm  # here, for what shows no progress
 

@@ -21,30 +21,30 @@ _MISSING = "without alternative text"
 
 @dataclass
 class SiteImage:
-    """An image in one place of a site, with its alternative text. A row of the table."""
+    """An image in one place of a site, with its alternative text. It is a row of the table."""
 
     page: str
     """The page, relative to the site's folder."""
     line: int
     """Line of the image's tag in the page, from 1."""
     image: str
-    """The picture: a file relative to the site's folder, or a URL outside the site."""
+    """The picture, as a file relative to the site's folder or a URL outside the site."""
     link: str
-    """The link or button around the image, with its text; empty without a link or button."""
+    """The link or button around the image, with its text. Empty if there is none around it."""
     note: str
-    """Why there is no suggestion; empty otherwise."""
+    """The reason why there is no suggestion. Empty if there is a suggestion."""
     before: str
-    """What the page has: ``missing``, or ``empty`` for ``alt=""``."""
+    """State of the attribute ``alt`` in the page: ``missing``, or ``empty`` for ``alt=""``."""
     alt: str = ""
     """The alternative text to write. An empty text marks a decorative image."""
     confidence: float | None = None
-    """Probability that the suggestion has no mistake, 0 to 1; None if it is unknown."""
+    """Probability that the suggestion has no mistake, 0 to 1, or None if it is unknown."""
     reviewed: bool = False
-    """Whether a person has reviewed the text. Other texts are not written."""
+    """True if a person has reviewed the text. Other texts are not written."""
     tag: str = ""
     """The image's tag without ``alt``, by which it is found again."""
     suggested: str | None = ""
-    """The suggested text, to recognize a changed text; None if it is unknown."""
+    """The suggested text, to recognize a changed text. None if it is unknown."""
 
     def row(self) -> dict[str, str]:
         """Return the image as a row of the table."""
@@ -54,7 +54,7 @@ class SiteImage:
 
     @property
     def changed(self) -> bool:
-        """Whether the text is not the suggested one."""
+        """True if the text differs from the suggestion."""
         return self.suggested is not None and self.alt.split() != self.suggested.split()
 
 
@@ -71,7 +71,7 @@ class SiteImages:
     images: list[SiteImage] = field(default_factory=list)
     """The images, in the order of the pages."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Number of the site's images by what they have: a text, a label, ``alt=""`` or nothing."""
+    """Number of the site's images, by what they have: text, a label, ``alt=""`` or nothing."""
     problems: list[str] = field(default_factory=list)
     """One line for each page or picture that could not be read. Pictures on other servers and
     unsupported formats only have a note."""

@@ -1,8 +1,8 @@
 """The source of a run's batches: photos, or a cache of their features.
 
-Both give the same photos in the same order and can start at any batch of an epoch: a photo's
-captions and flip depend only on seed, epoch and photo. Nothing depends on the number of workers,
-which only decode.
+Both sources yield the same photos in the same order, and can start at any batch of an epoch. A
+photo's captions and flip depend only on seed, epoch and photo. Nothing depends on the number of
+workers, because workers only decode.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from captioner.options import TrainConfig
 class PhotoSource:
     """Photos from their files, or their features from a cache, which a thread reads ahead.
 
-    Each process takes its share of each batch, so a batch holds the same photos for any number of
-    processes.
+    Each process takes its share of each batch. A batch therefore contains the same photos for any
+    number of processes.
     """
 
     reader: PhotoReader
@@ -39,19 +39,19 @@ class PhotoSource:
     batch_size: int
     """Photos per step over all processes."""
     bucket: int = 1
-    """See `epoch_batches`."""
+    """Number of batches that are sorted together; see `epoch_batches`."""
     rank: int = 0
     world: int = 1
     workers: int = 0
     cache: FeatureCache | None = None
 
     def batches_in(self, epoch: int) -> int:
-        """Number of batches in an epoch, the same for all processes."""
+        """Return the number of batches in an epoch, the same for all processes."""
         del epoch
         return -(-len(self.photos) // self.batch_size)
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """An epoch's batches from batch ``start``."""
+        """Yield the batches of an epoch from batch ``start``."""
         shares = self._shares(epoch, start)
         if self.cache is None:
             batches = _load(self.reader, shares, self.workers)
@@ -74,7 +74,10 @@ class PhotoSource:
             yield share or [(FILLER, self.photos[batch[0]])]
 
     def _features(self, cache: FeatureCache, share: list[tuple[int, Example]]) -> Batch:
-        """A batch of features; collated before reading, so that they are copied once."""
+        """Return a batch of features.
+
+        The photos are collated before reading, so that the features are copied only once.
+        """
         sampled = (self.reader.sample(photo, epoch) for epoch, photo in share)
         batch = collate([(photo, torch.tensor(flipped)) for photo, flipped in sampled])
         rows = list(zip(batch.image_ids, batch.images.tolist(), strict=True))
@@ -84,12 +87,12 @@ class PhotoSource:
 def epoch_batches(
     lengths: Sequence[Sequence[int]], batch_size: int, *, seed: int, epoch: int, bucket: int = 1
 ) -> list[list[int]]:
-    """Batches of the photos' indices, over all processes, shuffled by seed and epoch.
+    """Return batches of the photos' indices for all processes, shuffled by seed and epoch.
 
-    With ``bucket`` above 1, photos with the same number of captions of similar ``lengths`` (words)
-    share a batch: the photos of ``bucket`` consecutive batches in shuffled order are sorted by
-    number of captions, then by their lengths in ascending order, and cut into batches. The order of
-    the batches is shuffled again. The last batch may have fewer photos than ``batch_size``.
+    With ``bucket`` above 1, a batch contains photos with the same number of captions and similar
+    ``lengths`` (words). For this, the photos of ``bucket`` consecutive batches in shuffled order
+    are sorted by their number of captions, then by their lengths, and cut into batches. The order
+    of these batches is shuffled too. The last batch may have fewer photos than ``batch_size``.
     """
     size = len(lengths)
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
@@ -114,7 +117,7 @@ def open_source(
     rank: int = 0,
     world: int = 1,
 ) -> PhotoSource:
-    """Open the source of process ``rank`` of ``world``; with a cache, it gives features."""
+    """Open the source of process ``rank`` of ``world``. With a cache, it yields features."""
     data, batch_size = config.data, config.training.batch_size
     reader = PhotoReader(
         preprocessing,
@@ -131,11 +134,13 @@ def open_source(
 def _load(
     reader: PhotoReader, shares: Iterable[list[tuple[int, Example]]], workers: int
 ) -> Generator[Batch, None, None]:
-    """Batches, decoded ahead by ``workers`` processes, which end with the iteration; 0: this one.
+    """Yield batches that worker processes decode ahead.
 
-    Workers ignore SIGTERM, so a leaked worker would keep the program from exiting. An error keeps
-    the loader's frames alive through its traceback, and with them the workers; the frames are
-    therefore cleared.
+    The workers end with the iteration. With 0 workers, this process decodes.
+
+    Workers ignore SIGTERM, so a leaked worker would keep the program from exiting. The traceback of
+    an error keeps the loader's frames alive, and with them the workers. The frames are therefore
+    cleared.
     """
     loader: DataLoader[Any] = DataLoader(
         reader,
@@ -159,6 +164,9 @@ def without_text(share: list[tuple[int, Example]]) -> list[tuple[int, Example]]:
 
 
 def _leave_signals_to_parent(_: int) -> None:
-    """Ignore Ctrl-C and SIGTERM, which reach the whole process group: the parent handles them."""
+    """Ignore Ctrl-C and SIGTERM in a worker.
+
+    They reach the whole process group, and the parent process handles them.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

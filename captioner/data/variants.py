@@ -1,7 +1,7 @@
 """Variants of a format that Pillow decodes wrongly or not at all, although the file is whole.
 
-What a file declares decides, not how its pixels look. The variants were found by decoding a table
-of files with a second decoder (tests/unit/data/test_variants.py).
+A variant is recognized by the file's header, not by the look of its pixels. The variants were found
+by decoding a table of files with a second decoder (tests/unit/data/test_variants.py).
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ def unsupported(reason: str) -> bool:
 def wrong_tiff(image: Any) -> bool:
     """Return whether Pillow would decode an opened TIFF wrongly without an error.
 
-    - Samples in separate planes of which it skips the last bytes (16 bits, not compressed), that
-      it takes for interleaved ones (grey or palette with alpha, CIELAB), or mixes up (more than
+    Pillow does so for:
+
+    - Samples in separate planes, if Pillow skips their last bytes (16 bits, not compressed), takes
+      them for interleaved samples (grey or palette with alpha, CIELAB), or mixes them up (more than
       one extra sample).
     - Colours at a lower resolution than the brightness, if they are not compressed.
-    - 32-bit values in big-endian order, if they are compressed: libtiff has swapped them already.
-    - A palette of 8-bit values, of which it takes the upper 8 of 16 bits: black.
+    - 32-bit values in big-endian order, if they are compressed. libtiff has swapped them already.
+    - A palette of 8-bit values. Pillow takes the upper 8 of 16 bits, so the picture is black.
     """
     tags = image.tag_v2
     compressed = image.info.get("compression") != "raw"

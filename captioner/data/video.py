@@ -1,4 +1,4 @@
-"""Frames of a video, at a fixed interval or the first of each shot, read with PyAV (FFmpeg)."""
+"""Frames of a video, read with PyAV (FFmpeg) at a fixed interval or at the start of each shot."""
 
 from __future__ import annotations
 
@@ -27,13 +27,19 @@ _SEEK = 10.0
 
 
 class Video:
-    """A video whose frames are read once, one after the other.
+    """A video. Its frames can be read once, in order.
 
-    Damage costs only the frames that it hits, and is described by ``problem`` after the last frame.
+    Damage affects only the frames that it hits. After the last frame, ``problem`` describes it.
     """
 
     def __init__(self, path: str | Path, every: float | None, min_side: int) -> None:
-        """Take the interval (seconds; None: shots), and the shorter side of frames (pixels)."""
+        """Open a video.
+
+        Args:
+            path: The file.
+            every: Interval between frames (seconds). None selects the first frame of each shot.
+            min_side: Shorter side of the frames (pixels).
+        """
         self.path, self.every, self.min_side = path, every, min_side
         self.problem = ""
         """What could not be read; a line that starts with the path."""
@@ -43,7 +49,10 @@ class Video:
         self._damage = math.inf  # where the first damage is
 
     def frames(self) -> Iterator[Image.Image]:
-        """Each frame as an upright RGB image, whose ``info`` has its start and end (seconds)."""
+        """Yield the frames as upright RGB images.
+
+        The ``info`` of each image has its start and end (seconds).
+        """
         end_of_last = ((self._end, None) for _ in range(1))  # known after it
         try:
             with open_file(self.path) as file, self._opened(file):
@@ -84,7 +93,7 @@ class Video:
         return container
 
     def _sampled(self) -> Iterator[tuple[float, Any]]:
-        """The frame on the screen at each multiple of the interval, unless it is still the last."""
+        """Yield the frame on the screen at each multiple of the interval, but no frame twice."""
         every = self.every or 1.0
         due, before, shown, seeking = 0.0, 0.0, None, every >= _SEEK
         for time, frame in self._decoded():
@@ -114,7 +123,7 @@ class Video:
             yield time, frame
 
     def _decoded(self) -> Iterator[tuple[float, Any]]:
-        """All undamaged frames with their time (seconds), from where the file is read."""
+        """Yield all undamaged frames with their time (seconds), from the current position."""
         packets = self._container.demux()
         while True:
             try:

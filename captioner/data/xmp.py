@@ -5,8 +5,7 @@
     photoshop:CaptionWriter    "captioner 0.2.0", if captioner wrote the caption itself
     captioner:Version, ...     version, confidence, a digest of the caption, and the keywords added
 
-All else in a packet is kept (`captioner.data.xmp_packet`). A DataError is raised for one that is
-damaged.
+All else in a packet is kept (`captioner.data.xmp_packet`). A damaged packet raises a DataError.
 
 Sources: XMP Specification Part 1 (2012), 8.3 (Dublin Core), and Part 2, 3.2 (Photoshop).
 """
@@ -62,11 +61,11 @@ class Found(NamedTuple):
     """The description of a photo."""
 
     text: str = ""
-    """Empty without a description."""
+    """The description. Empty if the photo has none."""
     own: bool = False
-    """Whether captioner wrote this very text; False after a person has changed it."""
+    """True if captioner wrote exactly this text. False after a person has changed it."""
     keywords: tuple[str, ...] = ()
-    """The keywords that captioner added with it."""
+    """The keywords that captioner added together with the description."""
 
 
 def find_description(packet: bytes) -> Found:
@@ -93,14 +92,14 @@ def set_description(
 ) -> bytes:
     """Return a packet or sidecar file with this default description.
 
-    Descriptions in other languages are kept. Keywords are added to the packet's own, each once
-    whatever its case.
+    Descriptions in other languages are kept. Keywords are added to the packet's own keywords, each
+    once, and case does not matter.
 
     Args:
-        packet: None or an empty one: a new packet.
+        packet: The packet. None and an empty packet result in a new packet.
         text: The description.
         keywords: The keywords to add.
-        mark: The mark of a caption that captioner wrote; None: a person did.
+        mark: The mark of a caption that captioner wrote. None if a person wrote it.
         known: Keywords that the photo has elsewhere. They are added, but not marked as added.
     """
 
@@ -133,7 +132,8 @@ def set_description(
 def remove_own(packet: bytes) -> bytes | None:
     """Return a packet without the description and keywords that captioner wrote.
 
-    What people wrote is kept, also a caption that they changed. None: nothing else is in it.
+    Texts by people are kept, including a caption that a person has changed. If nothing else is in
+    the packet, the result is None.
     """
     found = find_description(packet)
     if not found.own:
@@ -159,7 +159,7 @@ def remove_own(packet: bytes) -> bytes | None:
 
 
 def to_edit(packets: Sequence[bytes]) -> list[int]:
-    """Return which packets of a file to edit: all with a description, or else the first."""
+    """Return the packets of a file to edit: all with a description, or else the first."""
     found = [n for n, packet in enumerate(packets) if find_description(packet).text]
     filled = [n for n, packet in enumerate(packets) if opened_packet(packet).body]
     return found or filled[:1] or [n for n, _ in enumerate(packets)][:1]
@@ -171,14 +171,14 @@ def without_padding(packet: bytes) -> bytes:
 
 
 def new_keywords(old: Iterable[str], keywords: Iterable[str]) -> list[str]:
-    """Return the keywords that are not among the old ones, each once, whatever their case."""
+    """Return each keyword that is not among the old ones once. Case does not matter."""
     known = {word.casefold() for word in old}
     new = {word.casefold(): word for word in keywords}
     return [word for folded, word in new.items() if folded not in known]
 
 
 def is_own_writer(*names: str) -> bool:
-    """Return whether captioner, in any version, is a description's writer."""
+    """Return whether a description's writer is captioner, in any version."""
     return any(name.startswith("captioner ") for name in names)
 
 

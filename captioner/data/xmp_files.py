@@ -1,11 +1,11 @@
 """XMP packets in PNG, WebP and TIFF files.
 
-    PNG     an iTXt chunk; those in other text chunks, as ImageMagick writes them, become one
+    PNG     an iTXt chunk; packets in other text chunks, as ImageMagick writes them, move into it
     WebP    the chunk "XMP ", and its flag in the chunk VP8X, which is added where it is missing
     TIFF    the tag 700; the changed directory and the packet are appended, so that nothing moves
 
-Every other byte of PNG and WebP, and every byte of TIFF but the address of its first directory, is
-kept. TIFF is also the form of most camera RAW, which is refused.
+In PNG and WebP, every other byte is kept. In TIFF, every byte is kept except the address of the
+first directory. Most camera RAW has the form of TIFF, and is rejected.
 
 Sources: XMP Specification Part 3, 1.1.5 (PNG) and 1.1.8 (TIFF); RFC 9649 (WebP); TIFF 6.0; the
 BigTIFF design of libtiff; ImageMagick's "Raw profile type xmp".
@@ -40,7 +40,10 @@ class _Place(NamedTuple):
 def _replaced(
     data: bytes, places: list[_Place], otherwise: int, edit: Callable[[bytes | None], bytes]
 ) -> bytes:
-    """Return a file with edited packets; ``edit`` returns a packet with its chunk."""
+    """Return a file with edited packets.
+
+    ``edit`` returns a packet together with its chunk.
+    """
     chosen = [places[n] for n in xmp.to_edit([one.packet for one in places])]
     for one in reversed(chosen):
         data = data[: one.start] + edit(one.packet) + data[one.end :]
@@ -102,7 +105,7 @@ def _png_text(kind: bytes, content: bytes) -> bytes:
 
 
 def _raw_profile(text: bytes) -> bytes:
-    """Return a profile as ImageMagick writes it: name and size, then hexadecimal numbers."""
+    """Return a profile from the form that ImageMagick writes: name, size, hexadecimal numbers."""
     try:
         return bytes.fromhex(text.split(None, 2)[2].decode())
     except (IndexError, ValueError) as error:
@@ -144,7 +147,7 @@ def edit_webp(data: bytes, edit: EditPacket) -> bytes:
 
 
 def _webp_chunks(data: bytes) -> Iterator[tuple[bytes, int, int, int]]:
-    """Kind, and where the chunk and its content begin and the content ends."""
+    """Yield each chunk's kind, its start, and the start and end of its content."""
     at, end = 12, 8 + int.from_bytes(data[4:8], "little")
     while at + 8 <= min(end, len(data)):
         stop = at + 8 + int.from_bytes(data[at + 4 : at + 8], "little")
@@ -167,7 +170,7 @@ def _webp_chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def _webp_header(data: bytes) -> bytes:
-    """Return the chunk VP8X for a file that has only a picture."""
+    """Return the chunk VP8X for a file that contains only a picture."""
     kind, _, begin, _ = next(_webp_chunks(data), (b"", 0, 0, 0))
     if kind == b"VP8L":
         bits = int.from_bytes(data[begin + 1 : begin + 5], "little")
@@ -194,7 +197,7 @@ class _Directory(NamedTuple):
     """The first directory of a TIFF file."""
 
     entries: dict[int, bytes]
-    """Entry by tag."""
+    """The entries of the directory by tag."""
     following: bytes
     """Offset of the next directory."""
     order: str
@@ -202,7 +205,7 @@ class _Directory(NamedTuple):
 
     @property
     def word(self) -> str:
-        """Format of an offset."""
+        """The ``struct`` format of an offset."""
         return f"{self.order}{'Q' if self.big else 'I'}"
 
 
@@ -280,7 +283,7 @@ def _directory(data: bytes) -> _Directory:
 
 
 def _tiff_value(data: bytes, directory: _Directory, tag: int) -> bytes:
-    """Return the bytes of a tag, empty without it."""
+    """Return the bytes of a tag. They are empty if the tag is missing."""
     if (entry := directory.entries.get(tag)) is None:
         return b""
     (kind,) = struct.unpack_from(f"{directory.order}H", entry, 2)

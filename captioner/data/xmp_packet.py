@@ -1,4 +1,4 @@
-"""XMP packets as text: their properties, found by expat and edited in place.
+"""XMP packets as text. Their properties are found by expat and edited in place.
 
 Everything that is not edited keeps its bytes: prefixes, comments, padding, bytes around the XML and
 the properties of other programs. Packets in UTF-16 are edited in UTF-8 and encoded again.
@@ -54,7 +54,7 @@ class Opened(NamedTuple):
 
 
 def opened_packet(packet: bytes) -> Opened:
-    """Return the XML of a packet, empty if it has none, and the bytes around it."""
+    """Return the XML of a packet, which may be empty, and the bytes around it."""
     encoding = next((name for pattern, name in _ENCODINGS if pattern.match(packet)), "utf-8")
     try:
         text = packet if encoding == "utf-8" else packet.decode(encoding).encode()
@@ -99,10 +99,10 @@ def rdf_bag(words: Iterable[str]) -> bytes:
 
 
 def with_properties(body: bytes, new: dict[Property, bytes]) -> bytes:
-    """Return a packet with these properties of the photo: content by property, empty to remove it.
+    """Return a packet with these properties of the photo, as content by property.
 
-    A property is replaced where it is; one that is an attribute becomes an element. New ones are
-    added at the end, in an element of their own.
+    Empty content removes the property. An existing property is replaced in its place, and an
+    attribute becomes an element. New properties are added at the end, in an element of their own.
     """
     elements, edits, added = parse_packet(body), [], b""
     for prop, content in new.items():
@@ -145,27 +145,27 @@ def without_empty_resources(body: bytes) -> bytes:
 
 
 class Element(NamedTuple):
-    """An element of a packet, with its bytes."""
+    """An element of a packet, with the position of its bytes."""
 
     path: tuple[str, ...]
-    """Names from the root to this element: namespace, space, local name."""
+    """Names from the root to this element. Each is namespace, space, local name."""
     attributes: dict[str, str]
     prefixes: dict[str, str]
-    """Prefix of each attribute that has one."""
+    """Prefixes of the attributes that have one."""
     text: str
-    """Its own text, without the text of elements in it."""
+    """The element's own text, without the text of elements in it."""
     start: int
     closing: int
-    """Where its end tag starts; of <a/> where it starts."""
+    """Position of the end tag. For <a/>, the position of the tag itself."""
     end: int
 
     @property
     def language(self) -> str:
-        """Value of ``xml:lang``; empty without it."""
+        """The value of ``xml:lang``; empty if it is missing."""
         return self.attributes.get(f"{_XML} lang", "")
 
     def attribute(self, body: bytes, name: str) -> tuple[int, int] | None:
-        """Return the place of an attribute, with the space before it, or None."""
+        """Return the place of an attribute and the space before it, or None if it is missing."""
         if name not in self.attributes:
             return None
         written = f"{self.prefixes[name]}:{name.rpartition(' ')[2]}".encode()
@@ -183,12 +183,12 @@ class Element(NamedTuple):
 
 
 def full_name(prop: Property) -> str:
-    """Return the name of a property as `Element` has it."""
+    """Return the name of a property in the form that `Element` uses."""
     return f"{prop[0]} {prop[1].partition(':')[2]}"
 
 
 def _path(prop: Property) -> tuple[str, str, str]:
-    """Path of a property of the photo itself, not of a part of it."""
+    """Return the path of a property of the photo itself, not of a part of the photo."""
     return _ROOT, _RESOURCE, full_name(prop)
 
 
@@ -204,14 +204,17 @@ def items_of(elements: Sequence[Element], prop: Property) -> list[Element]:
 
 
 def texts_of(elements: Sequence[Element], prop: Property) -> list[str]:
-    """Return the texts of a property, which may be an attribute."""
+    """Return the texts of a property, which may be written as an attribute."""
     found = [item.text for item in items_of(elements, prop)]
     found += [one.attributes.get(full_name(prop), "") for one in resources_of(elements)]
     return [text.strip() for text in found if text.strip()]
 
 
 def parse_packet(body: bytes) -> list[Element]:
-    """Return the elements of a packet in the order of their ends; empty if it describes nothing."""
+    """Return the elements of a packet, in the order of their ends.
+
+    The result is empty if the packet describes nothing.
+    """
     elements: list[Element] = []
     opened: list[tuple[str, dict[str, str], dict[str, str], int, list[str]]] = []
 
