@@ -60,7 +60,7 @@ def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
     """Build the attention that a config describes.
 
     Raises:
-        ConfigError: See `check_attention`. Or the scorer's class, sizes or result do not fit.
+        ConfigError: The settings fail `check_attention`, or the scorer cannot be used.
     """
     check_attention(config)
     if config.attention == "multi_head":

@@ -40,7 +40,7 @@ class _Line(NamedTuple):
     high: float
     """Last pixel that any position sees."""
     reach: float
-    """Pixels that a position sees on either side of its centre."""
+    """Number of pixels that a position sees on each side of its centre."""
 
     def layer(self, size: int, kernel: int, stride: int, padding: int, dilation: int) -> _Line:
         """Return the output positions of a convolution or pooling."""

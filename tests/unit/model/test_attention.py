@@ -1,4 +1,4 @@
-"""Every attention mechanism against its equation, and invariants that hold for all weights."""
+"""Compare every attention mechanism with its equation, and test invariants for all weights."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def build(settings: Settings) -> Attention:
 
 
 def photos() -> tuple[Tensor, Tensor]:
-    """Features (B, L, D) and a summary (B, 1, D) that is not their mean."""
+    """Return features (B, L, D) and a summary (B, 1, D) that is not their mean."""
     return torch.randn(B, L, D).double(), torch.randn(B, 1, D).double()
 
 
@@ -96,7 +96,7 @@ def softmax(scores: list[float]) -> Array:
 def by_scores(
     settings: Settings, p: dict[str, Array], q: Array, a: dict[int, Array]
 ) -> tuple[Array, Array]:
-    """Context and alphas of one caption and its real regions, from the equation."""
+    """Compute context and alphas of one caption over its real regions, from the equation."""
     weights = {name.removeprefix("scorer."): value for name, value in p.items()}
     mean, query = sum(a.values()) / len(a), settings.get("query")
     scores = [

@@ -1,4 +1,4 @@
-"""Encoder and decoder as one module."""
+"""Test encoder and decoder as one module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decoders against NumPy loops written from the equations in their docstrings."""
+"""Compare the decoders with NumPy loops, written from the equations in their docstrings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ E, N, A = 5, 6, 7
 SIZES = {"embed_dim": E, "hidden_dim": N, "attention_dim": A}
 Array = NDArray[np.float64]
 Outputs = tuple[Array, Array, float]
-"""Logits, alphas and gate of a step."""
+"""Logits, alphas and gate from one step."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "bahdanau": {},
@@ -71,7 +71,7 @@ def sigmoid(x: Array) -> Array:
 
 
 class Weights:
-    """A decoder's weights and the equations common to all orders, for a single caption."""
+    """The weights of a decoder, and the equations that all orders share, for a single caption."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.p = {n: value.detach().double().numpy() for n, value in decoder.named_parameters()}
@@ -91,7 +91,7 @@ class Weights:
         return sum(weight * a for weight, a in zip(alpha, regions, strict=True)), alpha
 
     def norm(self, name: str, x: Array) -> Array:
-        """gain (x - mean) / sigma + bias, Ba et al. 2016, eq. 4; the identity without norms."""
+        """Compute gain (x - mean) / sigma + bias (Ba et al. 2016, eq. 4), or x without norms."""
         if f"{name}.weight" not in self.p:
             return x
         sigma = np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)

@@ -1,4 +1,4 @@
-"""Our EfficientNet-Lite against timm's: same names, outputs and gradients."""
+"""Compare our EfficientNet-Lite with timm's: names, outputs and gradients are the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from captioner.model.encoder import Encoder, build_encoder
 
 
 def timm_model(size: int) -> nn.Module:
-    """timm's model without pooling and head, with random batch norm statistics."""
+    """Return timm's model without pooling and head, with random batch norm statistics."""
     model = timm.create_model(f"tf_efficientnet_lite{size}", num_classes=0, global_pool="")
     randomize_norms(model)
     return model.eval()
@@ -41,7 +41,7 @@ def test_outputs_equal_timms(size) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["conv_stem", "bn1", "blocks.4", "conv_head", "bn2"])
 def test_gradients_equal_timms(stage) -> None:
-    """With training from any stage on; earlier stages are frozen and their norms folded."""
+    """Train from any stage on, with earlier stages frozen and their norms folded."""
     expected = timm_model(0).double()
     encoder = Encoder("timm/tf_efficientnet_lite0").double()
     encoder.backbone.load_state_dict(expected.state_dict())

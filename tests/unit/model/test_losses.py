@@ -1,4 +1,4 @@
-"""Training losses: known values, and hard attention's gradient by enumeration."""
+"""Compare training losses with known values, and hard attention with an enumeration."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_penalty_has_the_same_gradient_as_the_papers_target_of_one() -> None:
 
 
 def test_entropy_of_one_hot_alphas_has_a_finite_gradient() -> None:
-    """In float32, the alphas of a confident model are exactly 0 and 1."""
+    """In float32, the alphas of a confident model can be exactly 0 and 1."""
     scores = torch.tensor([[0.0, 300.0, -300.0], [0.0, 0.0, -torch.inf]], requires_grad=True)
 
     entropy = map_entropy(scores.softmax(-1))
@@ -118,7 +118,7 @@ class Enumeration:
         self.steps = itertools.zip_longest(*regions)
 
     def sample(self, alphas: Tensor) -> Tensor:
-        """Replaces ``sample_index``: the scripted regions, step by step."""
+        """Return the scripted regions step by step, in place of ``sample_index``."""
         regions = [region or 0 for region in next(self.steps)]  # None after the end of a caption
         return torch.tensor(regions).view(alphas.shape[:2])
 
@@ -142,7 +142,7 @@ class Enumeration:
         assert total == pytest.approx(1)  # all choices were enumerated
 
     def loss(self) -> Tensor:
-        """The objective of hard attention: sum_s p(s) CE(s)."""
+        """Compute the objective of hard attention, sum_s p(s) CE(s)."""
         return sum(probability * loss for probability, loss in self.choices())
 
     def objectives(self, baseline: float, reward: float = 1.0) -> Iterator[tuple[float, Tensor]]:
@@ -199,7 +199,7 @@ WORDS = int(REAL.sum())
 
 
 def by_hand(decoder: Decoder, photos: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits (T, V) and words (T) of each caption, one at a time."""
+    """Yield the logits (T, V) and the words (T,) of each caption."""
     for photo, captions in zip(photos, CAPTIONS, strict=True):
         for tokens in (caption[caption != PAD] for caption in captions if END in caption):
             unrolled = decoder(decoder.memory(photo[None]), tokens[None, None, :-1])

@@ -1,4 +1,4 @@
-"""Every attention mechanism and step order: training and search."""
+"""Test training and search with every attention mechanism and step order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reading of photos: its equations, its gradients and its loss."""
+"""Test the reading of photos: its equations, gradients and loss."""
 
 from __future__ import annotations
 

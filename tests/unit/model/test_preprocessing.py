@@ -1,4 +1,4 @@
-"""Preprocessing against known values, and crop boxes against pixels."""
+"""Compare preprocessing with known values, and crop boxes with pixels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from captioner.model.preprocessing import Preprocessing
 
 
 def test_efficientnet_lite_normalization():
-    """(255 x - 127) / 128 for x in 0..1, as in the authors' code."""
+    """The normalization is (255 x - 127) / 128 for x in 0..1, as in the authors' code."""
     preprocessing = Preprocessing(32, mean=PACKAGES_MEAN, std=PACKAGES_STD)
     values = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).expand(-1, -1, -1, 3)
     x = torch.arange(256) / 255

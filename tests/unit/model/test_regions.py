@@ -1,4 +1,4 @@
-"""Positions of an encoder's regions."""
+"""Test the positions of an encoder's regions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from captioner.model.regions import locate_regions
 
 
 class Layers(nn.Module):
-    """An encoder made of the given layers."""
+    """An encoder that consists of the given layers."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def test_padding_arithmetic(layers, expected) -> None:
     ],
 )
 def test_encoders_of_known_geometry(name, size, first, pitch, stop) -> None:
-    """The first eight rows were measured too, by the gradients of the features."""
+    """The first eight rows also agree with measurements by gradients of the features."""
     y, x = locate_regions(Encoder(name, image_size=size), size)
 
     assert y == x == pytest.approx((first, pitch, 0, stop))

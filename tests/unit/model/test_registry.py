@@ -1,4 +1,4 @@
-"""Registering scorers and encoders, and errors for missing ones."""
+"""Test the registration of scorers and encoders, and the errors for missing ones."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from captioner.options import DecoderConfig
 
 
 class MyScorer(Scorer):
-    """Gives all regions the same score."""
+    """A scorer that returns the same score for all regions."""
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return keys.sum(-1).unsqueeze(1).expand(-1, query.shape[1], -1)
 
 
 class Patches(nn.Module):
-    """One region per 8 x 8 pixels."""
+    """An encoder with one region per 8 x 8 pixels."""
 
     mean = (0.4, 0.5, 0.6)
 
@@ -88,14 +88,14 @@ def test_what_cannot_be_registered(register: Any, expected: str) -> None:
 
 
 class Flat(Scorer):
-    """Scores without the captions of a photo."""
+    """A scorer that forgets the axis of captions."""
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return keys.sum(-1)
 
 
 class NoForward(Scorer):
-    """Lacks what a scorer needs."""
+    """A class that is not a scorer."""
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_a_registered_encoder_returns(build: Any, expected: str | None) -> 
 
 
 def points_of(monkeypatch: pytest.MonkeyPatch, *values: tuple[str, str]) -> Registry[Any]:
-    """A registry that finds these names and values as entry points."""
+    """Return a registry that finds these names and values as entry points."""
     found = EntryPoints(EntryPoint(name, value, "captioner.scorers") for name, value in values)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found.select(group=group))
     return Registry("scorer", {"dot": nn.Linear})

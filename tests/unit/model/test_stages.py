@@ -1,4 +1,4 @@
-"""Training only the last stages of an encoder: cached stage inputs and fast gradients."""
+"""Test the training of an encoder's last stages: cached inputs and fast gradients."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_stage_inputs_depend_only_on_earlier_weights(lite: Encoder) -> None:
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("size", [7, 8, 9])
 def test_depthwise_convolution_gradients_equal_torchs(stride: int, kernel: int, size: int) -> None:
-    """Our backward pass replaces torch's on CPUs; in float64 the two agree."""
+    """Our backward pass replaces torch's on CPUs. In float64, both agree."""
     layer = Convolution(6, 6, kernel, stride=stride, groups=6).double()
     accelerate(layer)
     bias = torch.randn(6, dtype=torch.float64, requires_grad=True)
@@ -95,7 +95,7 @@ def test_frozen_depthwise_convolutions_keep_their_norms_frozen_too(lite: Encoder
 
 
 def learned_and_kept(encoder: Encoder, photos: Tensor) -> tuple[list[Tensor], int]:
-    """Gradients of a step, and the bytes that were kept for its backward pass."""
+    """Return the gradients of a step, and the bytes kept for its backward pass."""
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Eight photos of coloured squares and the config of a tiny model."""
+"""Fixtures: eight photos of coloured squares, and the config of a tiny model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def two_files(squares: Path, tmp_path: Path) -> tuple[str, str]:
-    """Captions of four training photos and of the other four for validation."""
+    """Captions for four training photos and for four validation photos."""
     whole = json.loads((squares / "captions.json").read_text())
     files = []
     for name, half in (("train", slice(0, 4)), ("val", slice(4, 8))):
@@ -49,7 +49,7 @@ def two_files(squares: Path, tmp_path: Path) -> tuple[str, str]:
 
 @pytest.fixture(autouse=True)
 def _few_photos(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reading learns the words of any photo."""
+    """Let a reading learn words that occur in any photo."""
     monkeypatch.setattr("captioner.training.reading.MIN_PHOTOS", 1)
 
 
@@ -76,7 +76,7 @@ def configure(squares: Path, tmp_path: Path) -> Configure:
 
 @pytest.fixture(scope="session")
 def first_stage(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a model that was trained for an epoch."""
+    """The folder of a model that was trained for one epoch."""
     folder = tmp_path_factory.mktemp("first_stage")
     start(prepare(_configure(squares, folder, training={"epochs": 1})), folder, resume=False)
     return str(folder / "best")

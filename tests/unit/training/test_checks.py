@@ -1,4 +1,4 @@
-"""Warnings about settings that cannot work with the data."""
+"""Test warnings about settings that do not suit the data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from captioner.training.setup import Setup, prepare
 
 @pytest.fixture
 def setup(configure: Any) -> Setup:
-    """Eight photos for training and twenty-four others for validation."""
+    """Return eight training photos and twenty-four other validation photos."""
     setup = prepare(configure())
     setup.val = [replace(image, path=Path("other.png")) for image in setup.val * 3]
     return setup

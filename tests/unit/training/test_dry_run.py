@@ -1,4 +1,4 @@
-"""Dry runs: they write nothing, estimate what a run needs, and fail as it would."""
+"""Test dry runs: they write nothing, estimate a run's needs, and fail like the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop: it learns, and an interrupted run resumes exactly."""
+"""Test the training loop: it learns, and an interrupted run resumes exactly."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def assert_same_run(one: Path, two: Path) -> None:
 
 @contextmanager
 def signal_in_step(number: int, kind: int = signal.SIGINT, times: int = 1) -> Iterator[None]:
-    """Send a signal before the step of this number, from 1."""
+    """Send a signal before the step with this number, counted from 1."""
     whole, done = Trainer.step, 0
 
     def step(self: Trainer, *given: Any) -> None:
@@ -146,7 +146,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
 def test_a_killed_run_resumes_from_its_last_checkpoint(
     configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Killed after the second validation is written, but before the training state is."""
+    """The run is killed after it writes the second validation and before it saves the state."""
     config = configure()
     train(config, tmp_path / "straight")
     trainer = Trainer(prepare(config), RunFolder(tmp_path / "died", config))
@@ -239,7 +239,7 @@ def test_a_share_of_the_initial_weights_is_validated_and_saved(
 def test_a_second_stage_counts_its_own_captions(
     configure: Any, two_files: tuple[str, str], first_stage: str, tmp_path: Path
 ):
-    """The first stage may have been trained on other photos."""
+    """The initial model may have been trained on different photos."""
     files = [two_files[0]]
     config = configure(
         init_from=first_stage, data={"train_annotations": files}, training={"epochs": 1}
@@ -280,7 +280,7 @@ def test_samples_metrics_and_curves_are_written(configure: Any, tmp_path: Path):
 
 @pytest.mark.slow
 def test_training_curves_have_a_point_every_few_steps(configure: Any, tmp_path: Path):
-    """A point is the mean since the last one; a resumed run continues them."""
+    """A point is the mean since the previous point. A resumed run continues the curve."""
     config = configure(training={"log_every": 2})
     train(config, tmp_path / "straight")
     points = read_rows(tmp_path / "straight" / STEPS)
@@ -300,7 +300,7 @@ def test_training_curves_have_a_point_every_few_steps(configure: Any, tmp_path: 
 def test_a_model_stays_the_best_if_training_makes_it_worse(
     configure: Any, first_stage: str, tmp_path: Path, capsys: Any
 ):
-    """It is validated before the first step, once, and a resumed run remembers its score."""
+    """The initial model is validated once, before step 1. A resumed run remembers its score."""
     training = {"epochs": 2, "lr": 10.0, "select": "loss"}
     config = configure(init_from=first_stage, training=training)
     with signal_in_step(5), pytest.raises(KeyboardInterrupt):
@@ -326,7 +326,7 @@ def test_a_model_that_gets_better_is_replaced(configure: Any, first_stage: str, 
 
 
 def test_the_loss_is_the_mean_over_words_in_nats(configure: Any, tmp_path: Path):
-    """ln V for uniform predictions."""
+    """Uniform predictions have the loss ln V."""
     config = configure(training={"epochs": 1, "lr": 1e-30}, decoder={"dropout": 0.0})
     setup = prepare(config)
     with torch.no_grad():
@@ -362,7 +362,7 @@ def test_a_validation_photo_without_features_fails_before_training(
 
 
 def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """The decoder's gradients in the first step."""
+    """Return the decoder's gradients in the first step."""
     found: dict[str, torch.Tensor] = {}
 
     def keep(*given: Any) -> None:
@@ -376,7 +376,7 @@ def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def test_micro_batches_give_the_gradients_of_the_whole_batch(configure: Any, tmp_path: Path):
-    """Compare gradients, since Adam turns rounding of a near-zero gradient into a full step."""
+    """Compare gradients, because Adam turns the rounding of a tiny gradient into a full step."""
 
     def gradients(micro_batch: int) -> dict[str, torch.Tensor]:
         config = configure(

@@ -1,4 +1,4 @@
-"""Objectives: self-critical training follows the gradient of the expected reward."""
+"""Test objectives: self-critical training follows the gradient of the expected reward."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def photos_of(vocabulary: Vocabulary, count: int = 5) -> list[Example]:
 
 
 def batch_of(photos: list[Example], filling: tuple[int, ...] = ()) -> Batch:
-    """A batch with features that depend on the photo; photos in ``filling`` have no captions."""
+    """Return a batch whose features depend on the photo. Photos in ``filling`` lack captions."""
     read = []
     for photo in photos:
         number = photo.image_id
@@ -80,7 +80,7 @@ def objective_of(photos: list[Example], seed: int = 0, **changes: Any) -> SelfCr
 def samples_of(
     objective: SelfCritical, model: CaptionModel, batch: Batch
 ) -> dict[int, list[tuple[int, ...]]]:
-    """Sampled captions by photo, with their end tokens."""
+    """Return sampled captions by photo, with their end tokens."""
     features = encode(model, batch)
     starts = batch.tokens[:, 0, 0]
     found = objective.sample(model.decoder, features, batch.image_ids, starts, batch.step)
@@ -96,7 +96,7 @@ LENGTH = 3
 
 
 def all_sentences() -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Words, and whether the sentence ended: up to two words and the end, or three words."""
+    """Sentences with a flag: up to two words with an end (True), or three words (False)."""
     for length in range(LENGTH):
         for words in itertools.product((4, 5), repeat=length):
             yield words, True
@@ -105,12 +105,12 @@ def all_sentences() -> Iterator[tuple[tuple[int, ...], bool]]:
 
 
 def toy_reward(words: tuple[int, ...], ended: bool) -> float:
-    """Different for every sentence; exact in float32."""
+    """Return a reward that is different for every sentence and exact in float32."""
     return sum((word - 3) * 3**position for position, word in enumerate(words)) / 8 - 1.5 * ended
 
 
 class ToyReward:
-    """Replaces ``CaptionReward``."""
+    """Replacement of ``CaptionReward``."""
 
     def __call__(self, image_ids: Any, samples: Any, ended: Any) -> np.ndarray:
         return np.array(
@@ -144,7 +144,7 @@ class Enumeration:
         monkeypatch.setattr(objectives, "search", search)
 
     def log_probs(self) -> Tensor:
-        """Log-probability of every sentence, one step at a time, over words and the end token."""
+        """Compute every sentence's log-probability step by step, over words and the end token."""
         decoder, totals = self.model.decoder, []
         memory = decoder.memory(self.images)
         for words, ended in self.sentences:
@@ -160,7 +160,7 @@ class Enumeration:
         return torch.stack(totals)
 
     def loss_of(self, sampled: tuple[int, ...]) -> Tensor:
-        """The training loss if these sentences are sampled."""
+        """Return the training loss if these sentences are sampled."""
         self.sampled = sampled
         return self.objective(self.model, self.batch)[0]
 
@@ -199,7 +199,7 @@ def test_gradient_with_the_leave_one_out_baseline_is_unbiased(
 
 
 def test_sampling_and_loss_use_the_same_probabilities() -> None:
-    """Both exclude the tokens that are never generated."""
+    """Sampling and loss both exclude the tokens that are never generated."""
     photos = photos_of(TWO_WORDS, 1)
     model, batch = model_of(TWO_WORDS).double(), in_double(batch_of(photos))
     with torch.no_grad():
@@ -265,7 +265,7 @@ def test_samples_do_not_depend_on_the_rest_of_the_batch() -> None:
 
 
 def test_dropout_is_off_in_the_training_pass() -> None:
-    """The gradient is that of the model that was sampled from."""
+    """The gradient belongs to the model that was sampled from."""
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS, dropout=0.9), batch_of(photos)
     objective = objective_of(photos)
@@ -283,7 +283,7 @@ def test_dropout_is_off_in_the_training_pass() -> None:
 
 
 def test_a_photo_without_captions_adds_nothing() -> None:
-    """Nor does a second process that has only such a photo."""
+    """A second process with only such a photo does not change anything either."""
     photos = photos_of(WORDS)
     model = model_of(WORDS).double()
     whole = in_double(batch_of(photos))
@@ -318,7 +318,7 @@ def test_stems_of_a_photo_are_counted_in_all_its_captions() -> None:
 
 
 def reading_loss_of(objective: Objective, model: CaptionModel, batch: Batch) -> float:
-    """The part of the loss that the reading's weight adds."""
+    """Return the part of the loss that comes from the reading."""
     torch.manual_seed(0)
     whole, _ = objective(model, batch)
     weight, objective.training.reading = objective.training.reading, 0.0

@@ -1,4 +1,4 @@
-"""Parameter groups, learning rate schedule and running average of weights."""
+"""Test parameter groups, the learning rate schedule and the average of the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trackers of a run: they get its settings, numbers and figures; a wrong name is one line."""
+"""Test the trackers of a run: they receive its settings, numbers and figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run folder: what a resumed run writes again is deleted."""
+"""Test the run folder: results that a resumed run will write again are deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the config to data sets and a model: a new one, or the model of a first stage."""
+"""Test the preparation of data sets and of a new or an initial model."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_a_second_stage_at_another_image_size_resamples_position_embeddings(
 
 
 def logits_of(stored: Any) -> torch.Tensor:
-    """Logits of the word after "a red" for a gray photo, (V,)."""
+    """Return the logits of the word after "a red" for a gray photo, (V,)."""
     model = stored.model.eval()
     features = model.encode(torch.full((1, 48, 48, 3), 90, dtype=torch.uint8))
     tokens = [stored.vocabulary.start(), *stored.vocabulary.encode(["a", "red"])]

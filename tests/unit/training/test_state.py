@@ -1,4 +1,4 @@
-"""The training state: exact, atomic and without pickle; what must match to continue it."""
+"""Test the training state: it is exact, atomic and not pickled, and settings must match."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_settings_must_match_unless_they_are_marked(configure: Any):
 def test_a_run_of_an_earlier_version_continues_if_it_can(
     saved: tuple[TrainingState, Path], part: str
 ):
-    """Earlier versions had more settings, and more fields of ``Progress``."""
+    """Earlier versions had more settings and more fields in ``Progress``."""
 
     def rewrite(lr_scale: float, guidance: str) -> None:
         with safe_open(path, framework="pt") as file:

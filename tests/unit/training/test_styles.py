@@ -1,4 +1,4 @@
-"""Several data sets in one model, each with its own start token."""
+"""Test several data sets in one model, each with its own start token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OFFSET = 1_000
 
 @pytest.fixture
 def two_styles(squares: Path, tmp_path: Path) -> dict[str, Any]:
-    """The squares twice: "a red square", and in another style, "look red"."""
+    """Captions in two styles for the squares: "a red square" and "look red"."""
     content = json.loads((squares / "captions.json").read_text())
     for image in content["images"]:
         image["id"] += OFFSET
@@ -115,7 +115,7 @@ def test_fine_tuning_adds_a_style_that_starts_like_the_default(
 
 
 def test_data_sets_may_use_the_same_ids(configure: Any, tmp_path: Path) -> None:
-    """Two sets numbered from 1, as by ``captioner prepare dataset``."""
+    """Two data sets may both be numbered from 1, as ``captioner prepare dataset`` does."""
     files, folders = [], []
     for name, color in (("cats", "red"), ("dogs", "blue")):
         folder = tmp_path / name

@@ -43,7 +43,7 @@ SYNCHRONIZING = {
 
 
 class OnDevice(Tensor):
-    """A tensor of the simulated device."""
+    """A tensor on the simulated device."""
 
     held: Tensor
 
@@ -71,7 +71,7 @@ class OnDevice(Tensor):
 
 
 class SimulatedDevice(TorchDispatchMode):
-    """Runs operations on tensors of the simulated device, and records what waits for it."""
+    """Mode that runs operations on the simulated device and records those that wait for it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Validation: the captions that a user would get, and their scores."""
+"""Test validation: the captions are the same as for a user, and scores are right."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_captions_equal_those_of_the_captioner(setup: Setup, configure: Any):
 
 
 def test_cached_features_of_another_type_than_that_of_autocast(setup: Setup, configure: Any):
-    """float16 is what ``prepare features`` writes by default, bf16 what many processors use."""
+    """``prepare features`` writes float16 by default, and many processors compute in bf16."""
     captioner = Captioner(setup.stored, device="cpu", precision="bf16")
     model = setup.stored.model.eval()
     pixels = {i.image_id: model.preprocessing.pixels(open_image(i.path)) for i in setup.val}
@@ -61,7 +61,7 @@ def test_an_unreadable_photo_stops_validation(setup: Setup, configure: Any, tmp_
 
 
 def test_loss_is_over_reference_captions(setup: Setup, configure: Any):
-    """Compared with the training loss in eval mode; batches are by length, so in another order."""
+    """It equals the training loss in eval mode, although training orders batches by length."""
     photos = [
         replace(image, captions=(*image.captions, f"an unknown {'very ' * n} long caption"))
         for n, image in enumerate(setup.val)
@@ -84,7 +84,7 @@ def test_loss_is_over_reference_captions(setup: Setup, configure: Any):
 
 
 def sentence(photo: Example, text: str, nats: float = 0.0) -> Sentence:
-    """Of three words in the references."""
+    """Return a sentence with three words in its references."""
     nothing = np.zeros(0, np.float32)
     caption = Caption(tuple(text.split()), nothing, nothing.reshape(0, 1, 1), nothing, 0.0)
     return Sentence(photo, caption, nats, 3)

@@ -1,4 +1,4 @@
-"""Accelerated models against plain ones, forward and backward, and what ``accelerate`` leaves."""
+"""Compare accelerated models with plain models, forward and backward."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {"attention": "fixed_at_start"},
 }
 LENGTHS = [[1, 4, 0], [0, 0, 0], [5, 2, 3], [0, 0, 2]]
-"""Words: unsorted; one photo without captions and one caption of a single word."""
+"""Number of words of each caption: unsorted, with a photo without captions and a single word."""
 
 
 def captions(lengths: list[list[int]] = LENGTHS) -> Tensor:
-    """(B, R, T + 1)."""
+    """Return tokens, (B, R, T + 1)."""
     longest = max(max(of_photo) for of_photo in lengths)
     tokens = torch.full((len(lengths), len(lengths[0]), longest + 2), PAD)
     for photo, of_photo in enumerate(lengths):
@@ -60,7 +60,7 @@ def build(kind: str) -> Decoder:
 
 
 def accelerated(decoder: Decoder, *, fixed: bool = False) -> Decoder:
-    """An accelerated copy."""
+    """Return an accelerated copy."""
     decoder = copy.deepcopy(decoder)
     accelerate(decoder, fixed=fixed)
     return decoder
@@ -78,7 +78,7 @@ def losses_and_gradients(
 
 
 def assert_equal(decoder: Decoder, tokens: Tensor) -> None:
-    """An accelerated copy has the losses and gradients of the decoder."""
+    """An accelerated copy has the same losses and gradients as the decoder."""
     decoder, features = decoder.double(), torch.randn(len(tokens), L, D).double()
     expected = losses_and_gradients(decoder, features, tokens)
     fast = accelerated(decoder)
@@ -132,7 +132,7 @@ def test_searches_are_equal(kind: str, fixed: bool) -> None:
 
 
 def test_gradients_of_the_features_are_equal_in_eval_mode() -> None:
-    """Explanations are computed so."""
+    """Explanations run the decoder in this way."""
     decoder, features = build("additive").double().eval(), torch.randn(4, L, D).double()
     decoder.requires_grad_(False)
     tokens, found = captions([[3], [1], [4], [2]]), []
@@ -148,14 +148,14 @@ def test_gradients_of_the_features_are_equal_in_eval_mode() -> None:
 
 
 class TwiceADecoder(BahdanauDecoder):
-    """Runs its LSTM twice per word."""
+    """A decoder that runs its LSTM twice per word."""
 
     def recur(self, inputs: Tensor, state: State) -> State:
         return super().recur(inputs, super().recur(inputs, state))
 
 
 class SometimesADecoder(BahdanauDecoder):
-    """Skips its LSTM at the third step."""
+    """A decoder that skips its LSTM at the third step."""
 
     def start(self, memory: Memory, captions: int = 1) -> State:
         self.steps = 0
@@ -167,7 +167,7 @@ class SometimesADecoder(BahdanauDecoder):
 
 
 class PairScorer(AdditiveScorer):
-    """Applies its query layer to every pair."""
+    """A scorer that applies its query layer to every pair."""
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         pairs = self.query(query.unsqueeze(2).expand(-1, -1, keys.shape[1], -1))
@@ -175,7 +175,7 @@ class PairScorer(AdditiveScorer):
 
 
 class OwnComparison(AdditiveScorer):
-    """Compares in another way."""
+    """A scorer with its own ``compare``."""
 
     def compare(self, query: Tensor, keys: Tensor) -> Tensor:
         return (query.unsqueeze(2) * keys.unsqueeze(1)).sin() @ self.energy.weight.flatten()
@@ -233,7 +233,7 @@ def test_weights_names_hooks_and_classes_stay() -> None:
 
 
 def test_a_plain_model_has_no_kernels() -> None:
-    """The loop that one reads runs, until ``accelerate`` is called."""
+    """The plain loop in the source runs until ``accelerate`` is called."""
     for kind in KINDS:
         decoder = build(kind)
         assert type(decoder).forward is Decoder.forward
@@ -262,7 +262,7 @@ def test_copies_are_accelerated_and_have_their_own_weights(copied: Any) -> None:
 
 @pytest.fixture
 def table() -> WordGates:
-    """Of two blocks and a half, in a layer whose values are all different."""
+    """Return a table of two and a half blocks, for a layer with all values different."""
     torch.manual_seed(0)
     words = 2 * WordGates.BLOCK + WordGates.BLOCK // 2
     return WordGates(nn.Embedding(words, 6), nn.Linear(6, 8))

@@ -1,4 +1,4 @@
-"""Additive scores in blocks: values and gradients of the plain formula, with less memory."""
+"""Compare additive scores in blocks with the plain formula: same results, less memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPES = [(3, 4, 5, 6), (3, 1, 5, 6), (3, 4, 1, 6), (1, 4, 5, 6), (1, 1, 1, 1)]
 
 
 def parts(shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Queries (B, R, A), keys (B, L, A) and energy (A,)."""
+    """Return queries (B, R, A), keys (B, L, A) and energy (A,)."""
     photos, queries, regions, size = shape
     made = [(photos, queries, size), (photos, regions, size), (size,)]
     return [(2 * torch.randn(one, dtype=torch.float64)).to(dtype).requires_grad_() for one in made]
@@ -54,7 +54,7 @@ def test_float32_is_close_to_the_plain_formula() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_saturated_scores_reach_their_limits_with_finite_gradients(dtype: torch.dtype) -> None:
-    """tanh is exact even there, except for large keys and queries of opposite signs."""
+    """Clamping keeps tanh exact, except for large keys and queries of opposite signs."""
     edges = (-1000.0, -100.0, -LARGEST, -20.0, 0.0, 20.0, LARGEST, 100.0, 1000.0)
     for key, query in itertools.product(edges, edges):
         given = [torch.tensor([[[value]]], dtype=dtype) for value in (query, key)]

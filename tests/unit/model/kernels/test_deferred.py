@@ -1,4 +1,4 @@
-"""Gradients collected over all steps: several backward passes, parts of them, and memory."""
+"""Test gradients collected over all steps: several or partial backward passes, and memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ L, D, N, A = 5, 4, 6, 7
 
 
 class Recurrence(nn.Module):
-    """Attends and runs a layer at every step, on fewer and fewer photos and captions."""
+    """Attend and run a layer at every step, on fewer and fewer photos and captions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_gradients_are_exact() -> None:
 
 
 def test_any_part_of_the_graph_gives_the_gradients_of_plain_layers() -> None:
-    """Also after a pass over another part: nothing of it may be left in a sum."""
+    """A pass over a different part of the model must not leave anything in a sum."""
     model, given = Recurrence(), inputs()
     steps = model(*given)
     plain_steps = model(*given, plain=True)

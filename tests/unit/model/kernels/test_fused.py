@@ -1,4 +1,4 @@
-"""Convolutions fused by oneDNN: what the plain ones give, and without them the plain ones."""
+"""Compare convolutions fused by oneDNN with plain convolutions, and test the fallback."""
 
 from __future__ import annotations
 
