@@ -98,7 +98,7 @@ class _CaptionModule(ModuleType):
     """The module ``captioner.caption``, which can also be called as a function."""
 
     def __call__(self, photo: object, **options: object) -> object:
-        """Caption a photo with the shipped model; see ``inference.captioner.caption``."""
+        """Caption a photo with the shipped model (see ``inference.captioner.caption``)."""
         function = importlib.import_module("captioner.inference.captioner").caption
         return function(photo, **options)
 

@@ -87,7 +87,7 @@ class LeftOut:
     words: tuple[str, ...]
     """The U words, as in the vocabulary."""
     log_probs: NDArray[np.float32]
-    """Natural log-probability of each word given all words before it, (U,)."""
+    """Natural log-probability of each word after all words before it, (U,)."""
     alphas: NDArray[np.float32]
     """Maps of the words, (U, Gh, Gw), computed by the caption's ``method``."""
     gates: NDArray[np.float32]
@@ -165,7 +165,7 @@ class Caption(Hinting):
     """Positions of the regions in the photo, or None for equal cells of the crop box. See
     ``regions``."""
     method: str = "attention"
-    """The method that computed ``alphas``; see ``model.explanations``."""
+    """The method that computed ``alphas`` (see ``model.explanations``)."""
     confidence: float | None = None
     """Calibrated probability, 0 to 1, that the caption is right (docs/confidence.md).
 

@@ -2,9 +2,9 @@
 
 A new file is written next to the old file, synced to disk and renamed over it, which is atomic. A
 folder cannot be replaced by a single rename. Instead, the new folder is written next to the old
-folder, the old folder is renamed, the new folder takes its name, and the old folder is removed.
-Several processes may write the same file at once, and the last one wins. Only one process may write
-a folder.
+folder. Then the old folder is renamed, the new folder takes its name, and the old folder is
+removed. Several processes may write the same file at once, and the last one wins. Only one process
+may write a folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One-line errors for names that do not exist: what the user probably meant.
+"""One-line errors for names that do not exist, with the name that the user probably meant.
 
 People guess names that other libraries use, such as ``num_beams``. A similar spelling does not lead
 from there to ``beam_size``, so the tables below translate such names. A value is the name here, or
@@ -75,7 +75,7 @@ FUNCTIONS: Mapping[str, str] = {
 
 
 class Hinting:
-    """A class whose unknown attributes raise an AttributeError that says what to use."""
+    """A base class that reports an unknown attribute together with the right name."""
 
     _hints: ClassVar[Mapping[str, str]] = {}
     """Attributes, by the names in other libraries."""
@@ -108,6 +108,6 @@ def hint_for(name: str, known: Iterable[str], usual: Mapping[str, str]) -> str:
 
 
 def unknown_option(name: str, known: Iterable[str], usual: Mapping[str, str]) -> ConfigError:
-    """Return the error for an unknown option; for the arguments see `hint_for`."""
+    """Return the error for an unknown option. For the arguments see `hint_for`."""
     hint = hint_for(name, known, usual).replace("it has ", "use one of ")
     return ConfigError(f"unknown option {name}; {hint}")

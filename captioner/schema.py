@@ -87,7 +87,7 @@ class OptionField:
     choices: tuple[Any, ...]
     """Allowed values of a ``Literal``, or of the entries of a list. Empty if not restricted."""
     default: Any
-    """The default. For a required field it is None; see ``required``."""
+    """The default. For a required field it is None (see ``required``)."""
     required: bool
     shown: Shown
     untrusted: Untrusted | None
@@ -223,7 +223,7 @@ def marked(options: type, mark: Any) -> tuple[str, ...]:
 
 @functools.cache
 def _field_docs(owner: type) -> dict[str, str]:
-    """Return the docstrings under the fields of a class, without those of its bases."""
+    """Return the docstrings under the fields of a class. Fields of its bases are not included."""
     body = _classes(owner.__module__).get(owner.__qualname__, [])
     return {
         field.target.id: " ".join(text.value.value.split())
@@ -388,7 +388,7 @@ def checked_settings(kind: Any, given: Any, section: str = "") -> dict[str, Any]
 def _suggestion(name: Any, prefix: str, known: Mapping[str, OptionField]) -> str:
     """Return the end of a message about an unknown setting: ``; did you mean ...?``.
 
-    A setting whose section is missing is found in all sections.
+    If the user left out the section, the setting is looked up in all sections.
     """
     names = {f"{prefix}{one}" for one in known}
     for section in known.values():

@@ -44,7 +44,7 @@ _USAGE = (
 
 @command("apply", _USAGE, ApplyOptions)
 def apply(options: ApplyOptions, _: Any) -> int:
-    """Write every caption whose photo exists, report failures and return the exit code."""
+    """Write the captions of photos that exist, report failures and return the exit code."""
     if options.remove:
         return _remove(options)
     if len(options.captions) > 1:

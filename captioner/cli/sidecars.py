@@ -1,4 +1,4 @@
-"""The place that the options of a command select for captions; see `data.caption_store`."""
+"""The place that the options of a command select for captions (see `data.caption_store`)."""
 
 from __future__ import annotations
 

@@ -365,8 +365,8 @@ def make_store(
         raise ConfigError(f"--existing {existing} needs --sidecar txt; use skip or replace")
     if existing == "replace-own" and options.sidecar == "txt":
         raise ConfigError(
-            "--existing replace-own does not work with --sidecar txt, because a text file does not "
-            "show who wrote it; use skip or replace"
+            "--existing replace-own does not work with --sidecar txt, because text files do not "
+            "show who wrote them; use skip or replace"
         )
     if options.exiftool:
         if options.sidecar:

@@ -159,7 +159,7 @@ def _row(caption: Caption | str, keywords: Sequence[str]) -> dict[str, Any]:
         data = caption.to_dict()
     else:
         raise ConfigError(
-            f"caption is {caption!r:.60}; pass the result of model.caption(photo), or a text"
+            f"caption is {caption!r:.60}; pass the result of model.caption(photo), or text"
         )
     if not data["text"].strip():
         raise ConfigError("the caption is empty; pass a caption with words")
@@ -211,7 +211,7 @@ def _in_python(message: str) -> str:
 def apply_table(
     store: Store, table: str, images: str | None, columns: ColumnOptions
 ) -> Iterator[str]:
-    """Write every caption of a table whose photo exists.
+    """Write every caption of a table for a photo that exists.
 
     Args:
         store: The place for the captions.
@@ -279,7 +279,7 @@ def remove_captions(
 
 
 def _photos(names: Iterable[str]) -> Iterator[Path]:
-    """Yield photos in the order given, replacing a folder by its photos and subfolders."""
+    """Yield photos in order, replacing a folder by its photos and subfolders."""
     for name in names:
         if not Path(name).is_dir():
             yield Path(name)

@@ -52,7 +52,7 @@ class _Encoded(NamedTuple):
 
 
 class BatchCaptioner(Portable):
-    """A loaded model, or an ensemble of several models; see `Captioner`."""
+    """A loaded model, or an ensemble of several models (see `Captioner`)."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class BatchCaptioner(Portable):
         device: str = "auto",
         precision: Precision = "auto",
     ) -> None:
-        """Prepare models in memory, from ``load_model``, for inference; see ``load``."""
+        """Prepare models from ``load_model`` for inference (see ``load``)."""
         if not models:
             raise ConfigError("Captioner() has no model; use captioner.load()")
         for model in models:
@@ -113,7 +113,7 @@ class BatchCaptioner(Portable):
         return self.stored.search.changed(**changes)
 
     def known_words(self, text: str) -> list[str]:
-        """Return the words of a text, spelled as in the vocabulary.
+        """Return the words of a sentence, spelled as in the vocabulary.
 
         Raises:
             ConfigError: The text is empty or has words outside the vocabulary.
@@ -179,7 +179,7 @@ class BatchCaptioner(Portable):
         options: SearchOptions,
         seeds: Sequence[int] | None = None,
     ) -> list[list[Caption]]:
-        """Return the captions of photos whose features are cached, as ``caption_batch`` does.
+        """Return the captions of photos with cached features, as ``caption_batch`` does.
 
         Args:
             features: Features of a ``FeatureCache``, (B, L, D).
@@ -208,7 +208,7 @@ class BatchCaptioner(Portable):
         method: ExplanationMethod = "attention",
         style: str | None = None,
     ) -> list[Caption]:
-        """Explain a caption of each photo from ``prepare``; see ``explain``."""
+        """Explain a caption of each photo from ``prepare`` (see ``explain``)."""
         self._check(method, alternatives)
         vocabulary = self.stored.vocabulary
         captions = [vocabulary.encode(words) for words in sentences]
@@ -378,7 +378,7 @@ class BatchCaptioner(Portable):
 
     @cached_property
     def _rows(self) -> NDArray[np.int64]:
-        """The row of each token in the reading, (V,); see ``inference.truth``."""
+        """The row of each token in the reading, (V,) (see ``inference.truth``)."""
         vocabulary, reading = self.stored.vocabulary, self.stored.reading
         if reading is None:
             return np.full(len(vocabulary), FUNCTION_WORD)

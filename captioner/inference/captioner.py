@@ -47,7 +47,7 @@ class Result(NamedTuple):
 
     photo: Photo
     captions: Sequence[Caption]
-    """The captions, best first; empty after an error. Unless ``keep_photos`` is false, each is a
+    """The captions, best first, or empty after an error. Unless ``keep_photos`` is false, each is a
     `PhotoCaption`."""
     error: ImageError | None
 
@@ -180,7 +180,7 @@ class Captioner(BatchCaptioner, Hinting):
         """Return the best caption of a photo, or a list for several photos.
 
         Notebooks display both. A photo is a path, the bytes of an image file, an open binary file,
-        a PIL image, or a NumPy array (see ``data.images.image_from_array``). Several photos are a
+        a PIL image or a NumPy array (see ``data.images.image_from_array``). Several photos are a
         list, a tuple, or the path of a folder. A folder's captions come in the natural order of the
         file names, and ``caption.photo`` is the path; subfolders are not searched.
 
@@ -363,7 +363,7 @@ class Captioner(BatchCaptioner, Hinting):
         precision: Precision = "auto",
         **download: Any,
     ) -> Captioner:
-        """Load a model; ``captioner.load`` under its name in libraries of the Hugging Face hub.
+        """Load a model, like ``captioner.load`` but named as in libraries of the Hugging Face hub.
 
         The prefix ``hf:`` of a name may be omitted. Further options are ``token``, ``cache_dir``,
         ``force_download`` and ``local_files_only`` of ``huggingface_hub.snapshot_download``.
@@ -396,7 +396,7 @@ class Captioner(BatchCaptioner, Hinting):
         return self.push_to_hub(repo_id or Path(save_directory).name, **push_options)
 
     def push_to_hub(self, repo_id: str, *, branch: str | None = None, **options: Any) -> str:
-        """Push the model with a generated card to the Hugging Face hub; see docs/sharing.md.
+        """Push the model with a generated card to the Hugging Face hub (see docs/sharing.md).
 
         The repository is created if it does not exist.
 

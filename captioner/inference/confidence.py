@@ -58,7 +58,7 @@ class Observation(NamedTuple):
     photo: NDArray[np.float32]
     """Mean feature of the photo's regions, as the decoder uses them, (D,)."""
     rows: NDArray[np.int64]
-    """Row of each word in the reading, (T,); see ``truth``."""
+    """Row of each word in the reading, (T,) (see ``truth``)."""
     z: NDArray[np.float32]
     """Log-odds that the photo shows each stem, from the reading, (S,)."""
 
@@ -80,9 +80,9 @@ class Calibrator:
     scale: NDArray[np.float64]
     """Scale of each feature, (F,)."""
     lowest: NDArray[np.float64]
-    """Least value of each feature; smaller values are raised to it, (F,)."""
+    """Least value of each feature, to which smaller values are raised, (F,)."""
     highest: NDArray[np.float64]
-    """Greatest value of each feature; larger values are lowered to it, (F,)."""
+    """Greatest value of each feature, to which larger values are lowered, (F,)."""
     intercepts: Mapping[str, float]
     """Intercept of each style. A model without styles has one for ``""``."""
     truth: WordTruth | None = None
@@ -94,7 +94,7 @@ class Calibrator:
     """Two limits of these log-odds. Up to the first, an image is familiar. From the second on, it
     has no confidence."""
     search: Mapping[str, Any] = field(default_factory=dict)
-    """The search options that the model was fitted for; see `search_key`."""
+    """The search options that the model was fitted for (see `search_key`)."""
     threshold: float | None = 0.5
     """CIDEr-D from which a caption counts as right, or None if fitted to judgements."""
     report: Mapping[str, Any] = field(default_factory=dict)
@@ -138,7 +138,7 @@ _PLAIN = ("intercepts", "familiar", "search", "threshold", "report")
 
 
 def features(seen: Observation, truth: WordTruth | None) -> NDArray[np.float64]:
-    """Return the features of a caption, (F,); see ``FEATURES``."""
+    """Return the features of a caption, (F,) (see ``FEATURES``)."""
     odds = seen.log_odds(truth)
     odds = odds[~np.isnan(odds)]
     return np.array(

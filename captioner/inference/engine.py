@@ -120,7 +120,7 @@ def _average(
 
 
 class EnsembleStepper:
-    """Steppers of several models that step together; see `Ensemble`.
+    """Steppers of several models that step together (see `Ensemble`).
 
     The steppers must be new and share vocabulary and photos. If ``one_grid`` is true, region l is
     the same part of the photo for every model.
@@ -192,7 +192,7 @@ class Ensemble:
             return [engine.memory(grid) for engine, grid in zip(self.engines, grids, strict=True)]
 
     def read(self, grids: Sequence[Any]) -> Reading | None:
-        """Return the first model's reading of the encoded photos; see ``Engine.read``."""
+        """Return the first model's reading of the encoded photos (see ``Engine.read``)."""
         with self.engines[0].running():
             return self.engines[0].read(grids[0])
 
@@ -204,7 +204,7 @@ class Ensemble:
         seeds: Sequence[int],
         worth: Worth | None = None,
     ) -> list[list[Hypothesis]]:
-        """Search for captions; see ``search.search``.
+        """Search for captions (see ``search.search``).
 
         Raises:
             ConfigError: A word in the options is unknown, or no caption satisfies the options.
@@ -226,7 +226,7 @@ class Ensemble:
         options: SearchOptions,
         vocabulary: Vocabulary,
     ) -> list[Hypothesis | None]:
-        """Continue a caption of each photo; see ``left_out.continuations``."""
+        """Continue a caption of each photo (see ``left_out.continuations``)."""
         words, start = encode_search_words(options, vocabulary), vocabulary.start(options.style)
         with self.engines[0].running():
             return continuations(self._stepper(memories, start), captions, options, words)

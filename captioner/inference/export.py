@@ -67,7 +67,7 @@ class Exported(NamedTuple):
     sizes: dict[str, float]
     """Megabytes of each file, by name."""
     difference: float
-    """Largest difference from torch in float32; see ``largest_difference``."""
+    """Largest difference from torch in float32 (see ``largest_difference``)."""
     equal: tuple[int, int] | None
     """Number of calibration photos with the same caption in 8 bits and float32, and number of
     photos compared. None for a float32 export."""

@@ -1,4 +1,4 @@
-"""The file ``grammar.safetensors`` of a model folder; see ``search.grammar``."""
+"""The file ``grammar.safetensors`` of a model folder (see ``search.grammar``)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Models on the Hugging Face hub: ``hf:user/name`` or ``hf:user/name@revision``.
 
 ``fetch`` downloads a config and named files into the hub's cache, and nothing else. ``push``
-commits files to a repository. Token, cache folder, endpoint and offline mode are set as in
-huggingface_hub, by HF_TOKEN (or ``hf auth login``), HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE.
+commits files to a repository. The token, cache folder, endpoint and offline mode are set as
+in huggingface_hub: by HF_TOKEN (or ``hf auth login``), HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations

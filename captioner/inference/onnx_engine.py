@@ -123,7 +123,7 @@ class OnnxEngine:
         return OnnxStepper(self, memory, start)
 
     def score(self, memory: Arrays, tokens: NDArray[np.int64]) -> CaptionScores:
-        """Score captions step by step, because a graph contains one step; see ``Engine.score``."""
+        """Score captions step by step, because a graph contains one step (see ``Engine.score``)."""
         stepper = OnnxStepper(self, memory, 0)
         stepper.state = {n: part.repeat(tokens.shape[1], 1) for n, part in stepper.state.items()}
         steps = [stepper.step(tokens[:, :, t]) for t in range(tokens.shape[2])]

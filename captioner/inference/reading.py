@@ -34,8 +34,7 @@ from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD
 from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary, content_words
 
 READING = "reading"
-"""Entry of a model's config, and name of the graph's output with the log-odds; see ``onnx_engine``.
-"""
+"""Entry of a model's config, and name of the graph's output with the log-odds."""
 
 MIN_PROBABILITY = 0.3
 """Least probability of a keyword."""

@@ -34,7 +34,7 @@ class StoredModel:
     info: dict[str, Any] = field(default_factory=dict)
     """Training data and scores, for people to read."""
     frequencies: bytes | None = None
-    """Contents of the document frequency file, or None; see ``captioner.evaluation``."""
+    """Contents of the document frequency file, or None (see ``captioner.evaluation``)."""
     calibrator: Calibrator | None = None
     """The model that estimates the confidence of captions, or None if it was not calibrated."""
     reading: ReadingWords | None = None

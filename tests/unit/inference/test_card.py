@@ -126,7 +126,7 @@ def test_escape_sequences_are_not_shown_in_a_terminal(best):
 
     text = readable(card)
 
-    assert text.startswith("# [31mpets\n\nDescribes a photo")
+    assert text.startswith("# [31mpets\n\nThis model describes a photo")
     assert text.endswith("```")
     assert readable("# plain\n") == "# plain"
 
