@@ -1,4 +1,4 @@
-"""``captioner attend``: where the model looked, as figure, animation, web page or archive."""
+"""``captioner attend``: show where the model looked, as a figure, animation, page or archive."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _KINDS: dict[type[Drawing], type | None] = {
 
 @dataclass(frozen=True)
 class OnlyFor:
-    """Mark of an option that only some drawings support."""
+    """A mark of options that only some kinds of drawing support."""
 
     kinds: tuple[type[Drawing], ...]
 
@@ -61,36 +61,39 @@ class ShownCaptions:
     words: list[str] = field(default_factory=list)
     """Show the attention for your own caption; repeat for several."""
     compare: Annotated[list[ModelName], OnlyFor((Figure, Page))] = field(default_factory=list)
-    """Another model to show beside --model; repeat for several."""
+    """Also show the caption of this model, next to that of --model; repeat for several models."""
     method: list[ExplanationMethod] = field(default_factory=list)
-    """How the maps are computed (default: attention); attention_gate: what reached the word;
-    occlusion: the effect of each region on the word's log-probability; repeat to show several below
-    each other."""
+    """Choose how the maps are computed (default: attention). attention_gate: attention times the
+    gate of the word. occlusion: the drop of the word's log-probability when a region is hidden.
+    Repeat to show several methods below each other."""
     alternatives: Annotated[int, Interval(ge=0, le=50), OnlyFor((Figure, Page))] | None = None
-    """Number of most probable words to show per position (default: pages 5, figures 0)."""
+    """Show this many of the most probable words at each position (default: 5 in pages, 0 in
+    figures)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
     """Show where the model looked for each word.
 
-    As a figure (.png, .jpg, .svg, .pdf), an animation (.gif, .webp), an interactive page (.html) or
-    arrays (.npz). Prints the captions, and with --words their log-probabilities (nats).
+    The extension of the output selects the format. A figure is .png, .jpg, .svg or .pdf. An
+    animation is .gif or .webp, an interactive page is .html, and an archive of arrays is .npz.
+    The captions are printed, and with --words also their log-probabilities in nats.
     """
 
     output: Annotated[str, Shown("OUT", ("-o", "--output"))] | None = None
-    """Output file (-: standard output, in --format); for several photos a page (.html), an archive
-    (.npz), or a folder for one file per photo (default: NAME_attention.png beside each photo)."""
+    """Write to this file, or to a folder with one file per photo (default: NAME_attention.png next
+    to each photo). One file for several photos must be a page (.html) or an archive (.npz). -:
+    standard output, in --format."""
     format: str | None = None
-    """Format of one file per photo, without -o or in a folder: png (default), svg, gif, html,
-    ..."""
+    """Choose the format of one file per photo: png (default), svg, gif, html, ... Only without -o,
+    or if -o is a folder."""
     force: bool = False
     """Overwrite existing files."""
     skip_existing: bool = False
-    """Leave out photos whose output exists; continues an interrupted run."""
+    """Skip photos that already have an output file, for example after an interrupted run."""
     instances: Annotated[File | None, OnlyFor((Figure,))] = None
-    """Figures: COCO instances file; outlines the objects that the words name. Photos are matched by
-    file name."""
+    """Outline the objects that the words name, with the masks of this COCO instances file. Photos
+    are matched by file name. Figures only."""
     blocks: Annotated[bool, OnlyFor((Figure, Animation, Page))] = False
     """Show the grid cells without smoothing."""
 
@@ -106,11 +109,11 @@ class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
     AttendOptions, FigureOptions, AnimationOptions, PageOptions, SearchOptions,
 )  # fmt: skip
 def attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
-    """Draw all photos; report those that failed."""
+    """Draw all photos, and report the photos that failed."""
     search = taken(drawing, SearchOptions)
     if options.words and (refused := search.keys() - {"style"}):
         raise ConfigError(
-            f"--words gives the caption, so there is no search; omit {flag(min(refused))}"
+            f"--words sets the caption, so nothing is searched; omit {flag(min(refused))}"
         )
     found = checked_search(options.model, search)
     photos = find_photos(options.photos, options.from_file, recursive=options.recursive)
@@ -132,7 +135,7 @@ def attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
 
 
 def _targets(photos: Photos, options: AttendOptions) -> dict[Path, Path]:
-    """The output file of each photo; the same one for all if it is a page or an archive."""
+    """Return the output file of each photo. All photos share one page or archive."""
     output, file = None if options.output is None else Path(options.output), None
     suffix = f".{options.format or 'png'}".lower()
     if output == STDIN:
@@ -163,7 +166,7 @@ def _targets(photos: Photos, options: AttendOptions) -> dict[Path, Path]:
 
 
 def _kind(suffix: str) -> type[Drawing]:
-    """What has this file extension."""
+    """Return the kind of drawing with this file extension."""
     for kind in _KINDS:
         if suffix in kind.suffixes:
             return kind
@@ -174,7 +177,7 @@ def _kind(suffix: str) -> type[Drawing]:
 def _check(
     kind: type[Drawing], options: AttendOptions, drawing: Mapping[str, Any], search: SearchOptions
 ) -> None:
-    """Refuse options that the output format does not have, and captions that it cannot show."""
+    """Raise ConfigError for options or captions that the output format does not support."""
     schema = _KINDS[kind]
     own = option_fields(schema) if schema else {}
     unsupported = [
@@ -203,7 +206,7 @@ def _check(
 
 
 def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Path, Path]:
-    """Check that the files can be written; leave out the photos to skip."""
+    """Check that the files can be written, and return the jobs without the photos to skip."""
     if options.output == str(STDIN):
         return jobs
     given = {*map(os.path.realpath, jobs)}  # Path.resolve raises an error for links in a circle
@@ -229,7 +232,7 @@ def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Pat
 def _captioned(
     photos: Sequence[Path], options: AttendOptions, search: dict[str, Any]
 ) -> Iterator[Entry | ImageError]:
-    """Every photo with its captions by all models and methods, or the error."""
+    """Iterate over the photos, each with its captions by all models and methods, or the error."""
     from captioner.inference.captioner import load
 
     folders = [options.model, *([folder] for folder in options.compare)]
@@ -258,7 +261,7 @@ def _captioned(
 
 
 def _names(options: AttendOptions) -> list[str]:
-    """Names of the compared models: their folders; without a comparison, one that is empty."""
+    """Return the names of the compared models, or one empty name without a comparison."""
     return (
         [" + ".join(options.model) or "shipped model", *options.compare]
         if options.compare
@@ -276,7 +279,7 @@ def _draw(
     search: dict[str, Any],
     drawing: dict[str, Any],
 ) -> int:
-    """Draw a file per photo, or all in one; return the number of failures."""
+    """Draw one file per photo, or one file for all, and return the number of failures."""
     instances = None
     if options.instances is not None:
         from captioner.evaluation.grounding import read_instances
@@ -328,7 +331,7 @@ def _picture(
     drawing: dict[str, Any],
     instances: Instances | None,
 ) -> Drawing:
-    """The picture of one photo, or a page or archive of several."""
+    """Return the picture of one photo, or a page or archive of several photos."""
     [(photo, one), *others] = group.items()
     if kind is MapArchive:
         archive = MapArchive()
@@ -352,7 +355,7 @@ def _picture(
 
 
 def _save(made: Drawing, path: Path, group: Mapping[Path, Entry], options: AttendOptions) -> None:
-    """Write the file and print its captions, each once, not for every method."""
+    """Write the file, and print each of its captions once (not once per method)."""
     if options.output == str(STDIN):
         sys.stdout.buffer.write(made.encode(path.suffix))
         return
@@ -370,7 +373,7 @@ def _save(made: Drawing, path: Path, group: Mapping[Path, Entry], options: Atten
 
 
 def _outlines(photo: Path, captions: Sequence[Caption], instances: Instances) -> Any:
-    """For each caption, masks of the objects that it names, by word position."""
+    """Return, for each caption, the masks of the objects that it names, by word position."""
     from captioner.evaluation.objects import find_names
 
     ids = [i for i, one in instances.images.items() if Path(one["file_name"]).name == photo.name]

@@ -1,4 +1,4 @@
-"""A caption as an animation: the heatmap moves from word to word while the sentence grows.
+"""Animations of a caption: the map moves from word to word while the sentence grows.
 
     ┌─────────────────────┐
     │ ▒▒▒▒▒▒▒▓▓▓▒▒▒▒▒▒▒▒▒ │  the photo under the map
@@ -6,10 +6,10 @@
     │ β ▬▬▬▬ 0.91  p 0.42 │  gate and probability of the word; the colour scale
     └─────────────────────┘
 
-The first frame shows the photo, the whole sentence and what the numbers mean; programs show it
-where the animation does not play. Then a word's map fades into the next one's. Left-out words
-follow the caption, they and their maps in grey. Frames are drawn by Pillow, which is fast and fits
-letters to whole pixels.
+The first frame shows the photo, the whole sentence and a note on the numbers. Programs that do not
+play animations show this frame. Then the map of each word fades into the map of the next word.
+Left-out words follow the caption in grey, with grey maps. Pillow draws the frames: it is fast and
+fits letters to whole pixels.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Shot(NamedTuple):
     """A distinct frame and how long it is shown."""
 
     word: int
-    """Index of the word; -1 is the photo with the whole caption."""
+    """The index of the word, or -1 for the photo with the whole caption."""
     part: float
-    """Progress from the word before, 0 to 1."""
+    """The progress of the transition from the previous word, 0 to 1."""
     frames: int
 
 
@@ -70,15 +70,15 @@ def plan_shots(words: int, seconds_per_word: float) -> list[Shot]:
 
 
 def ease(part: float) -> float:
-    """Smoothstep, 3 t^2 - 2 t^3: slow at both ends of 0 to 1."""
+    """Return the smoothstep 3 t^2 - 2 t^3, which starts and ends slowly between 0 and 1."""
     return part * part * (3.0 - 2.0 * part)
 
 
 class Animation(Drawing):
-    """An animation, whose frames are drawn on demand.
+    """An animation that draws its frames on demand.
 
-    ``.gif`` has 256 colours and plays everywhere, ``.webp`` full colour in a small file. Both play
-    in a loop.
+    ``.gif`` files have 256 colours and play everywhere. ``.webp`` files are small and have all
+    colours. Both play in a loop.
     """
 
     kind, suffixes = "an animation", (".gif", ".webp")
@@ -90,7 +90,7 @@ class Animation(Drawing):
         self.theme = style.THEMES[options.theme]
         common = heatmap.scale_of(self.caption) if options.scale == "common" else None
         self.tops = [common or heatmap.shared_scale(alpha) for alpha in self.caption.alphas]
-        """Attention drawn the brightest, of each word."""
+        """The attention that is drawn brightest, for each word."""
         self.inner = max(photo.width, _MIN_WIDTH)
         self.text = max(13, min(22, round(self.inner / 26)))
         self.small = max(11, round(0.78 * self.text))
@@ -107,7 +107,7 @@ class Animation(Drawing):
 
     @property
     def duration(self) -> float:
-        """Length of one loop in seconds."""
+        """The length of one loop in seconds."""
         return sum(shot.frames for shot in self._shots) / FRAME_RATE
 
     def frames(self) -> Iterator[Image.Image]:
@@ -116,7 +116,7 @@ class Animation(Drawing):
             yield from [self._draw(shot)] * shot.frames
 
     def encode(self, suffix: str) -> bytes:
-        """The content of a file with this extension."""
+        """Return the content of a file with this extension."""
         frames: Iterator[Image.Image] = map(self._draw, self._shots)
         unit = 1
         options: dict[str, Any] = {"quality": 85, "method": 2}
@@ -135,10 +135,10 @@ class Animation(Drawing):
         return f'<img alt="{alt}" width="{width}" height="{height}" src="{data}">'
 
     def _indexed_frames(self) -> Iterator[Image.Image]:
-        """The distinct frames in 256 colours, dithered.
+        """Iterate over the distinct frames in 256 colours, dithered.
 
-        A pixel is kept until its colour changes, so that the noise of the dithering does not move,
-        and the file is smaller.
+        A pixel keeps its dithered colour until its true colour changes. The noise of the dithering
+        therefore does not move, and the file is smaller.
         """
         palette = self._palette()
         shown: NDArray[np.uint8] | None = None
@@ -157,7 +157,7 @@ class Animation(Drawing):
             yield frame
 
     def _palette(self) -> Image.Image:
-        """One palette for all frames, so that static colours do not flicker."""
+        """Return one palette for all frames, so that static colours do not flicker."""
         theme = self.theme
         resting = [shot for shot in self._shots if shot.frames > 1] or self._shots
         places = np.linspace(0, len(resting) - 1, min(12, len(resting)))
@@ -167,7 +167,7 @@ class Animation(Drawing):
         names = (theme.background, theme.text, theme.muted, theme.track, theme.gate)
         fixed = [ImageColor.getrgb(name)[:3] for name in (*names, theme.highlight)]
         count = 255 - len(fixed)  # one of 256 stays free: GIF marks unchanged pixels with it
-        # Median cut drops rare bright colours, in whose place dithering leaves specks.
+        # Not median cut: it drops rare bright colours, and dithering leaves specks in their place.
         found = sheet.quantize(count, Image.Quantize.MAXCOVERAGE).getpalette() or []
         palette = Image.new("P", (1, 1))
         palette.putpalette([*np.ravel(fixed).tolist(), *found[: 3 * count]])
@@ -205,7 +205,7 @@ class Animation(Drawing):
         return frame
 
     def _sentence(self, frame: Image.Image, current: int) -> None:
-        """The words so far, the current one highlighted; all words if there is none."""
+        """Draw the words up to the current one, which is highlighted (current -1: all words)."""
         size = self.text
         for position, (left, line, word) in enumerate(self.words[: current + 1 or None]):
             top, x = self.sentence_top + line * self.leading, self.margin + left
@@ -225,7 +225,7 @@ class Animation(Drawing):
             self._text(frame, (x, top + round(1.05 * size)), word, size, fill=fill)
 
     def _numbers(self, frame: Image.Image, shot: Shot) -> None:
-        """Gate and probability of the current word on the left, the colour scale on the right."""
+        """Draw the word's gate and probability on the left and the colour scale on the right."""
         size, theme, gates, muted = self.small, self.theme, self.caption.gates, self.theme.muted
         baseline = self.numbers_top + round(1.1 * size)
         top, bottom = baseline - round(0.58 * size), baseline - round(0.1 * size) + 1
@@ -256,13 +256,13 @@ class Animation(Drawing):
         )
 
     def _text(self, frame: Image.Image, at: _Point, text: str, size: int, **how: Any) -> None:
-        """Text whose baseline starts at a point; ``how`` has another fill or anchor of Pillow's."""
+        """Draw text with its baseline at a point. ``how`` sets Pillow's fill and anchor."""
         how = {"fill": self.theme.text, "anchor": "ls"} | how
         ImageDraw.Draw(frame).text(at, text, font=style.pillow_font(size), **how)
 
 
 def _arrange(caption: Caption, size: int, width: int) -> list[tuple[float, int, str]]:
-    """Wrap the sentence; returns the left edge, line and spelling of each word."""
+    """Wrap the sentence, and return the left edge, line and spelling of each word."""
     font = style.pillow_font(size)
     arranged: list[tuple[float, int, str]] = []
     end, line = 0.0, 0
@@ -289,7 +289,7 @@ def animate(photo: Photo, caption: Caption, **options: Any) -> Animation:
         **options: Fields of ``AnimationOptions``, e.g. ``seconds_per_word=2``.
 
     Returns:
-        The animation; frames are drawn when it is used.
+        The animation. Its frames are drawn when it is saved or shown.
 
     Raises:
         ConfigError: An option or the caption is invalid.

@@ -1,8 +1,8 @@
 """Attention maps of many photos as one NumPy archive (.npz), for other programs.
 
-One row per caption, N in all; T is the number of words of the longest one, and shorter captions are
-padded with empty words and zeros (truth: NaN). Arrays of left-out words have U words in the same
-way. Nothing is pickled. The keys are documented in docs/interoperability.md.
+The archive has one row per caption, N in all. T is the number of words of the longest caption.
+Shorter captions are padded with empty words and zeros (truth: NaN). Arrays of left-out words are
+padded to U words in the same way. Nothing is pickled. docs/interoperability.md lists the keys.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ class MapArchive(Drawing):
             self._rows.append((str(photo), size, caption))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The contents of the archive by their keys; ConfigError: there are no captions."""
+        """Return the arrays of the archive by their keys.
+
+        Raises:
+            ConfigError: The archive is empty.
+        """
         if not self._rows:
             raise ConfigError("the archive has no captions; add at least one")
         names, sizes, captions = zip(*self._rows, strict=True)
@@ -80,25 +84,29 @@ class MapArchive(Drawing):
         }
 
     def encode(self, suffix: str = ".npz") -> bytes:  # noqa: ARG002 - there is only one format
-        """The content of the file, compressed; ConfigError: there are no captions."""
+        """Return the content of the file, compressed.
+
+        Raises:
+            ConfigError: The archive is empty.
+        """
         data = io.BytesIO()
         np.savez_compressed(data, allow_pickle=False, **self.arrays())
         return data.getvalue()
 
 
 def _nothing(caption: Caption) -> LeftOut:
-    """The left-out words of a caption that leaves out nothing."""
+    """Return empty left-out words, for a caption that leaves out nothing."""
     none = np.empty(0, np.float32)
     return LeftOut((), none, caption.alphas[:0], none, none)
 
 
 def _padded(rows: Sequence[Caption | LeftOut]) -> dict[str, NDArray[Any]]:
-    """The words of each row and their arrays, padded to the longest row, by their keys."""
+    """Return the words of all rows and their arrays, padded to the longest row, by key."""
     lengths = [len(row.words) for row in rows]
     rests = [max(lengths) - length for length in lengths]
 
     def padded(values: Sequence[NDArray[np.float32]], fill: float = 0.0) -> NDArray[np.float32]:
-        """An array (N, T, ...) of arrays (T, ...)."""
+        """Stack arrays (T, ...) of different T into one array (N, T, ...)."""
         widths = [[(0, rest)] + [(0, 0)] * (values[0].ndim - 1) for rest in rests]
         pairs = zip(values, widths, strict=True)
         return np.array([np.pad(*one, constant_values=fill) for one in pairs], dtype=np.float32)

@@ -1,9 +1,9 @@
-"""matplotlib, imported whatever backend the environment names.
+"""The import of matplotlib, which works with any value of ``MPLBACKEND``.
 
 Jupyter, Colab and Kaggle set ``MPLBACKEND`` for every program that is started from a notebook.
-matplotlib stops with an error at its import if that backend is not installed. Nothing here needs a
-backend, so matplotlib is imported without the variable. A backend that exists is set afterwards,
-as matplotlib would have done, for whoever uses pyplot in the same process.
+If that backend is not installed, the import of matplotlib fails. Drawings need no backend, so
+matplotlib is imported without the variable. Afterwards the backend is set if it exists, as
+matplotlib would have done, for code in the same process that uses pyplot.
 """
 
 from __future__ import annotations

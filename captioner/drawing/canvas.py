@@ -1,7 +1,7 @@
 """A matplotlib figure at fixed positions, in pixels from the upper left corner.
 
-In SVG and PDF, text and lines are vectors, letters are text, and pictures are JPEG, resampled only
-if they have more dots per inch than needed.
+In SVG and PDF files, text is stored as text and lines as vectors. Pictures are stored as JPEG. They
+are scaled down only if they have more dots per inch than needed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LOCK = threading.Lock()  # matplotlib's settings are global
 
 @contextmanager
 def matplotlib_settings() -> Iterator[None]:
-    """Apply our settings in place of the user's, one thread at a time, and restore those."""
+    """Apply our settings of matplotlib, one thread at a time, then restore the user's settings."""
     with _LOCK, matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)
@@ -61,9 +61,10 @@ class Canvas:
     """Text, boxes, pictures and outlines, drawn in order on a background."""
 
     def __init__(self, theme: Theme, text_size: float, dpi: float, max_dpi: float) -> None:
-        """An empty canvas with text of usually ``text_size`` pixels.
+        """Make an empty canvas with text of ``text_size`` pixels, unless a text sets its own size.
 
-        An inch of SVG and PDF has ``dpi`` pixels, and of the pictures in them at most ``max_dpi``.
+        One inch of an SVG or PDF file has ``dpi`` pixels of the canvas. Pictures in these files
+        have at most ``max_dpi`` pixels per inch.
         """
         self.theme, self.text_size, self._max_dpi = theme, text_size, max_dpi
         self.figure = Figure(dpi=dpi, facecolor=theme.background, edgecolor="none")
@@ -72,7 +73,7 @@ class Canvas:
         self._point = 72 / dpi  # points per pixel
 
     def set_size(self, width: int, height: int) -> None:
-        """Set the size, after everything was added."""
+        """Set the width and height in pixels, after everything is drawn."""
         tiny = 1e-3  # matplotlib rounds down
         self.figure.set_size_inches(
             (width + tiny) / self.figure.dpi, (height + tiny) / self.figure.dpi
@@ -90,7 +91,7 @@ class Canvas:
         bold: bool = False,
         align: Literal["left", "right", "center"] = "left",
     ) -> None:
-        """One line of text; ``y`` is its baseline."""
+        """Draw one line of text with its baseline at ``y``."""
         if text := printable(text).rstrip():
             font = FontProperties(
                 family="sans-serif",
@@ -103,12 +104,12 @@ class Canvas:
             )  # fmt: skip
 
     def box(self, left: float, top: float, right: float, bottom: float, colour: str) -> None:
-        """A filled rectangle."""
+        """Draw a filled rectangle."""
         size = right - left, bottom - top
         self._add(Rectangle((left, top), *size, facecolor=colour, linewidth=0, snap=False))
 
     def bar(self, box: tuple[int, int, int, int], share: float, fill: str) -> None:
-        """A horizontal bar, filled from the left; not at all if ``share`` is 0 or NaN."""
+        """Draw a horizontal bar, filled from the left by ``share`` (0 or NaN: not filled)."""
         left, top, right, bottom = box
         self.box(left, top, right, bottom, self.theme.track)
         if share > 0:
@@ -116,16 +117,16 @@ class Canvas:
             self.box(left, top, left + length, bottom, fill)
 
     def picture(self, x: int, y: int, image: Image.Image, title: str) -> None:
-        """A picture with its alternative text."""
+        """Draw a picture with an alternative text."""
         self._add(_Picture(x, y, image, title, min(1.0, self._max_dpi / self.figure.dpi)))
 
     def outline(
         self, x: int, y: int, size: tuple[int, int], mask: NDArray[np.bool_], hairline: float
     ) -> None:
-        """The border of a mask (H, W) that covers the picture at this place."""
+        """Draw the border of a mask (H, W) over the picture at this place."""
         padded = np.pad(np.asarray(mask, dtype=np.float32), 1)
-        # Half way between the pixels inside and outside. Pixel i of the mask is i + 1 of the padded
-        # one, and its centre lies at i + 0.5.
+        # The line runs half way between pixels inside and outside. Pixel i of the mask is pixel
+        # i + 1 of the padded mask, and its centre is at i + 0.5.
         lines = [
             np.clip((np.asarray(line) - 0.5) / mask.shape[::-1], 0.0, 1.0)
             for line in contourpy.contour_generator(z=padded).lines(0.5)
@@ -146,7 +147,7 @@ class Canvas:
         self.figure.add_artist(artist)
 
     def _order(self) -> int:
-        """The next place in the order of drawing, in which screen readers read an SVG too."""
+        """Return the next place in the drawing order, which is also the reading order of an SVG."""
         return len(self.figure.get_children())
 
 
@@ -158,14 +159,14 @@ class _Picture(Artist):
         self.x, self.y, self.image, self.title, self.shrink = x, y, image, title, shrink
 
     def jpeg(self) -> tuple[bytes, tuple[int, int]]:
-        """The picture in SVG and PDF, and its size."""
+        """Return the picture as stored in SVG and PDF files, with its size."""
         small = self.image
         if self.shrink < 1:
             small = small.resize([max(1, round(side * self.shrink)) for side in small.size])
         return encoded(small, "JPEG", quality=_QUALITY, optimize=True), small.size
 
     def draw(self, renderer: Any) -> None:
-        """Draw it with a renderer of matplotlib's, or write an element of an SVG."""
+        """Draw the picture with a renderer of matplotlib, or write it as an element of an SVG."""
         width, height = self.image.size
         corners = [(self.x, self.y + height), (self.x + width, self.y)]
         (left, bottom), (right, top) = self.get_transform().transform(corners)
@@ -193,7 +194,7 @@ def to_image(figure: Figure) -> Image.Image:
 
 
 def to_vectors(figure: Figure, kind: str, title: str) -> bytes:
-    """The content of an ``svg`` or ``pdf`` file, without a date."""
+    """Return the content of an ``svg`` or ``pdf`` file, without a date."""
     buffer = io.BytesIO()
     date = "Date" if kind == "svg" else "CreationDate"
     about = {"Title": printable(title), "Creator": f"captioner {__version__}", date: None}
@@ -206,7 +207,7 @@ def to_vectors(figure: Figure, kind: str, title: str) -> bytes:
 
 
 def _with_jpeg(pdf: bytes, pictures: Sequence[tuple[bytes, tuple[int, int]]]) -> bytes:
-    """A PDF of matplotlib's whose images are replaced, in order, by JPEG, which it cannot write."""
+    """Replace the images of a PDF by JPEG data, in order, because matplotlib cannot write JPEG."""
     start = int(pdf.rsplit(b"startxref\n", 1)[1].split()[0])
     table, remaining, moved = pdf[start:], iter(pictures), {}
     offsets = sorted(int(line[:10]) for line in table.splitlines() if line.endswith(b" n "))

@@ -13,19 +13,19 @@ from captioner.files import atomic_write
 
 
 class Drawing(ABC):
-    """A figure, animation, page or archive: it can be saved, or shown in a notebook."""
+    """A figure, animation, page or archive, which can be saved or shown in a notebook."""
 
     kind: ClassVar[str]
-    """Its name in messages, with an article."""
+    """The name of the kind in messages, with an article."""
     suffixes: ClassVar[tuple[str, ...]]
-    """The file extensions that it is saved with."""
+    """The supported file extensions."""
 
     @abstractmethod
     def encode(self, suffix: str) -> bytes:
         """Return the content of a file with this extension."""
 
     def save(self, path: str | Path) -> None:
-        """Write a file, in the format of its extension; the output is deterministic.
+        """Write a file in the format of its extension. Equal drawings make equal files.
 
         Raises:
             ConfigError: The format is not supported, or needs a package that is missing.
@@ -38,7 +38,7 @@ class Drawing(ABC):
         """Return the extension of a file name in lower case.
 
         Raises:
-            ConfigError: It is not supported.
+            ConfigError: The extension is not supported.
         """
         suffix = Path(path).suffix.lower()
         if suffix not in cls.suffixes:
@@ -48,7 +48,11 @@ class Drawing(ABC):
 
 
 def check_size(kind: str, width: int, height: int, max_side: int, max_pixels: int) -> None:
-    """Raise ConfigError if a picture is too large to render."""
+    """Check that a picture is small enough to render.
+
+    Raises:
+        ConfigError: The picture is too large.
+    """
     if max(width, height) > max_side or width * height > max_pixels:
         raise ConfigError(
             f"the {kind} would have {width} x {height} pixels (limits: {max_pixels:,} pixels, "
@@ -62,7 +66,7 @@ def check_captions(
     """Return one or several captions as a list.
 
     Raises:
-        ConfigError: They cannot be drawn, or there is not one label for each.
+        ConfigError: A caption cannot be drawn, or the number of labels differs.
     """
     given = list(captions) if isinstance(captions, Sequence) else [captions]
     if not given:

@@ -34,7 +34,7 @@ _POSITIONS = re.compile(r"\s*(\d+)(?:\s*[-–]\s*(\d+))?\s*")
 
 
 class Figure(Drawing):
-    """A figure: ``.png``, ``.jpg``, or with text and lines as vectors ``.svg`` and ``.pdf``."""
+    """A figure, saved as ``.png``, ``.jpg``, or with text and vectors as ``.svg`` and ``.pdf``."""
 
     kind, suffixes = "a figure", (".png", ".jpg", ".jpeg", ".svg", ".pdf")
 
@@ -45,17 +45,17 @@ class Figure(Drawing):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height in pixels."""
+        """The width and height in pixels."""
         return round(self.figure.bbox.width), round(self.figure.bbox.height)
 
     def image(self) -> Image.Image:
-        """The figure as an RGB picture."""
+        """Render the figure as an RGB picture."""
         from captioner.drawing.canvas import to_image
 
         return to_image(self.figure)
 
     def encode(self, suffix: str) -> bytes:
-        """The content of a file with this extension."""
+        """Return the content of a file with this extension."""
         if suffix in (".svg", ".pdf"):
             from captioner.drawing.canvas import to_vectors
 
@@ -91,22 +91,24 @@ def overlay(
 
     Args:
         photo: The captioned photo: a path, bytes, PIL image, array or binary file.
-        captions: One caption, or several to compare; their keywords are drawn beside them, and
-            left-out words in grey after them (neither with ``ax``).
-        labels: A name for each caption, such as its model's.
+        captions: One caption, or several to compare. Their keywords and, in grey, their left-out
+            words are drawn too, except with ``ax``.
+        labels: A name for each caption, such as the name of its model.
         outlines: For each caption, masks (H, W) of the photo's size by word position, counted
             from 0; their borders are drawn on the word's panel and on the photo.
-        ax: Axes of a figure of your own: the photo and over it, as images, the mean map of the
-            words of ``only`` (none: of all words) of one caption. Options are ``only``,
-            ``panel_size``, ``smooth`` and those of ``Axes.imshow``, such as ``cmap`` and ``alpha``.
-        max_pixels: A larger figure is a ConfigError before it is drawn.
+        ax: Axes of your own figure. The photo and over it the mean map of the shown words of one
+            caption are added to them as images. The options are then ``only``, ``content_words``,
+            ``panel_size``, ``smooth`` and the options of ``Axes.imshow``, such as ``cmap``.
+        max_pixels: The largest number of pixels. A larger figure is not drawn.
         **options: Fields of ``FigureOptions``, e.g. ``only=["dog"]`` or ``theme="dark"``.
 
     Returns:
-        The figure: for each caption, the photo and one panel per word; or that of ``ax``.
+        The figure, with the photo and one panel per word for each caption. With ``ax``, the figure
+        of these axes.
 
     Raises:
-        ConfigError: An option or a caption is invalid, or no caption has a word of ``only``.
+        ConfigError: An option or a caption is invalid, no caption has a word of ``only``, or the
+            figure is too large.
         ImageError: The photo cannot be read.
     """
     shown: dict[str, Any] = {"cmap": "inferno", "alpha": 0.6}
@@ -162,11 +164,14 @@ def overlay(
 
 
 def find_words(captions: Sequence[Caption], only: Sequence[str]) -> list[list[tuple[int, ...]]]:
-    """Positions, counted from 0, of every occurrence of the queries in each caption.
+    """Return the positions, counted from 0, of every occurrence of the queries in each caption.
 
-    A query is a word ("dog"), or consecutive words or sub-words, as the sentence spells them
-    ("brown dog"); a position counted from 1 ("3") or a range of them ("2-4"). Digits are always
-    positions. Without queries, every word is found. ConfigError: no caption has a query.
+    A query is a word ("dog"), consecutive words or sub-words as the sentence spells them
+    ("brown dog"), a position counted from 1 ("3"), or a range of positions ("2-4"). Digits are
+    always positions. Without queries, every word is found.
+
+    Raises:
+        ConfigError: A query is in no caption.
     """
     if not only:
         return [[(position,) for position in range(len(one.words))] for one in captions]
@@ -191,6 +196,7 @@ def content_positions(caption: Caption) -> list[tuple[int, ...]]:
 
 
 def _occurrences(caption: Caption, query: str) -> list[tuple[int, ...]]:
+    """Return the positions of every occurrence of one query in a caption."""
     if match := _POSITIONS.fullmatch(query):
         first, last = int(match[1]), int(match[2] or match[1])
         return [tuple(range(first - 1, last))] if 1 <= first <= last <= len(caption.words) else []

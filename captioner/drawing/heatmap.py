@@ -1,21 +1,21 @@
-"""An attention map over a photo.
+"""The drawing of an attention map over a photo.
 
-In the photo's own colours, the attended part keeps its colours and brightness, the rest is dimmed:
+With the colormap ``photo``, attended parts keep their colours and brightness, the rest is dimmed:
 
     s     = alpha / scale_max, at most 1               0: no attention, 1: fully lit
     t     = s^1.5
     dim   = (0.35 + 0.65 t) * photo, colours faded to 12% at t = 0
     pixel = dim + 0.08 t * (1 - dim)                   which also shows on black
 
-With a colormap, the photo is dimmed everywhere and a heatmap is added by screen blending:
+With other colormaps, the photo is dimmed everywhere, and a heatmap is added by screen blending:
 
     dim   = 0.42 * photo, colours faded to 12% at s = 0
     heat  = 0.9 * colour(s) * (0.5 + 0.5 * grey)       grey: luma of the photo
     pixel = dim + heat * (1 - dim)
 
-The heatmap is modulated by the photo's luma, so that the photo stays recognizable. More attention
-never makes a pixel darker: the luma of dim does not decrease with s, and that of every supported
-colormap increases (this proves it for grey pixels; tests cover other colours).
+The photo's luma modulates the heatmap, so that the photo stays recognizable. More attention never
+makes a pixel darker, because the luma of ``dim`` does not decrease with s, and the luma of every
+supported colormap increases. This argument holds for grey pixels. Tests cover other colours.
 
 Notation: a grid of Gh x Gw regions, row-major; a photo of W x H pixels.
 """
@@ -44,7 +44,7 @@ _BAR_PHOTO, _BAR_HEATMAP = 208, 128  # grey levels under the colour scale
 
 
 class HeatmapStyle(NamedTuple):
-    """Brightnesses of the equations above, also used by the viewer in the browser."""
+    """The constants of the equations above, which the viewer in the browser uses too."""
 
     rest: float = 0.35  # the photo where there is no attention, in its own colours
     lift: float = 0.08  # white added at s = 1, in its own colours
@@ -63,16 +63,16 @@ CLOSED_GATE = 0.1
 
 
 def closed_words(gates: ArrayLike) -> NDArray[np.bool_]:
-    """Which words have a nearly closed gate, (T,): their maps hardly reach the decoder.
+    """Return which words have a nearly closed gate, (T,), so that their maps hardly count.
 
-    None of them if all gates are nearly closed, such as with attention ``fixed_at_start``.
+    If all gates are nearly closed, such as with attention ``fixed_at_start``, no word is marked.
     """
     closed: NDArray[np.bool_] = np.asarray(gates, dtype=np.float32) < CLOSED_GATE
     return closed & ~closed.all()
 
 
 def most_attended(alpha: ArrayLike) -> tuple[float, float]:
-    """The tenth of the regions with the most attention (rounded, at least one).
+    """Measure the tenth of the regions with the most attention (rounded, at least one).
 
     Returns:
         The least attention of these regions, and their share of the map's sum (its focus, 0 to 1).
@@ -83,15 +83,15 @@ def most_attended(alpha: ArrayLike) -> tuple[float, float]:
 
 
 def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
-    """Attention at which regions are fully lit, on the scale of one or several maps.
+    """Return the attention at which regions are fully lit, for one map or for several.
 
-    Of one map, a tenth of the regions reach it; see `most_attended`. Of several maps, it is the
-    greatest. It is at least twice the uniform share, so that uniform attention is drawn at the
-    middle of the scale rather than fully lit everywhere.
+    For one map, a tenth of the regions reach this value (see ``most_attended``). For several maps,
+    it is the largest of their values. It is at least twice the uniform share, so that uniform
+    attention is drawn at the middle of the scale and not fully lit.
 
     Args:
         alphas: Attention maps, (T, Gh, Gw) or (Gh, Gw).
-        gates: Gates of the T words: those of ``closed_words`` do not count. None: all count.
+        gates: Gates of the T words. The ``closed_words`` do not count. None: all words count.
     """
     maps = np.asarray(alphas, dtype=np.float32)
     if maps.size == 0:
@@ -104,10 +104,10 @@ def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
 
 
 def scale_of(caption: Caption, positions: Sequence[int] | None = None) -> float:
-    """The ``shared_scale`` of a caption, or of the words at some of its positions.
+    """Return the ``shared_scale`` of a caption, or of the words at some of its positions.
 
-    All words count for methods that measure the effect on the word itself: one with a closed gate
-    may have a strong effect, through the words before it.
+    For methods other than attention, words with a closed gate count too: their maps measure the
+    effect on the word itself, which can be strong through the words before it.
     """
     shown = slice(None) if positions is None else list(positions)
     gates = caption.gates[shown] if caption.method == "attention" else None
@@ -121,7 +121,7 @@ def attention_map(
     *,
     smooth: bool = True,
 ) -> NDArray[np.float32]:
-    """Attention at every pixel of a photo.
+    """Return the attention at every pixel of a photo.
 
     Smooth maps are interpolated bilinearly between the centres of the regions and constant
     outside the outer centres, so that no pixel exceeds the largest region.
@@ -192,9 +192,10 @@ def scale_bar(width: int, height: int, colormap: str = "photo") -> Image.Image:
 def _interpolate_rows(
     values: NDArray[np.float32], samples: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Rows of ``values`` (N, M) at fractional indices ``samples`` (P,); returns (P, M).
+    """Interpolate rows of ``values`` (N, M) at fractional indices ``samples`` (P,), to (P, M).
 
-    Uses indexing, as a matrix product is ten times slower when BLAS threads compete for cores.
+    Indexing is used because a matrix product is ten times slower when BLAS threads compete for
+    cores.
     """
     lower = samples.astype(np.intp)
     upper = np.minimum(lower + 1, len(values) - 1)
@@ -238,9 +239,9 @@ def _blend(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Im
 
 
 def palette(colormap: str) -> str:
-    """The 256 colours of a colormap as concatenated ``rrggbb``, from no attention to the most.
+    """Return the 256 colours of a colormap as joined ``rrggbb``, from no attention to the most.
 
-    Empty for ``photo``, which has none.
+    The result is empty for ``photo``, which adds no colours.
     """
     if colormap == "photo":
         return ""
@@ -250,7 +251,7 @@ def palette(colormap: str) -> str:
 
 @lru_cache(maxsize=len(COLORMAPS))
 def _colours(name: str) -> NDArray[np.float32]:
-    """Red, green and blue of the 256 colours of a colormap, (3, 256), 0 to 1."""
+    """Return the 256 colours of a colormap as red, green and blue, (3, 256), 0 to 1."""
     from captioner.drawing.backend import matplotlib
 
     colours: NDArray[np.float32] = matplotlib.colormaps[name](np.arange(256))[:, :3].T

@@ -10,12 +10,12 @@ from annotated_types import Ge, Interval
 from captioner.schema import Checked, Shown, Untrusted
 
 Colormap = Literal["photo", "inferno", "magma", "plasma", "viridis", "cividis", "gray"]
-"""The photo's own colours, or matplotlib's perceptually uniform colormaps of rising luminance."""
+"""The photo's own colours, or a colormap of matplotlib that gets brighter at every step."""
 
 Combine = Literal["mean", "max"]
 
 ON_AXES = "on axes"
-"""Mark of an option that also applies to a map drawn on axes of the caller's figure."""
+"""The mark of options that also apply when ``overlay`` draws on axes of the caller."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,8 @@ class FigureOptions(DrawingOptions):
     alternatives: Annotated[int, Ge(0)] = 0
     """Show this many of the most probable words below each word."""
     columns: Annotated[int, Ge(1), Untrusted(request=50)] | None = None
-    """Draw this many panels per row of a caption (default: as many as leave room for text of 6
-    points at this width)."""
+    """Draw this many panels per row of a caption (default: the number that suits the width best,
+    with text of at least 6 points)."""
     width: Annotated[float, Interval(ge=1, le=100)] = 6.5
     """Lay out the figure for this printed width in inches, such as the width of a paper's text. It
     sets the size of .svg and .pdf, and the resolution noted in .png and .jpg."""

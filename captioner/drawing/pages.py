@@ -62,11 +62,11 @@ class Page(Drawing):
     html: str
 
     def encode(self, suffix: str = ".html") -> bytes:  # noqa: ARG002 - there is only one format
-        """The content of the file; ? for what UTF-8 lacks, such as bytes of a file name."""
+        """Return the file. Characters outside UTF-8, such as bytes of a file name, become ``?``."""
         return self.html.encode(errors="replace")
 
     def _repr_html_(self) -> str:
-        """In an iframe, so that styles and scripts do not affect the notebook."""
+        """Return the page in an iframe, so that it does not affect the styles of the notebook."""
         html = escape(self.encode().decode())
         return (
             f'<iframe srcdoc="{html}" sandbox="allow-scripts" loading="lazy" '
@@ -132,13 +132,13 @@ def gallery(entries: Iterable[Entry], **options: Any) -> Page:
 
 
 def gallery_template(theme: str = "auto") -> str:
-    """A page with ``@@kind@@``, ``@@title@@``, ``@@items@@`` and ``@@data@@`` to be filled in."""
+    """Return a page with the marks ``@@kind@@``, ``@@title@@``, ``@@items@@``, ``@@data@@``."""
     body, files = asset(WEB / "page.html").rstrip("\n"), [WEB / "page.css", WEB / "page.js"]
     return with_policy(document("@@title@@", body, [*VIEWER, *files], theme=theme))
 
 
 def viewer_look(options: PageOptions) -> dict[str, Any]:
-    """Settings with which the viewer draws heatmaps as ``heatmap`` does."""
+    """Return the settings with which the viewer draws maps exactly like ``heatmap``."""
     return {
         "palette": palette(options.colormap),
         "heatmap": HEATMAP_STYLE._asdict(),
@@ -151,7 +151,7 @@ def viewer_look(options: PageOptions) -> dict[str, Any]:
 
 
 def _item(entry: Entry, number: int, panel_size: int) -> str:
-    """The list item of a photo, which needs no JavaScript."""
+    """Return the list item of a photo, which works without JavaScript."""
     picture = fit_photo(open_image(entry.photo), panel_size)
     texts = [caption.text or "no words" for caption in entry.captions]
     labels = [f"{label}: " for label in entry.labels] or [""] * len(texts)
@@ -170,7 +170,7 @@ def _item(entry: Entry, number: int, panel_size: int) -> str:
 
 
 def _left_out(caption: Caption) -> str:
-    """The words that a caption leaves out, in grey; viewer.js's `leftOut`."""
+    """Return the left-out words of a caption, in grey, like ``leftOut`` in viewer.js."""
     if caption.left_out is None:
         return ""
     name = '<span class="hidden-text">left out: </span>'
@@ -185,7 +185,7 @@ def _sure(caption: Caption) -> str:
 
 
 def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
-    """A page to review alternative texts: each with its picture, a field and a box to tick.
+    """Return a page to review alternative texts, with a picture, a field and a tick box for each.
 
     ``file`` is the name of the table; its rows with a text have a picture in the folder ``site``.
     """
@@ -213,8 +213,8 @@ def document(
 ) -> str:
     """Build the document; text in its ``body`` must be escaped.
 
-    Of the ``files``, style sheets and scripts, the scripts run in order after the body. ``head``
-    has more elements, such as another icon than an empty one.
+    ``files`` are style sheets and scripts. The scripts run in order, after the body. ``head`` has
+    further elements of the head, such as an icon in place of the empty one.
     """
     styles = [asset(path) for path in files if path.suffix == ".css"]
     scripts = [asset(path) for path in files if path.suffix == ".js"]
@@ -231,16 +231,17 @@ def document(
 
 
 def with_policy(page: str, rules: str | None = None) -> str:
-    """Add a policy (default: that of ``policy``), for files, which have no server to send it."""
+    """Add a Content-Security-Policy (default: ``policy(page)``) to a file, which has no headers."""
     content = escape(rules or policy(page))
     rule = f'<meta http-equiv="Content-Security-Policy" content="{content}">'
     return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{rule}', 1)
 
 
 def policy(page: str, *, connect: str = "'none'", scripts: str = "", images: str = "") -> str:
-    """The Content-Security-Policy that allows a document's own scripts and styles only.
+    """Return the Content-Security-Policy that allows only a document's own scripts and styles.
 
-    The others are further sources of ``connect-src``, ``script-src`` and ``img-src``.
+    ``connect``, ``scripts`` and ``images`` add sources to ``connect-src``, ``script-src`` and
+    ``img-src``.
     """
     return "; ".join(
         [
@@ -256,7 +257,7 @@ def policy(page: str, *, connect: str = "'none'", scripts: str = "", images: str
 
 
 def hashes(kind: str, page: str) -> str:
-    """The inline elements of a document, ``script`` or ``style``, as sources of a directive."""
+    """Return the hashes of a document's inline ``script`` or ``style`` elements, as sources."""
     texts = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
     digests = (hashlib.sha256(text.encode()).digest() for text in texts)
     return " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests) or "'none'"
@@ -276,6 +277,10 @@ def embedded(data: Any) -> str:
 
 
 def data_uri(image: Image.Image) -> str:
-    """Encode a picture as a data URI; ConfigError: a JPEG file cannot be so large."""
+    """Encode a picture as a JPEG data URI.
+
+    Raises:
+        ConfigError: The picture is larger than a JPEG file can be.
+    """
     check_size("page's photo", *image.size, 65_500, 65_500**2)
     return base64_uri("jpeg", encoded(image, "JPEG", quality=_QUALITY))

@@ -1,4 +1,4 @@
-"""Layout and drawing of a figure.
+"""The layout and drawing of a figure.
 
     ┌──────────────────────────────────────────┐
     │ label                                    │  header of a block (one per caption, below
@@ -9,10 +9,11 @@
     │ 0 ▒▒▓▓ …      β …   p …                  │  legend
     └──────────────────────────────────────────┘
 
-Blocks with the same words, such as those of several methods, have one row if it is readable.
+Blocks with the same words, such as the blocks of several methods, have one row if it is readable.
+In narrow cells, the numbers of a word have three lines.
 
-All lengths are multiples of the text size, which follows from the size of a panel and the width of
-the figure, so that no text is smaller than 6 points where the figure is printed.
+All lengths are multiples of the text size. The text size is chosen from the size of a panel and the
+printed width, so that no text is smaller than 6 points in print.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ _METHOD_NOTES = {
 
 
 Masks: TypeAlias = Mapping[int, Sequence[NDArray[np.bool_]]]
-"""Masks (H, W) of the photo's size by position of a word, counted from 0."""
+"""Masks (H, W) of the photo's size, by the position of a word, counted from 0."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The photo (no positions), or the map of one or several words."""
+    """A panel: the photo (without positions), or the map of one or several words."""
 
     title: str
     positions: tuple[int, ...]
@@ -72,9 +73,9 @@ class Panel:
     masks: list[NDArray[np.bool_]]
     alternatives: tuple[Alternative, ...] = ()
     unused: bool = False
-    """Whether the gates of all the words are nearly closed."""
+    """True if the gates of all words of the panel are nearly closed."""
     left_out: bool = False
-    """Whether the caption leaves out all the words."""
+    """True if the caption leaves out all words of the panel."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +88,16 @@ class Block:
 
     @cached_property
     def whole(self) -> Caption:
-        """The caption with its left-out words, in which panels have their positions."""
+        """The caption with its left-out words, in which the positions of panels count."""
         return self.caption.whole()
 
 
 def panels_of(
     caption: Caption, shown: Sequence[tuple[int, ...]], masks: Masks, options: FigureOptions
 ) -> list[Panel]:
-    """The photo, the words at some positions, and on request the mean of the caption.
+    """Return the panels of the photo, of the shown words, and on request of their mean map.
 
-    Positions from T on are those of the left-out words.
+    Positions from T on belong to left-out words.
     """
     count, caption = len(caption.words), caption.whole()
     words = caption.words
@@ -141,11 +142,11 @@ class Layout:
             self._measure(cell)
         em = self.em
         self.narrow = not options.plain and self.text > math.ceil(cell / _WIDE_CELL)
-        """Whether a cell has three lines for its numbers."""
+        """True if the cells are narrow, so that their titles have three lines."""
         self.title = em(2.1 if options.plain else 3.5 if self.narrow else 2.8)
-        """Height of the title above a panel."""
+        """The height of the title above a panel."""
         self.line = round(1.4 * self.small)
-        """Height of an alternative."""
+        """The height of an alternative."""
         self.below = em(0.35) + lines * self.line if lines else 0
         self.cell_width, self.cell_height = cell, self.title + panel[1] + self.below
         self.rows = [-(-len(block.panels) // columns) for block in blocks]
@@ -165,7 +166,7 @@ class Layout:
         return self.inches * self.small / self.width
 
     def em(self, factor: float) -> int:
-        """A multiple of the text size in whole pixels."""
+        """Return a multiple of the text size in whole pixels."""
         return round(factor * self.text)
 
     def penalty(self) -> float:
@@ -183,7 +184,10 @@ class Layout:
 
 
 def choose_layout(panel: tuple[int, int], blocks: list[Block], options: FigureOptions) -> Layout:
-    """The arrangement with the lowest penalty; of equal words, with as few rows as are readable."""
+    """Return the layout with the lowest penalty.
+
+    If all blocks have the same words, it has as few rows as are readable.
+    """
     most = min(max(len(block.panels) for block in blocks), _MAX_COLUMNS)
     same = len(blocks) > 1 and len({block.caption.words for block in blocks}) == 1
     numbers = [options.columns] if options.columns else range(1, most + 1)
@@ -198,7 +202,7 @@ def _is_doubtful(caption: Caption, panel: Panel) -> bool:
 
 
 class Sheet(Canvas):
-    """Draws blocks of panels; inside ``matplotlib_settings``."""
+    """A canvas that draws blocks of panels. Use it inside ``matplotlib_settings``."""
 
     def __init__(
         self, layout: Layout, blocks: list[Block], photo: Image.Image, options: FigureOptions
@@ -207,7 +211,7 @@ class Sheet(Canvas):
         super().__init__(style.THEMES[options.theme], layout.small, dpi, options.dpi)
         self.layout, self.blocks, self.photo, self.options = layout, blocks, photo, options
         self.tops: dict[str, float] = {}
-        """The common scale of each method: their units differ."""
+        """The common scale of each method, because the units of methods differ."""
         for block in blocks:
             if shown := sorted({i for panel in block.panels for i in panel.positions}):
                 one = block.whole
@@ -228,7 +232,7 @@ class Sheet(Canvas):
         return self.figure
 
     def _block(self, block: Block, top: int) -> int:
-        """Draw a block; returns the y at which it ends."""
+        """Draw a block, and return the y at which it ends."""
         layout, columns = self.layout, self.layout.columns
         y = self._header(block, top)
         for start in range(0, len(block.panels), columns):
@@ -244,7 +248,7 @@ class Sheet(Canvas):
     def _header(self, block: Block, y: int) -> int:
         """Draw label, sentence, confidence and phrases, wrapped, and return their bottom.
 
-        The sentence of several methods stands above the first. Left-out words follow in grey.
+        Several methods share one sentence, above the first block. Left-out words follow in grey.
         """
         layout, muted, caption = self.layout, self.theme.muted, block.caption
         text, small, left, width = layout.text, layout.small, layout.margin, layout.inner
@@ -387,7 +391,7 @@ class Sheet(Canvas):
         return max(bottom, y - round(1.2 * size))
 
     def _notes(self) -> list[str]:
-        """The lines of the legend."""
+        """Return the lines of the legend."""
         drawn = [(b.whole, p) for b in self.blocks for p in b.panels if p.alpha is not None]
         several = any(len(panel.positions) > 1 for _, panel in drawn)
         greatest = several and self.options.combine == "max"
@@ -428,7 +432,7 @@ class Sheet(Canvas):
         return [note for note, applies in notes.items() if applies]
 
     def _scale(self, x: int, y: int, width: int, *, one_line: bool) -> int:
-        """Draw the colour bar of the maps and its meaning; return its bottom."""
+        """Draw the colour bar of the maps with its meaning, and return its bottom."""
         layout, size, several = self.layout, self.layout.small, len(self.tops) > 1
         title, most = "each word on its own scale", "strongest tenth"
         if self.common:

@@ -1,4 +1,4 @@
-"""The look of pictures: colours, the font and widths of text in it, how numbers are written.
+"""The look of pictures: colours, font, text widths and the format of numbers.
 
 The font is DejaVu Sans, which comes with matplotlib, so pictures look the same on every machine.
 Sizes and widths are in pixels.
@@ -49,7 +49,7 @@ THEMES = {
 
 
 def font_file(bold: bool = False) -> Path:
-    """Path of the font file."""
+    """Return the path of the font file."""
     from captioner.drawing.backend import matplotlib
 
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
@@ -58,23 +58,23 @@ def font_file(bold: bool = False) -> Path:
 
 @lru_cache(maxsize=32)
 def pillow_font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """The font for drawing with Pillow, which fits small sizes to whole pixels."""
+    """Return the font for Pillow, which fits small sizes to whole pixels."""
     return ImageFont.truetype(str(font_file(bold)), size)
 
 
 @lru_cache(maxsize=4096)
 def text_width(text: str, size: float, bold: bool = False) -> float:
-    """Width of a text without hinting."""
+    """Return the width of text in pixels, without hinting."""
     return pillow_font(_LARGE, bold).getlength(text[:_LARGE]) * size / _LARGE
 
 
 def printable(text: str) -> str:
-    """The text on one line, unprintable characters replaced by spaces."""
+    """Return text on one line, with spaces in place of unprintable characters."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def lacks_letters(text: str) -> bool:
-    """Whether the font lacks characters of a text; pictures show them as boxes."""
+    """Return whether the font lacks characters of the text, so that pictures show boxes."""
     path = str(font_file())  # imports matplotlib
     from matplotlib.ft2font import FT2Font
 
@@ -82,7 +82,7 @@ def lacks_letters(text: str) -> bool:
 
 
 def wrap(texts: Sequence[str], size: float, width: float) -> list[str]:
-    """Break each text into lines; a word wider than a line is truncated."""
+    """Break each text into lines, and truncate words that are wider than a line."""
     lines: list[str] = []
     for text in texts:
         line = ""
@@ -97,7 +97,10 @@ def wrap(texts: Sequence[str], size: float, width: float) -> list[str]:
 
 
 def fit(word: str, size: float, width: float) -> tuple[str, float]:
-    """Shrink a bold word to a width, down to 0.7 of its size, then truncate it; and its size."""
+    """Fit a bold word into a width, and return it with its size.
+
+    The word shrinks to 0.7 of its size at most. If it is still too wide, it is truncated.
+    """
     word = printable(word)
     wanted = text_width(word, size, bold=True)
     size = max(0.7 * size, min(size, size * width / max(wanted, 1.0)))
@@ -105,7 +108,7 @@ def fit(word: str, size: float, width: float) -> tuple[str, float]:
 
 
 def truncate(word: str, size: float, width: float, *, bold: bool = False) -> str:
-    """As much of a word as fits, followed by an ellipsis if it was cut."""
+    """Return a word, cut with an ellipsis if it is wider than ``width``."""
     if len(word) <= _LARGE and text_width(word, size, bold) <= width + 0.01:
         return word
     word = word[: _LARGE - 1]
@@ -115,12 +118,12 @@ def truncate(word: str, size: float, width: float, *, bold: bool = False) -> str
 
 
 def number(value: float) -> str:
-    """Two decimals with a minus sign (U+2212); a dash if not finite."""
+    """Format a number with two decimals and a minus sign (U+2212), or as a dash if not finite."""
     return f"{value:.2f}".replace("-", "−") if math.isfinite(value) else "–"
 
 
 def probability(log_prob: float) -> str:
-    """Format a natural log-probability: 0.42, or 3·10⁻⁵ below 0.005; a dash for NaN and -inf."""
+    """Format a natural log-probability as 0.42, as 3·10⁻⁵ below 0.005, or as a dash (NaN, -inf)."""
     if math.isnan(log_prob) or log_prob == -math.inf:
         return "–"
     if log_prob >= math.log(0.005):
@@ -130,6 +133,6 @@ def probability(log_prob: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage of two digits."""
+    """Format a share (0 to 1) as a percentage with two significant digits."""
     value = 100.0 * share
     return f"{value:.0f}%" if value >= 9.95 else f"{value:.2g}%"
