@@ -151,7 +151,7 @@ class PhotoReader(Dataset[tuple[Example, Tensor]]):
         if epoch != FILLER:
             try:
                 image = open_image(photo.path)
-            except ImageError as error:  # one of thousands should not stop training
+            except ImageError as error:  # one bad photo of thousands should not stop training
                 warn_skipped(error)
                 photo = replace(photo, tokens=())
         image = self.augmentation.augmented(image, seed=self.seed, epoch=epoch, key=photo.key)

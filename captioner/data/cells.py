@@ -35,7 +35,7 @@ class SafeWriter:
     def __init__(self, file: IO[str], columns: Iterable[str], delimiter: str = ",") -> None:
         """Write the header of the table."""
         self._columns = [*columns]
-        # Older versions of Python quote a text with "\r" only if line ends have it.
+        # Older versions of Python quote text with "\r" only if the line end contains "\r".
         self._file, self._writer = (
             file,
             csv.writer(self, delimiter=delimiter, lineterminator="\r\n"),

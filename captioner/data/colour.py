@@ -91,7 +91,7 @@ def _transform(profile: bytes, mode: str) -> Any:
             return transform
         known = _samples(mode)
         made = ImageCms.applyTransform(known, transform)
-    except Exception:  # a damaged profile makes readers raise nearly anything; or it is not there
+    except Exception:  # a missing or damaged profile may raise nearly anything
         return None
     change = np.asarray(made, dtype=int) - np.asarray(known.convert("RGB"))
     return transform if np.abs(change).max() > 1 else None

@@ -129,7 +129,7 @@ def write_coco(photos: Sequence[Example], options: DatasetOptions) -> ImportSumm
         try:
             held = {} if split in splits else read_photos([file])
         except DataError:
-            continue  # missing, or not captions
+            continue  # the file is missing, or has no captions
         names = {photo.path for photo in photos}
         if shared := sorted(names.intersection(photo.path for photo in held.values())):
             raise DataError(

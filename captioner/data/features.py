@@ -43,7 +43,7 @@ COMMAND = "captioner prepare features CONFIG.yaml"
 
 RECORD = np.dtype(
     [
-        ("size", "<i8"),  # of the photo's file (bytes); -1: there was none
+        ("size", "<i8"),  # size of the photo's file (bytes), or -1 without a file
         ("readable", "?"),  # a photo that could not be read has no rows
         ("crc", "<u4"),  # CRC-32 of the row
         ("flipped_crc", "<u4"),
@@ -68,7 +68,7 @@ def feature_fingerprint(
     state = encoder.state_dict() if stage is None else encoder.state_until(stage)
     for name, tensor in state.items():
         weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1) + 0  # a running average loses -0.0
+        flat = tensor.detach().cpu().contiguous().reshape(-1) + 0  # + 0: -0.0 becomes 0.0
         weights.update(flat.view(torch.uint8).numpy().data)
     fingerprint = {"encoder": encoder.name, "weights": weights.hexdigest()}
     for name, value in asdict(preprocessing).items():
@@ -331,7 +331,7 @@ class FeatureWriter:
             rows, index = (stack.enter_context(path.open("r+b")) for path in files)
             with closing(blocks(self.done)) as found:
                 rows.truncate(self.bytes)
-                index.seek(self.done * RECORD.itemsize)  # over part of a record
+                index.seek(self.done * RECORD.itemsize)  # overwrites an incomplete record
                 for block in found:
                     records = np.zeros(len(block), RECORD)
                     for n, photo in enumerate(block):

@@ -59,7 +59,7 @@ def find_images(
     counted = Skipped() if skipped is None else skipped
     photos = []
     for given in [paths] if isinstance(paths, str) else paths:
-        if given == "":  # as a path, the current folder
+        if given == "":  # as a path, it would be the current folder
             raise DataError("'' is an empty name; give a file or a folder")
         path = Path(given)
         if not path.is_dir():
@@ -86,7 +86,7 @@ def _search(
         problem = _unlisted(error)
         if Path(error.filename) == folder:
             raise DataError(problem) from error
-        skipped.unlisted.append(problem)  # the rest can be read
+        skipped.unlisted.append(problem)  # the other subfolders can be read
 
     for parent, folders, names in os.walk(folder, onerror=report):
         hidden = [n for n in names if n.startswith(".") and format_by_name(n)]
@@ -176,7 +176,7 @@ def _is_photo(name: str, skipped: Skipped, formats: tuple[PhotoFormat, ...]) -> 
     extension = Path(name).suffix.lower()
     kind = next((kind for kind in formats if extension in kind.extensions), None)
     if kind is None:
-        # What follows a dot may also be the rest of a sentence.
+        # The text after a dot may also be the rest of a sentence.
         skipped.others[extension if re.fullmatch(r"\.\w{1,10}", extension) else ""] += 1
         return False
     if not kind.decodable:
@@ -220,7 +220,7 @@ class NamedFiles:
         for spelled in dict.fromkeys((name, decoded_name(name))):
             if listed := self._find(PurePath(spelled).parts):
                 return listed
-            # A name that leads out of the folder, or with other case where that does not matter.
+            # A name that leads out of the folder, or one in other case on systems that ignore case.
             if os.path.isfile(path := self.folder / spelled):  # noqa: PTH113 - False if too long
                 return path
         return None
@@ -237,7 +237,7 @@ class NamedFiles:
         found = self.find(name)
         if found is None or not os.path.isfile(found):  # noqa: PTH113
             raise DataError("does not exist")
-        # realpath, not resolve, which raises an error for links that lead in a circle.
+        # realpath, because resolve raises an error for links that lead in a circle.
         real, top = (Path(os.path.realpath(path)) for path in (found, self.folder))
         if not real.is_relative_to(top):
             raise DataError("is a link that leads out of the folder")

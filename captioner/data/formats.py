@@ -36,7 +36,7 @@ class PhotoFormat:
         """True if this installation can decode the format."""
         if self.package is not None:
             return importlib.util.find_spec(self.package) is not None
-        known = {**features.modules, **features.codecs}  # older versions of Pillow do not know all
+        known = {**features.modules, **features.codecs}  # older versions of Pillow lack some
         return self.codec is None or (self.codec in known and bool(features.check(self.codec)))
 
     @property

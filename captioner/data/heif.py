@@ -81,7 +81,7 @@ def check_complete(data: bytes) -> None:
     primary = parts[b"pitm"]
     needed = [primary.number(2 if primary.version() == 0 else 4)]
     seen, left, shared = set(needed), len(data), set()
-    for item in needed:  # grows
+    for item in needed:  # the list grows during the loop
         more = inputs.get(item, [])
         needed += dict.fromkeys(more).keys() - seen
         seen.update(more)

@@ -78,7 +78,7 @@ _TOO_MANY_BYTES = f"more than {MAX_STREAM_BYTES:,} bytes; give an image file"
 Photo = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | BinaryIO
 """The types that `open_image` reads."""
 
-# What to give instead of values often mistaken for photos.
+# Remedies for values that are often mistaken for photos.
 _ALTERNATIVES = {
     "Tensor": "give an array of (H, W, 3): tensor.permute(1, 2, 0).cpu().numpy()",
     "list": "give one photo",
@@ -94,7 +94,7 @@ _UNSUPPORTED = (
 )
 _URL = re.compile(r"(https?|ftps?|sftp|file|s3a?|gc?s|az|abfss?|hdfs):/|data:image/", re.IGNORECASE)
 """One slash: a ``Path`` of a URL has no more."""
-_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)  # of a segment with a length
+_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)  # of a segment with a size
 _SCAN, _END = b"\xda", b"\xd9"
 _SIGNATURES = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II[*+]\0|MM\0[*+]", re.DOTALL)
 _BARE_PNG = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf"}
@@ -104,9 +104,9 @@ _HEIF_CICP = re.compile(rb"colrnclx\x00(.)\x00(.)", re.DOTALL)
 _ZEROS = bytes(64)
 """A run of zeros that the pixels of few JPEG files contain; see `_zeros_in_scan`."""
 
-# Large images, odd EXIF. Per call, the filters of other threads would be changed too.
+# Pillow warns of large images and odd EXIF. A filter per call would affect other threads too.
 warnings.filterwarnings("ignore", module=r"PIL\b")
-# Its log goes where the program sends it, and not to standard error where it does not say.
+# Without a handler, Python would print Pillow's log to standard error.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
@@ -156,7 +156,7 @@ def open_image(
                 _check_heif(image)
             if min_side is not None and image.format in {"JPEG", "MPO"}:
                 image.draft(None, (min_side, min_side))
-            reduced = image.size != size  # before loading, by which Pillow rotates some TIFFs
+            reduced = image.size != size  # compared before loading, which rotates some TIFFs
             rotated = reduced and _orientation(image) >= 5
             metered: Any = getattr(image, "fp", None)
             try:
@@ -199,7 +199,7 @@ def image_size(path: str | Path) -> tuple[int, int]:
             return image.size
         if image.format != "TIFF":
             return image.size[::-1]
-    return open_image(path).size  # Pillow rotates a TIFF itself, some versions only on loading
+    return open_image(path).size  # some versions of Pillow rotate a TIFF only when they load it
 
 
 def is_photo(source: object) -> bool:
@@ -279,7 +279,7 @@ def _seekable(file: BinaryIO) -> BinaryIO:
         pass
     try:
         content = file.read(MAX_STREAM_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: it is closed
+    except (OSError, ValueError) as error:  # ValueError: the file is closed
         raise ImageError(f"cannot be read ({_reason(error)}); {_AGAIN}") from error
     if len(content) > MAX_STREAM_BYTES:
         raise LargeImageError(_TOO_MANY_BYTES)
@@ -327,7 +327,7 @@ def _identify(
         if kind is not RAW:
             image = Image.open(metered, formats=_to_try(kind, formats))
     except Image.DecompressionBombError as error:
-        count = int(re.findall(r"\d+", str(error))[0])  # Pillow's own limit comes after it
+        count = int(re.findall(r"\d+", str(error))[0])  # Pillow names its own limit second
         raise LargeImageError(f"{count:,} pixels; {_too_large(max_pixels)}") from error
     except Exception as error:  # broken headers make Pillow raise nearly anything
         problem = error
@@ -342,7 +342,7 @@ def _identify(
         _explain(file, head, problem)
         raise _not_an_image(head, kind, formats)
     _check_limits(image, max_pixels)
-    # Recognized only; and for PostScript, Pillow would run Ghostscript, and with it the file's code
+    # Pillow cannot decode these. For PostScript, it would run Ghostscript and the code in the file.
     if image.format in {"EPS", "MPEG"} or isinstance(image, ImageFile.StubImageFile):
         known = "PostScript" if image.format == "EPS" else image.format
         raise NotAnImageError(f"{known} is not supported; give {_READABLE}")
@@ -395,7 +395,7 @@ class _MeteredFile:
         if self.reads_left < 0:
             raise OSError("it has too many small parts")
         content = self.file.read(size)
-        if len(content) >= len(_ZEROS) and not self.zeros:  # a header is read in small pieces
+        if len(content) >= len(_ZEROS) and not self.zeros:  # headers are read in smaller pieces
             self.zeros = _ZEROS in content
         return content
 
@@ -424,7 +424,7 @@ def _zeros_in_scan(file: BinaryIO) -> bool:
     """
     file.seek(0)
     data, at, progressive = file.read(), 2, False
-    symbols: dict[int, int] = {}  # of the code of zeros, by the table of coefficients
+    symbols: dict[int, int] = {}  # symbol of the all-zero code, by table
     while (marker := _MARKER.search(data, at)) and marker[1] != _END:
         kind, at = marker[1], marker.end()
         segment = data[at + 2 : (at := at + int.from_bytes(data[at : at + 2], "big"))]
@@ -526,13 +526,13 @@ def _raw_preview(file: BinaryIO) -> BinaryIO:
     """Return the largest preview of a camera RAW file, a JPEG file with its EXIF orientation."""
     import rawpy
 
-    if file.seek(0, os.SEEK_END) > MAX_STREAM_BYTES:  # all are read
+    if file.seek(0, os.SEEK_END) > MAX_STREAM_BYTES:  # all bytes are read
         raise LargeImageError(_TOO_MANY_BYTES)
     file.seek(0)
     try:
         with rawpy.imread(file) as raw:
             preview: Any = raw.extract_thumb().data
-        # Others, of old cameras, are tiny; rawpy reads beyond their end if the file is damaged.
+        # Other previews, from old cameras, are tiny, and rawpy reads past the end of damaged ones.
         problem = "" if isinstance(preview, bytes) else "not a JPEG"
     except (rawpy.LibRawError, rawpy.NotSupportedError, MemoryError) as error:
         reason = error.args[0] if error.args else type(error).__name__
@@ -540,7 +540,7 @@ def _raw_preview(file: BinaryIO) -> BinaryIO:
     if problem:
         advice = "export it as JPEG with your photo software"
         raise ImageError(f"its preview cannot be read ({problem}); {advice}")
-    return io.BytesIO(preview)  # LibRaw adds EXIF where there is none
+    return io.BytesIO(preview)  # LibRaw adds EXIF where it is missing
 
 
 def _orientation(image: Image.Image) -> int:

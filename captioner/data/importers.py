@@ -430,7 +430,7 @@ def _detect_json(path: Path, text: str) -> str | None:
     """Return the layout of a JSON file, or None if it is unknown."""
     first, _, rest = text.strip().partition("\n")
     if rest and first.startswith("{") and first.rstrip().endswith("}"):
-        with suppress(ValueError):  # else it continues in the next line
+        with suppress(ValueError):  # otherwise the object continues in the next line
             json.loads(first)
             return "jsonl"
     data = _parse_json(path, text)

@@ -102,7 +102,7 @@ def edited(resources: Sequence[Resource], edit: Edit) -> list[Resource]:
         new.insert(0, Resource(_IPTC, b"", struct.pack(">4sHH", b"8BIM", _IPTC, 0)))
         chosen = [0]
     digests = {}
-    for n in reversed(chosen):  # the first counts
+    for n in reversed(chosen):  # in reverse, so that digest is the first one's
         data = edit(new[n].data)
         digest = digests[_md5(new[n].data)] = _md5(data)
         new[n] = new[n]._replace(data=data, padded=True)

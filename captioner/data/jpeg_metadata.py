@@ -26,7 +26,7 @@ _XMP, _EXTENSION = b"http://ns.adobe.com/xap/1.0/\0", b"http://ns.adobe.com/xmp/
 _PHOTOSHOP = b"Photoshop 3.0\0"
 _LARGEST = 65533
 _MP_ENTRY = 0xB002
-_PICTURES = 64  # after the photo
+_PICTURES = 64  # most pictures after the photo
 _OFFSETS = {
     "<": rb"\x04\0\x01\0\0\0|\x07\0....",
     ">": rb"\0\x04\0\0\0\x01|\0\x07....",
@@ -170,7 +170,7 @@ def _written(data: bytes, segments: Sequence[_Segment], scan: int) -> bytes:
         raise DataError("the photo ends with AFCP data, which cannot be moved; use --sidecar xmp")
     starts, pieces, at = _pictures_after(data, scan), [data[:2]], 2
     for one in segments:
-        # Growth of what is between the segment, where offsets begin, and the scan.
+        # Growth of the bytes between this segment, where offsets begin, and the scan.
         growth = (new_scan - at - 4) - (scan - one.at) if one.at else 0
         body = one.data
         if one.at and new_scan != scan and one.starts(_APP2, _MPF):

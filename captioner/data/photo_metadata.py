@@ -105,7 +105,7 @@ def _with_packet(photo: Path, packet: bytes | None) -> bytes:
 
 def _run(*arguments: str | Path) -> bytes:
     """Run exiftool and return its output."""
-    # Absolute names: none begins with a dash.
+    # Absolute names, because a name that begins with a dash would be an option.
     names = [str(a.absolute()) if isinstance(a, Path) else a for a in arguments]
     done = subprocess.run(["exiftool", *names], capture_output=True, check=False)
     if done.returncode:

@@ -88,7 +88,7 @@ def _without_profile(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         plain = image.convert("LA") if image.mode == "La" else image
-        # A name for a converted image would keep its memory.
+        # No variable for the converted image, because it would keep the memory.
         return Image.alpha_composite(
             white, plain if plain.mode == "RGBA" else plain.convert("RGBA")
         ).convert("RGB")
@@ -131,7 +131,7 @@ def _to_8_bit(image: Image.Image) -> NDArray[np.uint8]:
         if isinstance(transparent, int):
             grey[values == transparent] = 255
         scaled[start : start + _STRIP] = np.clip(np.rint(grey), 0, 255)
-    # Pillow inverts "white is zero" for 8 bits and less only.
+    # Pillow inverts "white is zero" only up to 8 bits.
     return 255 - scaled if tags and tags.get(262, 0) == 0 else scaled
 
 

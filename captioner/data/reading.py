@@ -74,7 +74,7 @@ def photo_bar(photos: Iterable[Any] | None = None, *, shown: bool = True, **opti
         shown: Show the bar.
         **options: Options of tqdm.
     """
-    from tqdm import tqdm  # here, for what shows no progress
+    from tqdm import tqdm  # imported here, because most callers show no progress
 
-    hidden = None if shown and sys.stderr is not None else True  # None: unless it is a terminal
+    hidden = None if shown and sys.stderr is not None else True  # None: only on a terminal
     return tqdm(photos, **{"unit": "photo", "disable": hidden, "dynamic_ncols": True} | options)

@@ -102,7 +102,7 @@ def _texts(
         same = [image for image in free if (image.line, image.key) == (one.line, one.tag)]
         done = [image for image in same if image.alt == text]
         new = [image for image in same if _is_open(image, one)]
-        # An empty text is also what other images of the same tag may have.
+        # Other images with the same tag may have an empty text too, so new places come first.
         found = [*done, *new] if text else [*new, *done]
         if not found:
             lost = "is not there any more; run captioner alt again"

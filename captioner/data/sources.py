@@ -70,7 +70,7 @@ class PhotoSource:
         )
         for batch in batches[start:]:
             share = [(epoch, self.photos[n]) for n in batch[self.rank :: self.world]]
-            # If the last batch has fewer photos than processes, a filler keeps this one in step.
+            # If the last batch has fewer photos than processes, a filler keeps processes in step.
             yield share or [(FILLER, self.photos[batch[0]])]
 
     def _features(self, cache: FeatureCache, share: list[tuple[int, Example]]) -> Batch:
@@ -126,7 +126,7 @@ def open_source(
         Augmentation(data.min_crop, data.color_jitter),
         config.training.seed,
     )
-    # At most a quarter of the epoch: a bucket over all of it gives the same batches every epoch.
+    # At most a quarter of the epoch. A bucket of the whole epoch would repeat the same batches.
     bucket = max(1, min(data.bucket_batches, len(photos) // (4 * batch_size)))
     return PhotoSource(reader, photos, batch_size, bucket, rank, world, data.workers, cache)
 

@@ -45,15 +45,15 @@ class Video:
         """What could not be read; a line that starts with the path."""
         self.duration = 0.0
         """By the header (seconds); 0: unknown."""
-        self._end = self._read_to = 0.0  # of the frames, and of the packets
-        self._damage = math.inf  # where the first damage is
+        self._end = self._read_to = 0.0  # end of the frames, and of the packets (seconds)
+        self._damage = math.inf  # time of the first damage (seconds)
 
     def frames(self) -> Iterator[Image.Image]:
         """Yield the frames as upright RGB images.
 
         The ``info`` of each image has its start and end (seconds).
         """
-        end_of_last = ((self._end, None) for _ in range(1))  # known after it
+        end_of_last = ((self._end, None) for _ in range(1))  # known after the last frame
         try:
             with open_file(self.path) as file, self._opened(file):
                 found = self._shots() if self.every is None else self._sampled()
@@ -74,7 +74,7 @@ class Video:
 
     def _opened(self, file: Any) -> Any:
         try:
-            # Without protocols, since a playlist can name other files and addresses.
+            # No protocols, because a playlist could name other files and addresses.
             container = av.open(file, "r", options={"protocol_whitelist": "none"})
             stream: Any = container.streams.best("video") or container.streams.video[0]
         except Exception as error:
@@ -102,7 +102,7 @@ class Video:
             if shown is not None and time > due:
                 yield due, shown
                 due = every * math.ceil(time / every)
-                if seeking and time < due < self.duration:  # to the last key frame before
+                if seeking and time < due < self.duration:  # to the last key frame before it
                     with suppress(av.FFmpegError, OSError):
                         self._container.seek(round((due + self._start) * av.time_base))
             shown, before = frame, time
@@ -133,7 +133,7 @@ class Video:
                     after = float((packet.pts + (packet.duration or 0)) * packet.time_base)
                     self._read_to = max(self._read_to, after - self._start)
                 frames: Any = packet.decode() if packet.stream == self._stream else []
-            except (av.FFmpegError, OSError):  # of a packet, or at the end of what can be read
+            except (av.FFmpegError, OSError):  # a damaged packet, or the end of the readable part
                 self._damage = min(self._damage, self._end)
                 continue
             for frame in frames:

@@ -232,7 +232,7 @@ def parse_packet(body: bytes) -> list[Element]:
     def end(_: str) -> None:
         path = tuple(name for name, *_ in opened)
         _, attributes, prefixes, start, text = opened.pop()
-        # For <a/> expat gives the index of its end, so the place is the start tag.
+        # For <a/>, expat reports the position of its end, so the start tag's position is used.
         tag = _TAG.match(body, start)
         empty = tag is not None and tag[0].endswith(b"/>")
         at = start if empty else parser.CurrentByteIndex
