@@ -47,7 +47,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 
 API = {
     "Captioning": ("inference.captioner.caption", "load", "Captioner", "Caption", "CropBox"),
-    "Captions in photos": ("write_caption", "remove_caption", "apply"),
+    "Captions in photos": ("write_caption", "remove_caption", "apply_captions"),
     "Alternative texts": ("suggest_alt", "apply_alt"),
     "Pictures": ("overlay", "attention_map", "animate", "page", "gallery", "Entry", "MapArchive"),
     "Training and evaluation": ("train", "evaluate", "tokenize"),
