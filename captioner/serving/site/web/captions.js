@@ -81,7 +81,7 @@ function withoutClitics(word) {
   return [...withoutClitics(parts[1]), parts[2]];
 }
 
-/** A caption with the same fields as `Caption.as_dict(attention=True)`.
+/** A caption with the same fields as `Caption.to_dict(attention=True)`.
 
     found       a hypothesis of the search, with the truths of its words, or null
     photo       {box} from readPhoto
