@@ -18,9 +18,9 @@ from captioner.geometry import Geometry
 from captioner.hints import Hinting
 from captioner.text.vocabulary import content_words
 
-# Tokens that the Penn Treebank convention splits off a word.
+# Tokens that the Penn Treebank splits off words.
 CLITICS = frozenset({"'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"})
-# Its names of brackets.
+# Names of brackets in the Penn Treebank.
 BRACKETS = {"-lrb-": "(", "-rrb-": ")", "-lsb-": "[", "-rsb-": "]", "-lcb-": "{", "-rcb-": "}"}
 
 CONJUNCTIONS = ("and", "or")
@@ -220,7 +220,7 @@ class Caption(Hinting):
         are the words with a probability below ``DOUBTFUL``.
         """
         if self.truth is not None:
-            found = np.flatnonzero(self.truth < DOUBTFUL_TRUTH)  # NaN is not
+            found = np.flatnonzero(self.truth < DOUBTFUL_TRUTH)  # NaN compares as false
         else:
             found = np.flatnonzero(np.exp(self.log_probs) < DOUBTFUL)
         return tuple(int(i) for i in found)

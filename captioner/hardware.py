@@ -36,7 +36,7 @@ def pick_device(name: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else (*mps, "cpu")[0])
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).item()  # also refuses "meta"
+        torch.zeros(1, device=device).item()  # also fails for "meta"
     except (RuntimeError, AssertionError, TypeError) as error:
         gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         known = either(["auto", "cpu", *gpus, *mps])

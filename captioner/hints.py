@@ -1,8 +1,8 @@
 """One-line errors for names that do not exist, with the name that the user probably meant.
 
-People guess names that other libraries use, such as ``num_beams``. A similar spelling does not lead
-from there to ``beam_size``, so the tables below translate such names. A value is the name here, or
-advice where nothing here corresponds to the guess.
+People guess names that other libraries use, such as ``num_beams``. Its spelling is not similar to
+``beam_size``, so the tables below translate such names. A value is the name here, or advice if
+nothing here corresponds to the guess.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SEARCH_OPTIONS: Mapping[str, str] = {
         "the model takes no prompt; model.explain(photo, text) evaluates a text of your own",
     ),
 }
-"""Options of ``caption``, ``captions`` and ``stream``, by the names in other libraries."""
+"""Options of searches in other libraries, with the option here or advice."""
 
 LOAD_OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(SEARCH_OPTIONS, "pass options of the search to model.caption()"),
@@ -50,7 +50,7 @@ LOAD_OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("dtype", "torch_dtype", "quantize", "fp16", "half", "load_in_8bit"),
                     "precision"),
 }  # fmt: skip
-"""Options of ``captioner.load``, by the names in other libraries."""
+"""Options for loading models in other libraries, with the option here or advice."""
 
 FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -71,14 +71,14 @@ FUNCTIONS: Mapping[str, str] = {
     "fit": "train",
     **dict.fromkeys(("score", "benchmark"), "evaluate"),
 }
-"""Names in the package ``captioner``, by the names in other libraries."""
+"""Functions and classes in other libraries, with the name in this package or advice."""
 
 
 class Hinting:
     """A base class that reports an unknown attribute together with the right name."""
 
     _hints: ClassVar[Mapping[str, str]] = {}
-    """Attributes, by the names in other libraries."""
+    """Names that people may guess, with the attribute here or advice."""
 
     if not TYPE_CHECKING:  # else type checkers would accept every name
 

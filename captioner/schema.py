@@ -241,7 +241,7 @@ def _classes(module: str) -> dict[str, list[ast.stmt]]:
     """Return the body of each class in a module by name, or nothing without its source."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError):  # of a frozen program
+    except (OSError, TypeError):  # a frozen program has no source files
         return {}
     return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
@@ -259,7 +259,7 @@ class Checked:
     def __post_init__(self) -> None:
         for name, field in option_fields(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
-            # A test shows that the defaults are allowed.
+            # Defaults are not checked here. A test checks that they are allowed.
             if value is not field.default and not field.allows(value):
                 raise not_allowed(field, value)
 

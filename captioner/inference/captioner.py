@@ -205,13 +205,17 @@ class Captioner(BatchCaptioner, Hinting):
     __call__ = caption
 
     @overload
-    def captions(self, photo: Photo, **options: Any) -> list[PhotoCaption]: ...
+    def captions(
+        self, photo: Photo, num_captions: int | None = None, **options: Any
+    ) -> list[PhotoCaption]: ...
 
     @overload
-    def captions(self, photo: Photos[P], **options: Any) -> list[list[PhotoCaption]]: ...
+    def captions(
+        self, photo: Photos[P], num_captions: int | None = None, **options: Any
+    ) -> list[list[PhotoCaption]]: ...
 
     def captions(
-        self, photo: Photo | Photos[Any], **options: Any
+        self, photo: Photo | Photos[Any], num_captions: int | None = None, **options: Any
     ) -> list[PhotoCaption] | list[list[PhotoCaption]]:
         """Return the best ``num_captions`` captions of a photo as a list, best first.
 
@@ -220,6 +224,8 @@ class Captioner(BatchCaptioner, Hinting):
         """
         several = _several(photo)
         photos: Any = [photo] if several is None else several
+        if num_captions is not None:
+            options["num_captions"] = num_captions
         found: list[Any] = []
         for number, result in enumerate(self.stream(photos, **options)):
             if (error := result.error) is not None:
@@ -306,7 +312,7 @@ class Captioner(BatchCaptioner, Hinting):
         folder = _several(photos) if isinstance(photos, str | os.PathLike) else None
         one_photo = folder is None and is_photo(photos)
         several = cast("Iterable[Photo]", [photos] if one_photo else folder or photos)
-        on_cpu = str(self.device).startswith("cpu")  # which is busy encoding
+        on_cpu = str(self.device).startswith("cpu")  # the CPU is busy encoding
         threads = 2 if on_cpu else reader_threads()
 
         def captioned(good: Sequence[Prepared]) -> Iterable[Sequence[Caption]]:

@@ -326,7 +326,7 @@ def _settings(run: Path | None) -> str:
     """Return the settings of a run as YAML, without defaults and paths."""
     if run is None:
         return ""
-    import yaml  # of the extra train, without which there is no run
+    import yaml  # part of the extra train, which made the run
 
     given = yaml.safe_load((run / RUN_CONFIG).read_text(encoding="utf-8"))
     defaults = json.loads(json.dumps(dataclasses.asdict(TrainConfig())))  # with lists for tuples

@@ -91,8 +91,8 @@ class Calibrator:
     """Weights of a photo's vector and an intercept, (D + 1,), or None if all images count as
     photos. They compute the log-odds that an image is not a photo."""
     familiar: tuple[float, float] = (0.0, 1.0)
-    """Two limits of these log-odds. Up to the first, an image is familiar. From the second on, it
-    has no confidence."""
+    """Two limits of the log-odds that an image is not a photo. Up to the first, the image is
+    familiar. From the second on, its captions have no confidence."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """The search options that the model was fitted for (see `search_key`)."""
     threshold: float | None = 0.5
@@ -222,7 +222,7 @@ def read_calibrator(folder: Path) -> Calibrator | None:
             return None
         fields: dict[str, Any] = {name: header[name] for name in _PLAIN}
         fields["familiar"] = tuple(fields["familiar"])
-        # Options that are newer than the file had their default.
+        # Options that were added after the file was written had their defaults then.
         fields["search"] = {**search_key(SearchOptions()), **fields["search"]}
         for name in _OF_FEATURES:
             fields[name] = np.array([header[name][feature] for feature in FEATURES])

@@ -74,9 +74,9 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     config = read_config(path)
     with config_errors(path):
         decoder = dataclasses.asdict(build_options(DecoderConfig, config["decoder"]))
-        del decoder["dropout"]  # a setting of the run
+        del decoder["dropout"]  # a setting of the run, not of the model
         tokenizer = config.get("tokenizer", "words")
-        # The truth of words is that of the initial model; the new one is not calibrated.
+        # certainty needs the calibrated truth of words, and the new model is not calibrated.
         search = dataclasses.replace(search_of(config), certainty=0.0)
         return {"search": search, "decoder": decoder, "data": {"tokenizer": tokenizer}}
 

@@ -248,7 +248,7 @@ def write_graphs(model: CaptionModel, attention: str, encoder: Path, decoder: Pa
     graph.outputs = list(decode(model.decoder, **inputs))
     read = _write(graph, inputs, decoder, f"the decoder with attention {attention}")
     graph = Graph(encode, model, ["pixels"])
-    # Of the memory, only what the decoder's graph reads.
+    # Keep only the parts of the memory that the decoder's graph reads.
     graph.outputs = [name for name in given if name in {*read, *STATE, SUMMARY, *READ}]
     _write(graph, {"pixels": pixels}, encoder, f"the encoder {model.encoder.name}")
 

@@ -72,7 +72,7 @@ def load_model(folder: str | Path, revision: str | None = None, **hub_options: A
 
     path = find_model(folder, revision, **hub_options)
     config, counted = read_config(path), path / FREQUENCIES
-    with config_errors(path):  # also what is read later: an engine, a site or info relies on it
+    with config_errors(path):  # checks entries of engines, sites and info too
         Preprocessing.from_dict(config["preprocessing"])
         _, geometry = itemgetter("name", "geometry")(config["encoder"])
         Geometry.from_dict(geometry)
@@ -104,7 +104,7 @@ def fingerprint(folder: str | Path) -> str:
     read_config(path)  # checks that the files are there
     digest = hashlib.sha256()
     for name in (CONFIG, TOKENIZER, *GRAPHS, WEIGHTS, CONFIDENCE, GRAMMAR):
-        if (path / name).exists():  # else optional
+        if (path / name).exists():  # the other files are optional
             digest.update((path / name).read_bytes())
     return digest.hexdigest()[:12]
 

@@ -97,7 +97,7 @@ def fetch(model: HubModel, files: Sequence[str], **options: Any) -> Path:
             raise ModelError(
                 f"{model} is not a captioner model: no {CONFIG} with a format_version"
             ) from error
-        return download(first.name, files)  # that commit, even if the branch moves on meanwhile
+        return download(first.name, files)  # the same commit, even if the branch moves
 
 
 def push(
@@ -180,7 +180,7 @@ def _errors(model: HubModel) -> Iterator[None]:
         reason: BaseException = error
         wrapped = (errors.LocalEntryNotFoundError, RuntimeError)
         if isinstance(error, wrapped) and isinstance(error.__cause__, transport_error):
-            reason = error.__cause__  # rather than "while uploading ...", or "not in the cache"
+            reason = error.__cause__  # the error itself is less exact: "not in the cache"
         own = getattr(reason, "server_message", None) or str(reason)
         text = " ".join(own.split()) or type(reason).__name__
         raise ModelError(f"{model}: {text}") from error

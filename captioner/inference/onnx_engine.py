@@ -154,7 +154,7 @@ class OnnxStepper:
     def step(self, tokens: NDArray[np.int64]) -> Advance:
         """Feed the last word of each beam, (B, K), and score the next word."""
         found = _run(self.engine.decoder, self.engine.outputs, self.inputs(tokens))
-        _require_numbers(found["log_probs"][..., -1])  # of a softmax: all or none are NaN
+        _require_numbers(found["log_probs"][..., -1])  # a softmax is all NaN or not at all
         self.state = {name: found[NEXT + name] for name in self.state}
         return Advance(found["log_probs"], found["alphas"], found["gate"])
 
@@ -212,7 +212,7 @@ def _providers(device: str, folder: Path) -> list[str]:
 def _session(path: Path, providers: list[str]) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
-    # Waiting threads sleep: spinning doubles the processor time.
+    # Let waiting threads sleep, because spinning doubles the processor time.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal():  # as for torch

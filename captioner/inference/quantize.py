@@ -162,6 +162,8 @@ def channel_scales(weights: _Array, *, paired: bool) -> _Array:
         return np.asarray(np.maximum(positive.sum(-1).max(-1), negative.sum(-1).max(-1)))
 
     scale = np.maximum(scale, sums(pairs) / PAIR)
-    while (too_large := sums(np.rint(pairs / scale[:, None, None])) > PAIR).any():  # rounded up
+    while (
+        too_large := sums(np.rint(pairs / scale[:, None, None])) > PAIR
+    ).any():  # rounding may exceed it
         scale[too_large] *= 1.002
     return scale

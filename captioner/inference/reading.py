@@ -160,7 +160,7 @@ class ReadingWords:
             familiarity: Factor of the probabilities; see ``Calibrator.familiarity``.
         """
         keywords = self._neutral if neutral else self._plain
-        odds = words[keywords.rows].min(axis=1)  # of each phrase
+        odds = words[keywords.rows].min(axis=1)  # of each phrase: its least probable stem
         total = np.logaddexp.reduceat(odds, keywords.starts)
         found: list[tuple[float, int, set[int]]] = []
         for number in np.flatnonzero(total >= LEAST_ODDS).tolist():

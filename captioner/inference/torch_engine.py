@@ -107,7 +107,7 @@ class TorchEngine:
         The grid of the photo is (L, D). For the methods see ``model.explanations``; the attention
         methods need no call of this.
         """
-        # The caller may be in inference mode, whose tensors have no gradients.
+        # The caller may be in inference mode, in which tensors have no gradients.
         with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
             scorer = WordScorer(self.exact_decoder, start, tokens)
             found = relevance(method, scorer, grid.float().clone())

@@ -88,7 +88,7 @@ def read_network(
     words, hidden = 0, 0
     if reading is not None:
         words, hidden = len(reading.stems), config[READING]["hidden"]
-    # Before memory is taken: one of these layers alone would be larger than the file.
+    # Check sizes before memory is allocated. No layer can be larger than the whole file.
     largest = decoder.hidden_dim**2, decoder.embed_dim * len(vocabulary), words * hidden, hidden
     if max(largest) > path.stat().st_size:
         raise _mismatch(path, "its sizes")

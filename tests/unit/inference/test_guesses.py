@@ -33,7 +33,7 @@ def test_a_folder_is_captioned_in_natural_order(
     (tmp_path / "empty").mkdir()
 
     found: Any = captioner.caption(tmp_path)
-    several: Any = captioner.captions(str(tmp_path), num_captions=2)
+    several: Any = captioner.captions(str(tmp_path), 2)
     streamed = [*captioner.stream(tmp_path)]
 
     assert [one.photo.name for one in found] == ["2.png", "10.png"]
