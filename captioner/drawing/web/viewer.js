@@ -2,7 +2,7 @@
 /* The attention viewer: one photo, its captions, and where the model looked for each word.
 
    new CaptionViewer(root, entry, look) fills the element `root`.
-     entry  {title, image, captions: [caption.as_dict(attention=True), ...], labels: [...],
+     entry  {title, image, captions: [caption.to_dict(attention=True), ...], labels: [...],
              actions: (caption) => [elements beside the caption],
              methods: {name: title}, onMethod: (name) => ...}
             `image` is a loaded <img>; `actions` is optional. With `methods`, the reader can choose
