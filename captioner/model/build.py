@@ -72,7 +72,7 @@ def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
     scorer_class: Any = SCORERS[config.attention]
     if not (isinstance(scorer_class, type) and issubclass(scorer_class, Scorer)):
         raise ConfigError(
-            f"scorer {config.attention!r} is {scorer_class!r:.60}; give a subclass of "
+            f"scorer {config.attention!r} is {scorer_class!r:.60}; register a subclass of "
             "captioner.model.attention.Scorer"
         )
     if scorer_class.equal_sizes and sizes.features != sizes.query:
@@ -120,7 +120,7 @@ def check_attention(config: DecoderConfig) -> None:
     if name not in WITHOUT_SCORER and name not in SCORERS:
         allowed = ", ".join([*SCORERS, *WITHOUT_SCORER])
         raise ConfigError(
-            f"unknown decoder.attention {name!r}; use one of {allowed}, or register it (see "
+            f"decoder.attention {name!r} is unknown; use one of {allowed}, or register it (see "
             "docs/attention.md)"
         )
     if name == "multi_head" and config.attention_dim % config.heads:

@@ -53,7 +53,7 @@ class Preprocessing:
         tuples = {name: tuple(settings[name]) for name in ("mean", "std")}
         found = cls(**settings | tuples)
         if found.image_size > LARGEST_IMAGE:
-            raise ConfigError(f"image_size is {found.image_size}; at most {LARGEST_IMAGE}")
+            raise ConfigError(f"image_size is {found.image_size}; use at most {LARGEST_IMAGE}")
         return found
 
     def crop_box(self, width: int, height: int) -> CropBox:

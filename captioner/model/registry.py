@@ -41,7 +41,7 @@ class Registry(Mapping[str, T], Generic[T]):
         """
         if not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
             raise ConfigError(
-                f"{self.kind} name {name!r} is invalid; give letters, digits, '_', '-' and '.'"
+                f"{self.kind} name {name!r} is invalid; use letters, digits, '_', '-' and '.'"
             )
         held = self._registered.get(name, implementation)
         if name in self._builtin or _definition(held) != _definition(implementation):

@@ -45,7 +45,7 @@ def _read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str | bytes, source: str) -> Any:
-    """Parse YAML from a text that errors call ``source``.
+    """Parse YAML. ``source`` names it in errors.
 
     Raises:
         ConfigError: The text is not valid YAML.

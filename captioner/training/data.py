@@ -47,7 +47,7 @@ def read_data(config: DataConfig, *, renumber: bool = False) -> tuple[list[Examp
         val = read_dataset(files, config.images, ids=ids["val"])
     elif not config.val_annotations:
         raise ConfigError(
-            "data.val_annotations is empty; give captions of your own (captioner train --data "
+            "data.val_annotations is empty; use captions of your own (captioner train --data "
             "captions.csv --images photos/), a COCO captions file or data.karpathy_split"
         )
     else:
@@ -132,7 +132,7 @@ def encode_captions(
 
 
 def repeat_photos(photos: Sequence[Example], config: DataConfig) -> list[Example]:
-    """Repeat every photo as often per epoch as ``data.repeats`` says for its captions file.
+    """Repeat every photo as often per epoch as ``data.repeats`` sets for its captions file.
 
     Each repetition samples its own captions, flip and augmentation.
     """
@@ -165,7 +165,7 @@ def open_features(
         stage is None or order.index(stage) > order.index(finetune_from)
     ):
         raise ConfigError(
-            f"data.features holds {f'the input of {stage}' if stage else 'the output'} of the "
+            f"data.features contains {f'the input of {stage}' if stage else 'the output'} of the "
             f"encoder, and encoder.finetune_from {finetune_from} changes it; leave data.features "
             "out, or for EfficientNet-Lite run captioner prepare features with that setting"
         )
@@ -175,7 +175,7 @@ def open_features(
     cache.check(val)
     for photo in train:
         if not cache.has(photo.image_id):
-            warn_skipped(ImageError(f"{photo.path}: unreadable when its features were computed"))
+            warn_skipped(ImageError(f"{photo.path} was unreadable when its features were computed"))
     return cache, [photo for photo in train if cache.has(photo.image_id)]
 
 
@@ -193,7 +193,7 @@ def check_images(images: Sequence[Example], cache: FeatureCache | None) -> None:
             image_size(image.path)
         else:
             raise ImageError(
-                f"{image.path}: unreadable when its features were computed; repair the photo or "
+                f"{image.path} was unreadable when its features were computed; repair the photo or "
                 "remove it from the validation captions, then compute the features again"
             )
 

@@ -15,8 +15,8 @@ class OwnDataOptions(ColumnOptions):
     """Your own captions to train on."""
 
     captions: Annotated[str, Shown("FILE", ("--data", "--captions"))] | None = None
-    """Train on the captions in FILE, a CSV or JSON Lines file with the columns file and caption, or
-    any other source that captioner prepare dataset accepts."""
+    """Train on the captions in FILE: CSV or JSON Lines with the columns file and caption, or any
+    other source that captioner prepare dataset accepts."""
     images: Folder | None = None
     """Look for the photos of --data in this folder (default: the folder of the captions, or the
     current folder)."""

@@ -140,7 +140,7 @@ def check_trackers(names: Sequence[str]) -> None:
         if name not in known:
             problem = f"is unknown; use any of {', '.join(known)}, or [] for none"
         elif name not in installed:
-            problem = f"is not installed; pip install {name}"
+            problem = f"is not installed; run: pip install {name}"
         else:
             continue
         raise ConfigError(f"training.trackers: {name!r} {problem}")

@@ -267,9 +267,10 @@ def _extend(
     """Add rows to a model's weights for the words and styles that only ``new`` has.
 
     To the old model, all new words were ``UNKNOWN``. Each new word starts with the embedding and
-    the output weights of ``UNKNOWN``, and with a share of its probability in proportion to the
-    word's count. So the probabilities of all other words stay the same, for every photo and every
-    previous word. A new style starts as a copy of the default style.
+    the output weights of ``UNKNOWN``. The probability of ``UNKNOWN`` is divided among the new words
+    and ``UNKNOWN`` itself, in proportion to their counts. So the probabilities of all other words
+    stay the same, for every photo and all previous words. A new style starts as a copy of the
+    default style.
     """
     added = new.words[len(old.words) :]
     unknown = [UNKNOWN] * len(added)

@@ -1,8 +1,7 @@
 """Table of the gate inputs of words, which replaces a product at every step of a search.
 
-If photos are captioned one by one in float32, the table saves 11% of the time (9 to 14% in five
-pairs, on one thread of an AMD EPYC), because the product would wait for its weights. In batches, it
-saves little.
+The product waits for its weights. If photos are captioned one by one in float32, the table saves
+11% of the time (9 to 14% in five pairs, on one thread of an AMD EPYC). In batches, it saves little.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 class WordGates:
     """The gate inputs of words, computed when a word of their block first occurs.
 
-    Most captions need a tenth of the vocabulary. A block is always computed as a whole, so that the
+    Most captions need a tenth of the vocabulary. A block is always computed as a whole. So the
     values of a word do not depend on the words that are looked up before it or with it. On a GPU,
     the whole table is computed at once, because finding the missing blocks would wait for the
     device.

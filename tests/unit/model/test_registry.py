@@ -75,7 +75,7 @@ def test_a_registered_encoder_can_be_used() -> None:
     [
         (lambda: register_scorer("dot", MyScorer), "scorer 'dot' is built in"),
         (lambda: register_scorer("fixed", MyScorer), "scorer 'fixed' is built in"),
-        (lambda: register_scorer("a b", MyScorer), "scorer name 'a b' is invalid; give letters"),
+        (lambda: register_scorer("a b", MyScorer), "scorer name 'a b' is invalid; use letters"),
         (lambda: register_scorer(5, MyScorer), "scorer name 5 is invalid"),
         (lambda: register_encoder("resnet18", Patches), "'resnet18' is torchvision's"),
         (lambda: register_encoder("timm/mine", Patches), "'timm/mine' is invalid"),
@@ -150,7 +150,7 @@ def test_entry_points_are_found_after_built_in_names(monkeypatch) -> None:
     ("values", "expected"),
     [
         (["no_such_module:A"], r"'mine' cannot .*_module:A .ModuleNotFoundError"),
-        (["torch.nn:Linear"], r"'mine' is .*Linear.*; give a subclass of"),
+        (["torch.nn:Linear"], r"'mine' is .*Linear.*; register a subclass of"),
     ],
 )
 def test_entry_points_that_cannot_be_used(monkeypatch, values: list[str], expected: str) -> None:

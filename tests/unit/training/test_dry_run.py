@@ -58,5 +58,5 @@ def test_a_full_disk_fails_before_the_first_step(
 def test_a_dry_run_names_a_tracker_that_is_not_installed(configure: Any, tmp_path: Path):
     AcceleratorState._reset_state(reset_partial_state=True)  # as in a new process
     setup = prepare(configure(training={"trackers": ["wandb"]}))
-    with pytest.raises(ConfigError, match="'wandb' is not installed; pip install wandb"):
+    with pytest.raises(ConfigError, match="'wandb' is not installed; run: pip install wandb"):
         dry_run(setup, tmp_path)

@@ -352,7 +352,9 @@ def test_a_validation_photo_without_features_fails_before_training(
     options = ["-o", features, "--dtype", "float32", "--batch-size", "1"]
     assert main(["prepare", "features", str(path), *options]) == FAILED
     config.data.features = features
-    with pytest.raises(ImageError, match=r"gray\.png: unreadable when its features were computed"):
+    with pytest.raises(
+        ImageError, match=r"gray\.png was unreadable when its features were computed"
+    ):
         prepare(config)
     config.training.limit_val = 7  # without the last
     assert len(prepare(config).train) == 7
