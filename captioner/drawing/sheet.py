@@ -282,7 +282,7 @@ class Sheet(Canvas):
             notes.append(f"{style.percent(caption.confidence)} likely to be right")
         known = [f"{one.text} {style.percent(one.truth)}" for one in phrases if one.truth >= 0]
         if known:
-            notes.append(f"likely to be true: {' · '.join(known)}")
+            notes.append(f"chance of being true: {' · '.join(known)}")
         for line in style.wrap(notes, small, width):
             self.text(left, y + small, line, colour=muted)
             y += round(1.3 * small)

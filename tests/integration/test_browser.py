@@ -222,7 +222,7 @@ def test_left_out_words_are_explored_in_grey(visit, scheme, width) -> None:
     assert grass.evaluate(colour) != word(tab, "runs").evaluate(colour)
     expect(tab.locator(".doubtful")).to_have_text("dog")
     expect(tab.locator(".sentence .quiet")).to_have_text(
-        "likely to be true: a dog runs 37% · on grass 31%"
+        "chance of being true: a dog runs 37% · on grass 31%"
     )
     expect(tab.locator(".legend")).to_contain_text("less than 50% likely to be true")
     grass.click()

@@ -1,7 +1,7 @@
 "use strict";
-/* Cells of CSV files; `captioner/data/cells.py`, which says why, writes the same. */
+/* Cells of CSV files, written as in `captioner/data/cells.py`, which explains the rules. */
 
-/** A text as a cell in quotes that no spreadsheet computes. */
+/** Return text as a cell, in quotes if needed, that no spreadsheet treats as a formula. */
 function csvCell(text) {
   const formula = /^'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/.test(text) && !/^-?\d+(\.\d+)?$/.test(text);
   const safe = formula ? `'${text}` : text;

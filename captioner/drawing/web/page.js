@@ -1,5 +1,5 @@
 "use strict";
-/* A page of photos: a list of photos and captions, from which photos open in the viewer. */
+/* A page with a list of photos and captions. Each photo opens in the viewer. */
 (() => {
   const { entries, look } = JSON.parse(document.getElementById("captioner-data").textContent);
   const items = [...document.querySelectorAll(".entry")];
@@ -12,10 +12,10 @@
   const confidence = entries.map(({ captions }) => captions[0].confidence ?? null);
   let order = entries.map((_, index) => index); // of the photos in the list
   let viewer = null;
-  let shown = null; // index of the open photo; null: the gallery
-  let request = 0; // a photo that was decoded too late is not shown
+  let shown = null; // index of the open photo, or null while the list is shown
+  let request = 0; // number of the newest request; photos of older requests are not shown
 
-  /** Show a photo in the viewer; null: the gallery. */
+  /** Show a photo in the viewer, or the list if `index` is null. */
   async function show(index, focus) {
     const mine = (request += 1);
     const before = shown;
@@ -38,6 +38,7 @@
     window.scrollTo(0, 0);
   }
 
+  /** Show the photo that the address names, such as #photo-2, or the list. */
   function fromAddress(focus) {
     const number = single ? 1 : Number(/^#photo-(\d+)$/.exec(location.hash)?.[1] ?? 0);
     show(number >= 1 && number <= entries.length ? number - 1 : null, focus);

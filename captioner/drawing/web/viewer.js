@@ -1,16 +1,16 @@
 "use strict";
-/* The attention viewer: one photo, its captions, and where the model looked for each word.
+/* The attention viewer. It shows one photo, its captions, and where the model looked for each word.
 
    new CaptionViewer(root, entry, look) fills the element `root`.
      entry  {title, image, captions: [caption.to_dict(attention=True), ...], labels: [...],
-             actions: (caption) => [elements beside the caption],
+             actions: (caption) => [elements next to the caption],
              methods: {name: title}, onMethod: (name) => ...}
-            `image` is a loaded <img>; `actions` is optional. With `methods`, the reader can choose
-            how the maps are computed; `onMethod` gets them and calls `replaceMaps`.
+            `image` is a loaded <img>, and `actions` is optional. With `methods`, the reader can
+            choose how the maps are computed: `onMethod` gets the maps and calls `replaceMaps`.
      look   {palette: "rrggbb" x 256 (empty: the photo's own colours), heatmap: {...},
              scale: "word" or "common", smooth: true}
 
-   Words that a caption leaves out follow its words, they and their maps in grey.
+   Left-out words follow the words of their caption in grey, with grey maps.
    Heatmaps are drawn exactly as in captioner/drawing/heatmap.py. Needs zoom.js. */
 
 /** A heatmap over a photo, on a canvas. */
@@ -49,14 +49,14 @@ class Heatmap {
     this.view = view;
   }
 
-  /** An axis of the photo as fractions of the part that is shown. */
+  /** Return an axis of the photo as fractions of the visible part. */
   inView({ first, pitch, start, stop }, from) {
     const { size } = this.view;
     const to = (at) => (at - from) / size;
     return { first: to(first), pitch: pitch / size, start: to(start), stop: to(stop) };
   }
 
-  /** Draw levels (Gh x Gw, 0 to 1, row-major) over the photo, in which `geometry` places them. */
+  /** Draw levels (Gh x Gw, 0 to 1, row-major) over the photo, at the places in `geometry`. */
   draw(levels, [rows, columns], geometry, smooth, grey = false) {
     const { width, height } = this.frame;
     const { view } = this;
@@ -111,7 +111,7 @@ class Heatmap {
     }
   }
 
-  /** Convert the drawn map to grey; heatmap.py's `greyed`. */
+  /** Convert the drawn map to grey, like `greyed` in heatmap.py. */
   removeColours() {
     const { data } = this.frame;
     for (let at = 0; at < data.length; at += 4) {
@@ -120,7 +120,7 @@ class Heatmap {
     }
   }
 
-  /** The colour scale over grey. */
+  /** Return the colour scale, drawn over grey. */
   bar() {
     const canvas = element("canvas", { class: "bar", width: "256", height: "1", "aria-hidden": "true" });
     const context = canvas.getContext("2d");
@@ -138,13 +138,13 @@ class Heatmap {
     return canvas;
   }
 
-  /** Least value and share of the tenth of the regions with the most; heatmap.py's `most_attended`. */
+  /** Return the least value and the share of the strongest tenth, like `most_attended` in heatmap.py. */
   static tenth(map) {
     const most = [...map].sort((a, b) => b - a).slice(0, Math.max(1, Math.round(map.length / 10)));
     return { level: most.at(-1), focus: total(most) / (total(map) || 1) };
   }
 
-  /** Positions of the pixel centres of one axis among the regions; geometry.py's `samples`. */
+  /** Return where the pixel centres of an axis are among the regions, like `samples` in geometry.py. */
   static sampleAxis(pixels, { first, pitch, start, stop }, cells, smooth) {
     const lower = new Int32Array(pixels);
     const part = new Float32Array(pixels);
@@ -161,7 +161,7 @@ class Heatmap {
   }
 }
 
-/** Create an element with attributes and children; strings become text, never markup. */
+/** Create an element with attributes and children. Strings become text, never markup. */
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -185,14 +185,14 @@ function percent(share) {
 const END_NAME = "<end>"; // captioner.caption.END_NAME
 const wordName = (word) => (word === END_NAME ? "end of the sentence" : word);
 
-/** The words that a caption leaves out, in grey, to append to its text; pages.py's `_left_out`. */
+/** Return the left-out words of a caption, in grey, like `_left_out` in pages.py. */
 function leftOut({ left_out: rest }) {
   if (!rest) return [];
   const name = element("span", { class: "hidden-text" }, "left out: ");
   return [" ", element("span", { class: "left-out" }, name, rest.text)];
 }
 
-/** The caption with its left-out words, of which the first `said` words are said; `Caption.whole`. */
+/** Return the caption with its left-out words after the first `said` words, like `Caption.whole`. */
 function whole(caption) {
   const said = caption.words.length;
   const rest = caption.left_out;
@@ -202,7 +202,7 @@ function whole(caption) {
   return { ...caption, ...Object.fromEntries(lists), truth, said };
 }
 
-/** What is shown: each caption with its left-out words, then its keywords; `Caption.of_keywords`. */
+/** Return each caption with its left-out words, then its keywords, like `Caption.of_keywords`. */
 function shownCaptions(captions) {
   return captions.flatMap((caption, number) => {
     const first = { ...whole(caption), number };
@@ -223,7 +223,7 @@ function shownCaptions(captions) {
   });
 }
 
-/** Shares of the odds whose logarithms a map has. */
+/** Convert a map of log-odds to shares of the odds. */
 function shares(map) {
   const largest = Math.max(...map.flat());
   const odds = map.map((row) => row.map((value) => Math.exp(value - largest)));
@@ -232,8 +232,8 @@ function shares(map) {
 }
 
 class CaptionViewer {
-  static WORD_MS = 900; // per word while playing
-  static TRANSITION_MS = 350; // from one map to the next
+  static WORD_MS = 900; // milliseconds per word while playing
+  static TRANSITION_MS = 350; // milliseconds from one map to the next
 
   constructor(root, entry, look) {
     const shown = shownCaptions(entry.captions);
@@ -243,7 +243,7 @@ class CaptionViewer {
     this.closedGate = look.closed_gate;
     this.doubtfulBelow = look.doubtful_below;
     this.doubtfulTruth = look.doubtful_truth;
-    this.selected = null; // {caption, start, end}: words start to end inclusive; null: the photo
+    this.selected = null; // {caption, start, end} for words start to end inclusive, or null: the photo
     this.timer = null;
     this.reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
     this.build(root, entry, shown);
@@ -300,21 +300,21 @@ class CaptionViewer {
     root.style.setProperty("--photo-width", `${width}px`);
   }
 
-  /** How sure the model is; `confidence` (0 to 1) if the caption has one. */
+  /** Return how sure the model is, with the `confidence` (0 to 1) if the caption has one. */
   figures({ confidence, log_prob: log }) {
     const sure = typeof confidence === "number" ? `${percent(confidence)} likely to be right, ` : "";
     if (log === undefined) return ""; // of keywords
     return `${sure}log p ${log.toFixed(1)}`;
   }
 
-  /** How probably each phrase is true, in one line; none if that is not known. */
+  /** Return one line with the chance of each phrase to be true, or nothing if it is unknown. */
   phrases({ phrases = [], left_out: rest }) {
     const known = [...phrases, ...(rest?.phrases ?? [])].filter(({ truth }) => truth !== null);
     const texts = known.map(({ text, truth }) => `${text} ${percent(truth)}`);
-    return texts.length > 0 ? [element("p", { class: "quiet" }, `likely to be true: ${texts.join(" · ")}`)] : [];
+    return texts.length > 0 ? [element("p", { class: "quiet" }, `chance of being true: ${texts.join(" · ")}`)] : [];
   }
 
-  /** The least truth of some words, as in `phrases_of`; null if none has one. */
+  /** Return the least truth of some words, as in `phrases_of`, or null if it is unknown. */
   truth({ caption, start, end }) {
     const known = (this.captions[caption].truth ?? []).slice(start, end + 1).filter((truth) => truth !== null);
     return known.length > 0 ? Math.min(...known) : null;
@@ -363,7 +363,7 @@ class CaptionViewer {
     return list;
   }
 
-  /** All words of the caption together; without words, those that it leaves out. */
+  /** Select all words of the caption, or all left-out words if it has no words. */
   all({ said, words }, number) {
     return { caption: number, start: 0, end: (said || words.length) - 1, all: true };
   }
@@ -421,7 +421,7 @@ class CaptionViewer {
     );
   }
 
-  /** The scale of the maps: one for every word, or one for each method. */
+  /** Show the scale of the maps: one for each word, or one for each method. */
   fillLegend() {
     const methods = this.methods();
     this.tops = Object.fromEntries(methods.map((method) => [method, this.scale(method)]));
@@ -477,13 +477,13 @@ class CaptionViewer {
     return [...new Set(this.captions.map((_, number) => this.method(number)))];
   }
 
-  /** Value that is fully lit in a map; heatmap.py's `shared_scale`. */
+  /** Return the value that is fully lit in a map, like `shared_scale` in heatmap.py. */
   top(map, caption) {
     if (this.common) return this.tops[this.method(caption)];
     return Math.max(Heatmap.tenth(map).level, Math.min(1, 2 / map.length));
   }
 
-  /** The common scale: heatmap.py's `shared_scale` over the captions of a method. */
+  /** Return the common scale of a method's captions, like `shared_scale` in heatmap.py. */
   scale(method) {
     let top = 0;
     for (const [number, { alphas }] of this.captions.entries()) {
@@ -496,25 +496,25 @@ class CaptionViewer {
     return top || 1;
   }
 
-  /** Which maps hardly count, as the gate is nearly closed; heatmap.py's `closed_words`. */
+  /** Return which words have a nearly closed gate, like `closed_words` in heatmap.py. */
   closed(number) {
     const attention = this.method(number) === "attention";
     const closed = this.captions[number].gates.map((gate) => attention && gate < this.closedGate);
     return closed.every(Boolean) ? closed.map(() => false) : closed;
   }
 
-  /** The mean map of the words, row-major. */
+  /** Return the mean map of the words, row-major. */
   map({ caption, start, end }) {
     const maps = this.captions[caption].alphas.slice(start, end + 1).map((alpha) => alpha.flat());
     return maps[0].map((_, i) => maps.reduce((sum, map) => sum + map[i], 0) / maps.length);
   }
 
-  /** Whether the caption leaves out all the words. */
+  /** Return whether the caption leaves out all of these words. */
   isLeftOut({ caption, start }) {
     return start >= this.captions[caption].said;
   }
 
-  /** Describe where attention is strongest. */
+  /** Describe where the map is strongest. */
   peak(where) {
     const map = this.map(where);
     const [rows, columns] = this.grid(where.caption);
@@ -534,7 +534,7 @@ class CaptionViewer {
 
   /* --- display --------------------------------------------------------------------------------- */
 
-  /** Select words; `announce` also to screen readers. */
+  /** Select words. With `announce`, screen readers announce the selection. */
   select(where, announce = true) {
     this.selected = where;
     this.lists.forEach((list, number) => {
@@ -552,13 +552,13 @@ class CaptionViewer {
     }
   }
 
-  /** Whether the Tab key reaches this option, one in each list. */
+  /** Return whether the Tab key reaches this option. It reaches one option in each list. */
   focusable(where, number, index, all) {
     if (where?.caption !== number) return index === 0;
     return where.all ? all : index === (where.other ?? where.end) && !all;
   }
 
-  /** Show words without selecting them, such as while the pointer is over them. */
+  /** Show the map of words without selecting them, for example under the pointer. */
   show(where) {
     this.shown = where;
     this.lists.flatMap((list) => [...list.children]).forEach((o) => o.classList.remove("shown"));
@@ -568,7 +568,7 @@ class CaptionViewer {
     if (where !== null) this.moveTo(this.map(where), where);
   }
 
-  /** The option of the selected words that has the focus. */
+  /** Return the option that has the focus when these words are selected. */
   option({ caption, end, other, all }) {
     const { children } = this.lists[caption];
     return children[all ? children.length - 1 : (other ?? end)];
@@ -625,7 +625,7 @@ class CaptionViewer {
     );
   }
 
-  /** The most probable words at this position. */
+  /** Return a list of the most probable words at this position. */
   choices(others, chosen) {
     const rows = others.map(({ word, log_prob: log }) => {
       const fill = element("i");
@@ -642,7 +642,7 @@ class CaptionViewer {
     return element("div", { class: "choices" }, title, element("ol", {}, ...rows));
   }
 
-  /** Move the heatmap from the current map to another. */
+  /** Move the heatmap from the current map to this map. */
   moveTo(map, where) {
     const { caption } = where;
     const top = this.top(map, caption);
@@ -667,7 +667,7 @@ class CaptionViewer {
     this.moving = requestAnimationFrame(step);
   }
 
-  /** Show a part of the photo, see `Zoom`. */
+  /** Show the part of the photo that `Zoom` selects. */
   look({ x, y, size }) {
     this.photo.style.transform = `scale(${1 / size}) translate(${-100 * x}%, ${-100 * y}%)`;
     this.heatmap.look({ x, y, size });
@@ -698,7 +698,7 @@ class CaptionViewer {
     this.option(where).focus({ preventScroll: true });
   }
 
-  /** Select words by sliding a finger over them, one or several; a mouse hovers instead. */
+  /** Select one or several words by sliding a finger over them. A mouse hovers instead. */
   drag(event, list, caption) {
     if (event.pointerType === "mouse" || event.buttons === 0) return;
     const under = document.elementFromPoint(event.clientX, event.clientY);
@@ -716,7 +716,7 @@ class CaptionViewer {
     return { caption, anchor, start: Math.min(anchor, other), end: Math.max(anchor, other), other };
   }
 
-  /** Handle a key; `elsewhere`, outside the words, keys that scroll are left to the page. */
+  /** Handle a key. Outside the words (`elsewhere`), keys that scroll are left to the page. */
   key(event, elsewhere = false) {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     const sideways = { ArrowLeft: -1, ArrowRight: 1 };

@@ -1,11 +1,11 @@
 "use strict";
-/* Zooming into the photo and moving it: buttons, pinch, Ctrl + wheel, double click, drag, arrows.
+/* Zooming and moving the photo, by buttons, pinch, Ctrl + wheel, double click, drag and arrow keys.
 
-   Two fingers, dragging and the wheel are never the only way: the buttons and a double click on the
-   place of interest do the same with one finger or one click. */
+   No action needs two fingers, dragging or a wheel: the buttons and a double click on the place of
+   interest do the same with one finger or one click. */
 class Zoom {
   static MOST = 8;
-  static STEP = 1.5; // of a button
+  static STEP = 1.5; // magnification by one click on a button
   static WHOLE = { x: 0, y: 0, size: 1 };
 
   /** `changed(view)` receives the visible part: left, top and size as fractions of the photo. */
@@ -13,7 +13,7 @@ class Zoom {
     this.stage = stage;
     this.changed = changed;
     this.view = Zoom.WHOLE;
-    this.fingers = new Map(); // pointers on the photo, by id
+    this.fingers = new Map(); // positions of the pointers on the photo, by id
     this.buttons = this.makeButtons();
     stage.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     stage.addEventListener("dblclick", (event) => this.doubleClick(event));
@@ -36,13 +36,13 @@ class Zoom {
     return made;
   }
 
-  /** Disabled buttons would lose the focus, so they are only announced as such. */
+  /** Mark buttons as disabled for screen readers only: really disabled, they would lose the focus. */
   label() {
     this.less.setAttribute("aria-disabled", `${this.view.size === 1}`);
     this.more.setAttribute("aria-disabled", `${this.view.size <= 1 / Zoom.MOST}`);
   }
 
-  /** Magnify around a point of the stage, given as fractions of its sides. */
+  /** Magnify around a point of the stage. `across` and `down` are fractions of its sides. */
   by(factor, across = 0.5, down = 0.5) {
     const { x, y, size } = this.view;
     const next = Math.min(Math.max(size / factor, 1 / Zoom.MOST), 1);
@@ -84,10 +84,10 @@ class Zoom {
 
   press(event) {
     this.fingers.set(event.pointerId, this.at(event));
-    this.stage.setPointerCapture(event.pointerId); // so that its end is seen too
+    this.stage.setPointerCapture(event.pointerId); // to get the event of its end too
   }
 
-  /** One finger moves the photo, two also magnify it. */
+  /** Move the photo with one finger, and move and magnify it with two fingers. */
   move(event) {
     const before = this.fingers.get(event.pointerId);
     if (before === undefined || event.buttons === 0) return;

@@ -323,7 +323,7 @@ def test_left_out_words_follow_in_grey() -> None:
     said, rest = texts["a black dog"], texts["on a sofa"]
     assert said.get_color() != rest.get_color() == texts["sofa"].get_color()
     assert said.get_position()[0] < rest.get_position()[0]
-    assert "likely to be true: a black dog 36% · on a sofa 30%" in texts
+    assert "chance of being true: a black dog 36% · on a sofa 30%" in texts
     assert any("left out" in text for text in texts)
     assert any("doubtful word, less than 50%" in text for text in texts)
     assert sum(text.get_text() == "?" for text in figure.figure.texts) == 1  # of black
