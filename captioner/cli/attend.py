@@ -61,7 +61,7 @@ class ShownCaptions:
     words: list[str] = field(default_factory=list)
     """Show the attention for your own caption; repeat for several."""
     compare: Annotated[list[ModelName], OnlyFor((Figure, Page))] = field(default_factory=list)
-    """Also show the caption of this model, next to that of --model; repeat for several models."""
+    """Show the caption of this model too, below the caption of --model; repeat for several."""
     method: list[ExplanationMethod] = field(default_factory=list)
     """Choose how the maps are computed (default: attention). attention_gate: attention times the
     gate of the word. occlusion: the drop of the word's log-probability when a region is hidden.
@@ -82,11 +82,11 @@ class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
 
     output: Annotated[str, Shown("OUT", ("-o", "--output"))] | None = None
     """Write to this file, or to a folder with one file per photo (default: NAME_attention.png next
-    to each photo). One file for several photos must be a page (.html) or an archive (.npz). -:
-    standard output, in --format."""
+    to each photo). One file for several photos must be a page (.html) or an archive (.npz). Use -
+    for standard output, in --format."""
     format: str | None = None
     """Choose the format of one file per photo: png (default), svg, gif, html, ... Only without -o,
-    or if -o is a folder."""
+    or if -o is a folder or -."""
     force: bool = False
     """Overwrite existing files."""
     skip_existing: bool = False
@@ -177,7 +177,11 @@ def _kind(suffix: str) -> type[Drawing]:
 def _check(
     kind: type[Drawing], options: AttendOptions, drawing: Mapping[str, Any], search: SearchOptions
 ) -> None:
-    """Raise ConfigError for options or captions that the output format does not support."""
+    """Check that the output format supports the options and captions.
+
+    Raises:
+        ConfigError: An option or a caption is not supported.
+    """
     schema = _KINDS[kind]
     own = option_fields(schema) if schema else {}
     unsupported = [

@@ -187,7 +187,7 @@ def find_words(captions: Sequence[Caption], only: Sequence[str]) -> list[list[tu
 def content_positions(caption: Caption) -> list[tuple[int, ...]]:
     """Return the position of every content word, or of every word if none is a content word.
 
-    Keywords are content words, also those of several words.
+    All keywords count as content words.
     """
     if caption.method == "keywords":
         return [(position,) for position in range(len(caption.words))]

@@ -32,8 +32,8 @@ class DrawingOptions(Checked):
     its strongest tenth (focus). common: one scale for all words and captions, to compare them."""
     colormap: Colormap = "photo"
     """Choose the colours of the maps. photo: dim the photo where the model did not look. All
-    others: add a heatmap whose brightness increases evenly. All maps are readable in greyscale and
-    by colour-blind people."""
+    others: add a heatmap that gets evenly brighter with attention. All maps are readable in
+    greyscale and by colour-blind people."""
 
 
 @dataclass(frozen=True, kw_only=True)

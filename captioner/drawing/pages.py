@@ -1,4 +1,4 @@
-"""Interactive pages: one HTML file, usable offline, for one photo or many.
+"""Interactive pages: one HTML file for one photo or many, which works offline.
 
 Without JavaScript a page is a list of photos and captions. With it, a photo opens in the viewer,
 which shows the attention of the word that is hovered, tapped or selected by arrow keys.
@@ -211,7 +211,7 @@ def document(
     theme: str = "auto",
     head: Sequence[str] = (),
 ) -> str:
-    """Build the document; text in its ``body`` must be escaped.
+    """Build an HTML document. Text in its ``body`` must be escaped.
 
     ``files`` are style sheets and scripts. The scripts run in order, after the body. ``head`` has
     further elements of the head, such as an icon in place of the empty one.
