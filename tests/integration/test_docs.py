@@ -204,6 +204,7 @@ NOT_RUN = {
     "needs data sets",
     r"--faithfulness": "takes minutes; test_golden.py runs it with a tiny model",
     r"alt public/ --apply": "the table has to be reviewed first; test_cli_alt.py does both",
+    r"--embed copies/": "replaces the command before it; test_cli_caption_outputs.py runs it",
     r"--meteor": "needs Java",
 }
 """Regular expressions of commands that the tests do not run, each with the reason."""
