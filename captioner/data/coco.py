@@ -265,7 +265,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(data, dict):
         raise DataError(
-            f"{path} holds a JSON {type(data).__name__}; give an object with 'images' (captioner "
-            "prepare dataset converts lists of captions)"
+            f"{path} contains a JSON {type(data).__name__}; give an object with 'images' "
+            "(captioner prepare dataset converts lists of captions)"
         )
     return data

@@ -133,7 +133,7 @@ def write_coco(photos: Sequence[Example], options: DatasetOptions) -> ImportSumm
         names = {photo.path for photo in photos}
         if shared := sorted(names.intersection(photo.path for photo in held.values())):
             raise DataError(
-                f"{file} exists and holds {len(shared)} of these photos (first: {shared[0]}); "
+                f"{file} exists and contains {len(shared)} of these photos (first: {shared[0]}); "
                 "remove it, or give another folder"
             )
     summary = ImportSummary()

@@ -151,7 +151,7 @@ def open_image(
                 scans, most = _count_scans(image), min(MAX_SCANS, MAX_SCANNED // math.prod(size))
                 if scans > most:
                     limit = f"the limit is {most} at this size; save it again"
-                    raise LargeImageError(f"a JPEG of {scans:,} scans; {limit}")
+                    raise LargeImageError(f"is a JPEG of {scans:,} scans; {limit}")
             if image.format in {"HEIF", "AVIF"}:
                 _check_heif(image)
             if min_side is not None and image.format in {"JPEG", "MPO"}:
@@ -262,7 +262,7 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
             raise ImageError("is a folder, not an image; give a file")
         if not stat.S_ISREG(mode) and not str(path).startswith("/dev/"):
             # Opening a pipe would wait for somebody to write to it.
-            raise ImageError("a pipe, socket or device; give it as standard input (-)")
+            raise ImageError("is a pipe, socket or device; pass it as standard input (-)")
         return Path(path).open("rb")
     except FileNotFoundError:
         raise ImageError("no such file; check the spelling and the folder") from None
@@ -589,7 +589,7 @@ def _not_an_image(
     head: bytes, kind: PhotoFormat | None, formats: tuple[str, ...] | None
 ) -> ImageError:
     if not head:
-        return ImageError("empty (0 bytes), or closed; give an image")
+        return ImageError("is empty (0 bytes) or closed; pass an image")
     if kind is not None and formats is not None and not (kind is HEIC and "HEIF" in formats):
         return NotAnImageError(f"{kind.name} is not supported here; give {_READABLE}")
     if kind is not None and not kind.decodable:

@@ -470,7 +470,7 @@ def detect_layout(path: Path, columns: ColumnOptions = USUAL) -> str:
     ):
         return "csv"
     raise DataError(
-        f"{path}: unknown layout; give a CSV or JSON file with a file and a caption column"
+        f"{path} has an unknown layout; give a CSV or JSON file with a file and a caption column"
         " (others are named with --file-column and --caption-column), an image folder with"
         " metadata.jsonl, COCO captions, Karpathy's dataset_*.json, Flickr8k.token.txt or its"
         " folder, or Kaggle's captions.txt"

@@ -127,7 +127,7 @@ def embed_description(
     """
     kind, known = _known(data), []
     if kind is _TIFF and xmp_files.is_raw_tiff(data):
-        raise DataError("camera RAW, which is not changed; use --sidecar xmp")
+        raise DataError("is camera RAW, which is not changed; use --sidecar xmp")
     if kind is _TIFF and any(
         not iptc.is_caption(text, old) for old in xmp_files.tiff_captions(data)
     ):

@@ -79,9 +79,9 @@ class Video:
             stream: Any = container.streams.best("video") or container.streams.video[0]
         except Exception as error:
             reason = getattr(error, "strerror", None) or "it has no video"
-            raise ImageError(f"damaged, or not a video ({reason})") from error
+            raise ImageError(f"is damaged, or not a video ({reason})") from error
         if "image2" in container.format.name or container.format.name.endswith("_pipe"):
-            raise ImageError("a photo; leave out --every to caption it")
+            raise ImageError("is a photo, not a video; leave out --every to caption it")
         if stream.width * stream.height > MAX_PIXELS:
             size = f"{stream.width} x {stream.height} pixels"
             raise ImageError(f"{size}; the limit is {MAX_PIXELS:,}; scale it down")

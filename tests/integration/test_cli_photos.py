@@ -93,7 +93,7 @@ def test_a_pipe_costs_no_photo(folder, caption):
     for options in ((), ("--in-place",)):
         code, photos, (problem, *_) = caption("holiday", *options)
         assert (code, photos) == (FAILED, ALL)
-        assert "pipe.jpg: a pipe, socket or device" in problem
+        assert "pipe.jpg: is a pipe, socket or device" in problem
 
 
 def test_names_of_all_characters(folder, caption):

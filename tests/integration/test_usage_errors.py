@@ -89,7 +89,7 @@ LINES = [
         "leave out beam_size",
     ),
     (f"{SCORE} --phrases none.json", "no model runs; leave out phrases"),
-    (f"{SCORE} --objects RESULTS", "holds a JSON list"),
+    (f"{SCORE} --objects RESULTS", "contains a JSON list"),
     (f"{SCORE} --beam-size 3", "leave out beam_size"),
     (f"{SCORE} --device cpu", "no model runs; leave out device"),
     ("evaluate --images PHOTOS --faithfulness --meteor", "without scores; leave out meteor"),

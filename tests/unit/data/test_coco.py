@@ -104,7 +104,7 @@ def test_missing_files_and_folders(tmp_path: Path, photos: Path):
     ("content", "expected"),
     [
         ('{"images": [', r"a\.json is not JSON .*; give a complete JSON file"),
-        ([], r"a\.json holds a JSON list; give an object"),
+        ([], r"a\.json contains a JSON list; give an object"),
         (coco(images=[]), r"has no 'images'"),
         (coco(images=[7]), r"images\[0\] has no 'id'; give"),
         (coco(annotations=[{"id": 1, "image_id": 2}]), r"\[0\] has no 'caption'"),

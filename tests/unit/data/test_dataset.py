@@ -150,7 +150,7 @@ def test_an_existing_split_may_not_share_photos(tmp_path: Path):
     before = (tmp_path / "captions_test.json").read_bytes()
     write([a], tmp_path)  # splits may be written one at a time
     with pytest.raises(
-        DataError, match=r"captions_test.json .* holds 1 of these photos \(first: b\)"
+        DataError, match=r"captions_test.json .* contains 1 of these photos \(first: b\)"
     ):
         write([a, b], tmp_path, force=True)
     assert (tmp_path / "captions_test.json").read_bytes() == before

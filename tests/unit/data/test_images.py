@@ -434,7 +434,7 @@ def test_bytes_and_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "a.png").write_bytes(content)
     with (tmp_path / "a.png").open("rb") as file:
         assert open_image(file).size == (64, 48)
-    with pytest.raises(ImageError, match=r"^standard input: empty"):
+    with pytest.raises(ImageError, match=r"^standard input: is empty"):
         open_image(io.BytesIO(), name="standard input")
     assert "not a supported image" in failure(b"text")
     assert open_image(Pipe(content)).size == (64, 48)

@@ -118,11 +118,15 @@ def test_what_is_not_a_video_is_one_line(tmp_path: Path, monkeypatch):
     playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\n{whole}\n#EXT-X-ENDLIST\n"
     for name, content, problem in (
         ("none.mp4", None, "no such file"),
-        ("empty.mp4", b"", "damaged, or not a video"),
-        ("text.mp4", b"hello" * 100, "damaged, or not a video"),
-        ("list.mp4", playlist.encode(), "damaged, or not a video"),
-        ("head.mp4", whole.read_bytes()[:900], "damaged, or not a video"),
-        ("photo.jpg", (tmp_path / "photo.jpg").read_bytes(), "a photo; leave out --every"),
+        ("empty.mp4", b"", "is damaged, or not a video"),
+        ("text.mp4", b"hello" * 100, "is damaged, or not a video"),
+        ("list.mp4", playlist.encode(), "is damaged, or not a video"),
+        ("head.mp4", whole.read_bytes()[:900], "is damaged, or not a video"),
+        (
+            "photo.jpg",
+            (tmp_path / "photo.jpg").read_bytes(),
+            "is a photo, not a video; leave out --every",
+        ),
     ):
         if content is not None:
             (tmp_path / name).write_bytes(content)
