@@ -11,15 +11,13 @@ Names are imported on first use, so that ``import captioner`` is fast.
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from captioner.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from captioner.caption import Caption as Caption
-    from captioner.caption import CropBox as CropBox
+    from captioner.caption_types import Caption as Caption
+    from captioner.caption_types import CropBox as CropBox
     from captioner.data.write_captions import apply_captions as apply_captions
     from captioner.data.write_captions import remove_caption as remove_caption
     from captioner.data.write_captions import write_caption as write_caption
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
     from captioner.training.api import train as train
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "captioner.caption": ("Caption", "CropBox"),
+    "captioner.caption_types": ("Caption", "CropBox"),
     "captioner.data.write_captions": ("apply_captions", "remove_caption", "write_caption"),
     "captioner.drawing.animation": ("animate",),
     "captioner.drawing.archive": ("MapArchive",),
@@ -63,7 +61,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     ),
     "captioner.evaluation.api": ("evaluate",),
     "captioner.inference.alt_texts": ("apply_alt", "suggest_alt"),
-    "captioner.inference.captioner": ("Captioner", "load"),
+    "captioner.inference.captioner": ("Captioner", "caption", "load"),
     "captioner.model.backbones": ("register_encoder",),
     "captioner.model.build": ("register_scorer",),
     "captioner.options": ("FaithfulnessOptions", "SearchOptions", "TrainConfig"),
@@ -71,14 +69,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "captioner.training.api": ("train",),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = ["__version__", "caption", *_MODULES]  # noqa: PLE0604
+__all__ = ["__version__", *_MODULES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
-    if name == "caption":
-        return importlib.import_module("captioner.caption")
     if name.startswith("_"):
         raise AttributeError(f"module 'captioner' has no attribute {name!r}")
     from captioner.hints import FUNCTIONS, hint_for
@@ -89,31 +85,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-# --- captioner.caption is a function and a module -------------------------------------------------
-
-
-class _CaptionModule(ModuleType):
-    """The module ``captioner.caption``, which can also be called as a function."""
-
-    def __call__(self, photo: object, **options: object) -> object:
-        """Caption a photo with the shipped model (see ``inference.captioner.caption``)."""
-        function = importlib.import_module("captioner.inference.captioner").caption
-        return function(photo, **options)
-
-
-class _Package(ModuleType):
-    """The package. Python sets its attribute ``caption`` when it imports the module of that name.
-
-    The module would hide a function ``captioner.caption`` from then on, so the module itself is
-    made callable. It stays the same object, whichever of the two is used first.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name == "caption" and isinstance(value, ModuleType):
-            value.__class__ = _CaptionModule
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -35,7 +35,7 @@ from fit_reading import WORDS, mentions, read_words
 from numpy.typing import NDArray
 
 import captioner
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.coco import read_dataset
 from captioner.evaluation import calibrate
 from captioner.evaluation.fit_confidence import Judged, calibration_error, logistic_regression

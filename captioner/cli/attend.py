@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
-from captioner.caption import END_NAME, Caption
+from captioner.caption_types import END_NAME, Caption
 from captioner.cli.arguments import command
 from captioner.cli.console import hint, warn
 from captioner.cli.main import FAILED, OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.text.sentence import as_sentence
 
 Name = str | int

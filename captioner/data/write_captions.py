@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.caption_store import (
     SidecarOptions,
     Store,

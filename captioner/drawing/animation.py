@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.images import Photo, open_image
 from captioner.data.pixels import fit_photo
 from captioner.drawing import heatmap, style

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.caption import Caption, LeftOut
+from captioner.caption_types import Caption, LeftOut
 from captioner.data.images import image_size
 from captioner.drawing.drawing import Drawing, check_captions
 from captioner.errors import ConfigError

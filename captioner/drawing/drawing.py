@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 

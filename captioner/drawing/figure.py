@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from captioner.caption import BRACKETS, Caption, join_words, text_of
+from captioner.caption_types import BRACKETS, Caption, join_words, text_of
 from captioner.data.images import Photo, open_image
 from captioner.data.pixels import fit_photo
 from captioner.drawing.drawing import Drawing, check_captions, check_size

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.pixels import fit_photo
 from captioner.drawing.options import Colormap
 from captioner.errors import ConfigError

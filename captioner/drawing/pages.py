@@ -22,7 +22,7 @@ from typing import Any
 
 from PIL import Image
 
-from captioner.caption import DOUBTFUL, DOUBTFUL_TRUTH, Caption
+from captioner.caption_types import DOUBTFUL, DOUBTFUL_TRUTH, Caption
 from captioner.data.images import Photo, open_image
 from captioner.data.pixels import fit_photo
 from captioner.drawing.drawing import Drawing, check_captions, check_size

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import DOUBTFUL, DOUBTFUL_TRUTH, END_NAME, Alternative, Caption
+from captioner.caption_types import DOUBTFUL, DOUBTFUL_TRUTH, END_NAME, Alternative, Caption
 from captioner.drawing import heatmap, style
 from captioner.drawing.canvas import Canvas
 from captioner.drawing.options import FigureOptions

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.coco import locate_photos, read_captions, read_dataset
 from captioner.data.example import Example
 from captioner.data.folders import find_images

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from captioner.caption import CropBox
+from captioner.caption_types import CropBox
 from captioner.data.example import Example
 from captioner.data.images import open_image
 from captioner.data.reading import photo_bar

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.caption import joint_truth, phrase_spans
+from captioner.caption_types import joint_truth, phrase_spans
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import RESAMPLES, interval, resample_weights
 from captioner.evaluation.objects import find_names

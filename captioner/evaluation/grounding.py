@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.coco import Fields, read_coco
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation.bootstrap import interval, resampled_means, too_few

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.coco import read_json
 from captioner.data.images import open_image
 from captioner.data.reading import photo_bar, read_batches

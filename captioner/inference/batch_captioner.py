@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import END_NAME, Alternative, Caption, CropBox, Keyword, LeftOut, text_of
+from captioner.caption_types import (
+    END_NAME,
+    Alternative,
+    Caption,
+    CropBox,
+    Keyword,
+    LeftOut,
+    text_of,
+)
 from captioner.errors import ConfigError
 from captioner.hardware import Precision
 from captioner.inference.confidence import Observation, no_confidence

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar, cast, overload
 
 from PIL import Image
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.folders import find_images, without_pictures
 from captioner.data.images import Photo, is_photo, open_image, reduced_side
 from captioner.data.reading import read_batches, reader_threads

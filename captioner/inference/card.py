@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.images import Photo, open_image
 from captioner.errors import ConfigError
 from captioner.extras import require_extra

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import CropBox
+from captioner.caption_types import CropBox
 from captioner.errors import ConfigError
 from captioner.geometry import Geometry
 from captioner.inference.reading import Reading

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from captioner.caption import CropBox
+from captioner.caption_types import CropBox
 from captioner.data.images import open_image
 from captioner.errors import ConfigError, ModelError
 from captioner.files import atomic_folder

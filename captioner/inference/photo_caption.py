@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from PIL import Image
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.images import Photo
 from captioner.data.pixels import fit_photo
 from captioner.errors import ConfigError, ImageError

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.caption import Keyword
+from captioner.caption_types import Keyword
 from captioner.inference.confidence import sigmoid
 from captioner.search.words import NEUTRAL_WORDS
 from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD

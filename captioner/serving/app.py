@@ -26,7 +26,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.drawing import pages
 from captioner.drawing.figure import overlay
 from captioner.drawing.options import FigureOptions, PageOptions

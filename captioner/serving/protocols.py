@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from captioner.caption import Caption, Keyword
+from captioner.caption_types import Caption, Keyword
 from captioner.messages import either
 from captioner.serving import request_errors
 from captioner.serving.batch_endpoint import NDJSON

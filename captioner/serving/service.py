@@ -24,7 +24,7 @@ from fastapi import Request
 from PIL.Image import Image
 from pydantic import BaseModel
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.images import USUAL_FORMATS, header_work, open_image, reduced_side
 from captioner.data.pixels import fit_photo
 from captioner.errors import ImageError, LargeImageError, NotAnImageError

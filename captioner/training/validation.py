@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from captioner.caption import Caption, CropBox
+from captioner.caption_types import Caption, CropBox
 from captioner.data.batches import pad_captions
 from captioner.data.example import Example
 from captioner.data.features import FeatureCache

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from captioner.caption import Caption, LeftOut
+from captioner.caption_types import Caption, LeftOut
 
 
 def cut(caption: Caption, count: int, truth: Sequence[float]) -> Caption:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import (
     FEATURES,

@@ -22,7 +22,7 @@ from PIL import Image
 from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
 
-from captioner.caption import END_NAME, Alternative, Caption, CropBox
+from captioner.caption_types import END_NAME, Alternative, Caption, CropBox
 from captioner.drawing.heatmap import attention_image, scale_of
 from captioner.drawing.pages import Entry, Page, gallery, page
 from captioner.inference.photo_caption import shown_photo, with_photo

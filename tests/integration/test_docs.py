@@ -21,7 +21,7 @@ from tiny_video import shots, write_video
 from toy_captioner import add_reading
 
 import captioner
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.cli import train
 from captioner.cli.main import OK, main, parser_of
 from captioner.drawing import figure

@@ -12,7 +12,7 @@ from cutting import cut
 from hypothesis import given
 from hypothesis import strategies as st
 
-from captioner.caption import Caption, CropBox, Keyword, join_words, phrases_of
+from captioner.caption_types import Caption, CropBox, Keyword, join_words, phrases_of
 from captioner.text.tokenizer import tokenize
 
 

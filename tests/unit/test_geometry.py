@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.drawing.heatmap import attention_map
 from captioner.errors import ConfigError
 from captioner.evaluation.grounding import region_coverage

@@ -115,23 +115,9 @@ def test_every_public_name_exists_and_has_a_docstring(name) -> None:
     if name == "__version__":
         assert value.count(".") == 2
         return
-    if name != "caption":  # also a module
-        home = importlib.import_module(captioner._MODULES[name])
-        assert value is getattr(home, name)
+    home = importlib.import_module(captioner._MODULES[name])
+    assert value is getattr(home, name)
     assert value.__doc__
-
-
-@pytest.mark.parametrize(
-    "first", ["captioner.caption", "from captioner.caption import Caption", "captioner.load"]
-)
-def test_caption_is_a_function_and_a_module_whatever_is_imported_first(first) -> None:
-    script = (
-        f"import captioner\n{first}\n"
-        "import captioner.caption as module\nfrom captioner import caption\n"
-        "print(callable(caption), caption is captioner.caption is module, module.CropBox.__name__)"
-    )
-
-    assert output_of(script) == "True True CropBox\n"
 
 
 def test_an_unknown_name_raises_attribute_error() -> None:

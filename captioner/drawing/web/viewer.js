@@ -182,7 +182,7 @@ function percent(share) {
   return `${value >= 9.95 || value === 0 ? value.toFixed(0) : value.toPrecision(2)}%`;
 }
 
-const END_NAME = "<end>"; // captioner.caption.END_NAME
+const END_NAME = "<end>"; // captioner.caption_types.END_NAME
 const wordName = (word) => (word === END_NAME ? "end of the sentence" : word);
 
 /** Return the left-out words of a caption, in grey, like `_left_out` in pages.py. */

@@ -28,7 +28,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.caption import BRACKETS, CLITICS, CONJUNCTIONS, DOUBTFUL, DOUBTFUL_TRUTH, END_NAME
+from captioner.caption_types import (
+    BRACKETS,
+    CLITICS,
+    CONJUNCTIONS,
+    DOUBTFUL,
+    DOUBTFUL_TRUTH,
+    END_NAME,
+)
 from captioner.drawing.pages import asset, policy, with_policy
 from captioner.errors import ConfigError
 from captioner.files import atomic_folder

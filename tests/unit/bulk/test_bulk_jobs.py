@@ -29,7 +29,7 @@ from captioner.bulk.captions import (  # noqa: E402
 )
 from captioner.bulk.inputs import divide, read_part  # noqa: E402
 from captioner.bulk.progress import Log  # noqa: E402
-from captioner.caption import Caption, Keyword  # noqa: E402
+from captioner.caption_types import Caption, Keyword  # noqa: E402
 from captioner.errors import ConfigError, DataError  # noqa: E402
 
 

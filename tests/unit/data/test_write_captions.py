@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import captioner
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.images import open_image
 from captioner.data.metadata import find_embedded, find_in_sidecar
 from captioner.errors import ConfigError, DataError

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import Alternative, Caption, CropBox
+from captioner.caption_types import Alternative, Caption, CropBox
 
 WHOLE = CropBox()
 LUMA = np.array([0.299, 0.587, 0.114])

@@ -16,7 +16,7 @@ from cutting import cut
 from picture_helpers import brightest_cell, flat, luma, make_caption, noisy, one_hot
 from PIL import Image, ImageSequence
 
-from captioner.caption import CropBox
+from captioner.caption_types import CropBox
 from captioner.drawing.animation import FRAME_RATE, Animation, Shot, animate, ease, plan_shots
 from captioner.drawing.heatmap import attention_image, scale_of, shared_scale
 from captioner.errors import ConfigError

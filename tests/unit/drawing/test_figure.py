@@ -23,7 +23,7 @@ from matplotlib.text import Text
 from picture_helpers import UNUSUAL, brightest_cell, flat, make_caption, noisy, one_hot
 from PIL import Image
 
-from captioner.caption import END_NAME, Alternative, Caption, Keyword
+from captioner.caption_types import END_NAME, Alternative, Caption, Keyword
 from captioner.data.pixels import fit_photo
 from captioner.drawing.figure import Figure, find_words, overlay
 from captioner.drawing.heatmap import attention_image, attention_map, scale_of

@@ -19,7 +19,7 @@ from cutting import cut
 from picture_helpers import make_caption, noisy
 from PIL import Image
 
-from captioner.caption import DOUBTFUL, DOUBTFUL_TRUTH, Caption
+from captioner.caption_types import DOUBTFUL, DOUBTFUL_TRUTH, Caption
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
 from captioner.drawing.pages import Entry, embedded, gallery, page
 from captioner.errors import ConfigError

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from captioner.caption import Caption, CropBox
+from captioner.caption_types import Caption, CropBox
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import resample_weights
 from captioner.evaluation.grounding import (

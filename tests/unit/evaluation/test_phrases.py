@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tiny_data import noise_photos
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.errors import CaptionerError, DataError
 from captioner.evaluation.phrases import PhrasedPhoto, measure_phrases, read_phrases
 from captioner.text.vocabulary import Vocabulary

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from toy_captioner import WORDS, assert_same, build, ensemble_of, stored
 
-from captioner.caption import END_NAME, Caption
+from captioner.caption_types import END_NAME, Caption
 from captioner.data.images import open_image
 from captioner.errors import ConfigError, ImageError, NotAnImageError
 from captioner.inference.captioner import Captioner, Photo

@@ -15,7 +15,7 @@ from toy_captioner import assert_same
 
 import captioner as package
 from captioner import hints
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.drawing import viewer
 from captioner.drawing.figure import Figure
 from captioner.errors import ConfigError, DataError

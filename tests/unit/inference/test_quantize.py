@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 from toy_captioner import add_reading, random_model
 
-from captioner.caption import CropBox
+from captioner.caption_types import CropBox
 from captioner.inference.engine import CaptionScores, Ensemble, Prepared
 from captioner.inference.export import export, quiet
 from captioner.inference.folder import load_model, save_model

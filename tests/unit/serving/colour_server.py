@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import numpy as np
 from PIL import Image
 
-from captioner.caption import Alternative, Caption, CropBox
+from captioner.caption_types import Alternative, Caption, CropBox
 from captioner.errors import ConfigError
 from captioner.inference.engine import Prepared
 from captioner.options import SearchOptions

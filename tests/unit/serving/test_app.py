@@ -20,7 +20,7 @@ from PIL import Image
 from test_photos import as_json, file, option, parts, text
 
 import captioner
-from captioner.caption import Alternative, Caption, CropBox, Keyword
+from captioner.caption_types import Alternative, Caption, CropBox, Keyword
 from captioner.geometry import Geometry
 from captioner.inference.captioner import Captioner
 from captioner.options import SearchOptions

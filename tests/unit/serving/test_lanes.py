@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from colour_server import BAD, OWN, ColourModel
 
-from captioner.caption import CropBox
+from captioner.caption_types import CropBox
 from captioner.errors import ConfigError
 from captioner.inference.engine import Prepared
 from captioner.options import SearchOptions

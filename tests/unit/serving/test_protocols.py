@@ -11,7 +11,7 @@ import pytest
 from colour_server import OWN, ColourModel, ColourVocabulary, png
 from test_photos import text
 
-from captioner.caption import Keyword
+from captioner.caption_types import Keyword
 from captioner.serving.protocols import IGNORED
 
 KEY = "alice-0123456789abcdef"

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from captioner.caption import BRACKETS
+from captioner.caption_types import BRACKETS
 from captioner.inference.names import SHIPPED_MODEL
 from captioner.text.tokenizer import tokenize
 

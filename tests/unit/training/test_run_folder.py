@@ -12,7 +12,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.example import Example
 from captioner.errors import CheckpointError, DataError
 from captioner.training.names import METRICS, STEPS

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.caption import Caption
+from captioner.caption_types import Caption
 from captioner.data.batches import pad_captions
 from captioner.data.example import Example
 from captioner.data.images import open_image

@@ -1,4 +1,4 @@
-/* Captions in the form that the page shows, as in captioner/caption.py and vocabulary.py. */
+/* Captions in the form that the page shows, as in captioner/caption_types.py and vocabulary.py. */
 
 const round = (value, digits) => Math.round(value * 10 ** digits) / 10 ** digits;
 
@@ -37,7 +37,7 @@ export class Vocabulary {
     return text;
   }
 
-  /** Words that are true or false together, each with the product of their truths; captioner/caption.py. */
+  /** Words that are true or false together, each with the product of their truths; captioner/caption_types.py. */
   phrases(tokens, truths) {
     const shown = this.shown(tokens);
     const content = tokens.map((token) => !this.functionWords.has(token));

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_captioner import toy_calibrator
 
-from captioner.caption import Caption, LeftOut
+from captioner.caption_types import Caption, LeftOut
 from captioner.geometry import Geometry
 from captioner.inference.confidence import Observation
 from captioner.inference.reading import ReadingWords
