@@ -187,7 +187,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "| mechanism | CIDEr | BLEU-4 | decoder parameters (millions) "
         "| attention parameters (thousands) "
-        f"| map entropy (nats; uniform map: {even:.2f}) | maps differ (0 to 1) |",
+        f"| map entropy (nats; uniform map: {even:.2f}) | difference between maps (0 to 1) |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
