@@ -59,7 +59,7 @@ def test_a_reading_is_fitted_once(own) -> None:
     assert stored.reading is not None
     assert stored.reading.stems == ("grass", "man", "dog")  # no "two", which the model cannot say
 
-    with pytest.raises(ConfigError, match="has a reading; give --force"):
+    with pytest.raises(ConfigError, match="already has a reading; add --force"):
         own.fit(own.model, own.folder / "twice")
 
 
