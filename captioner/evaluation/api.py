@@ -1,4 +1,4 @@
-"""Scoring of captions and attention, for ``captioner.evaluate`` and the command of this name."""
+"""Scoring of captions and attention: ``captioner.evaluate`` and ``captioner evaluate``."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def evaluate(
             model.
         results: Captions of any system, to score instead of the model's captions of ``images``: a
             COCO results file, its content, or captions by image id.
-        faithfulness: Measure faithfulness instead of scoring captions: whether explanations find
-            the regions that words depend on. True, or options.
+        faithfulness: Measure whether explanations find the regions that words depend on, instead of
+            scoring captions. Pass True, or ``FaithfulnessOptions`` to change the settings.
         progress: Show a progress bar, if standard error is a terminal.
         **options: The options of ``captioner evaluate`` (``annotations``, ``images``,
             ``instances``, ``objects``, ``phrases``, ``compare``, ``frequencies``,
             ``train_annotations``, ``meteor``, ``spice``, ``chair``, ``device``, ``precision``,
-            ``batch_size``), and fields of ``SearchOptions`` to change.
+            ``batch_size``), and the fields of ``SearchOptions`` that differ from the model's own.
 
     Returns:
         The report that ``captioner evaluate -o`` writes as JSON. Undefined values are NaN here and
-        null in the file. ``metrics`` has the scores, with pycocoevalcap's names and scale: a CIDEr
-        of 1.0 is 100 points.
+        null in the file. ``metrics`` contains the scores. Their names and scale are the same as in
+        pycocoevalcap: a CIDEr of 1.0 is 100 points.
 
     Raises:
         ConfigError: Arguments are missing or contradict each other, or a program that a metric
@@ -81,7 +81,9 @@ def evaluate(
     )
     checked = build_options(EvaluateOptions, given)
     for name in {"device", "precision"} & {*changed(checked)} if loaded else ():
-        raise ConfigError(f"model is already loaded; leave out {name}, or load the model with it")
+        raise ConfigError(
+            f"{name} cannot change for a loaded model; pass {name} to captioner.load instead"
+        )
     checked.check(options)
     how = faithfulness if isinstance(faithfulness, FaithfulnessOptions) else FaithfulnessOptions()
     return Evaluation(checked, options, how, loaded, captions, progress=progress).run()
@@ -94,15 +96,15 @@ class Evaluation:
     options: EvaluateOptions
     """Options of the command, already checked."""
     search: Mapping[str, Any]
-    """Search options to change."""
+    """Search options that differ from the model's own."""
     how: FaithfulnessOptions
     """Options for measuring faithfulness."""
     model: Captioner | None = None
-    """A loaded model. By default, the model that the options name is loaded."""
+    """A loaded model. By default, the run loads the model that is named in the options."""
     captions: Any = None
     """The content of a results file, or captions by image id, to use instead of reading a file."""
     on_error: OnError = raise_error
-    """Handler of errors. By default, the first error is raised."""
+    """Function that handles an error. By default, the first error is raised."""
     progress: bool = True
     """Show a progress bar, if standard error is a terminal."""
 
@@ -166,7 +168,7 @@ class Evaluation:
 
     @cached_property
     def objects(self) -> dict[int, set[str]]:
-        """The annotated categories in each photo, by image id. Only for photos with annotations."""
+        """The annotated categories in each photo that has object annotations, by image id."""
         found = {} if self.options.objects is None else read_objects(self.options.objects)
         if self.instances is not None:
             found = {i: found.get(i, set()) for i in {*found, *self.instances.images}}
@@ -175,7 +177,7 @@ class Evaluation:
         return found
 
     def _judge(self) -> CaptionEvaluator | None:
-        """Build the evaluator of captions, or return None without reference captions."""
+        """Build the evaluator that scores captions, or return None without reference captions."""
         if self.options.annotations is None:
             return None
         references = read_captions([self.options.annotations])
@@ -188,7 +190,12 @@ class Evaluation:
         )
 
     def _within(self, judge: CaptionEvaluator, source: str, content: Any = None) -> dict[int, str]:
-        """Read the captions of a results file or of its content, for photos that have references.
+        """Read the captions in a results file, and keep the photos that have references.
+
+        Args:
+            judge: The evaluator with the reference captions.
+            source: The results file, or its name for messages if ``content`` is passed.
+            content: The content of a results file, to use instead of the file.
 
         Raises:
             DataError: A photo is not in the annotations.
@@ -197,21 +204,21 @@ class Evaluation:
         if unknown := captions.keys() - judge.references.keys():
             raise DataError(
                 f"{source}: image {first_of(sorted(unknown))} is not in "
-                f"{self.options.annotations}; use the annotations that the results belong to"
+                f"{self.options.annotations}; use the annotations file for these results"
             )
         return {i: text for i, text in captions.items() if judge.references[i]}
 
     def _without_objects(self, captions: Mapping[int, str]) -> list[str]:
-        """Return a warning if the objects of some photos are known only from their references."""
+        """Return a warning if some photos have no annotated objects, only reference captions."""
         count = len(captions.keys() - self.objects)
         note = (
-            f"CHAIR: {count} of {len(captions)} photos have no annotated objects, so objects that "
-            "their references do not name count as hallucinated"
+            f"CHAIR: {count} of {len(captions)} photos have no annotated objects; for them, "
+            "every object that no reference names counts as hallucinated"
         )
         return [note] if count else []
 
     def _load(self) -> tuple[Captioner, Report]:
-        """Load the model, and describe the model and its changed search options for the report."""
+        """Load the model, and describe the model and its search options for the report."""
         options = self.options
         model = self.model or load(
             *options.model, device=options.device, precision=options.precision
@@ -225,7 +232,7 @@ class Evaluation:
         return model, {"model": name, "search": ", ".join(shown), "precision": model.precision}
 
     def _caption(self, model: Captioner, photos: list[Example]) -> dict[int, Caption]:
-        """Caption all photos that can be read."""
+        """Caption all readable photos, and return the best caption of each by image id."""
         captions: dict[int, Caption] = {}
         paths = (photo.path for photo in photos)
         results = model.stream(paths, batch_size=self.options.batch_size, **self.search)
@@ -262,15 +269,15 @@ class Evaluation:
                 other = photos.setdefault(image.image_id, image)
                 if other.path != image.path:
                     raise DataError(
-                        f"image {image.image_id} is {other.path.name} in {options.instances} but "
-                        f"{image.path.name} in {options.annotations}; use files with the same ids"
+                        f"image {image.image_id} is {other.path.name} in {options.instances}, but "
+                        f"{image.path.name} in {options.annotations}; use files with matching ids"
                     )
         return [*photos.values()]
 
     def _phrased(self, photos: list[Example]) -> dict[Path, PhrasedPhoto]:
-        """Return the photos that have phrases, by path.
+        """Return the photos for which the phrases file has an entry, by path.
 
-        They are chosen from ``photos``, or from the whole folder if ``photos`` is empty.
+        Only photos in ``photos`` are returned, or all photos in the folder if ``photos`` is empty.
         """
         options = self.options
         if options.phrases is None:
@@ -280,8 +287,8 @@ class Evaluation:
         found = {path: known[path.name] for path in paths if path.name in known}
         if not found:
             raise DataError(
-                f"{options.phrases} has no phrases for the photos of {options.images}; use the "
-                "file that belongs to them"
+                f"{options.phrases} has no phrases for the photos in {options.images}; use the "
+                "phrases file for these photos"
             )
         return found
 
@@ -291,7 +298,7 @@ class Evaluation:
         captions: Mapping[int, Caption],
         phrased: Mapping[Path, PhrasedPhoto],
     ) -> Report:
-        """Measure the attention of generated captions on masks, and of phrases on boxes."""
+        """Measure attention: on object masks for generated captions, and in boxes for phrases."""
         options, report, style = self.options, Report(), model.options(**self.search).style
         if self.instances is not None:
             with_masks = {i: one for i, one in captions.items() if i in self.instances.images}
@@ -328,7 +335,7 @@ class Evaluation:
 
 
 def model_frequencies(model: Captioner) -> DocumentFrequencies | None:
-    """Return the document frequencies that are stored with a model, or None."""
+    """Return the document frequencies stored with a model, or None if it has no such file."""
     stored = model.stored.frequencies
     name = f"the model's {FREQUENCIES}"
     return None if stored is None else DocumentFrequencies.from_bytes(stored, name)
@@ -342,8 +349,8 @@ def read_frequencies(given: str | None) -> DocumentFrequencies | None:
     if path.is_dir():
         if not (path / FREQUENCIES).is_file():
             raise ConfigError(
-                f"{path} has no {FREQUENCIES}; use a captions file, or create it: captioner "
-                f"prepare frequencies CAPTIONS.json -o {path}"
+                f"{path} has no {FREQUENCIES}; use a captions file, or create {FREQUENCIES} with: "
+                f"captioner prepare frequencies CAPTIONS.json -o {path}"
             )
         path /= FREQUENCIES
     if path.is_file() and path.read_bytes()[:2] != GZIP:

@@ -1,11 +1,10 @@
 """Bootstrap intervals and paired significance tests over images.
 
-A resample is a row of weights: the number of times that each image was drawn. Two systems are
-compared under the same rows, which is the paired bootstrap.
+A resample is stored as a row of weights: the number of times that each image was drawn. The paired
+bootstrap compares two systems with the same rows of weights.
 
-Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13 (percentile interval);
-Koehn 2004, Statistical Significance Tests for Machine Translation Evaluation (paired resampling of
-a corpus metric).
+Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13 (percentile interval).
+Koehn 2004, Statistical Significance Tests for Machine Translation Evaluation (paired resampling).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 MIN_IMAGES = 30
-"""Fewest images for an interval or a test. Resamples of fewer images vary too little."""
+"""Minimum number of images for an interval or a test: resamples of fewer images vary too little."""
 
 SAME = 1e-6
 """Scores that differ by less than this count as equal."""
@@ -27,22 +26,32 @@ RESAMPLES = 1000
 
 
 def too_few(count: int, unit: str, purpose: str) -> dict[str, str]:
-    """Return the ``warning`` for a report without intervals, or {} if there are enough units."""
+    """Return a ``warning`` for the report if too few units were measured, otherwise {}.
+
+    Args:
+        count: Number of units.
+        unit: Plural noun for the units, such as ``images``.
+        purpose: What needs more units, such as ``confidence intervals``.
+    """
     if count >= MIN_IMAGES:
         return {}
-    return {"warning": f"{count} {unit} are too few for {purpose} (needs {MIN_IMAGES})"}
+    return {"warning": f"{count} {unit} are too few for {purpose}; use {MIN_IMAGES} or more"}
 
 
 def resample_weights(count: int, resamples: int | None = None, seed: int = 0) -> NDArray[np.uint8]:
-    """Draw R resamples of N images, and return how often each image was drawn, (R, N).
+    """Draw R resamples of N images, and return how often each image was drawn.
 
-    Images are drawn with replacement. The weights depend only on the count and the seed, and a row
-    does not depend on the number of rows.
+    Images are drawn with replacement. The weights depend only on the count and the seed. More
+    resamples add rows, but do not change the first rows.
 
     Args:
-        count: N.
-        resamples: R. By default ``RESAMPLES``, or 0 if there are fewer than ``MIN_IMAGES`` images.
+        count: Number of images, N.
+        resamples: Number of resamples, R. The default is ``RESAMPLES``, or 0 for fewer than
+            ``MIN_IMAGES`` images.
         seed: Seed of the random numbers.
+
+    Returns:
+        The weights of the images in each resample, (R, N).
     """
     if resamples is None:
         resamples = RESAMPLES if count >= MIN_IMAGES else 0
@@ -54,14 +63,22 @@ def resample_weights(count: int, resamples: int | None = None, seed: int = 0) ->
 
 
 def weighted_sums(weights: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
-    """Sum the counts of images, (N, ...), under the weights of each resample, (R, N): (R, ...)."""
+    """Sum the counts of images, weighted by each resample.
+
+    Args:
+        weights: Number of times that each image was drawn, (R, N).
+        counts: Counts of each image, (N, ...).
+
+    Returns:
+        The weighted sums, (R, ...).
+    """
     # In blocks of rows: as float64, all rows of many images would take a gigabyte.
     blocks = [weights[start : start + 40] for start in range(0, max(1, len(weights)), 40)]
     return np.concatenate([block.astype(np.float64) @ counts for block in blocks])
 
 
 def ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Divide the first column by the second, (R, 2): (R,). NaN where the second is 0."""
+    """Divide the first column of ``sums``, (R, 2), by the second. NaN where the second is 0."""
     with np.errstate(invalid="ignore"):
         result: NDArray[np.float64] = sums[:, 0] / sums[:, 1]
     return result
@@ -70,16 +87,18 @@ def ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 def resampled_means(
     photos: Sequence[Any], owners: Sequence[Any], columns: Mapping[str, NDArray[np.float64]]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the means of values in resamples of the photos that the values belong to.
+    """Return the mean of each column of values in resamples of the photos.
+
+    Photos are resampled instead of values, because the values of one photo are not independent.
 
     Args:
         photos: Identifier of each photo, sorted, (N,).
-        owners: The photo of each value, (V,).
+        owners: Identifier of the photo that each value belongs to, (V,).
         columns: Values by name, (V,). NaN is ignored.
 
     Returns:
-        The means by name, (R,), NaN for a resample without values. Empty, (0,), if the values
-        belong to fewer than ``MIN_IMAGES`` photos.
+        The means by name, (R,). A mean is NaN if the resample contains no values. The array is
+        empty, (0,), if fewer than ``MIN_IMAGES`` photos have values.
     """
     weights, index = resample_weights(len(photos)), np.searchsorted(photos, owners)
     means = {}
@@ -95,7 +114,7 @@ def resampled_means(
 
 
 def interval(values: ArrayLike) -> list[float] | None:
-    """Return the 95% percentile interval of the scores of resamples, (R,), or None if empty.
+    """Return the 95% percentile interval of the values in resamples, (R,), or None without values.
 
     NaN is ignored.
     """
@@ -105,33 +124,34 @@ def interval(values: ArrayLike) -> list[float] | None:
 
 
 class Significance(NamedTuple):
-    """The result of comparing two systems. All fields are None without resamples."""
+    """The result of a comparison of two systems. Without resamples, all fields are None."""
 
     interval: list[float] | None = None
     """95% interval of the difference between the systems."""
     p_value: float | None = None
     """Two-sided p-value, from 2 / (resamples + 1) to 1."""
     significant: bool | None = None
-    """True if the interval excludes 0. At the border, the p-value may still be just above 0.05."""
+    """True if the interval excludes 0. In a close case, the p-value may still exceed 0.05."""
 
 
 def compare(differences: NDArray[np.floating[Any]]) -> Significance:
     """Test whether two systems differ by more than the choice of images explains.
 
-    The p-value is twice the share of resamples in which the difference is not above 0, or in which
-    it is not below 0, whichever is smaller. The original images count as one more resample in both
-    shares, (1 + hits) / (1 + R), so that a p-value is never 0.
+        p = 2 min(share of differences <= 0, share of differences >= 0)
 
-    Source: Efron & Tibshirani 1993, chapters 13 and 15; Koehn 2004; (1 + hits) / (1 + R): Davison &
-    Hinkley 1997, Bootstrap Methods and their Application, section 4.2.
-    Deviation: Koehn's test is one-sided and reports a share, not a p-value.
+    The original images count as one more resample in both shares: a share is (1 + hits) / (1 + R).
+    A p-value is therefore never 0.
+
+    Source: Efron & Tibshirani 1993, chapters 13 and 15. Koehn 2004. Davison & Hinkley 1997,
+    Bootstrap Methods and their Application, section 4.2, for (1 + hits) / (1 + R).
+    Deviation: Koehn's test is one-sided and reports a share instead of a p-value.
 
     Args:
-        differences: Score of one system minus the score of the other, under the same weights, in
-            each resample, (R,). NaN is ignored.
+        differences: Score of the first system minus score of the second system in each resample,
+            (R,). NaN is ignored.
     """
     found = differences[~np.isnan(differences)]
-    found = np.where(np.abs(found) < SAME, 0, found)  # without a match, BLEU is a tiny constant
+    found = np.where(np.abs(found) < SAME, 0, found)  # without matches, BLEU is tiny instead of 0
     ends = interval(found)
     if ends is None:
         return Significance()

@@ -1,6 +1,7 @@
-"""Calibrate a model: caption photos that people have captioned or judged, fit, and report.
+"""The steps of ``captioner calibrate``: caption photos, score the captions, fit and report.
 
-This is the work of ``captioner calibrate``. `fit_confidence` contains the statistics.
+The photos need captions by people, or people's judgements of the model's captions. The statistics
+are in `fit_confidence`.
 """
 
 from __future__ import annotations
@@ -60,34 +61,33 @@ from captioner.text.tokenizer import caption_tokens
 T = TypeVar("T")
 
 GRADES = {"right": 1.0, "partly": 0.5, "wrong": 0.0}
-"""Scores by grade of a judged caption. right: nothing in it is false. partly: the main thing is
-right. wrong: all other captions."""
+"""The score for each grade of a judged caption. right: nothing in the caption is false. partly: the
+main thing is right. wrong: all other captions."""
 
 MIN_PHOTOS = 100
-"""Minimum number of photos to calibrate with. Fewer are not enough to estimate probabilities."""
+"""Minimum number of photos for a calibration. Fewer photos cannot yield reliable estimates."""
 
 PHOTOS, GREY_PHOTOS = 4000, 1000
-"""Number of photos that are compared with other kinds of images, and how many of these photos are
-also used in black and white."""
+"""Number of photos to compare with other kinds of images, and number of these photos to use in
+black and white too."""
 
 _KEPT = (
     "photos", "right", "score", "auroc", "auroc_wrong", "calibration_error",
     "calibration_error_interval", "calibration_error_by_chance",
 )  # fmt: skip
-"""Names of the figures that are stored with a model."""
+"""Names of the report's figures that are stored with a model."""
 
 
 def calibrate(
     model: Captioner, given: CalibrateOptions, changes: Mapping[str, Any], on_error: OnError
 ) -> tuple[Calibrator, dict[str, Any]]:
-    """Fit the truth of words and the confidence of captions of one model, and cross-validate both.
+    """Fit the truth of words and the confidence of captions for one model, and cross-validate both.
 
     Args:
         model: The model to calibrate.
         given: The options of ``captioner calibrate``.
         changes: Search options that differ from the model's own.
-        on_error: Called with the error of each photo that cannot be read. The other photos are
-            used.
+        on_error: Called with the error of each photo that cannot be read and is left out.
 
     Returns:
         The calibrator, fitted to all photos, and the report of the cross-validation.
@@ -116,7 +116,7 @@ def calibrate(
 
 
 def stored_figures(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the figures of `measure_groups` that are stored with a model, if they are defined."""
+    """Select the figures from `measure_groups` that are stored with a model. None is left out."""
     return {
         group: {name: np.round(part[name], 4).tolist() for name in _KEPT if part[name] is not None}
         for group, part in groups.items()
@@ -128,17 +128,20 @@ def check(
 ) -> dict[str, Any]:
     """Measure the confidence of a calibrated model on photos, without changing the model.
 
-    For the arguments and errors, see `calibrate`.
+    The arguments and errors are the same as for `calibrate`.
     """
     options, calibrator = model.options(**changes), model.stored.calibrator
     reason = model.no_confidence(options)
     if calibrator is None or reason is not None:
-        raise ConfigError(f"the model has no confidence to check: {reason}")
+        raise ConfigError(f"the confidence of this model cannot be checked: {reason}")
     if calibrator.threshold is None and not given.judged:
-        raise ConfigError("the confidence was fitted to judgements; pass judgements with judged")
+        raise ConfigError("the confidence was fitted to judgements; set judged to a table of them")
     work = _Work(model, given, options, on_error)
     if missing := {task.style for task in work.tasks} - calibrator.intercepts.keys():
-        raise ConfigError(f"the model is not calibrated for style {missing.pop()}; calibrate it")
+        raise ConfigError(
+            f"the model is not calibrated for the style {missing.pop()!r}; calibrate the model for "
+            "this style first"
+        )
     confidences = [calibrator.confidence(one.seen, one.style) for one in work.examples]
     scores = [one.score for one in work.examples]
     right = JUDGED_RIGHT if given.judged else calibrator.threshold or given.threshold
@@ -149,22 +152,23 @@ def check(
 def read_judgements(
     files: Sequence[str], default_style: str, *, neutral: bool = False
 ) -> dict[str, dict[tuple[str, str], float]]:
-    """Read tables of judged captions with the columns image, caption, grade and perhaps style.
+    """Read tables of judged captions, and return the score of each caption.
 
-    The grades right, partly and wrong become the scores 1, 0.5 and 0. If a caption has several
-    judgements, its score is their mean. Rows with an empty grade are skipped.
+    A table has the columns ``image``, ``caption`` and ``grade``. The columns ``style`` and
+    ``errors`` are optional. The grades right, partly and wrong become the scores 1, 0.5 and 0. If
+    several people judged a caption, its score is the mean. Rows with an empty grade are skipped.
 
     Args:
         files: The tables.
         default_style: Style of rows without a style.
-        neutral: Replace words for people as in `neutral_caption`. A caption whose only error, in
-            the column errors, is "person" then becomes right.
+        neutral: Replace words for people as in `neutral_caption`. A caption counts as right if
+            "person" is its only entry in the column ``errors``.
 
     Returns:
-        By style, the score of each pair of file name and caption.
+        The scores by style, then by file name and caption.
 
     Raises:
-        DataError: A file cannot be read; a column is missing; or a grade has another value.
+        DataError: A file cannot be read, a column is missing, or a grade is unknown.
     """
     grades: dict[str, dict[tuple[str, str], list[float]]] = {}
     for path in files:
@@ -176,7 +180,7 @@ def read_judgements(
             except KeyError as error:
                 raise DataError(
                     f"{where}: {error} is a missing column or an unknown grade; use the columns "
-                    f"image, caption and grade, and the grades {', '.join(GRADES)}"
+                    f"'image', 'caption' and 'grade', and the grades {', '.join(GRADES)}"
                 ) from error
             if neutral:
                 text = neutral_caption(text)
@@ -206,7 +210,7 @@ def photo_batches(
         on_error: Called with the error of each photo that cannot be read and is left out.
         name: Label of the progress bar.
         batch_size: Number of photos in a batch.
-        change: Applied to each photo before it is prepared.
+        change: Function that changes each photo before the model prepares it.
     """
 
     def read(photo: Example) -> Prepared:
@@ -232,22 +236,22 @@ def grey(image: Image.Image) -> Image.Image:
 
 
 class _Task(NamedTuple):
-    """A group of photos on which confidence or truth is measured."""
+    """A group of photos on which the confidence of captions or the truth of words is measured."""
 
     group: str
     """Name of the group in the report."""
     style: str
     photos: Sequence[Example]
     score: Callable[[Example, str], float | None]
-    """Function that scores a caption of a photo (see ``ScoredCaption``), or returns None if nobody
-    has judged the caption."""
+    """Function that returns the score of a caption (see ``ScoredCaption``), or None if nobody has
+    judged the caption."""
     objects: Mapping[int, Collection[str]] = {}
-    """Annotated objects by the id of the photo."""
+    """Categories of the annotated objects, by image id."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """One run of a calibration: the model, its options, and the photos of all groups."""
+    """One calibration run: the model, the options, and all groups of photos."""
 
     model: Captioner
     given: CalibrateOptions
@@ -257,23 +261,23 @@ class _Work:
     def __post_init__(self) -> None:
         """Check the styles, options and number of photos before any photo is captioned."""
         for task in (*self.tasks, *self.captioned):
-            self.model.stored.vocabulary.start(task.style)  # raises if the model does not know it
+            self.model.stored.vocabulary.start(task.style)  # raises if the model lacks the style
         if temperature := self.options.temperature:
             raise ConfigError(
-                f"temperature is {temperature}, but only captions found without sampling have a "
-                "confidence; leave temperature out"
+                f"temperature is {temperature}, but sampled captions have no confidence; set "
+                "temperature to 0"
             )
         for tasks in filter(None, (self.tasks, self.captioned)):
             total = sum(len(task.photos) for task in tasks)
             if total < MIN_PHOTOS:
                 raise DataError(
-                    f"{total} photos with captions are too few to calibrate; add photos until "
-                    f"there are {MIN_PHOTOS} or more"
+                    f"{total} photos with captions are too few for a calibration; use "
+                    f"{MIN_PHOTOS} or more"
                 )
 
     @cached_property
     def tasks(self) -> list[_Task]:
-        """The groups on which confidence is measured: judged photos by style, or all captioned."""
+        """The groups for measuring confidence: judged photos by style, or else `captioned`."""
         given, default = self.given, self.default_style
 
         def judged(style: str, grades: Mapping[tuple[str, str], float]) -> _Task:
@@ -289,8 +293,8 @@ class _Work:
             return [judged(style, grades) for style, grades in found.items()]
         if (frequencies := model_frequencies(self.model)) is None:
             raise ConfigError(
-                f"the model has no {FREQUENCIES}, which is needed to decide whether a caption is "
-                "right; add it with: captioner prepare frequencies CAPTIONS.json -o MODEL"
+                f"the model has no {FREQUENCIES}, so captions cannot be scored; create the file "
+                "with: captioner prepare frequencies CAPTIONS.json -o MODEL"
             )
 
         def score(photo: Example, text: str) -> float:
@@ -303,11 +307,11 @@ class _Work:
 
     @cached_property
     def captioned(self) -> list[_Task]:
-        """A group of photos for each annotations file."""
+        """One group of photos per annotations file."""
         given = self.given
         styles = given.styles or [self.default_style] * len(given.annotations)
         stems = [Path(path).stem for path in given.annotations]
-        # Annotation files often have the same name, so they are named by style if styles differ.
+        # Annotations files often share a file name, so groups are named by style if styles differ.
         groups = next(
             (names for names in (given.styles, stems) if names and len({*names}) == len(names)),
             given.annotations,
@@ -325,12 +329,12 @@ class _Work:
 
     @cached_property
     def examples(self) -> list[ScoredCaption]:
-        """The captions of all readable photos, or only the judged captions if there are any."""
+        """The scored captions for fitting confidence: only judged ones if --judged is used."""
         return self._examples(self.tasks)
 
     @cached_property
     def annotated(self) -> list[ScoredCaption]:
-        """The captions of all readable photos that have reference captions."""
+        """The captions of all readable photos with reference captions, for fitting truth."""
         if not self.given.judged:
             return self.examples
         return self._examples(self.captioned) if self.captioned else []
@@ -348,13 +352,13 @@ class _Work:
         ]  # fmt: skip
         if not examples:
             raise DataError(
-                "no photo could be captioned, or no caption has a judgement; check the photos and "
+                "no photo could be read, or no caption has a judgement; check the photos and the "
                 "judgements"
             )
         return examples
 
     def other_kinds(self) -> dict[str, list[Observation]]:
-        """Caption the images that are not photos, and return the observations by kind."""
+        """Caption the images that are not photos, and return their observations by kind."""
         if self.given.other_images is None:
             return {}
         found: dict[str, list[Observation]] = {}
@@ -365,14 +369,15 @@ class _Work:
         if len(found) < 2:
             raise DataError(
                 f"{self.given.other_images} has {counted(len(found), 'folder')} with images; add a "
-                "folder for each of two or more kinds"
+                "folder for each kind, and use two or more kinds"
             )
         return found
 
     def kinds(self, images: Mapping[str, Sequence[Observation]]) -> Kinds:
-        """Fit a reading that separates other kinds of images from photos.
+        """Fit a classifier that separates other kinds of images from photos.
 
-        The photos are the captioned photos, and further photos in their folders.
+        The photos for the fit are the captioned photos and, up to `PHOTOS` in total, further photos
+        from the same folders.
 
         Args:
             images: Observations of images that are not photos, by kind.
@@ -395,7 +400,7 @@ class _Work:
     def _observed(
         self, photos: Sequence[Example], name: str, style: str
     ) -> Iterator[tuple[Example, Observation]]:
-        """Yield the photos that can be read, with their captions."""
+        """Yield each readable photo with the observation of its caption."""
         options = replace(self.options, style=style)
         return self._each(photos, name, lambda some: self.model.observe_batch(some, options))
 
@@ -412,7 +417,12 @@ class _Work:
             yield from zip(batch, call(prepared), strict=True)
 
     def report(self, judged: Judged, truths: Sequence[WordTruth | None]) -> dict[str, Any]:
-        """Return the report: figures of captions and, if there are references, of their words."""
+        """Build the report on the captions and, with reference captions, on their words.
+
+        Args:
+            judged: Cross-validated confidence and score of each caption.
+            truths: The truth of words to measure for each caption in `annotated`, or None.
+        """
         report: dict[str, Any] = {
             "right": "nothing in the caption is false, as people judge"
             if self.given.judged
@@ -435,7 +445,7 @@ def _uncaptioned(paths: Iterable[Path]) -> list[Example]:
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """Format the report as text."""
+    """Format the report of `calibrate` or `check` as text."""
     heads = (
         "", "captions", "right", "score", "AUROC right", "wrong", "calibration error (95%)",
         "by chance",
@@ -473,8 +483,9 @@ def as_text(report: Mapping[str, Any]) -> str:
 def diagram(report: Mapping[str, Any]) -> Figure:
     """Draw the report of `calibrate` as reliability diagrams.
 
-    Each group of photos has a panel with the share of right captions by confidence. Two more panels
-    have the share of true words and phrases by truth. Points on the diagonal are calibrated.
+    A panel for each group of photos shows the share of right captions by confidence. Two further
+    panels show the share of true words and phrases by their truth. If the probabilities are well
+    calibrated, the points lie on the diagonal.
     """
     import captioner.drawing.backend  # noqa: F401 (before matplotlib)
 

@@ -4,17 +4,18 @@
     area     = mean of the curve over f from 0 to 1 (nats)
 
 For each content word of a caption, the regions of the photo are deleted or inserted in the order of
-their relevance. After each step, the word's log-probability is measured, given the same words
-before it. A faithful order starts with the regions that the word depends on: the area is low under
-deletion and high under insertion. The baselines are three orders that ignore this dependence:
-random, from the centre of the photo outwards, and least attended first.
+their relevance. After each step, the word's log-probability is measured after the same preceding
+words. A faithful order starts with the regions that the word depends on: the area is low under
+deletion and high under insertion. Three baseline orders ignore this dependence: random, from the
+centre of the photo outwards, and least attended first.
 
-Regions are replaced at two levels. In the grid of features, all other features stay unchanged. In
-the pixels of the encoder's input, neighbouring features change too. A deleted region becomes either
-the mean of the photo (of its features, or its colour) or the same region of the blurred photo.
+Regions are replaced at one of two levels. At the level of the feature grid, the other features stay
+unchanged. At the level of the encoder's input pixels, neighbouring features change too. A deleted
+region is filled either with the photo's mean (its mean features, or its mean colour) or with the
+same region of the blurred photo.
 
-Source: Petsiuk et al. 2018 (arXiv:1806.07421). Deviations: regions instead of single pixels,
-log-probabilities instead of probabilities, and a blur that removes whole regions.
+Source: Petsiuk et al. 2018 (arXiv:1806.07421). Deviations: the method deletes regions instead of
+single pixels, measures log-probabilities instead of probabilities, and blurs whole regions away.
 
 Notation: W content words of T words, L regions, S steps, V versions of a photo.
 """
@@ -58,43 +59,49 @@ CURVES = {
     "deletion_blur": (BLUR, False),
     "insertion_blur": (BLUR, True),
 }
-"""The fill of deleted regions for each curve, and True if regions are inserted."""
+"""For each curve, the fill of deleted regions, and whether regions are inserted."""
 
 METHODS: tuple[ExplanationMethod, ...] = ("attention", "gradient_input", "grad_cam", "occlusion")
-"""The methods to compare.
+"""The explanation methods to compare.
 
-``attention_gate`` is missing: the gate is one number per word, so it does not change the order.
+``attention_gate`` is left out: it multiplies the attention of a word by one number, the gate. The
+order of the regions is therefore the same as for ``attention``.
 """
 BASELINES = ("random", "centre", "least_attended")
 ORDERS = (*METHODS, *BASELINES)
 
 TOGETHER = 16
-"""Number of versions of a photo that are processed together."""
+"""Number of versions of a photo that are processed in one batch."""
 
 
 # --- orders --------------------------------------------------------------------------------------
 
 
 class Versions(NamedTuple):
-    """The distinct versions of a photo with some of its regions deleted."""
+    """The versions of a photo, each with a different set of regions deleted."""
 
     fills: Indices
-    """Fill of the deleted regions, ``MEAN`` or ``BLUR``, (V,)."""
+    """Fill of the deleted regions in each version, ``MEAN`` or ``BLUR``, (V,)."""
     masks: NDArray[np.bool_]
-    """True where a region is deleted, (V, L)."""
+    """True for the deleted regions of each version, (V, L)."""
     points: Indices
-    """Index of the version at each point of the curves, (curves, orders, W, S + 1)."""
+    """Index of the version to score at each point of a curve, (curves, orders, W, S + 1)."""
 
     @classmethod
     def of(cls, orders: Indices, steps: int) -> Versions:
-        """List the versions for deleting and inserting regions in these orders, (orders, W, L)."""
+        """List all versions that arise when regions are deleted or inserted in several orders.
+
+        Args:
+            orders: Region indices, most relevant first, (orders, W, L).
+            steps: Number of steps of a curve, S.
+        """
         regions = orders.shape[2]
         counts = np.rint(np.linspace(0, regions, steps + 1))
         ranks = orders.argsort(axis=2)
         first = ranks[:, :, None, :] < counts[:, None]  # (orders, W, S + 1, L)
         masks = np.stack([~first if inserts else first for _, inserts in CURVES.values()])
         fills = np.array([fill for fill, _ in CURVES.values()])[:, None, None, None]
-        fills = np.where(masks.any(axis=-1), fills, MEAN)  # no region to fill
+        fills = np.where(masks.any(axis=-1), fills, MEAN)  # any fill: nothing is deleted
         rows = np.concatenate([fills[..., None], masks], axis=-1).reshape(-1, regions + 1)
         rows, index = np.unique(rows, axis=0, return_inverse=True)
         return cls(rows[:, 0], rows[:, 1:].astype(bool), index.reshape(fills.shape))
@@ -106,13 +113,16 @@ def region_orders(
     grid: tuple[int, int],
     seed: int,
 ) -> Indices:
-    """Return the orders of ``ORDERS``: region indices, most relevant first, (orders, W, L).
+    """Sort the regions by each method and each baseline in ``ORDERS``.
 
     Args:
         relevances: Relevance of the regions by method, (W, L).
         geometry: Positions of the regions in the photo.
-        grid: Gh and Gw.
+        grid: Height and width of the grid in regions, Gh and Gw.
         seed: Seed of the random order, which also decides between equally relevant regions.
+
+    Returns:
+        Region indices, most relevant first, (orders, W, L).
     """
     random = np.random.default_rng(seed).permutation(grid[0] * grid[1])
     attention = relevances["attention"]
@@ -127,7 +137,7 @@ def region_orders(
 
 
 class _Photo:
-    """A photo and its blurred copy, from which the versions to score are made."""
+    """A photo and its blurred copy. The versions to score are made from both."""
 
     def __init__(self, ensemble: Ensemble, image: Image.Image) -> None:
         self.ensemble, engine = ensemble, ensemble.engines[0]
@@ -143,14 +153,14 @@ class _Photo:
         self.fill_grids = torch.stack([self.grid.mean(dim=0).expand_as(self.grid), blurred_grid])
 
     def _encode(self, pixels: Iterable[NDArray[np.uint8]]) -> Tensor:
-        """Encode the pixels of several versions into features (N, L, D)."""
+        """Encode the pixels of N versions as features, (N, L, D)."""
         photos = [Prepared((one,), CropBox()) for one in pixels]
         features: Tensor = self.ensemble.encode(photos)[0].float()
         return features
 
     @cached_property
     def regions(self) -> NDArray[np.intp]:
-        """Index of the region of each pixel, (H, W), or -1 where the encoder sees nothing."""
+        """Index of the region that each pixel is in, (H, W), or -1 if the encoder does not see it."""
         engine, (height, width) = self.ensemble.engines[0], self.pixels.shape[:2]
         size = engine.preprocessing.image_size
         axes = engine.geometry.placed(size, 0.0, 0.0, 1.0, 1.0)
@@ -162,12 +172,12 @@ class _Photo:
         return np.where(seen_rows[:, None] & seen_columns, regions, -1)
 
     def filled(self, level: str, fills: Indices, masks: NDArray[np.bool_]) -> Tensor:
-        """Return the features of versions, (V, L, D).
+        """Return the features of versions of the photo, (V, L, D).
 
         Args:
-            level: Where regions are replaced, grid or pixels.
-            fills: Fill of each version, ``MEAN`` or ``BLUR``, (V,).
-            masks: True where a region is replaced, (V, L).
+            level: Level at which regions are replaced: ``grid`` or ``pixels``.
+            fills: Fill of the deleted regions in each version, ``MEAN`` or ``BLUR``, (V,).
+            masks: True for the deleted regions of each version, (V, L).
         """
         if level == "pixels":
             hidden = np.pad(masks, ((0, 0), (0, 1)))[:, self.regions, None]  # (V, H, W, 1)
@@ -177,7 +187,7 @@ class _Photo:
         return torch.where(mask, self.fill_grids[torch.from_numpy(fills).to(device)], self.grid)
 
     def score(self, level: str, scorer: WordScorer, versions: Versions) -> Array:
-        """Return the log-probability of every word given each version, (V, T)."""
+        """Return the log-probability of every caption word for each version, (V, T)."""
         starts = range(0, len(versions.fills), TOGETHER)
         blocks = [slice(start, start + TOGETHER) for start in starts]
         grids = (self.filled(level, versions.fills[one], versions.masks[one]) for one in blocks)
@@ -195,15 +205,16 @@ class Word(NamedTuple):
     """File name of the photo."""
     word: str
     log_prob: float
-    """Log-probability of the word given the unchanged photo, in nats."""
+    """Log-probability of the word for the unchanged photo, in nats."""
     curves: dict[str, Array]
-    """Values of the curves by level, (curves, orders, S + 1)."""
+    """Values of all curves by level (``grid`` or ``pixels``), (curves, orders, S + 1)."""
 
 
 def measured_positions(words: Sequence[str], tokens: Sequence[int], limit: int) -> Indices:
-    """Return the positions of the content words to measure: at most ``limit``, spread evenly.
+    """Choose up to ``limit`` content words to measure, and return their positions.
 
-    Words outside the vocabulary are not measured.
+    The chosen words are evenly spaced among all content words. Words outside the vocabulary are not
+    measured.
     """
     positions = [
         position
@@ -213,9 +224,10 @@ def measured_positions(words: Sequence[str], tokens: Sequence[int], limit: int) 
     return np.array(_spread(positions, limit), dtype=np.intp)
 
 
-def _spread(items: Sequence[T], most: int) -> Sequence[T]:
-    """Return at most ``most`` of the items, spread evenly."""
-    return items if len(items) <= most else [items[i * len(items) // most] for i in range(most)]
+def _spread(items: Sequence[T], limit: int) -> Sequence[T]:
+    """Return all items, or ``limit`` evenly spaced items if there are more."""
+    count = len(items)
+    return items if count <= limit else [items[i * count // limit] for i in range(limit)]
 
 
 @torch.inference_mode()
@@ -229,14 +241,14 @@ def measure_photo(
     number: int = 0,
     name: str = "",
 ) -> list[Word]:
-    """Measure the content words of the caption of one photo.
+    """Measure the content words in one photo's caption.
 
     Args:
-        model: The model, not an ensemble.
+        model: A single model, not an ensemble.
         image: The photo.
         options: Options for measuring faithfulness.
         search: Search options.
-        reference: Caption to measure. By default, the model's own caption.
+        reference: Caption to measure. By default, the model captions the photo.
         number: Seed of the random order of regions.
         name: File name of the photo.
     """
@@ -291,10 +303,18 @@ def measure(
     on_error: OnError = raise_error,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Measure the content words of the captions of several photos.
+    """Measure the content words in the captions of several photos.
 
-    If a photo has captions, its first caption is measured, else the model's own caption. The model
-    must run in PyTorch. ``on_error`` is called with the error of a photo that cannot be read.
+    If a photo has reference captions, the first reference is measured. Otherwise, the model captions
+    the photo, and its caption is measured.
+
+    Args:
+        model: A single model that runs in PyTorch.
+        photos: The photos, with or without reference captions.
+        options: Options for measuring faithfulness.
+        search: Search options.
+        on_error: Called with the error of each photo that cannot be read and is left out.
+        progress: Show a progress bar.
 
     Returns:
         The result of `summarize`.
@@ -306,7 +326,7 @@ def measure(
     if len(model.ensemble.engines) > 1:
         raise ConfigError("faithfulness is measured for one model, not an ensemble; use one model")
     if not photos:
-        raise DataError("there are no photos to measure; use a folder with photos")
+        raise DataError("the folder contains no photos to measure; use a folder with photos")
     chosen = _spread(photos, options.max_photos)
     words: list[Word] = []
     read = 0
@@ -326,23 +346,26 @@ def measure(
 
 
 def summarize(words: Sequence[Word], photos: int, steps: int, regions: int) -> dict[str, Any]:
-    """Summarize all results as JSON data.
+    """Summarize the measurements of all words as JSON data.
 
     Args:
         words: The measured words.
         photos: Number of photos that were read.
-        steps: S.
-        regions: L.
+        steps: Number of steps of a curve, S.
+        regions: Number of regions of a photo, L.
 
     Returns:
-        ``photos``, ``photos_with_words``, ``words``, ``steps`` and ``regions`` are counts.
-        ``log_prob`` is a mean over words. ``per_word`` lists the areas of every word.
+        Results for all words, and results by level, curve and order.
 
-        The results by level, curve and order are ``area`` (mean over words), ``curve`` (at S + 1
-        equal steps) and ``interval`` (95%, bootstrap over photos). Methods also have
-        ``over_random``, ``over_centre``, ``over_least_attended`` and ``over_attention``. These
-        report how much better the area is: ``difference`` (positive is better), its paired
-        ``interval``, and ``significant``. With fewer than 30 photos, all intervals are None.
+        * For all words: ``photos``, ``photos_with_words``, ``words``, ``steps`` and ``regions`` are
+          counts. ``log_prob`` is a mean over words. ``per_word`` lists the areas of every word.
+        * For each level, curve and order: ``area`` is a mean over words. ``interval`` is its 95%
+          bootstrap interval over photos. ``curve`` contains the mean curve at S + 1 equal steps.
+        * For explanation methods, ``over_random``, ``over_centre``, ``over_least_attended`` and
+          ``over_attention`` compare the area with another order. ``difference`` is positive if the
+          method is better. ``interval`` and ``significant`` come from a paired bootstrap.
+
+        With fewer than 30 photos, all intervals are None.
     """
     owners = [one.photo for one in words]
     names = sorted(set(owners))
@@ -376,13 +399,16 @@ def summarize(words: Sequence[Word], photos: int, steps: int, regions: int) -> d
 def _compare_orders(
     curves: Array, areas: Array, owners: Sequence[str], *, sign: int
 ) -> dict[str, dict[str, Any]]:
-    """Return the results of every order, for one level and curve.
+    """Compare all orders for one level and one kind of curve.
 
     Args:
         curves: Curves of the words, (W, orders, S + 1).
-        areas: Areas of the words, (W, orders).
-        owners: File name of each word's photo.
+        areas: Areas under these curves, (W, orders).
+        owners: File name of each word's photo, (W,).
         sign: 1 if a high area is good, -1 if a low area is good.
+
+    Returns:
+        The results of each order; see `summarize`.
     """
     columns = dict(zip(ORDERS, areas.T, strict=True))
     resampled = resampled_means(sorted(set(owners)), owners, columns)

@@ -1,10 +1,13 @@
 """Fit the truth of words and the confidence of captions, and measure how well they are calibrated.
 
-A probability is calibrated if a share p of all captions (or words) with probability p is right.
-Reports come from cross-validation: the confidence of every caption is computed by a model that was
-fitted without its photo. The ranges of the features are fitted without it too.
+The truth of a word is the probability that the word is true of the photo. The confidence of a
+caption is the probability that the caption is right. Such probabilities are calibrated if, among all
+words or captions with probability p, a share of p is true or right.
 
-Notation: N photos, F features, D size of a photo's vector, T words, R resamples.
+Reports come from cross-validation: the confidence of a caption is computed by a calibrator that was
+fitted without the caption's photo. The ranges of the features are fitted without this photo too.
+
+Notation: N photos, F features, D size of a photo's vector, T words, P phrases, R resamples.
 
 Source: expected calibration error and reliability diagram, Guo et al. 2017 (arXiv:1706.04599).
 """
@@ -32,58 +35,59 @@ from captioner.text.tokenizer import caption_tokens
 _Floats = NDArray[np.float64]
 
 BINS = 10
-"""Bins of equal width for the calibration error and the diagram, as in Guo et al."""
+"""Number of bins for the calibration error and the diagram. They have equal width (Guo et al.)."""
 
 FOLDS = 10
 """Number of parts that the photos are divided into for cross-validation."""
 
 JUDGED_RIGHT = 1.0
-"""Minimum mean judgement of a right caption: everybody found it right."""
+"""Minimum mean judgement of a right caption: everybody judged the caption right."""
 
 WRONG = 0.25
 """Maximum score of a caption that counts as wrong in reports."""
 
 RANGE = (0.005, 0.995)
-"""Quantiles to which each feature is clipped."""
+"""Quantiles of each feature. Values outside this range are clipped."""
 
 FAMILIAR = (0.95, 0.999)
-"""Two quantiles of the photos' log-odds of not being a photo, each in a fit without the photo. An
-image up to the first quantile is familiar and keeps its full confidence. From there, the confidence
-falls to 0 at the second quantile."""
+"""Two quantiles of the log-odds that a photo is not a photo, computed in fits without this photo. Up
+to the first quantile, an image is familiar and its caption keeps its full confidence. From there, the
+confidence falls to 0 at the second quantile."""
 
 PENALTY, TRUTH_PENALTY, KINDS_PENALTY = 20.0, 1.0, 60.0
-"""Factors of the penalty on squared weights, which is added to the sum of log-losses. They apply to
-the standardized features of captions, to the inputs of `WordTruth`, and to the standardized vectors
-of photos."""
+"""Penalty factors for squared weights in the three logistic regressions. The first applies to the
+standardized features of captions, the second to the inputs of `WordTruth`, and the third to the
+standardized vectors of photos."""
 
 
 class ScoredCaption(NamedTuple):
-    """A caption of the model with its score and the truth of its words."""
+    """A caption by the model, with its score and labels that mark its true words."""
 
     seen: Observation
     style: str
     group: str
-    """Name of its data set, for the report."""
+    """Name of the caption's data set in the report."""
     score: float
-    """A judgement (1.0 if nothing is false), or CIDEr-D under the model's document frequencies (1.0
-    is 100 points)."""
+    """Mean judgement (1.0: everybody judged the caption right), or CIDEr-D with the model's document
+    frequencies (1.0 is 100 points)."""
     photo: str
-    """Identifier of the photo. Captions of one photo are in the same fold."""
+    """Identifier of the photo. All captions of a photo are in the same fold."""
     true: _Floats
-    """1 or 0 for each word, (T,), see `true_words`; all NaN without reference captions."""
+    """Labels of the words from `true_words`, (T,). All are NaN without reference captions."""
 
 
 class Kinds(NamedTuple):
-    """A linear classifier that separates other images from photos, and its results."""
+    """A linear classifier that separates other kinds of images from photos, and its results."""
 
     weights: NDArray[np.float32]
     """See ``Calibrator.kinds``."""
     familiar: tuple[float, float]
     """See ``Calibrator.familiar``."""
     unseen: Mapping[str, _Floats]
-    """Familiarity of the images of each kind, in a fit without the kind."""
+    """Familiarity (1 to 0) of the images of each kind, from a fit without this kind."""
     auroc: Mapping[str, float | None]
-    """Probability that an image of the kind is stranger than a photo, in a fit without both."""
+    """Probability that an image of the kind is less familiar than a photo. The fit contains neither
+    the kind nor the photo."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,8 @@ class Recipe:
     threshold: float | None
     """See ``Calibrator.threshold``."""
     truth: WordTruth | None = None
-    """See ``Calibrator.truth``. All folds share it, because it is fitted to so many words that the
-    words of one fold hardly change it."""
+    """See ``Calibrator.truth``. All folds share one fit, because a fit to so many words hardly depends
+    on the words of one fold."""
     kinds: Kinds | None = None
 
     @property
@@ -106,21 +110,22 @@ class Recipe:
 
 
 class Judged(NamedTuple):
-    """N captions (or words) with their confidence and their score."""
+    """Confidence and score of N captions, words or phrases, to measure calibration."""
 
     confidences: _Floats
     """Confidence of each caption, (N,)."""
     scores: _Floats
-    """Score of each caption, (N,), see ``ScoredCaption``."""
+    """Score of each caption, (N,); see ``ScoredCaption``."""
     threshold: float
+    """Minimum score of a right caption."""
 
     @property
     def right(self) -> _Floats:
-        """1 where the caption is right, else 0, (N,)."""
+        """1 for each right caption and 0 for each other caption, (N,)."""
         return (self.scores >= self.threshold).astype(np.float64)
 
     def take(self, rows: NDArray[Any]) -> Judged:
-        """Return the captions in these rows, selected as by a NumPy index."""
+        """Return the captions in these rows. ``rows`` is a NumPy index or mask."""
         return Judged(self.confidences[rows], self.scores[rows], self.threshold)
 
 
@@ -130,15 +135,19 @@ class Judged(NamedTuple):
 def true_words(
     words: Sequence[str], references: Sequence[str], objects: Collection[str] = ()
 ) -> _Floats:
-    """Return 1 for each true word of a caption, 0 for false words, NaN for function words, (T,).
+    """Label the words of a caption as true or false of the photo.
 
-    A word is true if a reference contains its stem, or if it names an annotated object. "Person" is
-    true if a reference says man or woman, but "man" is not true if a reference says person.
+    A word is true if a reference contains its stem, or if it names an annotated object. "person" is
+    true if a reference contains "man" or "woman". The converse does not hold: "person" in a
+    reference does not make "man" true.
 
     Args:
         words: Lower-case tokens of the caption.
         references: Captions of the photo by people.
         objects: COCO categories that are annotated in the photo.
+
+    Returns:
+        Labels of the words, (T,). 1: true. 0: false. NaN: a function word.
     """
     said = [word for text in references for word in caption_tokens(text)]
     known = {*content_stems(" ".join([*said, *(NEUTRAL_WORDS.get(word, "") for word in said)]))}
@@ -158,7 +167,14 @@ def true_words(
 
 
 def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
-    """Fit the truth of words, or return None if the model's reading contains none of them."""
+    """Fit the truth of words, or return None if the model has no reading of the photo.
+
+    The reading estimates which content words are true of a photo, before any caption is written. None
+    is also returned if the reading lacks all words of the captions.
+
+    Raises:
+        DataError: The reading does not separate true words from false words.
+    """
     known = [(one.seen, _is_known(one), one.true) for one in examples]
     rows, log_probs, z, true = (
         np.concatenate([np.zeros(0), *parts]).astype(np.float64)
@@ -183,8 +199,8 @@ def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
     search_scale, search_shift, search_bias = fitted()
     if min(scale, search_scale) <= 0:
         raise DataError(
-            "the model's reading does not separate true words from false words; add photos with "
-            "several captions each, or fit the reading again"
+            "the model's reading of photos does not separate true words from false words; add photos "
+            "with several captions each, or fit the reading again"
         )
     return WordTruth(
         scale, log_prob_weight, bias, shift / scale,
@@ -193,7 +209,7 @@ def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
 
 
 def cross_truth(examples: Sequence[ScoredCaption]) -> list[WordTruth | None]:
-    """Return, for each example, a truth of words that was fitted without the example's photo."""
+    """Fit the truth of words for each example, without the examples in the same fold."""
     found: list[WordTruth | None] = [None] * len(examples)
     for others, own in _folds(examples):
         truth = fit_truth([examples[i] for i in others])
@@ -209,13 +225,16 @@ def measure_truth(
 
     Args:
         examples: The captions.
-        truths: The truth of words to use for each caption, or None.
+        truths: The fitted truth of words to use for each caption, or None.
 
     Returns:
-        Figures of ``words`` and ``phrases``: their ``count``; ``true``, the share of them that is
-        true; ``auroc``, the probability that a true one has a higher truth than a false one;
-        ``calibration_error``; and ``bins`` with ``count``, the mean ``truth`` and the share
-        ``true``. Empty if all of ``truths`` are None.
+        Figures for ``words`` and for ``phrases``, or {} if all ``truths`` are None:
+
+        * ``count``: number of words or phrases.
+        * ``true``: share of true words or phrases.
+        * ``auroc``: probability that a true word has a higher truth than a false word.
+        * ``calibration_error``: see `calibration_error`.
+        * ``bins``: for each bin, ``count``, the mean ``truth`` and the share ``true``.
     """
     if not any(truths):
         return {}
@@ -243,7 +262,7 @@ def measure_truth(
 
 
 def _is_known(one: ScoredCaption) -> NDArray[np.bool_]:
-    """Return a mask of the content words that are known to be true or false, (T,)."""
+    """Return a mask of the caption's content words that are labelled true or false, (T,)."""
     known: NDArray[np.bool_] = ~np.isnan(one.true) & (one.seen.rows != FUNCTION_WORD)
     return known
 
@@ -255,7 +274,10 @@ def _truths(one: ScoredCaption, truth: WordTruth | None) -> _Floats:
 def _phrases(
     examples: Sequence[ScoredCaption], truths: Sequence[WordTruth | None]
 ) -> tuple[_Floats, _Floats]:
-    """Return the truth of each phrase with known words, (P,), and 1 if all of them are true."""
+    """Return the truth and the label of each phrase that contains labelled words, (P,) each.
+
+    The label is 1 if all labelled words of the phrase are true, otherwise 0.
+    """
     found = []
     for one, truth in zip(examples, truths, strict=True):
         of_words, known = _truths(one, truth), _is_known(one)
@@ -272,13 +294,14 @@ def _phrases(
 def fit_kinds(
     photos: Sequence[NDArray[np.float32]], kinds: Mapping[str, NDArray[np.float32]]
 ) -> Kinds:
-    """Fit a linear classifier that separates other images from photos.
+    """Fit a linear classifier that separates other kinds of images from photos.
 
-    The log-odds of an image come from a fit without its kind. The log-odds of a photo come from a
-    fit without the photo; otherwise fewer unseen photos would be familiar than `FAMILIAR` says.
+    To measure familiarity, the log-odds of an image come from a fit without its kind, and the
+    log-odds of a photo come from a fit without this photo. In a fit with the photo, its log-odds
+    would be too low, so fewer new photos would count as familiar than `FAMILIAR` promises.
 
     Args:
-        photos: Vectors of each photo and its variants, (n, D).
+        photos: For each photo, the vectors of the photo and its variants, (n, D).
         kinds: Vectors of the images of each kind, (M, D).
     """
     fold = np.random.default_rng(0).permutation(len(photos)) % len(kinds)
@@ -304,7 +327,11 @@ def fit_kinds(
 
 
 def _tell_apart(photos: NDArray[np.float32], others: NDArray[np.float32]) -> _Floats:
-    """Fit weights and an intercept, (D + 1,), for the log-odds that a vector is in ``others``."""
+    """Fit the log-odds that a vector comes from ``others`` and not from ``photos``.
+
+    Returns:
+        The weights, then the intercept, (D + 1,).
+    """
     mean, scale = photos.mean(axis=0), photos.std(axis=0) + 1e-6
     inputs = (np.concatenate([photos, others]) - mean) / scale
     labels = np.repeat([0.0, 1.0], [len(photos), len(others)])
@@ -318,17 +345,20 @@ def _tell_apart(photos: NDArray[np.float32], others: NDArray[np.float32]) -> _Fl
 def measure_kinds(
     calibrator: Calibrator, kinds: Kinds, seen: Mapping[str, Sequence[Observation]], style: str
 ) -> dict[str, dict[str, Any]]:
-    """Measure how well a fit to the other kinds separates each kind of images from photos.
+    """Measure how well unseen kinds of images are separated from photos.
+
+    For each kind, the classifier was fitted to the other kinds only.
 
     Args:
         calibrator: The fitted calibrator.
         kinds: The fitted classifier and its results.
-        seen: Observations of the captions of each kind.
+        seen: Observations of the captioned images of each kind.
         style: Style of the captions.
 
     Returns:
-        For each kind, the number of ``images``; ``auroc``, see ``Kinds``; ``confidence``, the mean
-        confidence of their captions; and ``below_0.2``, the share with a confidence below 0.2.
+        Figures for each kind. ``images`` is the number of images. For ``auroc``, see ``Kinds``.
+        ``confidence`` is the mean confidence of the captions, and ``below_0.2`` is the share of
+        captions with a confidence below 0.2.
     """
     of_captions, report = replace(calibrator, kinds=None), {}
     for name, images in seen.items():
@@ -346,12 +376,12 @@ def measure_kinds(
 
 
 def fit(examples: Sequence[ScoredCaption], recipe: Recipe) -> Calibrator:
-    """Fit the confidence of captions to scored captions, and return a calibrator."""
+    """Fit a calibrator, which computes the confidence of captions, to scored captions."""
     found = np.array([features(one.seen, recipe.truth) for one in examples])
     lowest, highest = np.quantile(found, RANGE, axis=0)
     limited = np.clip(found, lowest, highest)
     mean, scale = limited.mean(axis=0), limited.std(axis=0)
-    scale[scale < 1e-9] = 1.0  # a feature that never varies, such as the truths without a reading
+    scale[scale < 1e-9] = 1.0  # a feature that never varies, such as truth in a model without a reading
     styles = list(dict.fromkeys(one.style for one in examples))
     of_style = np.array([[one.style == style for style in styles] for one in examples], np.float64)
     right = np.array([one.score >= recipe.least for one in examples], np.float64)
@@ -374,10 +404,10 @@ def fit(examples: Sequence[ScoredCaption], recipe: Recipe) -> Calibrator:
 
 
 def cross_validate(examples: Sequence[ScoredCaption], recipe: Recipe) -> Judged:
-    """Compute the confidence of every example by a calibrator fitted without its photo.
+    """Compute the confidence of every example with a calibrator fitted without its photo.
 
     Raises:
-        DataError: Nearly all captions are right, or nearly all wrong.
+        DataError: Fewer than 10 captions are right, or fewer than 10 are wrong.
     """
     count = len(examples)
     scores = np.array([example.score for example in examples])
@@ -386,8 +416,8 @@ def cross_validate(examples: Sequence[ScoredCaption], recipe: Recipe) -> Judged:
     if min(right, count - right) < 10:
         rule = f"have a CIDEr-D of {recipe.threshold} or more" if recipe.threshold else "are right"
         raise DataError(
-            f"{right} of {count} captions {rule}; at least 10 must be right and 10 wrong"
-            + (", so set another threshold" if recipe.threshold else "")
+            f"{right} of {count} captions {rule}, but at least 10 must be right and 10 wrong; "
+            + ("set a different threshold" if recipe.threshold else "add photos")
         )
     for others, own in _folds(examples):
         calibrator = fit([examples[i] for i in others], recipe)
@@ -397,7 +427,11 @@ def cross_validate(examples: Sequence[ScoredCaption], recipe: Recipe) -> Judged:
 
 
 def _folds(examples: Sequence[ScoredCaption]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the folds of a cross-validation by photo: indices to fit to, indices to measure."""
+    """Yield the folds of a cross-validation. All examples of a photo are in the same fold.
+
+    Yields:
+        Indices of the examples to fit to, and indices of the examples to measure.
+    """
     photos = dict.fromkeys(one.photo for one in examples)
     folds = np.random.default_rng(0).permutation(len(photos)) % FOLDS
     of_photo = dict(zip(photos, folds, strict=True))
@@ -407,14 +441,15 @@ def _folds(examples: Sequence[ScoredCaption]) -> Iterator[tuple[list[int], list[
 
 
 def logistic_regression(inputs: _Floats, labels: _Floats, penalties: _Floats) -> _Floats:
-    """Fit a logistic regression: minimize the penalized log-loss by Newton's method.
+    """Fit a logistic regression by minimizing the penalized log-loss with Newton's method.
 
         sum_n log(1 + exp(-s_n w . x_n)) + sum_i penalty_i w_i^2 / 2,    s_n = 2 label_n - 1
 
     Args:
-        inputs: (N, F).
-        labels: 0 or 1, (N,).
-        penalties: Factors above 0, (F,). They keep the minimum finite and unique.
+        inputs: Features of the examples, (N, F).
+        labels: Label of each example, 0 or 1, (N,).
+        penalties: Penalty factor of each weight, above 0, (F,). It keeps the minimum finite and
+            unique.
 
     Returns:
         The weights, (F,).
@@ -444,17 +479,17 @@ def logistic_regression(inputs: _Floats, labels: _Floats, penalties: _Floats) ->
 
 
 def _bins(judged: Judged) -> NDArray[np.intp]:
-    """Return the bin of each caption, (N,)."""
+    """Return the bin number of each caption by its confidence, (N,)."""
     bins: NDArray[np.intp] = np.minimum((judged.confidences * BINS).astype(np.intp), BINS - 1)
     return bins
 
 
 def reliability(judged: Judged) -> list[dict[str, Any]]:
-    """Measure each bin that contains captions, from low to high confidence.
+    """Compute the reliability diagram: the share of right captions in each bin of confidence.
 
     Returns:
-        For each bin, the number of ``photos``, the mean ``confidence`` and the share of captions
-        that is ``right``.
+        The bins that contain captions, from low to high confidence. Each bin has the number of
+        captions (``photos``), their mean ``confidence``, and the share of ``right`` captions.
     """
     bins = _bins(judged)
     return [
@@ -470,7 +505,7 @@ def reliability(judged: Judged) -> list[dict[str, Any]]:
 def auroc(high: _Floats, low: _Floats) -> float | None:
     """Return the probability that a random value of ``high`` exceeds a random value of ``low``.
 
-    Equal values count half. None if either is empty.
+    Equal values count half. The result is None if either array is empty.
     """
     if not (len(high) and len(low)):
         return None
@@ -489,9 +524,13 @@ def calibration_error(judged: Judged) -> float:
 
 
 def error_by_chance(judged: Judged, draws: int = 1000) -> float:
-    """Return the mean calibration error of a perfectly calibrated confidence on as many captions.
+    """Return the calibration error that a perfectly calibrated confidence would show on average.
 
-    It is above 0, because the share of right captions in a bin varies by chance.
+    Even this error is above 0, because the share of right captions in a bin varies by chance.
+
+    Args:
+        judged: The captions. Only their confidences are used.
+        draws: Number of random draws of right and wrong captions to average over.
     """
     p = judged.confidences
     lucky = (np.random.default_rng(0).random((draws, len(p))) < p).astype(np.float64)
@@ -499,15 +538,21 @@ def error_by_chance(judged: Judged, draws: int = 1000) -> float:
 
 
 def measure(judged: Judged) -> dict[str, Any]:
-    """Measure how well confidence is calibrated, and how well it orders captions.
+    """Measure how well confidence is calibrated, and how well it ranks captions.
 
     Returns:
-        ``photos``, their number; ``right``, the share of right captions; ``score``, the mean score;
-        ``calibration_error``; ``calibration_error_interval``, its 95% bootstrap interval over
-        photos; ``calibration_error_by_chance``, see `error_by_chance`; ``auroc``, the probability
-        that a right caption has a higher confidence than a caption that is not right;
-        ``auroc_wrong``, the probability that a caption with a score of at most `WRONG` has a lower
-        confidence than the others; and ``bins``, see `reliability`.
+        These figures:
+
+        * ``photos``: number of captions, one per photo.
+        * ``right``: share of right captions.
+        * ``score``: mean score.
+        * ``calibration_error``: see `calibration_error`. ``calibration_error_interval`` is its 95%
+          bootstrap interval over photos.
+        * ``calibration_error_by_chance``: see `error_by_chance`.
+        * ``auroc``: probability that a right caption has a higher confidence than any other caption.
+        * ``auroc_wrong``: probability that a caption with a score of `WRONG` or less has a lower
+          confidence than any other caption.
+        * ``bins``: see `reliability`.
     """
     count = len(judged.scores)
     times = resample_weights(count, RESAMPLES)
@@ -527,7 +572,12 @@ def measure(judged: Judged) -> dict[str, Any]:
 
 
 def measure_groups(judged: Judged, groups: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Apply `measure` to each group of photos, and to ``all`` if there are several groups."""
+    """Apply `measure` to each group of captions and, with several groups, to all captions.
+
+    Args:
+        judged: Confidence and score of each caption.
+        groups: Name of each caption's group, (N,).
+    """
     parts = {name: judged.take(np.array(groups) == name) for name in dict.fromkeys(groups)}
     if len(parts) > 1:
         parts["all"] = judged

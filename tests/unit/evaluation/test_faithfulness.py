@@ -237,7 +237,7 @@ def test_photos_are_sampled_evenly_and_broken_ones_reported(
 
     assert {one["photo"] for one in found["per_word"]} == {"0.png", "4.png"}
     assert (found["photos"], len(errors)) == (2, 1)
-    with pytest.raises(DataError, match="no photos to measure"):
+    with pytest.raises(DataError, match="contains no photos to measure"):
         measure(captioner, [], options, captioner.options(), on_error=errors.append)
     monkeypatch.setattr(captioner.ensemble, "engines", captioner.ensemble.engines * 2)
     with pytest.raises(ConfigError, match="faithfulness is measured for one model"):

@@ -72,8 +72,8 @@ def test_too_few_images_give_no_intervals_and_no_test() -> None:
     assert report["metrics"] == scores.corpus
     assert report["intervals"] == dict.fromkeys(METRICS)
     few = f"{MIN_IMAGES - 1} images are too few for"
-    assert f"{few} confidence intervals (needs {MIN_IMAGES})" in report["warnings"]
-    assert found["warning"] == f"{few} a significance test (needs {MIN_IMAGES})"
+    assert f"{few} confidence intervals; use {MIN_IMAGES} or more" in report["warnings"]
+    assert found["warning"] == f"{few} a significance test; use {MIN_IMAGES} or more"
     for one in found["metrics"].values():
         assert one["difference"] == one["this"] - one["other"]
         assert one["interval"] is one["p_value"] is one["significant"] is None
